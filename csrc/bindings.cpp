@@ -1,0 +1,83 @@
+// The native module: its tables and its view of buffers. No logic: errors are explained in Python.
+#include "bindings.hpp"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "region.hpp"
+#include "reduce.hpp"
+
+namespace nb = nanobind;
+using namespace unisono;
+
+namespace {
+
+// The dtype of a buffer-protocol format, or -1.
+int dtype_of_format(const char* format, Py_ssize_t itemsize) {
+  if (format == nullptr) return static_cast<int>(DType::kU8);
+  if (*format == '@' || *format == '=' || *format == '<') ++format;
+  const bool complex = *format == 'Z';
+  if (complex) ++format;
+  if (format[0] == '\0' || format[1] != '\0') return -1;
+  const auto code = [](DType dtype) { return static_cast<int>(dtype); };
+  switch (*format) {
+    case '?': return code(DType::kBool);
+    case 'B': return code(DType::kU8);
+    case 'b': return code(DType::kI8);
+    case 'e': return code(DType::kF16);
+    case 'f': return code(complex ? DType::kC64 : DType::kF32);
+    case 'd': return code(complex ? DType::kC128 : DType::kF64);
+    case 'h': case 'i': case 'l': case 'q':
+      return code(itemsize == 2 ? DType::kI16 : itemsize == 4 ? DType::kI32 : DType::kI64);
+    default: return -1;
+  }
+}
+
+// (address, numel, dtype) of a C-contiguous buffer, or None: then Python finds out why.
+nb::object view(nb::handle object, bool writable) {
+  Py_buffer buffer;
+  const int flags = PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
+  if (PyObject_GetBuffer(object.ptr(), &buffer, flags) != 0) {
+    PyErr_Clear();
+    return nb::none();
+  }
+  const int dtype = dtype_of_format(buffer.format, buffer.itemsize);
+  nb::object result = nb::none();
+  if (dtype >= 0) result = nb::make_tuple(reinterpret_cast<Address>(buffer.buf), buffer.len / buffer.itemsize, dtype);
+  PyBuffer_Release(&buffer);
+  return result;
+}
+
+void bind_tables(nb::module_& m) {
+  m.def("dtypes", [] {
+    return std::vector<std::tuple<std::string, size_t>>{
+#define X(enumerator, name, bytes) {name, bytes},
+        UNISONO_DTYPES(X)
+#undef X
+    };
+  }, "Element types as (name, bytes per element); a dtype's code is its place in this list.");
+  m.def("reduce_ops", [] {
+    return std::vector<std::string>{
+#define X(enumerator, name) name,
+        UNISONO_REDUCE_OPS(X)
+#undef X
+    };
+  }, "Names of the reduction operations; an operation's code is its place in this list.");
+  m.def("reducible", [](int dtype, int op) {
+    return dtype >= 0 && static_cast<size_t>(dtype) < kDTypeCount && op >= 0 &&
+           static_cast<size_t>(op) < kReduceOpCount && reducible(static_cast<DType>(dtype), static_cast<ReduceOp>(op));
+  }, nb::arg("dtype"), nb::arg("op"), "Whether the operation has a meaning for the element type.");
+  m.def("isa", [] { return std::string(kernels().isa); }, "The instruction set the reductions use.");
+  m.def("view", &view, nb::arg("object"), nb::arg("writable"),
+        "(address, numel, dtype) of a C-contiguous buffer, or None.");
+  m.attr("LANE_ENTRIES") = kLaneEntries;
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "The engine: shared memory, reductions, the executor of lowered plans.";
+  bind_tables(m);
+  bind_engine(m);
+}

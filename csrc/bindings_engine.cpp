@@ -1,0 +1,186 @@
+// What Python sees of a rank's engine. No logic: numbers in, numbers out.
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+
+#include "bindings.hpp"
+#include "engine.hpp"
+
+namespace nb = nanobind;
+using namespace unisono;
+
+namespace {
+
+using Extents = std::vector<std::pair<Address, size_t>>;
+
+Nanoseconds deadline_after(double timeout_s) {
+  if (!(timeout_s < 9e9)) return INT64_MAX;
+  return now_ns() + static_cast<Nanoseconds>(timeout_s * 1e9);
+}
+
+// Runs Python's signal handlers. True: one of them raised, and the exception is set in this thread.
+bool interrupted() {
+  const nb::gil_scoped_acquire gil;
+  return PyErr_CheckSignals() != 0;
+}
+
+// Waits with the GIL released; a KeyboardInterrupt that ended the wait goes on as what it is.
+template <class Waiting>
+int waiting(Waiting wait) {
+  FaultKind kind;
+  {
+    const nb::gil_scoped_release no_gil;
+    kind = wait();
+  }
+  if (kind == FaultKind::kInterrupted && PyErr_Occurred() != nullptr) throw nb::python_error();
+  return static_cast<int>(kind);
+}
+
+Chunks chunks(const Extents& extents) {
+  std::vector<Extent> list;
+  list.reserve(extents.size());
+  for (const auto& [address, numel] : extents) list.push_back({reinterpret_cast<unsigned char*>(address), numel});
+  return Chunks(std::move(list));
+}
+
+// The part of a call that does not depend on how its buffers are given.
+struct Operation {
+  const Program* program;
+  uint8_t kind;
+  DType dtype;
+  ReduceOp op;
+
+  Call call(int root, size_t numel, double factor, double timeout_s, Binding binding) const {
+    return {kind, dtype, op, root, numel, factor, program, std::move(binding), deadline_after(timeout_s)};
+  }
+  Binding bind(Address out, size_t out_numel, Address in, size_t in_numel) const {
+    const auto cut = [&](Space space, Address address, size_t numel) {
+      return Chunks(reinterpret_cast<unsigned char*>(address), numel, program->chunks(space), itemsize(dtype),
+                    program->equal_blocks());
+    };
+    return {cut(Space::kOut, out, out_numel), cut(Space::kIn, in, in_numel)};
+  }
+};
+
+Operation operation(Engine& engine, const std::vector<int32_t>& code, int kind, int dtype, int op) {
+  if (dtype < 0 || static_cast<size_t>(dtype) >= kDTypeCount || op < 0 || static_cast<size_t>(op) >= kReduceOpCount)
+    throw std::invalid_argument("no such dtype or operation");
+  return {engine.load(code), static_cast<uint8_t>(kind), static_cast<DType>(dtype), static_cast<ReduceOp>(op)};
+}
+
+std::shared_ptr<Request> post(Engine& engine, bool sending, int peer, int tag, int dtype, Address data,
+                              size_t nbytes, double timeout_s) {
+  auto request = std::make_shared<Request>();
+  request->sending = sending;
+  request->peer = peer;
+  request->tag = tag;
+  request->dtype = static_cast<DType>(dtype);
+  request->data = reinterpret_cast<unsigned char*>(data);
+  request->nbytes = nbytes;
+  request->deadline = deadline_after(timeout_s);
+  engine.channels().post(request);
+  return request;
+}
+
+// (kind, by, about, signal, exit_code, seq) of the fault that aborted the group; kind 0: none.
+std::tuple<int, int, int, int, int, uint64_t> fault(const Engine& engine) {
+  const Fault f = engine.fault();
+  return {static_cast<int>(f.kind), f.by, f.about, f.signal, f.exit_code, f.seq};
+}
+
+// (pid, started, finished, left) of a rank.
+std::tuple<int, uint64_t, uint64_t, bool> standing(Engine& engine, int rank) {
+  RankCell& cell = engine.region().cell(rank);
+  return {cell.pid.load(), cell.started.load(), cell.finished.load(), cell.left.load() != 0};
+}
+
+// (kind, dtype, op, root, numel, algorithm) of a rank's operation number `seq`, or None when forgotten.
+nb::object remembered(Engine& engine, int rank, uint64_t seq) {
+  const auto& slot = engine.region().cell(rank).history[seq % kHistory];
+  uint64_t words[sizeof(CallRecord) / sizeof(uint64_t)];
+  for (size_t i = 0; i < std::size(words); ++i) words[i] = slot[i].load(std::memory_order_relaxed);
+  CallRecord record;
+  std::memcpy(&record, words, sizeof record);
+  if (record.seq != seq || seq == 0) return nb::none();
+  return nb::make_tuple(record.kind, record.dtype, record.op, record.root, record.numel, record.algorithm);
+}
+
+void bind_operation(nb::module_& m) {
+  nb::class_<Operation>(m, "Operation", "A loaded plan with its element type and reduction.")
+      .def("run", [](const Operation& op, Engine& engine, int root, size_t numel, double factor, double timeout_s,
+                     Address out, size_t out_numel, Address in, size_t in_numel) {
+        return waiting([&] {
+          return engine.run(op.call(root, numel, factor, timeout_s, op.bind(out, out_numel, in, in_numel)));
+        });
+      }, "Runs to the end on one output and one input buffer; 0, or the kind of fault.")
+      .def("start", [](const Operation& op, Engine& engine, int root, size_t numel, double factor, double timeout_s,
+                       Address out, size_t out_numel, Address in, size_t in_numel) {
+        return engine.start(op.call(root, numel, factor, timeout_s, op.bind(out, out_numel, in, in_numel)));
+      }, "Queues the same; returns its ticket.")
+      .def("run_lists", [](const Operation& op, Engine& engine, int root, size_t numel, double factor,
+                           double timeout_s, const Extents& out, const Extents& in) {
+        return waiting([&] {
+          return engine.run(op.call(root, numel, factor, timeout_s, {chunks(out), chunks(in)}));
+        });
+      }, "Runs to the end on lists of (address, numel), one per chunk.")
+      .def("start_lists", [](const Operation& op, Engine& engine, int root, size_t numel, double factor,
+                             double timeout_s, const Extents& out, const Extents& in) {
+        return engine.start(op.call(root, numel, factor, timeout_s, {chunks(out), chunks(in)}));
+      }, "Queues the same; returns its ticket.");
+}
+
+void bind_request(nb::module_& m) {
+  nb::class_<Request>(m, "Request", "A send or a receive on its way.")
+      .def_prop_ro("done", [](const Request& r) { return r.done.load(std::memory_order_acquire); })
+      .def_prop_ro("fault", [](const Request& r) { return static_cast<int>(r.fault.load()); })
+      .def_ro("peer", &Request::peer)
+      .def_ro("tag", &Request::tag)
+      .def_ro("nbytes", &Request::nbytes);
+}
+
+}  // namespace
+
+void bind_engine(nb::module_& m) {
+  nb::class_<Region>(m, "Region", "Memory that the ranks of one group on one host share.")
+      .def(nb::init<int, uint32_t, size_t, bool>(), nb::arg("fd"), nb::arg("ranks"), nb::arg("staging_bytes"),
+           nb::arg("create"));
+  bind_request(m);
+  nb::class_<Engine> engine(m, "Engine", "One rank of one group.");
+  bind_operation(m);
+  engine
+      .def("__init__", [](Engine* self, std::shared_ptr<Region> region, int rank, std::vector<int> pidfds,
+                          int status_fd, int cores, double spin_us) {
+        new (self) Engine(std::move(region), rank, {std::move(pidfds), status_fd, cores, spin_us});
+        self->set_interrupt(interrupted);
+      }, nb::arg("region"), nb::arg("rank"), nb::arg("pidfds"), nb::arg("status_fd"), nb::arg("cores"),
+         nb::arg("spin_us"))
+      .def("operation", &operation, nb::arg("code"), nb::arg("kind"), nb::arg("dtype"), nb::arg("op"),
+           "Loads a lowered plan for one element type and reduction.", nb::keep_alive<0, 1>())
+      .def("done", &Engine::done, nb::arg("ticket"))
+      .def("wait", [](Engine& self, uint64_t ticket, double timeout_s) {
+        return waiting([&] { return self.wait(ticket, deadline_after(timeout_s)); });
+      }, nb::arg("ticket"), nb::arg("timeout_s"))
+      .def("post_send", [](Engine& self, int peer, int tag, int dtype, Address data, size_t nbytes, double timeout_s) {
+        return post(self, true, peer, tag, dtype, data, nbytes, timeout_s);
+      })
+      .def("post_recv", [](Engine& self, int peer, int tag, int dtype, Address data, size_t nbytes, double timeout_s) {
+        return post(self, false, peer, tag, dtype, data, nbytes, timeout_s);
+      })
+      .def("detach", [](Engine& self) { self.channels().detach(); })
+      .def("wait_request", [](Engine& self, Request& request, double timeout_s, bool fatal) {
+        return waiting([&] {
+          return self.channels().wait(request, deadline_after(timeout_s), fatal, self.interrupt());
+        });
+      }, nb::arg("request"), nb::arg("timeout_s"), nb::arg("fatal"))
+      .def("fault", &fault)
+      .def("standing", &standing, nb::arg("rank"))
+      .def("remembered", &remembered, nb::arg("rank"), nb::arg("seq"))
+      .def("abort", [](Engine& self) { self.abort(Fault{FaultKind::kAborted, self.rank(), self.rank()}); })
+      .def("leave", [](Engine& self) {
+        const nb::gil_scoped_release no_gil;
+        self.leave();
+      });
+}

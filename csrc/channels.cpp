@@ -1,0 +1,318 @@
+#include "channels.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace unisono {
+namespace {
+
+bool tags_match(int wanted, int got) { return wanted == kAnyTag || wanted == got; }
+bool ranks_match(int wanted, int got) { return wanted == kAnyRank || wanted == got; }
+
+}  // namespace
+
+Channels::Channels(Region& region, const Peers& peers, int rank, Patience patience, Patience background)
+    : region_(region),
+      peers_(peers),
+      rank_(rank),
+      patience_(patience),
+      background_(background),
+      sends_(region.ranks()),
+      incoming_(region.ranks()),
+      backed_(region.ranks(), false) {}
+
+Channels::~Channels() { leave(); }
+
+// ---- the byte rings --------------------------------------------------------------------------------
+
+uint64_t Channels::room(int peer) const {
+  const Channel& ring = region_.channel(rank_, peer);
+  return kChannelBytes - (ring.written.load(std::memory_order_relaxed) - ring.consumed.load(std::memory_order_seq_cst));
+}
+
+uint64_t Channels::available(int peer) const {
+  const Channel& ring = region_.channel(peer, rank_);
+  return ring.written.load(std::memory_order_seq_cst) - ring.consumed.load(std::memory_order_relaxed);
+}
+
+void Channels::write(int peer, const void* data, uint64_t nbytes) {
+  Channel& ring = region_.channel(rank_, peer);
+  const uint64_t position = ring.written.load(std::memory_order_relaxed);
+  unsigned char* const bytes = region_.channel_bytes(rank_, peer);
+  const uint64_t offset = position % kChannelBytes, first = std::min(nbytes, kChannelBytes - offset);
+  std::memcpy(bytes + offset, data, first);
+  std::memcpy(bytes, static_cast<const unsigned char*>(data) + first, nbytes - first);
+  ring.written.store(position + nbytes, std::memory_order_seq_cst);
+  Waiter::ring(region_.cell(peer).channel_bell);
+}
+
+void Channels::read(int peer, void* data, uint64_t nbytes) {
+  Channel& ring = region_.channel(peer, rank_);
+  const uint64_t position = ring.consumed.load(std::memory_order_relaxed);
+  const unsigned char* const bytes = region_.channel_bytes(peer, rank_);
+  const uint64_t offset = position % kChannelBytes, first = std::min(nbytes, kChannelBytes - offset);
+  std::memcpy(data, bytes + offset, first);
+  std::memcpy(static_cast<unsigned char*>(data) + first, bytes, nbytes - first);
+  ring.consumed.store(position + nbytes, std::memory_order_seq_cst);
+  Waiter::ring(region_.cell(peer).channel_bell);
+}
+
+bool Channels::back(int sender, int receiver) {
+  const auto peer = static_cast<size_t>(receiver);
+  if (!backed_[peer]) backed_[peer] = region_.back_channel(sender, receiver);
+  return backed_[peer];
+}
+
+// ---- moving bytes ----------------------------------------------------------------------------------
+
+void Channels::finish(Request& request, FaultKind fault) {
+  request.fault.store(fault, std::memory_order_relaxed);
+  request.done.store(true, std::memory_order_release);
+  --open_;
+  Waiter::ring(region_.cell(rank_).channel_bell);  // another thread of this rank may wait for it
+}
+
+void Channels::progress() {
+  for (int peer = 0; peer < static_cast<int>(sends_.size()); ++peer) {
+    if (peer == rank_) continue;
+    push(peer);
+    pull(peer);
+  }
+}
+
+void Channels::push(int peer) {
+  auto& queue = sends_[static_cast<size_t>(peer)];
+  while (!queue.empty()) {
+    Request& request = *queue.front();
+    uint64_t space = room(peer);
+    if (!request.header_moved) {
+      if (space < sizeof(Header)) return;
+      const Header header{request.nbytes, request.tag, static_cast<uint32_t>(request.dtype)};
+      write(peer, &header, sizeof header);
+      request.header_moved = true;
+      space -= sizeof header;
+    }
+    const uint64_t piece = std::min(space, request.nbytes - request.moved);
+    if (piece > 0) write(peer, request.data + request.moved, piece);
+    request.moved += piece;
+    if (request.moved < request.nbytes) return;
+    const std::shared_ptr<Request> sent = std::move(queue.front());
+    queue.pop_front();
+    finish(*sent, FaultKind::kNone);
+  }
+}
+
+std::shared_ptr<Request> Channels::match(int peer, const Header& header) {
+  const auto found = std::find_if(receives_.begin(), receives_.end(), [&](const auto& request) {
+    return ranks_match(request->peer, peer) && tags_match(request->tag, header.tag);
+  });
+  if (found == receives_.end()) return nullptr;
+  std::shared_ptr<Request> request = std::move(*found);
+  receives_.erase(found);
+  return request;
+}
+
+bool Channels::read_header(int peer) {
+  Incoming& incoming = incoming_[static_cast<size_t>(peer)];
+  if (available(peer) < sizeof(Header)) return false;
+  read(peer, &incoming.header, sizeof(Header));
+  incoming.open = true;
+  incoming.moved = 0;
+  incoming.request = match(peer, incoming.header);
+  const Header& header = incoming.header;
+  if (incoming.request) {
+    Request& request = *incoming.request;
+    request.peer = peer;
+    request.tag = header.tag;
+    if (request.nbytes == header.nbytes && request.dtype == static_cast<DType>(header.dtype)) return true;
+    request.nbytes = header.nbytes;  // what came, for the message
+    finish(request, FaultKind::kMismatch);
+    incoming.request = nullptr;
+  }
+  incoming.kept = kept_.insert(kept_.end(), Kept{peer, header, std::vector<unsigned char>(header.nbytes)});
+  return true;
+}
+
+void Channels::pull(int peer) {
+  Incoming& incoming = incoming_[static_cast<size_t>(peer)];
+  while (incoming.open || read_header(peer)) {
+    unsigned char* const target = incoming.request ? incoming.request->data : incoming.kept->bytes.data();
+    const uint64_t piece = std::min(available(peer), incoming.header.nbytes - incoming.moved);
+    if (piece > 0) read(peer, target + incoming.moved, piece);
+    incoming.moved += piece;
+    if (incoming.moved < incoming.header.nbytes) return;
+    finish_incoming(peer);
+  }
+}
+
+// A kept message whose asker came while it was arriving is handed over now that it is whole.
+void Channels::finish_incoming(int peer) {
+  Incoming& incoming = incoming_[static_cast<size_t>(peer)];
+  incoming.open = false;
+  if (incoming.request) {
+    finish(*incoming.request, FaultKind::kNone);
+    incoming.request = nullptr;
+    return;
+  }
+  const std::shared_ptr<Request> request = match(peer, incoming.header);
+  if (!request) return;
+  deliver(*request, peer, incoming.header, incoming.kept->bytes.data());
+  kept_.erase(incoming.kept);
+}
+
+void Channels::deliver(Request& request, int peer, const Header& header, const unsigned char* bytes) {
+  const bool fits = request.nbytes == header.nbytes && request.dtype == static_cast<DType>(header.dtype);
+  if (fits && header.nbytes > 0) std::memcpy(request.data, bytes, header.nbytes);
+  request.peer = peer;
+  request.tag = header.tag;
+  request.nbytes = header.nbytes;
+  finish(request, fits ? FaultKind::kNone : FaultKind::kMismatch);
+}
+
+// A message of this kind that has arrived whole before it was asked for. One that is still arriving
+// stays with finish_incoming, which looks for its asker.
+bool Channels::take_kept(Request& request) {
+  for (auto kept = kept_.begin(); kept != kept_.end(); ++kept) {
+    if (!ranks_match(request.peer, kept->peer) || !tags_match(request.tag, kept->header.tag)) continue;
+    const Incoming& incoming = incoming_[static_cast<size_t>(kept->peer)];
+    if (incoming.open && !incoming.request && incoming.kept == kept) return false;
+    deliver(request, kept->peer, kept->header, kept->bytes.data());
+    kept_.erase(kept);
+    return true;
+  }
+  return false;
+}
+
+// ---- requests --------------------------------------------------------------------------------------
+
+void Channels::post(std::shared_ptr<Request> request) {
+  const std::lock_guard lock(mutex_);
+  ++open_;
+  if (stopping_) return finish(*request, FaultKind::kAborted);
+  if (request->sending && request->peer == rank_) return loop_back(*request);
+  if (request->sending) {
+    if (!back(rank_, request->peer)) return finish(*request, FaultKind::kAborted);
+    sends_[static_cast<size_t>(request->peer)].push_back(std::move(request));
+  } else if (!take_kept(*request)) {
+    receives_.push_back(std::move(request));
+  }
+  progress();
+}
+
+// A message to oneself is kept, or goes to the receive that already asks for it.
+void Channels::loop_back(Request& send) {
+  const Header header{send.nbytes, send.tag, static_cast<uint32_t>(send.dtype)};
+  if (const std::shared_ptr<Request> request = match(rank_, header)) {
+    deliver(*request, rank_, header, send.data);
+  } else {
+    kept_.push_back(Kept{rank_, header, {send.data, send.data + send.nbytes}});
+  }
+  finish(send, FaultKind::kNone);
+}
+
+void Channels::detach() {
+  const std::lock_guard lock(mutex_);
+  if (idle() || stopping_) return;
+  if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
+  work_came_.notify_one();
+}
+
+FaultKind Channels::wait(Request& request, Nanoseconds deadline, bool fatal,
+                         const std::function<bool()>* interrupt) {
+  int awaited;
+  {
+    const std::lock_guard lock(mutex_);
+    awaited = request.peer;
+  }
+  Waiter waiter(region_, peers_, rank_, &RankCell::channel_bell, patience_);
+  waiter.begin(region_.cell(rank_).started.load(std::memory_order_relaxed), 0, fatal ? deadline : INT64_MAX);
+  waiter.set_interrupt(interrupt);
+  try {
+    waiter.until(awaited, [&] {
+      if (request.done.load(std::memory_order_acquire)) return true;
+      const std::lock_guard lock(mutex_);
+      progress();
+      return request.done.load(std::memory_order_acquire) || (!fatal && now_ns() >= deadline);
+    });
+    if (!request.done.load(std::memory_order_acquire)) return FaultKind::kTimeout;
+    const FaultKind result = request.fault.load(std::memory_order_relaxed);
+    if (result == FaultKind::kMismatch) waiter.fail(Fault{result, rank_, request.peer});
+    return result;
+  } catch (const Fault& fault) {
+    const std::lock_guard lock(mutex_);
+    fail_all(fault.kind);
+    return fault.kind;
+  }
+}
+
+void Channels::fail_all(FaultKind fault) {
+  for (auto& queue : sends_) {
+    for (const auto& request : queue) finish(*request, fault);
+    queue.clear();
+  }
+  for (const auto& request : receives_) finish(*request, fault);
+  receives_.clear();
+  for (Incoming& incoming : incoming_) {
+    if (incoming.request) finish(*incoming.request, fault);
+    incoming.request = nullptr;
+    incoming.open = false;
+  }
+}
+
+// ---- the background thread -------------------------------------------------------------------------
+
+// The open request with the earliest deadline bounds the wait; its peer takes the blame.
+void Channels::begin_wait(Waiter& waiter, int& awaited) {
+  Nanoseconds deadline = INT64_MAX;
+  awaited = kAnyRank;
+  const auto look = [&](const Request& request) {
+    if (request.deadline >= deadline) return;
+    deadline = request.deadline;
+    awaited = request.peer;
+  };
+  for (const auto& queue : sends_)
+    for (const auto& request : queue) look(*request);
+  for (const auto& request : receives_) look(*request);
+  for (const Incoming& incoming : incoming_)
+    if (incoming.request) look(*incoming.request);
+  waiter.begin(region_.cell(rank_).started.load(std::memory_order_relaxed), 0, deadline);
+}
+
+void Channels::serve() {
+  Waiter waiter(region_, peers_, rank_, &RankCell::channel_bell, background_);
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    work_came_.wait(lock, [&] { return stopping_ || !idle(); });
+    if (stopping_) return;
+    int awaited;
+    begin_wait(waiter, awaited);
+    const size_t open = open_;
+    lock.unlock();
+    FaultKind fault = FaultKind::kNone;
+    try {
+      waiter.until(awaited, [&] {
+        const std::lock_guard progressing(mutex_);
+        progress();
+        return stopping_ || open_ != open;
+      });
+    } catch (const Fault& thrown) {
+      fault = thrown.kind;
+    }
+    lock.lock();
+    if (fault != FaultKind::kNone) fail_all(fault);
+  }
+}
+
+void Channels::leave() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (stopping_) return;
+    stopping_ = true;
+    fail_all(FaultKind::kAborted);
+    work_came_.notify_all();
+  }
+  Waiter::ring(region_.cell(rank_).channel_bell);
+  if (thread_.joinable()) thread_.join();
+}
+
+}  // namespace unisono

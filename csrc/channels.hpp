@@ -1,0 +1,113 @@
+// Point-to-point messages: one byte ring per ordered pair, messages with a header, matched by tag.
+//
+// They are known to two ranks only and may overlap any collective, so they use nothing of the lanes.
+// Whoever waits here also takes in what has arrived for others' sake: two ranks that both send first,
+// whatever the size, do not deadlock; a message nobody has asked for yet is kept in ordinary memory.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "dtype.hpp"
+#include "waiting.hpp"
+
+namespace unisono {
+
+constexpr int kAnyRank = -1;
+constexpr int kAnyTag = -1;
+
+// A send or a receive on its way. `done` once set, the caller's memory is the caller's again.
+struct Request {
+  bool sending;
+  int peer;  // receive: kAnyRank until matched
+  int tag;
+  DType dtype;
+  unsigned char* data;
+  uint64_t nbytes;
+  Nanoseconds deadline = INT64_MAX;
+  uint64_t moved = 0;  // bytes, the header not counted
+  bool header_moved = false;
+  std::atomic<FaultKind> fault{FaultKind::kNone};
+  std::atomic<bool> done{false};
+};
+
+class Channels {
+ public:
+  Channels(Region& region, const Peers& peers, int rank, Patience patience, Patience background);
+  ~Channels();
+  Channels(const Channels&) = delete;
+  Channels& operator=(const Channels&) = delete;
+
+  // Starts a request and moves what can be moved now.
+  void post(std::shared_ptr<Request> request);
+  // Leaves a request to the background thread, for callers that will not wait at once.
+  void detach();
+  // Waits for a request. When `deadline` passes first: kTimeout, and the group is aborted if `fatal`.
+  FaultKind wait(Request& request, Nanoseconds deadline, bool fatal, const std::function<bool()>* interrupt);
+  void leave();
+
+ private:
+  struct Header {
+    uint64_t nbytes;
+    int32_t tag;
+    uint32_t dtype;
+  };
+  // A message that is arriving from one peer: into its receiver's memory, or kept until one asks.
+  struct Kept {
+    int peer;
+    Header header;
+    std::vector<unsigned char> bytes;
+  };
+  struct Incoming {
+    bool open = false;
+    Header header{};
+    uint64_t moved = 0;
+    std::shared_ptr<Request> request;
+    std::list<Kept>::iterator kept;
+  };
+
+  void progress();  // all of these: with mutex_ held
+  void push(int peer);
+  void pull(int peer);
+  bool read_header(int peer);
+  void finish_incoming(int peer);
+  std::shared_ptr<Request> match(int peer, const Header& header);
+  bool take_kept(Request& request);
+  void deliver(Request& request, int peer, const Header& header, const unsigned char* bytes);
+  void loop_back(Request& send);
+  void finish(Request& request, FaultKind fault);
+  void fail_all(FaultKind fault);
+  bool idle() const { return open_ == 0; }
+  void begin_wait(Waiter& waiter, int& awaited);
+
+  bool back(int sender, int receiver);
+  uint64_t room(int peer) const;
+  uint64_t available(int peer) const;
+  void write(int peer, const void* data, uint64_t nbytes);
+  void read(int peer, void* data, uint64_t nbytes);
+  void serve();
+
+  Region& region_;
+  const Peers& peers_;
+  const int rank_;
+  const Patience patience_, background_;
+  std::mutex mutex_;
+  std::vector<std::deque<std::shared_ptr<Request>>> sends_;  // per receiver, in order
+  std::deque<std::shared_ptr<Request>> receives_;            // not yet matched, in order
+  std::vector<Incoming> incoming_;
+  std::list<Kept> kept_;
+  std::vector<bool> backed_;
+  size_t open_ = 0;  // requests not done
+  bool stopping_ = false;
+  std::condition_variable work_came_;
+  std::thread thread_;
+};
+
+}  // namespace unisono

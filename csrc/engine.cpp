@@ -1,0 +1,194 @@
+#include "engine.hpp"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <stdexcept>
+
+namespace unisono {
+namespace {
+
+constexpr Nanoseconds kMicrosecond = 1000;
+constexpr auto kWaitSlice = std::chrono::milliseconds(20);  // bounds how late an interrupt is seen
+
+// With a core for every rank a short spin beats every sleep. With more ranks than cores a spin keeps the
+// rank that is waited for from running, and giving the core away beats sleeping by far.
+Patience foreground(const EngineOptions& options, uint32_t ranks) {
+  const bool crowded = static_cast<int>(ranks) > options.cores;
+  const double spin_us = options.spin_us >= 0 ? options.spin_us : (crowded ? 0 : 50);
+  return {crowded ? 20 : 400, static_cast<Nanoseconds>(spin_us * kMicrosecond), 200 * kMicrosecond};
+}
+
+// The background thread competes with the caller's computation for the core: it spins hardly at all.
+constexpr Patience kBackground{50, 0, 50 * kMicrosecond};
+
+std::vector<Transport*> every_edge(Transport* transport, uint32_t ranks, int rank) {
+  std::vector<Transport*> edges(ranks, transport);
+  edges.at(static_cast<size_t>(rank)) = nullptr;
+  return edges;
+}
+
+}  // namespace
+
+Engine::Engine(std::shared_ptr<Region> region, int rank, EngineOptions options)
+    : region_(std::move(region)),
+      rank_(rank),
+      peers_(std::move(options.pidfds), options.status_fd),
+      patience_(foreground(options, region_->ranks())),
+      shm_(*region_, rank),
+      executor_(every_edge(&shm_, region_->ranks(), rank), rank),
+      waiter_(*region_, peers_, rank, &RankCell::bell, patience_),
+      channels_(*region_, peers_, rank, patience_, kBackground) {
+  region_->cell(rank).pid.store(getpid(), std::memory_order_release);
+}
+
+Engine::~Engine() { leave(); }
+
+const Program* Engine::load(std::span<const int32_t> code) {
+  Program program(code, rank_, size());
+  const std::lock_guard lock(programs_mutex_);
+  programs_.push_back(std::move(program));
+  return &programs_.back();
+}
+
+uint64_t Engine::fingerprint(const Call& call, uint64_t seq) const {
+  uint64_t mixed = seq * 0x9e3779b97f4a7c15ULL;
+  mixed ^= (call.numel + 1) * 0xc2b2ae3d27d4eb4fULL;
+  mixed = (mixed ^ (mixed >> 29)) * 0xbf58476d1ce4e5b9ULL;
+  mixed ^= uint64_t{call.kind} | uint64_t{static_cast<uint8_t>(call.dtype)} << 8 |
+           uint64_t{static_cast<uint8_t>(call.op)} << 16 |
+           uint64_t{static_cast<uint8_t>(call.program->algorithm())} << 24 |
+           uint64_t{static_cast<uint32_t>(call.root)} << 32;
+  mixed = (mixed ^ (mixed >> 32)) * 0x94d049bb133111ebULL;
+  return mixed | 1;  // 0 means "no operation"
+}
+
+void Engine::record(const Call& call, uint64_t seq, uint64_t fingerprint) {
+  RankCell& cell = region_->cell(rank_);
+  CallRecord record{seq,
+                    fingerprint,
+                    call.numel,
+                    call.root,
+                    call.kind,
+                    static_cast<uint8_t>(call.dtype),
+                    static_cast<uint8_t>(call.op),
+                    static_cast<uint8_t>(call.program->algorithm())};
+  uint64_t words[sizeof record / sizeof(uint64_t)];
+  std::memcpy(words, &record, sizeof record);
+  auto& slot = cell.history[seq % kHistory];
+  for (size_t i = 0; i < std::size(words); ++i) slot[i].store(words[i], std::memory_order_relaxed);
+  cell.started.store(seq, std::memory_order_release);
+}
+
+FaultKind Engine::execute(const Call& call, bool in_background) {
+  const uint64_t seq = ++seq_;
+  const uint64_t print = fingerprint(call, seq);
+  waiter_.begin(seq, print, call.deadline);
+  waiter_.set_patience(in_background ? kBackground : patience_);
+  waiter_.set_interrupt(in_background ? nullptr : &interrupted_);
+  try {
+    waiter_.throw_if_aborted();
+    record(call, seq, print);
+    executor_.run(Job{call.program, call.binding, call.dtype, call.op, call.factor, print}, waiter_);
+  } catch (const Fault& fault) {
+    return fault.kind;
+  }
+  region_->cell(rank_).finished.store(seq, std::memory_order_release);
+  return FaultKind::kNone;
+}
+
+FaultKind Engine::run(Call call) {
+  if (queued_.load(std::memory_order_relaxed) == completed_.load(std::memory_order_acquire) &&
+      executing_.try_lock()) {
+    const std::lock_guard lock(executing_, std::adopt_lock);
+    return execute(call, false);
+  }
+  return wait(enqueue(std::move(call)), INT64_MAX);
+}
+
+uint64_t Engine::start(Call call) { return enqueue(std::move(call)); }
+
+uint64_t Engine::enqueue(Call call) {
+  const std::lock_guard lock(queue_mutex_);
+  if (!thread_.joinable() && !stopping_) thread_ = std::thread([this] { serve(); });
+  const uint64_t ticket = queued_.fetch_add(1, std::memory_order_acq_rel) + 1;
+  if (stopping_) {  // left: the ticket is done, and failed
+    first_failed_.store(std::min(first_failed_.load(), ticket));
+    completed_.store(ticket, std::memory_order_release);
+    return ticket;
+  }
+  queue_.push_back(std::move(call));
+  queue_grew_.notify_one();
+  return ticket;
+}
+
+void Engine::serve() {
+  std::unique_lock lock(queue_mutex_);
+  for (;;) {
+    queue_grew_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    const Call call = std::move(queue_.front());
+    queue_.pop_front();
+    lock.unlock();
+    FaultKind result;
+    {
+      const std::lock_guard executing(executing_);
+      result = execute(call, true);
+    }
+    lock.lock();
+    const uint64_t ticket = completed_.load(std::memory_order_relaxed) + 1;
+    if (result != FaultKind::kNone && first_failed_.load() > ticket) first_failed_.store(ticket);
+    completed_.store(ticket, std::memory_order_release);
+    ticket_done_.notify_all();
+  }
+}
+
+FaultKind Engine::wait(uint64_t ticket, Nanoseconds deadline) {
+  if (!done(ticket)) {
+    std::unique_lock lock(queue_mutex_);
+    while (!ticket_done_.wait_for(lock, kWaitSlice, [&] { return done(ticket); })) {
+      if (now_ns() >= deadline) return FaultKind::kTimeout;
+      if (!interrupted_) continue;
+      lock.unlock();
+      const bool interrupted = interrupted_();
+      if (interrupted) abort(Fault{FaultKind::kInterrupted, rank_, rank_});
+      lock.lock();
+      if (interrupted) return FaultKind::kInterrupted;
+    }
+  }
+  if (first_failed_.load(std::memory_order_acquire) > ticket) return FaultKind::kNone;
+  const FaultKind kind = fault().kind;
+  return kind == FaultKind::kNone ? FaultKind::kAborted : kind;
+}
+
+Fault Engine::fault() const {
+  const AbortCell& cell = region_->abort();
+  return cell.state.load(std::memory_order_acquire) == 2 ? cell.fault : Fault{};
+}
+
+void Engine::abort(Fault fault) {
+  Waiter waiter(*region_, peers_, rank_, &RankCell::bell, patience_);
+  waiter.begin(region_->cell(rank_).started.load(std::memory_order_relaxed), 0, INT64_MAX);
+  try {
+    waiter.fail(fault);
+  } catch (const Fault&) {  // this or an earlier one: it stands in the abort cell
+  }
+}
+
+// Queued calls that have not begun would never end: leaving with work in flight aborts the group.
+void Engine::leave() {
+  if (left_.exchange(true)) return;
+  if (!done(queued_.load(std::memory_order_acquire))) abort(Fault{FaultKind::kAborted, rank_, rank_});
+  {
+    const std::lock_guard lock(queue_mutex_);
+    stopping_ = true;
+    queue_grew_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+  channels_.leave();
+  region_->cell(rank_).left.store(1, std::memory_order_seq_cst);
+  Waiter(*region_, peers_, rank_, &RankCell::bell, patience_).ring_all();
+}
+
+}  // namespace unisono

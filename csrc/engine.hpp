@@ -1,0 +1,104 @@
+// One rank of one group: numbers its operations, runs them in order in the caller's thread or, when
+// asked for later completion, in a thread of its own, and remembers what it did for error messages.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "channels.hpp"
+#include "executor.hpp"
+#include "shm.hpp"
+
+namespace unisono {
+
+struct EngineOptions {
+  std::vector<int> pidfds;   // see Peers
+  int status_fd = -1;
+  int cores = 1;             // cores that the ranks of this host share
+  double spin_us = -1;       // < 0: chosen from ranks and cores
+};
+
+// A collective as the caller means it. `numel` goes into the fingerprint: 0 where ranks may differ.
+struct Call {
+  uint8_t kind;
+  DType dtype;
+  ReduceOp op;
+  int32_t root;
+  uint64_t numel;
+  double factor;
+  const Program* program;
+  Binding binding;
+  Nanoseconds deadline;
+};
+
+class Engine {
+ public:
+  Engine(std::shared_ptr<Region> region, int rank, EngineOptions options);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(region_->ranks()); }
+  Region& region() { return *region_; }
+  Channels& channels() { return channels_; }
+
+  // Keeps a program for the life of the engine.
+  const Program* load(std::span<const int32_t> code);
+
+  // Runs a call to its end: here, or behind those that `start` has queued. kNone: all went well.
+  FaultKind run(Call call);
+  // Queues a call; its ticket. Calls end in the order of their tickets.
+  uint64_t start(Call call);
+  bool done(uint64_t ticket) const { return completed_.load(std::memory_order_acquire) >= ticket; }
+  // Waits for a ticket; kTimeout when it is not done by then (the call goes on).
+  FaultKind wait(uint64_t ticket, Nanoseconds deadline);
+
+  // The fault that aborted the group; kind kNone while there is none.
+  Fault fault() const;
+  void abort(Fault fault);
+  // Tells the others that this rank is gone and ends the thread. Idempotent.
+  void leave();
+
+  // Called with no lock held while a caller's thread waits; true: stop waiting.
+  void set_interrupt(std::function<bool()> interrupted) { interrupted_ = std::move(interrupted); }
+  const std::function<bool()>* interrupt() const { return &interrupted_; }
+
+ private:
+  FaultKind execute(const Call& call, bool in_background);
+  uint64_t fingerprint(const Call& call, uint64_t seq) const;
+  void record(const Call& call, uint64_t seq, uint64_t fingerprint);
+  uint64_t enqueue(Call call);
+  void serve();
+
+  const std::shared_ptr<Region> region_;
+  const int rank_;
+  Peers peers_;
+  const Patience patience_;
+  ShmTransport shm_;
+  Executor executor_;
+  Waiter waiter_;
+  Channels channels_;
+  std::function<bool()> interrupted_;
+  std::mutex programs_mutex_;
+  std::deque<Program> programs_;
+
+  std::mutex executing_;             // held by whoever runs a call
+  uint64_t seq_ = 0;                 // guarded by executing_
+
+  std::atomic<uint64_t> queued_{0};  // tickets given out
+  std::atomic<uint64_t> completed_{0};
+  std::atomic<uint64_t> first_failed_{UINT64_MAX};
+  std::mutex queue_mutex_;
+  std::condition_variable queue_grew_, ticket_done_;
+  std::deque<Call> queue_;
+  bool stopping_ = false;
+  std::atomic<bool> left_{false};
+  std::thread thread_;
+};
+
+}  // namespace unisono

@@ -1,0 +1,204 @@
+#include "executor.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace unisono {
+namespace {
+
+// What one pass over all chunks should touch: small enough to stay in a second-level cache of 1 MB
+// together with the staging memory it goes through, large enough to make the steps' cost vanish.
+constexpr size_t kSegmentBytes = 512 * 1024;
+constexpr size_t kSliceAlign = 4096;
+constexpr size_t kLineElementsBytes = 64;
+
+size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+}  // namespace
+
+// ---- Chunks ----------------------------------------------------------------------------------------
+
+// An even cut starts every chunk on a cache line of the buffer; blocks are what the caller means by them.
+Chunks::Chunks(unsigned char* data, size_t numel, int32_t count, size_t item, bool equal_blocks)
+    : data_(data), numel_(numel) {
+  const size_t parts = static_cast<size_t>(std::max(count, 1));
+  per_ = (numel + parts - 1) / parts;
+  if (!equal_blocks && parts > 1) per_ = round_up(per_, kLineElementsBytes / item);
+  per_ = std::max<size_t>(per_, 1);
+}
+
+size_t Chunks::numel(int32_t index) const {
+  const auto i = static_cast<size_t>(index);
+  if (!list_.empty()) return i < list_.size() ? list_[i].numel : 0;
+  return numel_ > i * per_ ? std::min(per_, numel_ - i * per_) : 0;
+}
+
+Extent Chunks::slice(int32_t index, size_t first, size_t at_most, size_t item) const {
+  const size_t length = numel(index);
+  const size_t count = length > first ? std::min(at_most, length - first) : 0;
+  if (count == 0) return {nullptr, 0};
+  unsigned char* const start =
+      list_.empty() ? data_ + static_cast<size_t>(index) * per_ * item : list_[static_cast<size_t>(index)].data;
+  return {start + first * item, count};
+}
+
+size_t Chunks::longest() const {
+  size_t most = list_.empty() ? std::min(per_, numel_) : 0;
+  for (const Extent& extent : list_) most = std::max(most, extent.numel);
+  return most;
+}
+
+// ---- Executor --------------------------------------------------------------------------------------
+
+struct Executor::Frame {
+  const Job& job;
+  Waiter& waiter;
+  size_t item;
+  size_t first;    // the segment: elements [first, first + segment) of every chunk
+  size_t segment;
+  bool opening;    // the first segment: its messages exist even when they are empty
+};
+
+Executor::Executor(std::vector<Transport*> transports, int rank)
+    : transports_(std::move(transports)), rank_(rank), one_transport_(true), capacity_(SIZE_MAX) {
+  const Transport* seen = nullptr;
+  for (const Transport* transport : transports_) {
+    if (transport == nullptr) continue;
+    one_transport_ = one_transport_ && (seen == nullptr || seen == transport);
+    seen = transport;
+    capacity_ = std::min(capacity_, transport->capacity());
+  }
+}
+
+// A sender can have two segments' messages outstanding, which is what lets segments overlap.
+size_t Executor::segment_elements(const Program& program, size_t item) const {
+  const auto chunks = static_cast<size_t>(std::max({1, program.chunks(Space::kOut), program.chunks(Space::kIn)}));
+  const size_t fair = kSegmentBytes / chunks;
+  const size_t room = capacity_ / static_cast<size_t>(program.in_flight() + 1);
+  const size_t bytes = std::min(fair, room);
+  return std::max<size_t>(1, (bytes >= kSliceAlign ? bytes / kSliceAlign * kSliceAlign : bytes) / item);
+}
+
+void Executor::prepare_scratch(const Job& job, size_t segment, size_t item) {
+  const auto chunks = static_cast<size_t>(job.program->chunks(Space::kTmp));
+  const size_t spare = job.op == ReduceOp::kPremulSum ? 1 : 0;
+  scratch_stride_ = round_up(segment * item, kLineElementsBytes);
+  if (scratch_.size() < (chunks + spare) * scratch_stride_) scratch_.resize((chunks + spare) * scratch_stride_);
+  if (inputs_.size() < job.program->widest_reduce()) inputs_.resize(job.program->widest_reduce());
+}
+
+void Executor::run(const Job& job, Waiter& waiter) {
+  const size_t item = itemsize(job.dtype);
+  const size_t longest = std::max(job.binding.out.longest(), job.binding.in.longest());
+  const size_t segment = std::max<size_t>(1, std::min(segment_elements(*job.program, item), longest));
+  prepare_scratch(job, segment, item);
+  size_t first = 0;
+  do {
+    const Frame frame{job, waiter, item, first, segment, first == 0};
+    for (const Instruction& instruction : job.program->instructions()) step(instruction, frame);
+    first += segment;
+  } while (first < longest);
+}
+
+void Executor::step(const Instruction& step, const Frame& frame) {
+  switch (step.opcode) {
+    case Opcode::kSend: return send(step, frame);
+    case Opcode::kRecv: return receive(step, frame);
+    case Opcode::kReduce: return reduce(step, frame);
+    case Opcode::kCopy: {
+      const Extent from = find(step.own, frame), to = find(step.dst, frame);
+      if (from.numel > 0 && from.data != to.data) std::memmove(to.data, from.data, from.numel * frame.item);
+      return;
+    }
+  }
+  __builtin_unreachable();
+}
+
+// A Tmp chunk is as long as the chunk of the same index that it stands for.
+Extent Executor::find(ChunkRef ref, const Frame& frame) {
+  const Binding& binding = frame.job.binding;
+  if (ref.space == Space::kOut) return binding.out.slice(ref.index, frame.first, frame.segment, frame.item);
+  if (ref.space == Space::kIn) return binding.in.slice(ref.index, frame.first, frame.segment, frame.item);
+  const bool in_model = binding.in.longest() > 0;
+  const Chunks& model = in_model ? binding.in : binding.out;
+  const int32_t chunks = frame.job.program->chunks(in_model ? Space::kIn : Space::kOut);
+  const size_t length = model.slice(ref.index < chunks ? ref.index : 0, frame.first, frame.segment, frame.item).numel;
+  return {scratch_.data() + static_cast<size_t>(ref.index) * scratch_stride_, length};
+}
+
+void Executor::send(const Instruction& step, const Frame& frame) {
+  const Extent piece = find(step.dst, frame);
+  if ((piece.numel == 0 && !frame.opening) || step.peers.empty()) return;
+  const bool scaled = (step.flags & kRaw) != 0 && frame.job.op == ReduceOp::kPremulSum;
+  if (one_transport_)
+    return send_over(*transports_[static_cast<size_t>(step.peers[0])], step.peers, piece, scaled, frame);
+  for (const int& peer : step.peers)
+    send_over(*transports_[static_cast<size_t>(peer)], std::span(&peer, 1), piece, scaled, frame);
+}
+
+void Executor::send_over(Transport& transport, std::span<const int> peers, Extent piece, bool scaled,
+                         const Frame& frame) {
+  const size_t nbytes = piece.numel * frame.item;
+  void* room = transport.reserve(peers, nbytes);
+  if (room == nullptr)
+    frame.waiter.until(transport.blocking_peer(),
+                       [&] { return (room = transport.reserve(peers, nbytes)) != nullptr; });
+  if (scaled)
+    kernels().scale[static_cast<size_t>(frame.job.dtype)](room, piece.data, piece.numel, frame.job.factor);
+  else if (nbytes > 0)
+    std::memcpy(room, piece.data, nbytes);
+  transport.commit(peers, nbytes, frame.job.fingerprint);
+}
+
+// The next message of `peer`, which has to be of this very operation and of this size.
+Message Executor::await(int peer, size_t nbytes, const Frame& frame) {
+  Transport& transport = *transports_[static_cast<size_t>(peer)];
+  Message message;
+  frame.waiter.until(peer, [&] { return transport.peek(peer, message); });
+  if (message.fingerprint != frame.job.fingerprint || message.nbytes != nbytes) [[unlikely]] {
+    Fault fault;
+    fault.kind = FaultKind::kMismatch;
+    fault.about = peer;
+    frame.waiter.fail(fault);
+  }
+  return message;
+}
+
+void Executor::receive(const Instruction& step, const Frame& frame) {
+  const Extent piece = find(step.dst, frame);
+  if (piece.numel == 0 && !frame.opening) return;
+  const int peer = step.peers[0];
+  const Message message = await(peer, piece.numel * frame.item, frame);
+  if (message.nbytes > 0) std::memcpy(piece.data, message.data, message.nbytes);
+  transports_[static_cast<size_t>(peer)]->release(peer);
+}
+
+void Executor::reduce(const Instruction& step, const Frame& frame) {
+  const Extent result = find(step.dst, frame);
+  if (result.numel == 0 && !frame.opening) return;
+  const Job& job = frame.job;
+  size_t k = 0;
+  const auto add_own = [&] {
+    if (static_cast<int32_t>(k) != step.own_at) return;
+    const Extent own = find(step.own, frame);
+    inputs_[k++] = own.data;
+    if (job.op != ReduceOp::kPremulSum || (step.flags & kRaw) == 0) return;
+    unsigned char* const scaled =
+        scratch_.data() + static_cast<size_t>(job.program->chunks(Space::kTmp)) * scratch_stride_;
+    kernels().scale[static_cast<size_t>(job.dtype)](scaled, own.data, own.numel, job.factor);
+    inputs_[k - 1] = scaled;
+  };
+  add_own();
+  for (int peer : step.peers) {
+    inputs_[k++] = await(peer, result.numel * frame.item, frame).data;
+    add_own();
+  }
+  const bool averaged = job.op == ReduceOp::kAvg && (step.flags & kFinal) != 0;
+  if (result.numel > 0)
+    kernels().reduce[static_cast<size_t>(job.dtype)][static_cast<size_t>(job.op)](
+        result.data, inputs_.data(), k, result.numel,
+        Finish{averaged ? static_cast<double>(job.program->size()) : 1.0});
+  for (int peer : step.peers) transports_[static_cast<size_t>(peer)]->release(peer);
+}
+
+}  // namespace unisono

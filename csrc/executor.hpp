@@ -1,0 +1,84 @@
+// Runs programs: segment by segment, step by step, over whatever transport carries each edge.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "dtype.hpp"
+#include "program.hpp"
+#include "reduce.hpp"
+#include "transport.hpp"
+#include "waiting.hpp"
+
+namespace unisono {
+
+// A piece of the caller's memory.
+struct Extent {
+  unsigned char* data;
+  size_t numel;
+};
+
+// The chunks of one space: an even cut of one buffer, or a list of buffers.
+class Chunks {
+ public:
+  Chunks() = default;
+  Chunks(unsigned char* data, size_t numel, int32_t count, size_t item, bool equal_blocks);
+  explicit Chunks(std::vector<Extent> list) : list_(std::move(list)) {}
+
+  // Elements [first, first + at_most) of chunk `index`, cut at its end.
+  Extent slice(int32_t index, size_t first, size_t at_most, size_t item) const;
+  size_t longest() const;
+  size_t numel(int32_t index) const;
+  bool holds(int32_t index) const { return !list_.empty() ? static_cast<size_t>(index) < list_.size() : per_ > 0; }
+
+ private:
+  std::vector<Extent> list_;
+  unsigned char* data_ = nullptr;
+  size_t numel_ = 0;
+  size_t per_ = 0;
+};
+
+struct Binding {
+  Chunks out, in;
+};
+
+struct Job {
+  const Program* program;
+  Binding binding;
+  DType dtype;
+  ReduceOp op;
+  double factor;  // PREMUL_SUM
+  uint64_t fingerprint;
+};
+
+class Executor {
+ public:
+  // transports[peer]: what carries the edges to and from that peer; nullptr for this rank itself.
+  Executor(std::vector<Transport*> transports, int rank);
+
+  // Runs one collective. Throws Fault (by way of the waiter).
+  void run(const Job& job, Waiter& waiter);
+
+ private:
+  struct Frame;  // one segment of one job
+  void step(const Instruction& step, const Frame& frame);
+  void send(const Instruction& step, const Frame& frame);
+  void receive(const Instruction& step, const Frame& frame);
+  void reduce(const Instruction& step, const Frame& frame);
+  void send_over(Transport& transport, std::span<const int> peers, Extent piece, bool scaled,
+                 const Frame& frame);
+  Message await(int peer, size_t nbytes, const Frame& frame);
+  Extent find(ChunkRef ref, const Frame& frame);
+  size_t segment_elements(const Program& program, size_t item) const;
+  void prepare_scratch(const Job& job, size_t segment, size_t item);
+
+  std::vector<Transport*> transports_;
+  const int rank_;
+  bool one_transport_;
+  size_t capacity_;
+  std::vector<const void*> inputs_;
+  std::vector<unsigned char> scratch_;  // Tmp chunks, and the scaled own chunk at the end
+  size_t scratch_stride_ = 0;
+};
+
+}  // namespace unisono

@@ -1,0 +1,64 @@
+#include "program.hpp"
+
+#include <stdexcept>
+#include <string>
+
+namespace unisono {
+namespace {
+
+class Reader {
+ public:
+  explicit Reader(std::span<const int32_t> code) : code_(code) {}
+  bool at_end() const { return next_ == code_.size(); }
+  int32_t take(int32_t low, int32_t high, const char* what) {
+    if (next_ == code_.size()) throw std::invalid_argument(std::string("lowered plan ends before ") + what);
+    const int32_t value = code_[next_++];
+    if (value < low || value > high)
+      throw std::invalid_argument("lowered plan, word " + std::to_string(next_ - 1) + ": " + what + " is " +
+                                  std::to_string(value) + ", expected " + std::to_string(low) + ".." +
+                                  std::to_string(high));
+    return value;
+  }
+
+ private:
+  std::span<const int32_t> code_;
+  size_t next_ = 0;
+};
+
+}  // namespace
+
+Program::Program(std::span<const int32_t> code, int rank, int size) : size_(size) {
+  Reader reader(code);
+  const auto take_chunk = [&](const char* what) {
+    const auto space = reader.take(0, kSpaces - 1, what);
+    const int32_t count = chunks_[space];
+    return ChunkRef{static_cast<Space>(space), reader.take(0, count > 0 ? count - 1 : 0, what)};
+  };
+  constexpr int32_t kMany = 1 << 24;
+  for (int32_t& count : chunks_) count = reader.take(0, kMany, "number of chunks");
+  equal_blocks_ = reader.take(0, 1, "equal blocks") != 0;
+  in_flight_ = reader.take(1, kMany, "messages in flight");
+  algorithm_ = reader.take(0, 255, "algorithm");
+  while (!reader.at_end()) {
+    Instruction step;
+    step.opcode = static_cast<Opcode>(reader.take(0, 3, "opcode"));
+    step.flags = reader.take(0, kFinal | kRaw, "flags");
+    step.dst = take_chunk("chunk");
+    step.own = take_chunk("own chunk");
+    step.own_at = reader.take(-1, size, "own place");
+    const int32_t peers = reader.take(0, size, "number of peers");
+    for (int32_t i = 0; i < peers; ++i) {
+      step.peers.push_back(reader.take(0, size - 1, "peer"));
+      if (step.peers.back() == rank) throw std::invalid_argument("lowered plan: a rank is its own peer");
+    }
+    const size_t inputs = step.peers.size() + (step.own_at >= 0 ? 1 : 0);
+    if (step.opcode == Opcode::kReduce && (inputs == 0 || step.own_at > peers))
+      throw std::invalid_argument("lowered plan: a Reduce of nothing, or an own place beyond its inputs");
+    if (step.opcode == Opcode::kRecv && peers != 1)
+      throw std::invalid_argument("lowered plan: a Recv has one sender");
+    widest_reduce_ = inputs > widest_reduce_ ? inputs : widest_reduce_;
+    instructions_.push_back(std::move(step));
+  }
+}
+
+}  // namespace unisono

@@ -1,0 +1,55 @@
+// A plan as the executor runs it: one rank's steps, flattened by `unisono.plans.lowering`.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace unisono {
+
+enum class Opcode : int32_t { kSend, kRecv, kReduce, kCopy };
+enum class Space : int32_t { kOut, kIn, kTmp };
+constexpr size_t kSpaces = 3;
+
+constexpr int32_t kFinal = 1;  // Reduce: the result holds every rank's contribution
+constexpr int32_t kRaw = 2;    // Send, Reduce: the own chunk is this rank's untouched contribution
+
+struct ChunkRef {
+  Space space;
+  int32_t index;
+};
+
+struct Instruction {
+  Opcode opcode;
+  int32_t flags;
+  ChunkRef dst;      // Send: the chunk sent; Copy, Recv, Reduce: where the result goes
+  ChunkRef own;      // Copy: the source; Reduce: the own contribution
+  int32_t own_at;    // Reduce: the own chunk's place among the inputs; -1: it takes no part
+  std::vector<int> peers;  // Send: receivers; Recv: the sender; Reduce: senders in order, own left out
+};
+
+class Program {
+ public:
+  // `code`: see lowering.py. Checks every number in it: throws std::invalid_argument.
+  Program(std::span<const int32_t> code, int rank, int size);
+
+  const std::vector<Instruction>& instructions() const { return instructions_; }
+  int32_t chunks(Space space) const { return chunks_[static_cast<size_t>(space)]; }
+  bool equal_blocks() const { return equal_blocks_; }
+  int32_t in_flight() const { return in_flight_; }
+  int32_t algorithm() const { return algorithm_; }
+  int size() const { return size_; }
+  size_t widest_reduce() const { return widest_reduce_; }
+
+ private:
+  std::vector<Instruction> instructions_;
+  int32_t chunks_[kSpaces];
+  bool equal_blocks_;   // chunks are whole blocks (all_gather ...), not an even cut of one buffer
+  int32_t in_flight_;   // messages a sender must be able to have outstanding
+  int32_t algorithm_;
+  int size_;
+  size_t widest_reduce_ = 1;
+};
+
+}  // namespace unisono

@@ -1,0 +1,89 @@
+#include "region.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+
+namespace unisono {
+namespace {
+
+size_t pages(size_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
+
+struct Layout {
+  size_t cells, lanes, channels, staging, channel_bytes, end;
+  Layout(size_t ranks, size_t staging_bytes) {
+    cells = pages(sizeof(RegionHeader));
+    lanes = cells + pages(ranks * sizeof(RankCell));
+    channels = lanes + pages(ranks * ranks * sizeof(Lane));
+    staging = channels + pages(ranks * ranks * sizeof(Channel));
+    channel_bytes = staging + ranks * staging_bytes;
+    end = channel_bytes + ranks * ranks * kChannelBytes;
+  }
+};
+
+// Gives the file its length and its pages up to the point-to-point buffers, which are backed on use.
+void allocate(int fd, const Layout& layout) {
+  if (ftruncate(fd, static_cast<off_t>(layout.end)) != 0)
+    throw std::system_error(errno, std::generic_category(), "cannot size the shared memory");
+  int failed;
+  do failed = posix_fallocate(fd, 0, static_cast<off_t>(layout.channel_bytes));
+  while (failed == EINTR);
+  if (failed != 0)
+    throw std::system_error(failed, std::generic_category(),
+                            "cannot allocate " + std::to_string(layout.channel_bytes) +
+                                " bytes of shared memory; lower UNISONO_STAGING_BYTES");
+}
+
+}  // namespace
+
+size_t Region::bytes_needed(uint32_t ranks, size_t staging_bytes) { return Layout(ranks, staging_bytes).end; }
+
+Region::Region(int fd, uint32_t ranks, size_t staging_bytes, bool create)
+    : fd_(fd), ranks_(ranks), staging_bytes_(staging_bytes) {
+  if (ranks == 0 || staging_bytes < 16 * kPageBytes || staging_bytes % kPageBytes != 0)
+    throw std::invalid_argument("staging memory must be a multiple of 4096 and at least 65536 bytes");
+  const Layout layout(ranks, staging_bytes);
+  bytes_ = layout.end;
+  if (fd >= 0 && create) allocate(fd, layout);
+  const int flags = fd >= 0 ? MAP_SHARED : MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE;
+  void* const base = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, flags, fd, 0);
+  if (base == MAP_FAILED)
+    throw std::system_error(errno, std::generic_category(), "cannot map the shared memory");
+  base_ = static_cast<unsigned char*>(base);
+  header_ = reinterpret_cast<RegionHeader*>(base_);
+  cells_ = reinterpret_cast<RankCell*>(base_ + layout.cells);
+  lanes_ = reinterpret_cast<Lane*>(base_ + layout.lanes);
+  channels_ = reinterpret_cast<Channel*>(base_ + layout.channels);
+  staging_ = base_ + layout.staging;
+  channel_bytes_ = base_ + layout.channel_bytes;
+  if (create) {  // a new memfd reads as zeros, which is every counter's first value
+    header_->ranks = ranks;
+    header_->staging_bytes = staging_bytes;
+    header_->magic = kMagic;
+  } else if (header_->magic != kMagic || header_->ranks != ranks || header_->staging_bytes != staging_bytes) {
+    munmap(base_, bytes_);
+    throw std::invalid_argument("the shared memory was made for another group or by another version");
+  }
+}
+
+Region::~Region() {
+  munmap(base_, bytes_);
+  if (fd_ >= 0) close(fd_);
+}
+
+bool Region::back_channel(int sender, int receiver) {
+  if (fd_ < 0) return true;
+  const size_t start = static_cast<size_t>(channel_bytes(sender, receiver) - base_);
+  int failed;
+  do failed = posix_fallocate(fd_, static_cast<off_t>(start), kChannelBytes);
+  while (failed == EINTR);
+  return failed == 0;
+}
+
+}  // namespace unisono

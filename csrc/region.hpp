@@ -1,0 +1,142 @@
+// The memory that the ranks of one group on one host share, and its layout. One mapping of one
+// nameless memfd: nothing to clean up after a kill.
+//
+//   header | one RankCell per rank | one Lane per ordered pair | p2p Lanes | staging per rank | p2p buffers
+//
+// Fields that different ranks write lie on different cache lines (128 bytes apart: the prefetcher
+// fetches lines in pairs).
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace unisono {
+
+constexpr size_t kLineBytes = 128;
+constexpr size_t kPageBytes = 4096;
+constexpr uint32_t kHistory = 16;      // operations a rank remembers of itself, for error messages
+constexpr uint32_t kLaneEntries = 16;  // messages in flight on one edge
+constexpr size_t kInlineBytes = 40;    // a message this small travels inside its lane entry
+constexpr size_t kChannelBytes = 256 * 1024;  // point-to-point buffer of one ordered pair
+constexpr uint64_t kMagic = 0x3130306f6e696e55;  // "Unino001"
+
+// What went wrong; also the values that reach Python.
+enum class FaultKind : uint32_t { kNone, kTimeout, kPeerLost, kPeerLeft, kMismatch, kInterrupted, kAborted };
+
+struct Fault {
+  FaultKind kind = FaultKind::kNone;
+  int32_t by = -1;      // the rank that found out
+  int32_t about = -1;   // the rank that died, differed or did not come
+  int32_t signal = 0;   // what ended `about`, when known
+  int32_t exit_code = -1;
+  uint64_t seq = 0;     // the operation of `by` that was running
+};
+
+// The group's abort cell. The first fault wins; the group stays aborted.
+struct alignas(kLineBytes) AbortCell {
+  std::atomic<uint32_t> state;  // 0 fine, 1 being written, 2 set
+  Fault fault;
+};
+
+// One operation as a rank called it.
+struct CallRecord {
+  uint64_t seq;
+  uint64_t fingerprint;
+  uint64_t numel;
+  int32_t root;
+  uint8_t kind, dtype, op, algorithm;
+};
+static_assert(sizeof(CallRecord) == 32);
+
+// A futex word and who sleeps on it.
+struct alignas(kLineBytes) Bell {
+  std::atomic<uint32_t> rings;
+  std::atomic<uint32_t> sleepers;
+};
+
+struct alignas(kLineBytes) RankCell {
+  std::atomic<int32_t> pid;
+  std::atomic<uint32_t> left;       // closed the group in an orderly way
+  std::atomic<uint64_t> started;    // number of the newest operation begun; the first is 1
+  std::atomic<uint64_t> finished;
+  Bell bell;                        // rung by peers for the thread that runs collectives
+  Bell channel_bell;                // ... and for the one that moves point-to-point messages
+  std::atomic<uint64_t> history[kHistory][sizeof(CallRecord) / sizeof(uint64_t)];
+};
+
+// A message on an edge. The receiver sees it when `number` becomes the number it expects.
+struct alignas(64) LaneEntry {
+  std::atomic<uint32_t> number;
+  uint32_t unused;
+  uint64_t fingerprint;
+  uint64_t nbytes;
+  union {
+    uint64_t offset;  // of the payload in the sender's staging memory
+    unsigned char payload[kInlineBytes];
+  };
+};
+static_assert(sizeof(LaneEntry) == 64 && kInlineBytes == 40);
+
+// An edge: sender -> receiver. `acked` counts the messages the receiver has done with.
+struct alignas(kLineBytes) Lane {
+  LaneEntry entries[kLaneEntries];
+  alignas(kLineBytes) std::atomic<uint32_t> acked;
+};
+
+// A point-to-point channel: a byte ring in shared memory. Positions only grow.
+struct alignas(kLineBytes) Channel {
+  alignas(kLineBytes) std::atomic<uint64_t> written;
+  alignas(kLineBytes) std::atomic<uint64_t> consumed;
+};
+
+struct alignas(kLineBytes) RegionHeader {
+  uint64_t magic;
+  uint32_t ranks;
+  uint32_t unused;
+  uint64_t staging_bytes;
+  AbortCell abort;
+};
+
+class Region {
+ public:
+  // Maps `fd` (a memfd of `bytes_needed`), or, with fd < 0, private memory for ranks that are threads.
+  Region(int fd, uint32_t ranks, size_t staging_bytes, bool create);
+  ~Region();
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+
+  static size_t bytes_needed(uint32_t ranks, size_t staging_bytes);
+
+  uint32_t ranks() const { return ranks_; }
+  size_t staging_bytes() const { return staging_bytes_; }
+  AbortCell& abort() { return header_->abort; }
+  RankCell& cell(int rank) { return cells_[rank]; }
+  Lane& lane(int sender, int receiver) { return lanes_[static_cast<size_t>(sender) * ranks_ + receiver]; }
+  Channel& channel(int sender, int receiver) {
+    return channels_[static_cast<size_t>(sender) * ranks_ + receiver];
+  }
+  unsigned char* staging(int rank) { return staging_ + static_cast<size_t>(rank) * staging_bytes_; }
+  unsigned char* channel_bytes(int sender, int receiver) {
+    return channel_bytes_ + (static_cast<size_t>(sender) * ranks_ + receiver) * kChannelBytes;
+  }
+  // Makes sure that the pages of a channel exist before they are touched: running out of memory
+  // must be an error, never a SIGBUS. Returns false when there is no memory.
+  bool back_channel(int sender, int receiver);
+
+ private:
+  int fd_;
+  uint32_t ranks_;
+  size_t staging_bytes_;
+  size_t bytes_;
+  unsigned char* base_ = nullptr;
+  RegionHeader* header_ = nullptr;
+  RankCell* cells_ = nullptr;
+  Lane* lanes_ = nullptr;
+  Channel* channels_ = nullptr;
+  unsigned char* staging_ = nullptr;
+  unsigned char* channel_bytes_ = nullptr;
+};
+
+}  // namespace unisono

@@ -1,0 +1,52 @@
+// Edges through shared memory. A message is written once into the sender's staging ring, whoever and
+// however many its receivers are, and announced in the lane of each; small ones travel in the lane.
+#pragma once
+
+#include <vector>
+
+#include "region.hpp"
+#include "transport.hpp"
+
+namespace unisono {
+
+class ShmTransport final : public Transport {
+ public:
+  ShmTransport(Region& region, int rank);
+
+  void* reserve(std::span<const int> peers, size_t nbytes) override;
+  int blocking_peer() const override { return blocking_peer_; }
+  void commit(std::span<const int> peers, size_t nbytes, uint64_t fingerprint) override;
+  bool peek(int peer, Message& message) override;
+  void release(int peer) override;
+  size_t capacity() const override { return ring_bytes_ / 2; }
+
+ private:
+  // A message in the staging ring that a receiver may still read.
+  struct Loan {
+    int peer;
+    uint32_t number;
+    uint64_t free_to;  // the ring is free up to here once this loan and all before it are returned
+  };
+
+  bool lanes_have_room(std::span<const int> peers);
+  bool acked(int peer, uint32_t number);
+  unsigned char* ring_room(size_t nbytes);
+  bool reclaim();
+
+  Region& region_;
+  const int rank_;
+  unsigned char* const ring_;
+  const size_t ring_bytes_;
+  std::vector<uint32_t> sent_;      // messages sent to each peer
+  std::vector<uint32_t> known_acked_;
+  std::vector<uint32_t> received_;  // messages released of each peer
+
+  std::vector<Loan> loans_;  // a circular queue
+  uint64_t first_loan_ = 0, last_loan_ = 0;
+  uint64_t ring_head_ = 0, ring_tail_ = 0;  // positions only grow; modulo ring_bytes_ they are offsets
+  uint64_t reserved_ = 0;
+  int blocking_peer_ = -1;
+  alignas(64) unsigned char small_[kInlineBytes] = {};
+};
+
+}  // namespace unisono

@@ -1,0 +1,37 @@
+// What the executor asks of whatever carries an edge. Shared memory implements it today; a socket can.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace unisono {
+
+struct Message {
+  const void* data;
+  size_t nbytes;
+  uint64_t fingerprint;
+};
+
+// The edges from one rank to some of its peers and back. Messages of an edge arrive in order. Nothing
+// here waits: the executor does, and knows for whom.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  // Room for one message to all of `peers`, or nullptr while there is none; then `blocking_peer()` is
+  // whose slowness is in the way. At most one message is reserved at a time.
+  virtual void* reserve(std::span<const int> peers, size_t nbytes) = 0;
+  virtual int blocking_peer() const = 0;
+  // Sends what was written into the reserved room.
+  virtual void commit(std::span<const int> peers, size_t nbytes, uint64_t fingerprint) = 0;
+
+  // The next message of `peer`, if it has come. It stays valid until released.
+  virtual bool peek(int peer, Message& message) = 0;
+  virtual void release(int peer) = 0;
+
+  // The largest message that `reserve` can ever grant.
+  virtual size_t capacity() const = 0;
+};
+
+}  // namespace unisono

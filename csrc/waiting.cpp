@@ -1,0 +1,219 @@
+#include "waiting.hpp"
+
+#include <linux/futex.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <ctime>
+
+namespace unisono {
+namespace {
+
+constexpr Nanoseconds kMicrosecond = 1000;
+constexpr Nanoseconds kMillisecond = 1000 * kMicrosecond;
+constexpr Nanoseconds kFirstSlice = kMillisecond;
+constexpr Nanoseconds kLongestSlice = 20 * kMillisecond;  // bounds how late a death or Ctrl-C is seen
+constexpr Nanoseconds kStatusPatience = 250 * kMillisecond;
+
+// The launcher's board: records of four int32, see launch.py.
+enum { kBoardPid, kBoardState, kBoardCode, kBoardWidth = 4 };
+enum { kBoardExited = 2, kBoardSignalled = 3 };
+
+long futex(std::atomic<uint32_t>* word, int operation, uint32_t value, const timespec* timeout) {
+  return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), operation, value, timeout, nullptr, 0);
+}
+
+}  // namespace
+
+Nanoseconds now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * 1'000'000'000LL + t.tv_nsec;
+}
+
+// ---- Peers -----------------------------------------------------------------------------------------
+
+Peers::Peers(std::vector<int> pidfds, int status_fd) : pidfds_(std::move(pidfds)) {
+  struct stat info;
+  if (status_fd < 0 || fstat(status_fd, &info) != 0 || info.st_size == 0) return;
+  void* const board = mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ, MAP_SHARED, status_fd, 0);
+  if (board == MAP_FAILED) return;  // only the dead rank's signal stays unknown
+  board_ = static_cast<const int32_t*>(board);
+  board_records_ = static_cast<size_t>(info.st_size) / (kBoardWidth * sizeof(int32_t));
+}
+
+Peers::~Peers() {
+  for (int fd : pidfds_)
+    if (fd >= 0) close(fd);
+  if (board_ != nullptr)
+    munmap(const_cast<int32_t*>(board_), board_records_ * kBoardWidth * sizeof(int32_t));
+}
+
+bool Peers::dead(int rank) const {
+  pollfd entry{pidfds_[static_cast<size_t>(rank)], POLLIN, 0};
+  return entry.fd >= 0 && poll(&entry, 1, 0) == 1;
+}
+
+int Peers::find_dead(Region& region, Fault& fault) const {
+  for (int rank = 0; rank < static_cast<int>(pidfds_.size()); ++rank) {
+    if (region.cell(rank).left.load(std::memory_order_acquire) != 0 || !dead(rank)) continue;
+    look_up(region.cell(rank).pid.load(std::memory_order_relaxed), fault);
+    return rank;
+  }
+  return -1;
+}
+
+// A death is seen here before the launcher has reaped the process: give it a moment.
+void Peers::look_up(int pid, Fault& fault) const {
+  const Nanoseconds end = now_ns() + kStatusPatience;
+  for (size_t i = 0; i < board_records_; ++i) {
+    const int32_t* const record = board_ + i * kBoardWidth;
+    if (__atomic_load_n(record + kBoardPid, __ATOMIC_ACQUIRE) != pid) continue;
+    int32_t state;
+    while ((state = __atomic_load_n(record + kBoardState, __ATOMIC_ACQUIRE)) < kBoardExited && now_ns() < end)
+      usleep(1000);
+    if (state == kBoardExited) fault.exit_code = record[kBoardCode];
+    if (state == kBoardSignalled) fault.signal = record[kBoardCode];
+    return;
+  }
+}
+
+// ---- Waiter ----------------------------------------------------------------------------------------
+
+void Waiter::slowly(int awaited, Poll ready, void* context) {
+  throw_if_aborted();
+  Nanoseconds started = now_ns();
+  for (Nanoseconds now = started; now < started + patience_.spin_ns; now = now_ns()) {
+    for (int i = 0; i < 32; ++i) {
+      if (ready(context)) return;
+      cpu_pause();
+    }
+    throw_if_aborted();
+  }
+  started = now_ns();
+  for (Nanoseconds now = started; now < started + patience_.yield_ns; now = now_ns()) {
+    for (int i = 0; i < 4; ++i) {
+      sched_yield();
+      if (ready(context)) return;
+    }
+    throw_if_aborted();
+  }
+  for (Nanoseconds slice = kFirstSlice;; slice = std::min(2 * slice, kLongestSlice)) {
+    if (sleep_once(ready, context, slice)) return;
+    // Whoever left has posted all it had before: look at that first, then for the message once more.
+    const bool gone = awaited >= 0 && region_.cell(awaited).left.load(std::memory_order_seq_cst) != 0;
+    if (ready(context)) return;
+    look_around(awaited, gone);
+  }
+}
+
+// Sleeps until the bell rings or `slice` has passed; true when the condition holds.
+bool Waiter::sleep_once(Poll ready, void* context, Nanoseconds slice) {
+  Bell& bell = region_.cell(rank_).*bell_;
+  const uint32_t rings = bell.rings.load(std::memory_order_seq_cst);
+  bell.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  bool done = ready(context);
+  if (!done && region_.abort().state.load(std::memory_order_seq_cst) == 0) {
+    const timespec timeout{slice / 1'000'000'000LL, slice % 1'000'000'000LL};
+    futex(&bell.rings, FUTEX_WAIT, rings, &timeout);
+    done = ready(context);
+  }
+  bell.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+  return done;
+}
+
+void Waiter::ring_slowly(Bell& bell) {
+  bell.rings.fetch_add(1, std::memory_order_seq_cst);
+  futex(&bell.rings, FUTEX_WAKE, INT32_MAX, nullptr);
+}
+
+void Waiter::ring_all() {
+  for (int rank = 0; rank < static_cast<int>(region_.ranks()); ++rank) {
+    ring_slowly(region_.cell(rank).bell);
+    ring_slowly(region_.cell(rank).channel_bell);
+  }
+}
+
+void Waiter::look_around(int awaited, bool gone) {
+  throw_if_aborted();
+  Fault fault;
+  if ((fault.about = peers_.find_dead(region_, fault)) >= 0) {
+    fault.kind = FaultKind::kPeerLost;
+    fail(fault);
+  }
+  if ((fault.about = find_mismatch()) >= 0) {
+    fault.kind = FaultKind::kMismatch;
+    fail(fault);
+  }
+  if (gone) {
+    fault.kind = FaultKind::kPeerLeft;
+    fault.about = awaited;
+    fail(fault);
+  }
+  if (interrupted_ != nullptr && *interrupted_ && (*interrupted_)()) {
+    fault.kind = FaultKind::kInterrupted;
+    fault.about = rank_;
+    fail(fault);
+  }
+  if (now_ns() >= deadline_) {
+    fault.kind = FaultKind::kTimeout;
+    fault.about = find_absent();
+    if (fault.about < 0) fault.about = awaited;
+    fail(fault);
+  }
+}
+
+// A rank whose operation of this number is another one than ours, or -1. This finds ranks that wait for
+// each other in different operations, where no message would ever show it.
+int Waiter::find_mismatch() {
+  if (fingerprint_ == 0) return -1;
+  for (int rank = 0; rank < static_cast<int>(region_.ranks()); ++rank) {
+    RankCell& cell = region_.cell(rank);
+    const uint64_t started = cell.started.load(std::memory_order_acquire);
+    if (rank == rank_ || started < seq_ || started >= seq_ + kHistory - 1) continue;
+    const auto& record = cell.history[seq_ % kHistory];
+    if (record[0].load(std::memory_order_relaxed) == seq_ &&
+        record[1].load(std::memory_order_relaxed) != fingerprint_)
+      return rank;
+  }
+  return -1;
+}
+
+// The first rank that has not begun this operation, or -1.
+int Waiter::find_absent() {
+  if (fingerprint_ == 0) return -1;
+  for (int rank = 0; rank < static_cast<int>(region_.ranks()); ++rank)
+    if (region_.cell(rank).started.load(std::memory_order_acquire) < seq_) return rank;
+  return -1;
+}
+
+void Waiter::fail(Fault fault) {
+  AbortCell& cell = region_.abort();
+  fault.by = rank_;
+  fault.seq = seq_;
+  uint32_t fine = 0;
+  if (cell.state.compare_exchange_strong(fine, 1, std::memory_order_seq_cst)) {
+    cell.fault = fault;
+    cell.state.store(2, std::memory_order_seq_cst);
+    ring_all();
+  }
+  rethrow();
+}
+
+void Waiter::rethrow() {
+  AbortCell& cell = region_.abort();
+  // The writer may die between its two stores; then the kind stays unknown, but nobody hangs.
+  for (const Nanoseconds end = now_ns() + 100 * kMillisecond;
+       cell.state.load(std::memory_order_acquire) == 1;) {
+    if (now_ns() > end) throw Fault{FaultKind::kAborted, -1, -1, 0, -1, seq_};
+    sched_yield();
+  }
+  throw cell.fault;
+}
+
+}  // namespace unisono

@@ -1,0 +1,115 @@
+// How a rank waits: spin, then yield, then sleep on its bell; always with a deadline, always with an
+// eye on the abort cell and on the lives of the others. A wait ends by its condition or by throwing a
+// Fault, never otherwise.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "region.hpp"
+
+namespace unisono {
+
+using Nanoseconds = int64_t;
+Nanoseconds now_ns();
+
+inline void cpu_pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// The other ranks on this host as processes: who is dead, and of what.
+class Peers {
+ public:
+  // pidfds[rank]: a descriptor of that rank's process, or -1 (this rank; a rank that is a thread of this
+  // process). Takes them over. status_fd: the launcher's board of how its children ended, or -1.
+  Peers(std::vector<int> pidfds, int status_fd);
+  ~Peers();
+  Peers(const Peers&) = delete;
+  Peers& operator=(const Peers&) = delete;
+
+  // A rank that has ended, or -1. Fills how it ended when the launcher knows.
+  int find_dead(Region& region, Fault& fault) const;
+  bool dead(int rank) const;
+
+ private:
+  void look_up(int pid, Fault& fault) const;
+
+  std::vector<int> pidfds_;
+  const int32_t* board_ = nullptr;
+  size_t board_records_ = 0;
+};
+
+struct Patience {
+  int spins;              // polls before the clock is looked at
+  Nanoseconds spin_ns;    // then poll this long
+  Nanoseconds yield_ns;   // then give the core away between polls this long, then sleep
+};
+
+// One per thread of execution (collectives; point-to-point): holds what a wait has to know.
+class Waiter {
+ public:
+  Waiter(Region& region, const Peers& peers, int rank, Bell RankCell::* bell, Patience patience)
+      : region_(region), peers_(peers), rank_(rank), bell_(bell), patience_(patience) {}
+
+  void begin(uint64_t seq, uint64_t fingerprint, Nanoseconds deadline) {
+    seq_ = seq;
+    fingerprint_ = fingerprint;
+    deadline_ = deadline;
+  }
+  void set_patience(Patience patience) { patience_ = patience; }
+  void set_interrupt(const std::function<bool()>* interrupted) { interrupted_ = interrupted; }
+
+  // Waits for `ready`, which depends on rank `awaited` (-1: on anybody).
+  template <class Ready>
+  void until(int awaited, Ready ready) {
+    for (int i = 0; i < patience_.spins; ++i) {
+      if (ready()) return;
+      cpu_pause();
+    }
+    if (ready()) return;
+    slowly(awaited, [](void* r) { return (*static_cast<Ready*>(r))(); }, &ready);
+  }
+
+  // Wakes whoever sleeps on a rank's bell. Call after the store that makes its condition true; both
+  // that store and the sleeper's are sequentially consistent, so that one of the two sees the other.
+  static void ring(Bell& bell) {
+    if (bell.sleepers.load(std::memory_order_seq_cst) != 0) ring_slowly(bell);
+  }
+  void ring_all();
+
+  // Records the first fault of the group, wakes everybody, throws the fault that stands.
+  [[noreturn]] void fail(Fault fault);
+  void throw_if_aborted() {
+    if (region_.abort().state.load(std::memory_order_acquire) != 0) [[unlikely]] rethrow();
+  }
+  // Looks for what makes waiting pointless: an abort, a death, a mismatch, an interrupt, the deadline.
+  // `gone`: the awaited rank has closed the group.
+  void look_around(int awaited, bool gone);
+
+ private:
+  using Poll = bool (*)(void*);
+  void slowly(int awaited, Poll ready, void* context);
+  bool sleep_once(Poll ready, void* context, Nanoseconds slice);
+  [[noreturn]] void rethrow();
+  int find_mismatch();
+  int find_absent();
+  static void ring_slowly(Bell& bell);
+
+  Region& region_;
+  const Peers& peers_;
+  const int rank_;
+  Bell RankCell::* const bell_;
+  Patience patience_;
+  const std::function<bool()>* interrupted_ = nullptr;
+  uint64_t seq_ = 0;
+  uint64_t fingerprint_ = 0;
+  Nanoseconds deadline_ = INT64_MAX;
+};
+
+}  // namespace unisono

@@ -1,0 +1,335 @@
+"""Prove a plan by running it on symbols.
+
+Every chunk holds a value: whose contributions it combines, and in what order. The ranks' steps are
+run greedily over edges that hold a bounded number of messages and senders that can have a bounded
+number of messages outstanding, as the engine's do.
+
+Why one run proves every interleaving: a rank's steps are a fixed sequence, each of which waits for
+counters that only grow (messages arrived on an edge, messages taken from it). Such a system is
+confluent: whatever order the ranks run in, it ends in the same state, or is stuck in the same place
+(Kahn, "The semantics of a simple language for parallel programming", IFIP 1974). The same argument
+covers many operations and segments in a row: running them one after the other is one of the
+interleavings.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from unisono.errors import PlanError
+from unisono.plans.contracts import CONTRACTS, Contribution
+from unisono.plans.plan import Chunk, Copy, Plan, Recv, Reduce, Send, Step
+
+__all__ = ["EDGE_CAPACITY", "Deadlock", "Finding", "Value", "prove", "run"]
+
+EDGE_CAPACITY = 16
+"""Messages an edge of the engine holds (LANE_ENTRIES; a test compares the two)."""
+
+
+class Deadlock(PlanError):
+    """Ranks wait for each other in a circle."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """What a chunk holds.
+
+    Attributes:
+        order: how it was combined; equal orders mean equal bits. A contribution, or a tuple of orders.
+        ranks: bit r is set when rank r contributed.  block: which block of theirs.
+    """
+
+    order: tuple[object, ...]
+    ranks: int
+    block: int
+
+    @property
+    def raw(self) -> bool:
+        """Whether it is one rank's untouched contribution."""
+        return self.ranks & (self.ranks - 1) == 0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the run saw at one step: the value it read as its own, and the one it left."""
+
+    own: Value | None
+    result: Value | None
+
+
+@dataclass
+class _Rank:
+    chunks: dict[Chunk, Value]
+    next_step: int = 0
+    outstanding: deque[list[int]] = field(default_factory=deque)  # per message: receivers still to take it
+    findings: list[Finding] = field(default_factory=list)
+
+
+class _Run:
+    """A symbolic run of all ranks."""
+
+    def __init__(self, plan: Plan, edge_capacity: int, in_flight: int) -> None:
+        self.plan = plan
+        self.contract = CONTRACTS[plan.collective]
+        self.edge_capacity = edge_capacity
+        self.in_flight = in_flight
+        self.edges: dict[tuple[int, int], deque[tuple[Value, int, list[int]]]] = {}
+        self.ranks = [_Rank(self._start(rank)) for rank in range(plan.size)]
+
+    def _start(self, rank: int) -> dict[Chunk, Value]:
+        space = "out" if self.contract.in_place else "in"
+        if not self.contract.gives(rank, self.plan.root):
+            return {}
+        return {
+            Chunk(space, index): Value((rank, index), 1 << rank, index)
+            for index in range(self.plan.chunks(space))
+        }
+
+    def error(self, rank: int, what: str, number: int | None = None) -> PlanError:
+        number = self.ranks[rank].next_step if number is None else number
+        steps = self.plan.steps[rank]
+        step = steps[number] if number < len(steps) else "end"
+        return PlanError(f"{self.plan}: rank {rank}, step {number}, {step}: {what}")
+
+    # ---- steps ---------------------------------------------------------------------------------------
+
+    def advance(self, rank: int) -> bool:
+        """Run as many steps of a rank as can run now; whether there was one."""
+        state, steps, moved = self.ranks[rank], self.plan.steps[rank], False
+        while state.next_step < len(steps) and self._ready(rank, steps[state.next_step]):
+            self._do(rank, steps[state.next_step])
+            state.next_step += 1
+            moved = True
+        return moved
+
+    def _ready(self, rank: int, step: Step) -> bool:
+        return self._blocker(rank, step) is None
+
+    def _blocker(self, rank: int, step: Step) -> int | None:
+        """The rank a step has to wait for, or None."""
+        if isinstance(step, Send):
+            self._check_peers(rank, step.to)
+            for peer in step.to:
+                if len(self.edges.get((rank, peer), ())) >= self.edge_capacity:
+                    return peer
+            outstanding = self.ranks[rank].outstanding
+            while outstanding and not outstanding[0]:
+                outstanding.popleft()
+            return outstanding[0][0] if step.to and len(outstanding) >= self.in_flight else None
+        for peer in self._sources(rank, step):
+            if not self.edges.get((peer, rank)):
+                return peer
+        return None
+
+    def _sources(self, rank: int, step: Step) -> tuple[int, ...]:
+        if isinstance(step, Recv):
+            self._check_peers(rank, (step.frm,))
+            return (step.frm,)
+        if isinstance(step, Reduce):
+            sources = tuple(peer for peer in step.frm if peer != rank)
+            self._check_peers(rank, sources)
+            if len(set(step.frm)) != len(step.frm) or not step.frm:
+                raise self.error(rank, "names a rank twice, or none")
+            return sources
+        return ()
+
+    def _check_peers(self, rank: int, peers: tuple[int, ...]) -> None:
+        if rank in peers or len(set(peers)) != len(peers):
+            raise self.error(rank, "names a rank twice, or itself")
+        for peer in peers:
+            if not 0 <= peer < self.plan.size:
+                raise self.error(rank, f"there is no rank {peer}")
+
+    def _do(self, rank: int, step: Step) -> None:
+        own: Value | None = None
+        result: Value | None = None
+        if isinstance(step, Send):
+            own = self._read(rank, step.chunk)
+            receivers = list(step.to)
+            if receivers:
+                self.ranks[rank].outstanding.append(receivers)
+            for peer in step.to:
+                message = (own, step.chunk.index, receivers)
+                self.edges.setdefault((rank, peer), deque()).append(message)
+        elif isinstance(step, Recv):
+            result = self._take(rank, step.frm, step.chunk)
+        elif isinstance(step, Reduce):
+            own_chunk = step.own or step.chunk
+            values = [
+                self._read(rank, own_chunk) if peer == rank else self._take(rank, peer, step.chunk)
+                for peer in step.frm
+            ]
+            own = values[step.frm.index(rank)] if rank in step.frm else None
+            result = self._combine(rank, values)
+        else:
+            own = result = self._read(rank, step.src)
+        if result is not None:
+            self._write(rank, step.dst if isinstance(step, Copy) else step.chunk, result)
+        self.ranks[rank].findings.append(Finding(own, result))
+
+    def _read(self, rank: int, chunk: Chunk) -> Value:
+        value = self.ranks[rank].chunks.get(chunk)
+        if value is None:
+            raise self.error(rank, f"reads {chunk} before anything was written there")
+        return value
+
+    def _write(self, rank: int, chunk: Chunk, value: Value) -> None:
+        if chunk.space == "in":
+            raise self.error(rank, f"writes {chunk}, the caller's input")
+        self.ranks[rank].chunks[chunk] = value
+
+    def _take(self, rank: int, peer: int, chunk: Chunk) -> Value:
+        value, index, receivers = self.edges[peer, rank].popleft()
+        receivers.remove(rank)
+        if self.contract.out_blocks == "any" and index != chunk.index:
+            raise self.error(rank, f"takes chunk {index} of rank {peer} for {chunk}; their sizes differ")
+        return value
+
+    def _combine(self, rank: int, values: list[Value]) -> Value:
+        if not self.contract.reduces:
+            raise self.error(rank, f"{self.plan.collective} has nothing to reduce")
+        ranks = 0
+        for value in values:
+            twice = ranks & value.ranks
+            if twice and self.contract.counts:
+                raise self.error(rank, f"the contribution of rank {_first(twice)} comes in twice")
+            if value.block != values[0].block:
+                raise self.error(rank, f"mixes block {value.block} with block {values[0].block}")
+            ranks |= value.ranks
+        if len(values) == 1:
+            return values[0]
+        return Value(tuple(value.order for value in values), ranks, values[0].block)
+
+    # ---- the end -------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Run everything; refuse a deadlock and messages nobody takes."""
+        waiting = deque(range(self.plan.size))
+        idle = 0
+        while waiting and idle < len(waiting):
+            rank = waiting.popleft()
+            idle = 0 if self.advance(rank) else idle + 1
+            if self.ranks[rank].next_step < len(self.plan.steps[rank]):
+                waiting.append(rank)
+        if waiting:
+            raise self._deadlock(sorted(waiting))
+        for (sender, receiver), messages in self.edges.items():
+            if messages:
+                raise PlanError(
+                    f"{self.plan}: rank {receiver} never takes {len(messages)} of the messages that "
+                    f"rank {sender} sends it ({self._sends(sender, receiver)})"
+                )
+
+    def _sends(self, sender: int, receiver: int) -> str:
+        steps = self.plan.steps[sender]
+        found = [
+            f"step {n}, {step}"
+            for n, step in enumerate(steps)
+            if isinstance(step, Send) and receiver in step.to
+        ]
+        return f"the last is {found[-1]}"
+
+    def _deadlock(self, waiting: list[int]) -> Deadlock:
+        lines = []
+        for rank in waiting[:8]:
+            number = self.ranks[rank].next_step
+            step = self.plan.steps[rank][number]
+            lines.append(f"rank {rank} waits for rank {self._blocker(rank, step)} at step {number}, {step}")
+        return Deadlock(f"{self.plan}: deadlock: " + "; ".join(lines))
+
+
+def run(plan: Plan, *, edge_capacity: int = EDGE_CAPACITY) -> tuple[int, list[list[Finding]]]:
+    """Run a plan on symbols: (messages in flight, for every rank and step what it read and left).
+
+    Messages in flight is what a sender must be able to have outstanding for the plan not to
+    deadlock, found by doubling; the engine sizes segments by it.
+
+    Raises:
+        PlanError: a deadlock, a read before a write, a contribution twice, a message nobody takes.
+    """
+    most = max((sum(isinstance(step, Send) for step in steps) for steps in plan.steps), default=0)
+    in_flight = max(1, min(_opening_sends(steps) for steps in plan.steps))
+    while True:
+        running = _Run(plan, edge_capacity, in_flight)
+        try:
+            running.finish()
+        except Deadlock:
+            if in_flight >= most:
+                raise
+            in_flight = min(2 * in_flight, most)
+        else:
+            _check_results(running)
+            return in_flight, [rank.findings for rank in running.ranks]
+
+
+def _opening_sends(steps: tuple[Step, ...]) -> int:
+    """Sends before the first wait: when every rank opens with n of them, n must fit."""
+    waits = (number for number, step in enumerate(steps) if isinstance(step, (Recv, Reduce)))
+    return sum(isinstance(step, Send) and bool(step.to) for step in steps[: next(waits, len(steps))])
+
+
+def prove(plan: Plan, *, edge_capacity: int = EDGE_CAPACITY) -> None:
+    """Show that a plan is right, or raise an error that shows the step where it is not.
+
+    Proved, for this number of ranks and any interleaving: every output chunk holds exactly the
+    contributions its contract names, each once; where ranks must agree they combined them in one
+    order, so that the bits agree; nothing is read before it is written; the caller's input is never
+    written; no deadlock, with edges of `edge_capacity` messages; no message is left over.
+
+    Raises:
+        PlanError: the plan is wrong; the message shows the rank and the step.
+    """
+    if len(plan.steps) != plan.size or not 0 <= plan.root < plan.size:
+        raise PlanError(f"{plan}: has steps for {len(plan.steps)} ranks and root {plan.root}")
+    run(plan, edge_capacity=edge_capacity)
+
+
+def _check_results(running: _Run) -> None:
+    plan = running.plan
+    _check_block_counts(plan)
+    orders: dict[int, tuple[int, tuple[object, ...]]] = {}
+    for rank in range(plan.size):
+        for chunk in range(plan.chunks("out")):
+            expected = running.contract.expected(rank, chunk, plan.size, plan.root)
+            value = running.ranks[rank].chunks.get(Chunk("out", chunk))
+            if expected is None:
+                if value is not None:
+                    raise running.error(rank, f"writes Out({chunk}), which is not its to write")
+                continue
+            _check_value(running, rank, chunk, value, expected)
+            assert value is not None
+            if plan.collective != "all_reduce":
+                continue
+            first, order = orders.setdefault(chunk, (rank, value.order))
+            if order != value.order:
+                raise running.error(
+                    rank, f"Out({chunk}) was combined as {value.order}, on rank {first} as {order}"
+                )
+
+
+def _check_value(
+    running: _Run, rank: int, chunk: int, value: Value | None, expected: list[Contribution]
+) -> None:
+    if value is None:
+        raise running.error(rank, f"Out({chunk}) was never written")
+    block = expected[0][1]
+    wanted = sum(1 << peer for peer, _ in expected)
+    if missing := wanted & ~value.ranks:
+        raise running.error(rank, f"Out({chunk}) lacks the contribution of rank {_first(missing)}")
+    if surplus := value.ranks & ~wanted:
+        raise running.error(rank, f"Out({chunk}) holds the contribution of rank {_first(surplus)}")
+    if value.block != block:
+        raise running.error(rank, f"Out({chunk}) holds block {value.block}, expected block {block}")
+
+
+def _first(ranks: int) -> int:
+    return (ranks & -ranks).bit_length() - 1
+
+
+def _check_block_counts(plan: Plan) -> None:
+    contract = CONTRACTS[plan.collective]
+    for space, blocks in (("in", contract.in_blocks), ("out", contract.out_blocks)):
+        wanted = {"0": 0, "1": 1, "p": plan.size, "any": plan.chunks(space)}[blocks]
+        if plan.chunks(space) != wanted:
+            raise PlanError(f"{plan}: speaks of {plan.chunks(space)} {space} chunks, expected {wanted}")
