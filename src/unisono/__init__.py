@@ -1,0 +1,111 @@
+"""Collective communication for Python, between the processes of one machine.
+
+    import numpy as np, unisono as un
+    with un.init_process_group() as world:      # env://, as `unisono run -n 4 script.py` sets it
+        x = np.ones(4, np.float32)
+        world.all_reduce(x)
+
+Names are loaded on first use, so that importing the package (as the launcher does) costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0.dev0"
+
+_HOMES = {
+    "unisono.group": ("ANY_TAG", "Group", "Work", "init_process_group"),
+    "unisono.reduction": ("ReduceOp", "premul_sum"),
+    "unisono.store": ("FileStore", "HashStore", "PrefixStore", "Store", "StoreServer", "TCPStore"),
+    "unisono.errors": (
+        "Aborted",
+        "GroupClosed",
+        "GroupError",
+        "LaunchError",
+        "Mismatch",
+        "PeerLost",
+        "PlanError",
+        "RendezvousError",
+        "StoreError",
+        "StoreTimeout",
+        "Timeout",
+        "UnisonoError",
+    ),
+}
+_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+
+if TYPE_CHECKING:
+    from unisono.errors import (
+        Aborted,
+        GroupClosed,
+        GroupError,
+        LaunchError,
+        Mismatch,
+        PeerLost,
+        PlanError,
+        RendezvousError,
+        StoreError,
+        StoreTimeout,
+        Timeout,
+        UnisonoError,
+    )
+    from unisono.group import ANY_TAG, Group, Work, init_process_group
+    from unisono.reduction import ReduceOp, premul_sum
+    from unisono.store import FileStore, HashStore, PrefixStore, Store, StoreServer, TCPStore
+
+    SUM, AVG, PRODUCT, MIN = ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT, ReduceOp.MIN
+    MAX, BAND, BOR, BXOR = ReduceOp.MAX, ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR
+
+__all__ = [
+    "ANY_TAG",
+    "AVG",
+    "BAND",
+    "BOR",
+    "BXOR",
+    "MAX",
+    "MIN",
+    "PRODUCT",
+    "SUM",
+    "Aborted",
+    "FileStore",
+    "Group",
+    "GroupClosed",
+    "GroupError",
+    "HashStore",
+    "LaunchError",
+    "Mismatch",
+    "PeerLost",
+    "PlanError",
+    "PrefixStore",
+    "ReduceOp",
+    "RendezvousError",
+    "Store",
+    "StoreError",
+    "StoreServer",
+    "StoreTimeout",
+    "TCPStore",
+    "Timeout",
+    "UnisonoError",
+    "Work",
+    "__version__",
+    "init_process_group",
+    "premul_sum",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _OPS:
+        value: Any = getattr(import_module("unisono.reduction").ReduceOp, name)
+    else:
+        home = next((home for home, names in _HOMES.items() if name in names), None)
+        if home is None:
+            raise AttributeError(f"module 'unisono' has no attribute {name!r}")
+        value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,84 @@
+"""The command `unisono`: finds the subcommand's module and hands it its arguments.
+
+A command's module has `add_arguments(parser)` and `main(args) -> int`, and is imported only when asked
+for: `unisono run` must not pay for numpy, nor `unisono doctor` for torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+__all__ = ["main"]
+
+COMMANDS = {
+    "run": ("unisono.launch", "start the ranks of a script, a module or a program"),
+    "bench": ("unisono.bench", "measure collectives: latency, bandwidth, wrong values"),
+    "demo": ("unisono.demo", "watch several processes train a small language model"),
+    "doctor": ("unisono.doctor", "show settings, backends and what this machine can do"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (default: this process's) and return the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return 0 if words else 2
+    if words[0] in ("-V", "--version", "version"):
+        print(f"unisono {_version()}")
+        return 0
+    command = words[0]
+    if command not in COMMANDS:
+        return _refuse(f"unknown command {command!r}.{_guess(command)} Commands: {', '.join(COMMANDS)}.")
+    try:
+        module = importlib.import_module(COMMANDS[command][0])
+    except ModuleNotFoundError as error:
+        return _refuse(_missing(command, error.name or ""))
+    return _call(module, command, words[1:])
+
+
+def _call(module: ModuleType, command: str, words: Sequence[str]) -> int:
+    summary = COMMANDS[command][1]
+    parser = argparse.ArgumentParser(prog=f"unisono {command}", description=f"{summary.capitalize()}.")
+    module.add_arguments(parser)
+    status: int = module.main(parser.parse_args(words))
+    return status
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
+    more = "unisono COMMAND --help tells more; unisono --version."
+    return "\n".join(["usage: unisono COMMAND ...", "", *lines, "", more])
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("unisono")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def _guess(command: str) -> str:
+    close = difflib.get_close_matches(command, COMMANDS, n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def _missing(command: str, module: str) -> str:
+    if module == COMMANDS[command][0]:
+        return f"the command {command!r} is not part of this build."
+    extra = "torch" if module.partition(".")[0] == "torch" else ""
+    remedy = f"pip install 'unisono[{extra}]'" if extra else f"pip install {module}"
+    return f"{command} needs the module {module!r}, which is not installed: {remedy}"
+
+
+def _refuse(text: str) -> int:
+    print(f"unisono: {text}", file=sys.stderr)
+    return 2

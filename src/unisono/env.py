@@ -1,0 +1,280 @@
+"""The only reader of the environment: `read()` makes a frozen `Settings`, each value with its origin.
+
+One table, `VARIABLES`, makes the reader, docs/environment.md (`markdown`) and doctor's listing (`listing`).
+
+Several variables may give the same setting, because several launchers set their own. The innermost launcher
+is believed: one that starts processes inside another's (torchrun inside srun) gives each a rank of which the
+outer one knows nothing. So of `unisono run`, torchrun, MPI, Slurm and Kubernetes only the first one present
+counts. RANK, WORLD_SIZE and so on, when set, have to agree with it; an error names both when they do not.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from unisono.errors import message
+
+__all__ = ["VARIABLES", "Settings", "Variable", "copy", "listing", "markdown", "parse_size", "read"]
+
+Parser = Callable[[str], Any]
+INT32_MAX = 2**31 - 1
+SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+TRUE_WORDS = ("1", "true", "yes", "on")
+FALSE_WORDS = ("", "0", "false", "no", "off")
+
+
+def _whole_number(least: int, most: int) -> Parser:
+    def parse(text: str) -> int:
+        value = int(text) if text.strip().lstrip("+-").isdecimal() else None
+        if value is None or not least <= value <= most:
+            raise ValueError(f"a whole number from {least} to {most}")
+        return value
+
+    return parse
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (0 < value < math.inf):
+        raise ValueError("a number of seconds above 0")
+    return value
+
+
+def parse_size(text: str) -> int:
+    """Bytes from "4194304", "4M" or "4MiB" (K, M, G are powers of 1024)."""
+    number = text.strip().upper().removesuffix("IB")
+    unit = number[-1:] if number[-1:] in ("K", "M", "G") else ""
+    digits = number.removesuffix(unit).strip()
+    if not digits.isdecimal() or (unit == "" and text.strip().upper().endswith("IB")):
+        raise ValueError("a number of bytes such as 4194304, 4M or 4MiB")
+    return int(digits) * SIZE_UNITS[unit]
+
+
+def _flag(text: str) -> bool:
+    word = text.strip().lower()
+    if word not in TRUE_WORDS + FALSE_WORDS:
+        raise ValueError("1 or 0")
+    return word in TRUE_WORDS
+
+
+def _text(text: str) -> str:
+    return text.strip()
+
+
+def _present(text: str) -> bool:
+    return bool(text)
+
+
+_rank = _whole_number(0, INT32_MAX)
+_count = _whole_number(1, INT32_MAX)
+_port = _whole_number(1, 65535)
+
+
+class Variable(NamedTuple):
+    """One environment variable: which setting it gives, how it is read, and in words.
+
+    `source` is the launcher that sets it, "" for those that any launcher or a person may set.
+    """
+
+    name: str
+    setting: str
+    parse: Parser
+    doc: str
+    source: str = ""
+
+
+def _placement(source: str, rank: str, world: str, local_rank: str, local_world: str) -> list[Variable]:
+    """The four variables in which every launcher tells a process its place."""
+    return [
+        Variable(rank, "rank", _rank, "rank of this process", source),
+        Variable(world, "world_size", _count, "number of ranks", source),
+        Variable(local_rank, "local_rank", _rank, "rank among those on this host", source),
+        Variable(local_world, "local_world_size", _count, "number of ranks on this host", source),
+    ]
+
+
+VARIABLES: tuple[Variable, ...] = (
+    Variable("UNISONO_TIMEOUT_S", "timeout_s", _seconds, "seconds an operation may take"),
+    Variable("UNISONO_STAGING_BYTES", "staging_bytes", parse_size, "staging memory per rank (8M, 4MiB)"),
+    Variable(
+        "UNISONO_SPIN_US",
+        "spin_us",
+        _whole_number(-1, INT32_MAX),
+        "microseconds to spin before giving the core up; -1: choose from ranks and cores",
+    ),
+    Variable("UNISONO_SOCKET_IFNAME", "socket_ifname", _text, "network interfaces to use (reserved)"),
+    Variable(
+        "UNISONO_STATUS_FD", "status_fd", _rank, "descriptor of the launcher's status board", "unisono run"
+    ),
+    Variable(
+        "UNISONO_STORE_HOSTED", "store_hosted", _flag, "1: the launcher serves the store", "unisono run"
+    ),
+    *_placement("", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    Variable("GROUP_RANK", "group_rank", _rank, "rank of this host"),
+    Variable("MASTER_ADDR", "master_addr", _text, "name or address of the host of rank 0"),
+    Variable("MASTER_PORT", "master_port", _port, "port of the store on the host of rank 0"),
+    Variable("TORCHELASTIC_RUN_ID", "job_id", _text, "name of the job", "torchrun"),
+    Variable(
+        "TORCHELASTIC_RESTART_COUNT", "restart_count", _rank, "how often the job was restarted", "torchrun"
+    ),
+    Variable(
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "agent_store",
+        _flag,
+        "MASTER_PORT is held by torchrun's agent",
+        "torchrun",
+    ),
+    *_placement(
+        "Open MPI",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    *_placement("MPICH/PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    *_placement("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+    Variable("SLURM_NODEID", "group_rank", _rank, "rank of this host", "Slurm"),
+    Variable("SLURM_JOB_ID", "job_id", _text, "name of the job", "Slurm"),
+    Variable("JOB_COMPLETION_INDEX", "rank", _rank, "rank of this pod", "Kubernetes"),
+    Variable("KUBERNETES_SERVICE_HOST", "kubernetes", _present, "set inside every pod", "Kubernetes"),
+)
+
+MARKERS: tuple[tuple[str, str], ...] = (
+    ("unisono run", "UNISONO_STORE_HOSTED"),
+    ("torchrun", "TORCHELASTIC_RUN_ID"),
+    ("Open MPI", "OMPI_COMM_WORLD_RANK"),
+    ("MPICH/PMI", "PMI_RANK"),
+    ("Slurm", "SLURM_PROCID"),
+    ("Kubernetes", "JOB_COMPLETION_INDEX"),
+)
+"""Launchers, the innermost first, each with the variable that shows its presence."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything Unisono takes from the environment. None: not set, and no default.
+
+    `origins` tells for each setting which variable it came from, or "default".
+    """
+
+    timeout_s: float = 300.0
+    staging_bytes: int = 4 << 20
+    spin_us: int = -1
+    socket_ifname: str = ""
+    status_fd: int | None = None
+    store_hosted: bool = False
+    rank: int | None = None
+    world_size: int | None = None
+    local_rank: int | None = None
+    local_world_size: int | None = None
+    group_rank: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    job_id: str = ""
+    restart_count: int = 0
+    agent_store: bool = False
+    kubernetes: bool = False
+    launcher: str = ""
+    origins: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), compare=False)
+
+    def origin(self, setting: str) -> str:
+        """The variable `setting` was read from, or "default"."""
+        return self.origins.get(setting, "default")
+
+
+def read(environ: Mapping[str, str] | None = None) -> Settings:
+    """The settings in `environ` (default: this process's environment). An empty variable counts as not set.
+
+    Raises:
+        ValueError: a variable is malformed, or two disagree; the text names them and shows their values.
+    """
+    environ = os.environ if environ is None else environ
+    launcher = next((name for name, marker in MARKERS if environ.get(marker)), "")
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for variable in VARIABLES:
+        text = environ.get(variable.name, "")
+        if not text or not _counts(variable, launcher):
+            continue
+        value = _parsed(variable, text)
+        if variable.setting not in values:
+            values[variable.setting] = value
+            origins[variable.setting] = variable.name
+        elif values[variable.setting] != value:
+            raise ValueError(_disagreement(origins[variable.setting], variable, environ))
+    return Settings(**values, launcher=launcher, origins=MappingProxyType(origins))
+
+
+def copy() -> dict[str, str]:
+    """A copy of this process's environment, for a launcher to build its children's from."""
+    return dict(os.environ)
+
+
+def _counts(variable: Variable, launcher: str) -> bool:
+    """Whether `variable` is of the launcher that counts, or of none; see the module's docstring."""
+    ours = variable.name.startswith("UNISONO_")
+    return ours or variable.source in ("", launcher) or variable.setting == "kubernetes"
+
+
+def _parsed(variable: Variable, text: str) -> Any:
+    try:
+        return variable.parse(text)
+    except ValueError as error:
+        raise ValueError(
+            message(
+                f"{variable.name} is malformed",
+                observed=repr(text),
+                expected=str(error),
+                remedy=f"Set {variable.name} ({variable.doc}) to that, or unset it.",
+            )
+        ) from None
+
+
+def _disagreement(name: str, other: Variable, environ: Mapping[str, str]) -> str:
+    return message(
+        f"{name}={environ[name]} and {other.name}={environ[other.name]} disagree on the {other.doc}",
+        remedy=f"Unset the one that is wrong ({other.name} was set by {other.source}).",
+    )
+
+
+def listing(settings: Settings) -> list[tuple[str, str, str]]:
+    """(setting, value, origin) of every setting, for people."""
+    names = [each.name for each in fields(Settings) if each.name not in ("origins", "launcher")]
+    return [(name, _shown(getattr(settings, name)), settings.origin(name)) for name in names]
+
+
+def markdown() -> str:
+    """The text of docs/environment.md."""
+    lines = [
+        "# Environment variables",
+        "",
+        "Generated from the table in `unisono/env.py`; do not edit. An empty variable counts as not set.",
+        "",
+        "| variable | meaning | default | set by |",
+        "|---|---|---|---|",
+    ]
+    defaults = Settings()
+    for variable in VARIABLES:
+        default = _shown(getattr(defaults, variable.setting))
+        source = variable.source or "you, or any launcher"
+        lines.append(f"| `{variable.name}` | {variable.doc} | {default} | {source} |")
+    order = ", ".join(name for name, _ in MARKERS)
+    lines += [
+        "",
+        f"Of several launchers only the first present counts, in this order: {order}.",
+        "Variables of the others are ignored. Two variables that count and disagree are an error naming both.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _shown(value: object) -> str:
+    return "" if value is None or value == "" else str(value)

@@ -1,0 +1,191 @@
+"""The one path of every collective: checked arguments -> plan -> engine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from unisono import _native
+from unisono.buffers import DTYPES, ITEMSIZES
+from unisono.errors import GroupClosed, GroupError
+from unisono.group.faults import COLLECTIVES, Scene, explain
+from unisono.group.layout import Layout
+from unisono.group.work import CollectiveWork, Work, seconds
+from unisono.plans import choose, lower, make
+from unisono.reduction import Op, PremulSum, ReduceOp
+
+__all__ = ["Caller", "Prepared"]
+
+
+class Prepared(NamedTuple):
+    """An operation of the engine, ready to be bound to buffers."""
+
+    run: Callable[..., int]
+    start: Callable[..., int]
+    run_lists: Callable[..., int]
+    start_lists: Callable[..., int]
+    name: str
+    root: int
+    factor: float
+
+
+class Caller:
+    """Runs the collectives of one rank of one group.
+
+    Attributes:
+        name, rank, size: of the group.  timeout_s: of an operation that names none.
+    """
+
+    def __init__(self, engine: _native.Engine, name: str, rank: int, size: int, timeout_s: float) -> None:
+        self.name = name
+        self.rank = rank
+        self.size = size
+        self.timeout_s = timeout_s
+        self._engine: _native.Engine | None = engine
+        self._prepared: dict[tuple[str, str, int, int, Op], Prepared] = {}
+        self._works: list[Work] = []
+        self._works_lock = threading.Lock()
+
+    @property
+    def engine(self) -> _native.Engine:
+        """The engine.
+
+        Raises:
+            GroupClosed: the group was closed.
+        """
+        if self._engine is None:
+            raise GroupClosed(f"group {self.name!r} was closed; rank {self.rank} used it afterwards")
+        return self._engine
+
+    def prepare(
+        self, collective: str, algorithm: str | None, dtype: int, numel: int, op: Op = ReduceOp.SUM, root: int = 0
+    ) -> Prepared:
+        """The operation for a call.
+
+        Args:
+            algorithm: a name of the catalogue; None chooses by size.
+            numel: elements per rank, by which an algorithm is chosen; the same on every rank.
+        Raises:
+            ValueError: there is no such root or algorithm.  TypeError: the dtype has no such operation.
+            GroupClosed: the group was closed.
+        """
+        if algorithm is None:
+            algorithm = choose(collective, self.size, numel * ITEMSIZES[dtype])
+        key = (collective, algorithm, root, dtype, op)
+        found = self._prepared.get(key)
+        if found is None:
+            found = self._prepared[key] = self._prepare(*key)
+        return found
+
+    def _prepare(self, collective: str, algorithm: str, root: int, dtype: int, op: Op) -> Prepared:
+        engine = self.engine
+        if not 0 <= root < self.size:
+            raise ValueError(f"{collective}: rank {root} is not in group {self.name!r} of {self.size} ranks")
+        if not isinstance(op, ReduceOp | PremulSum):
+            raise TypeError(f"{collective}: op is {op!r}, expected a member of ReduceOp or premul_sum(factor)")
+        if not _native.reducible(dtype, op.value):
+            raise TypeError(f"{collective}: {op.name} has no meaning for {DTYPES[dtype]}{_hint(op, dtype)}")
+        if collective in ("scan", "exclusive_scan") and op is ReduceOp.AVG:
+            raise ValueError(f"{collective}: AVG has no meaning for a prefix; use SUM")
+        code = lower(make(collective, algorithm, self.size, root))[self.rank]
+        operation = engine.operation(code, COLLECTIVES.index(collective), dtype, op.value)
+        factor = op.factor if isinstance(op, PremulSum) else 1.0
+        return Prepared(
+            operation.run,
+            operation.start,
+            operation.run_lists,
+            operation.start_lists,
+            collective,
+            root,
+            factor,
+        )
+
+    def run(
+        self,
+        prepared: Prepared,
+        keep: Any,
+        async_op: bool,
+        timeout: float | timedelta | None,
+        numel: int,
+        *extents: Any,
+        lists: bool = False,
+    ) -> Work | None:
+        """Run an operation, or queue it and hand out its work.
+
+        Args:
+            keep: the arrays behind the addresses, kept alive while the work is under way.
+            numel: what all ranks must agree on; 0 where they may differ.
+            extents: address and numel of the output and of the input, or (`lists`) a list of those each.
+        Raises:
+            GroupError: what went wrong; the group is aborted.
+        """
+        timeout_s = self.timeout_s if timeout is None else seconds(timeout, 0.0)
+        engine = self._engine or self.engine
+        if async_op:
+            start = prepared.start_lists if lists else prepared.start
+            ticket = start(engine, prepared.root, numel, prepared.factor, timeout_s, *extents)
+            return self._hand_out(engine, ticket, keep, prepared.name, timeout_s)
+        run = prepared.run_lists if lists else prepared.run
+        if run(engine, prepared.root, numel, prepared.factor, timeout_s, *extents):
+            raise self.failure(prepared.name, timeout_s)
+        return None
+
+    def run_blocks(
+        self,
+        prepared: Prepared,
+        out: Layout,
+        given: Layout,
+        keep: Any,
+        async_op: bool,
+        timeout: float | timedelta | None,
+        numel: int,
+        counts: tuple[int, int],
+    ) -> Work | None:
+        """As `run`, for an output and an input that may be lists; `counts`: chunks of out and input."""
+        if out.extents is None and given.extents is None:
+            whole, piece = out.pieces[0], given.pieces[0]
+            extents: tuple[Any, ...] = (whole.address, whole.numel, piece.address, piece.numel)
+            return self.run(prepared, keep, async_op, timeout, numel, *extents)
+        return self.run(
+            prepared,
+            keep,
+            async_op,
+            timeout,
+            numel,
+            out.spread(counts[0]),
+            given.spread(counts[1]),
+            lists=True,
+        )
+
+    def failure(self, operation: str, timeout_s: float) -> GroupError:
+        """The error for what aborted the group."""
+        return explain(Scene(self.engine, self.name, self.rank, self.size, operation, timeout_s))
+
+    def _hand_out(
+        self, engine: _native.Engine, ticket: int, keep: Any, name: str, timeout_s: float
+    ) -> CollectiveWork:
+        work = CollectiveWork(engine, ticket, keep, lambda kind: self.failure(name, timeout_s))  # noqa: ARG005
+        self.keep(work)
+        return work
+
+    def keep(self, work: Work) -> None:
+        """Keep a work, and with it its buffers, until it is done, whatever the caller does with it."""
+        with self._works_lock:
+            self._works = [one for one in self._works if not one.done()]
+            self._works.append(work)
+
+    def leave(self) -> None:
+        """Stop: tell the others, end the threads, forget the memory."""
+        engine, self._engine = self._engine, None
+        self._prepared.clear()
+        self._works.clear()
+        if engine is not None:
+            engine.leave()
+
+
+def _hint(op: Op, dtype: int) -> str:
+    if op is ReduceOp.AVG:
+        return "; use SUM and divide, or a floating-point dtype"
+    return "; complex numbers have no order" if DTYPES[dtype].startswith("complex") else ""

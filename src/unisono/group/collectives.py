@@ -1,0 +1,263 @@
+"""The collectives of a group. Each checks its arguments and names its operation; the rest is one path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from unisono.buffers import view
+from unisono.group.calls import Caller
+from unisono.group.layout import (
+    NOTHING,
+    blocks,
+    check_apart,
+    check_block,
+    check_equal,
+    check_same_dtype,
+    one,
+)
+from unisono.group.work import Work
+from unisono.reduction import Op, ReduceOp
+
+__all__ = ["Collectives"]
+
+SUM = ReduceOp.SUM
+Timeout = float | timedelta | None
+
+
+class Collectives:
+    """Operations that every rank of the group calls, in the same order.
+
+    Arrays are NumPy arrays, torch CPU tensors or other contiguous CPU buffers. Of all operations:
+
+    Args:
+        algorithm: a name of `unisono.plans.ALGORITHMS`; None chooses by size and ranks.
+        async_op: return a `Work` at once. The buffers are the operation's until it is done.
+        timeout: seconds (or a timedelta) for the whole operation; None: the group's.
+    Raises:
+        ValueError, TypeError: a wrong argument; no byte has moved and the group is fine.
+        Timeout, PeerLost, Mismatch, Aborted: the operation failed; the group is aborted.
+    """
+
+    _caller: Caller
+
+    def all_reduce(
+        self,
+        x: Any,
+        op: Op = SUM,
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Work | None:
+        """Reduce `x` over the group; every rank gets the same bits, in place.
+
+        Shapes: x [numel], the same numel and dtype on every rank.
+        Cost: one_shot 1 round, p-1 reads; two_shot 2 rounds; ring 2(p-1) rounds and 2(p-1)/p * nbytes sent.
+        Example (p=2): [1, 2] and [3, 4] -> [4, 6] on both.
+        """
+        address, numel, dtype = view(x, True, "x")
+        prepared = self._caller.prepare("all_reduce", algorithm, dtype, numel, op)
+        return self._caller.run(prepared, x, async_op, timeout, numel, address, numel, 0, 0)
+
+    def broadcast(
+        self,
+        x: Any,
+        src: int = 0,
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Work | None:
+        """Copy `x` of rank `src` into `x` of every rank.
+
+        Shapes: x [numel], the same numel and dtype on every rank.
+        Example (p=2, src=0): [1, 2] and [0, 0] -> [1, 2] on both.
+        """
+        address, numel, dtype = view(x, self._caller.rank != src, "x")
+        prepared = self._caller.prepare("broadcast", algorithm, dtype, numel, SUM, src)
+        return self._caller.run(prepared, x, async_op, timeout, numel, address, numel, 0, 0)
+
+    def reduce(
+        self,
+        x: Any,
+        dst: int = 0,
+        op: Op = SUM,
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Work | None:
+        """Reduce `x` over the group into `x` of rank `dst`; all other ranks' buffers stay as they were.
+
+        Shapes: x [numel], the same numel and dtype on every rank.
+        Example (p=2, dst=0): [1, 2] and [3, 4] -> [4, 6] and [3, 4].
+        """
+        address, numel, dtype = view(x, self._caller.rank == dst, "x")
+        prepared = self._caller.prepare("reduce", algorithm, dtype, numel, op, dst)
+        return self._caller.run(prepared, x, async_op, timeout, numel, address, numel, 0, 0)
+
+    def scan(
+        self, x: Any, op: Op = SUM, *, algorithm: str | None = None, async_op: bool = False, timeout: Timeout = None
+    ) -> Work | None:
+        """Reduce `x` over the ranks up to this one, in place.
+
+        Example (p=3): [1], [2], [3] -> [1], [3], [6].
+        """
+        address, numel, dtype = view(x, True, "x")
+        prepared = self._caller.prepare("scan", algorithm, dtype, numel, op)
+        return self._caller.run(prepared, x, async_op, timeout, numel, address, numel, 0, 0)
+
+    def exclusive_scan(
+        self, x: Any, op: Op = SUM, *, algorithm: str | None = None, async_op: bool = False, timeout: Timeout = None
+    ) -> Work | None:
+        """Reduce `x` over the ranks below this one, in place; rank 0 keeps what it had.
+
+        Example (p=3): [1], [2], [3] -> [1], [1], [3].
+        """
+        address, numel, dtype = view(x, True, "x")
+        prepared = self._caller.prepare("exclusive_scan", algorithm, dtype, numel, op)
+        return self._caller.run(prepared, x, async_op, timeout, numel, address, numel, 0, 0)
+
+    def barrier(self, *, async_op: bool = False, timeout: Timeout = None) -> Work | None:
+        """Wait until every rank has come here. Cost: ceil(log2 p) rounds (dissemination)."""
+        prepared = self._caller.prepare("barrier", None, 1, 0)
+        return self._caller.run(prepared, None, async_op, timeout, 0, 0, 0, 0, 0)
+
+    def all_gather(
+        self,
+        out: Any,
+        x: Any,
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Work | None:
+        """Gather `x` of every rank into `out` on every rank.
+
+        Shapes: x [numel], the same on every rank; out [p, numel], or a list of p arrays [numel].
+        `x` may be this rank's own block of `out`.
+        Example (p=2): [1], [2] -> [[1], [2]] on both.
+        """
+        caller = self._caller
+        source = one(x, writable=False, name="x")
+        target = blocks(out, caller.size, writable=True, name="out")
+        numel = source.pieces[0].numel
+        check_same_dtype(target, source, ("out", "x"))
+        check_equal(target, caller.size, numel, ("out", "x"))
+        check_apart(target, source, caller.size, caller.rank, own_block=True)
+        prepared = caller.prepare("all_gather", algorithm, source.dtype, numel)
+        return caller.run_blocks(prepared, target, source, (out, x), async_op, timeout, numel, (caller.size, 1))
+
+    def all_gather_v(
+        self, out: Sequence[Any], x: Any, *, async_op: bool = False, timeout: Timeout = None
+    ) -> Work | None:
+        """As `all_gather`, for ranks whose `x` differ in size: `out` is a list of p arrays of those sizes.
+
+        Every rank passes the same list of sizes.
+        """
+        caller = self._caller
+        source = one(x, writable=False, name="x")
+        target = blocks(list(out), caller.size, writable=True, name="out")
+        check_same_dtype(target, source, ("out", "x"))
+        check_block(target, caller.size, caller.rank, source.pieces[0].numel, ("out", "x"))
+        check_apart(target, source, caller.size, caller.rank, own_block=True)
+        prepared = caller.prepare("all_gather", None, source.dtype, 0)
+        return caller.run_blocks(prepared, target, source, (out, x), async_op, timeout, 0, (caller.size, 1))
+
+    def gather(
+        self, x: Any, out: Any = None, dst: int = 0, *, async_op: bool = False, timeout: Timeout = None
+    ) -> Work | None:
+        """Gather `x` of every rank into `out` on rank `dst`.
+
+        Shapes: x [numel]; out on `dst` [p, numel] or a list of p arrays (their sizes may differ, as the
+        ranks' do), elsewhere None.
+        """
+        caller = self._caller
+        source = one(x, writable=False, name="x")
+        target = NOTHING
+        if caller.rank == dst:
+            if out is None:
+                raise ValueError(f"gather: rank {dst} is dst and needs out=")
+            target = blocks(out, caller.size, writable=True, name="out")
+            check_same_dtype(target, source, ("out", "x"))
+            check_block(target, caller.size, caller.rank, source.pieces[0].numel, ("out", "x"))
+            check_apart(target, source, caller.size, caller.rank, own_block=True)
+        elif out is not None:
+            raise ValueError(f"gather: out= is given on rank {caller.rank}, which is not dst={dst}")
+        prepared = caller.prepare("gather", None, source.dtype, 0, SUM, dst)
+        return caller.run_blocks(prepared, target, source, (out, x), async_op, timeout, 0, (caller.size, 1))
+
+    def scatter(
+        self, out: Any, inputs: Any = None, src: int = 0, *, async_op: bool = False, timeout: Timeout = None
+    ) -> Work | None:
+        """Hand block i of `inputs` on rank `src` to rank i.
+
+        Shapes: out [numel]; inputs on `src` [p, numel] or a list of p arrays (their sizes may differ, as
+        the ranks' do), elsewhere None.
+        """
+        caller = self._caller
+        target = one(out, writable=True, name="out")
+        source = NOTHING
+        if caller.rank == src:
+            if inputs is None:
+                raise ValueError(f"scatter: rank {src} is src and needs inputs=")
+            source = blocks(inputs, caller.size, writable=False, name="inputs")
+            check_same_dtype(source, target, ("inputs", "out"))
+            check_block(source, caller.size, caller.rank, target.pieces[0].numel, ("inputs", "out"))
+            check_apart(source, target, caller.size, caller.rank, own_block=True)
+        elif inputs is not None:
+            raise ValueError(f"scatter: inputs= is given on rank {caller.rank}, which is not src={src}")
+        prepared = caller.prepare("scatter", None, target.dtype, 0, SUM, src)
+        return caller.run_blocks(
+            prepared, target, source, (out, inputs), async_op, timeout, 0, (1, caller.size)
+        )
+
+    def reduce_scatter(
+        self,
+        out: Any,
+        inputs: Any,
+        op: Op = SUM,
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        timeout: Timeout = None,
+    ) -> Work | None:
+        """Reduce block i of `inputs` over the group into `out` of rank i. The inputs stay as they were.
+
+        Shapes: out [numel], inputs [p, numel] or a list of p arrays [numel], the same on every rank.
+        `out` may be this rank's own block of `inputs`.
+        Example (p=2): [[1], [2]] and [[3], [4]] -> [4] and [6].
+        """
+        caller = self._caller
+        target = one(out, writable=True, name="out")
+        source = blocks(inputs, caller.size, writable=False, name="inputs")
+        numel = target.pieces[0].numel
+        check_same_dtype(source, target, ("inputs", "out"))
+        check_equal(source, caller.size, numel, ("inputs", "out"))
+        check_apart(source, target, caller.size, caller.rank, own_block=True)
+        prepared = caller.prepare("reduce_scatter", algorithm, target.dtype, numel, op)
+        return caller.run_blocks(
+            prepared, target, source, (out, inputs), async_op, timeout, numel, (1, caller.size)
+        )
+
+    def all_to_all(
+        self, out: Any, inputs: Any, *, async_op: bool = False, timeout: Timeout = None
+    ) -> Work | None:
+        """Hand block i of `inputs` to rank i, into its block of this rank's number.
+
+        Shapes: out and inputs [p, numel] each, or lists of p arrays; in a list sizes may differ, when
+        block i here has the size of this rank's block there.
+        Example (p=2): [[1], [2]] and [[3], [4]] -> [[1], [3]] and [[2], [4]].
+        """
+        caller = self._caller
+        target = blocks(out, caller.size, writable=True, name="out")
+        source = blocks(inputs, caller.size, writable=False, name="inputs")
+        check_same_dtype(target, source, ("out", "inputs"))
+        given = source.spread(caller.size)[caller.rank][1]
+        check_block(target, caller.size, caller.rank, given, ("out", "inputs"))
+        check_apart(target, source, caller.size, caller.rank, own_block=False)
+        prepared = caller.prepare("all_to_all", None, target.dtype, 0)
+        counts = (caller.size, caller.size)
+        return caller.run_blocks(prepared, target, source, (out, inputs), async_op, timeout, 0, counts)

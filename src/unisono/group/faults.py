@@ -1,0 +1,160 @@
+"""From the engine's numbers to an error that names the rank, the operation and the remedy."""
+
+from __future__ import annotations
+
+import signal
+from typing import NamedTuple
+
+from unisono import _native
+from unisono.buffers import DTYPES
+from unisono.errors import Aborted, GroupError, Mismatch, PeerLost, Timeout, message
+from unisono.plans import CONTRACTS, algorithm_names
+from unisono.reduction import PremulSum, ReduceOp
+
+__all__ = ["COLLECTIVES", "FaultKind", "explain"]
+
+COLLECTIVES: tuple[str, ...] = tuple(CONTRACTS)
+"""Names of the collectives; a collective's place is its number in the engine."""
+
+
+class FaultKind:
+    """What the engine answers; csrc/region.hpp has the same list."""
+
+    NONE, TIMEOUT, PEER_LOST, PEER_LEFT, MISMATCH, INTERRUPTED, ABORTED = range(7)
+
+
+class _Fault(NamedTuple):
+    kind: int
+    by: int
+    about: int
+    signal: int
+    exit_code: int
+    seq: int
+
+
+class Scene(NamedTuple):
+    """Where an error happened, for its text. `operation` is what this rank was doing, if anything."""
+
+    engine: _native.Engine
+    group: str
+    rank: int
+    size: int
+    operation: str = ""
+    timeout_s: float = 0.0
+
+    def where(self) -> str:
+        seq = self.engine.standing(self.rank)[1]
+        return f"group={self.group} seq={seq} rank={self.rank}/{self.size}"
+
+
+def explain(scene: Scene) -> GroupError:
+    """The error for the fault that aborted the group."""
+    fault = _Fault(*scene.engine.fault())
+    doing = scene.operation or "an operation"
+    if fault.kind in (FaultKind.PEER_LOST, FaultKind.PEER_LEFT):
+        return _peer_lost(scene, fault, doing)
+    if fault.kind == FaultKind.MISMATCH:
+        return Mismatch(_mismatch(scene, fault))
+    if fault.kind == FaultKind.TIMEOUT:
+        return Timeout(_timeout(scene, fault, doing))
+    if fault.kind == FaultKind.INTERRUPTED:
+        return Aborted(
+            message(f"{doing} failed: rank {fault.by} was interrupted (Ctrl-C)", where=scene.where())
+        )
+    return Aborted(
+        message(
+            f"{doing} failed: rank {fault.by} aborted the group",
+            where=scene.where(),
+            remedy="Its own error tells why.",
+        )
+    )
+
+
+def _peer_lost(scene: Scene, fault: _Fault, doing: str) -> PeerLost:
+    pid = scene.engine.standing(fault.about)[0]
+    how, remedy = "died", f"Look at rank {fault.about}'s output."
+    if fault.kind == FaultKind.PEER_LEFT:
+        how = "has closed the group"
+        remedy = f"Rank {fault.about} must make the same calls before it closes the group or ends."
+    elif fault.signal:
+        how = f"was ended by {_signal_name(fault.signal)}"
+    elif fault.exit_code >= 0:
+        how = f"ended with exit code {fault.exit_code}"
+    text = message(
+        f"{doing} failed: rank {fault.about} (pid {pid}) {how}; it was last seen {_last_seen(scene, fault.about)}",
+        where=scene.where(),
+        remedy=remedy,
+    )
+    return PeerLost(
+        text,
+        rank=fault.about,
+        pid=pid,
+        signal=fault.signal or None,
+        exit_code=fault.exit_code if fault.exit_code >= 0 else None,
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _timeout(scene: Scene, fault: _Fault, doing: str) -> str:
+    absent = [r for r in range(scene.size) if scene.engine.standing(r)[1] < fault.seq]
+    after = f" after {scene.timeout_s:.1f} s" if scene.timeout_s and fault.by == scene.rank else ""
+    found = "" if fault.by == scene.rank else f" (rank {fault.by} ran out of time)"
+    if absent:
+        names = ", ".join(str(r) for r in absent)
+        first = absent[0]
+        who = f"rank {names} never arrived (pid {scene.engine.standing(first)[0]}, last seen {_last_seen(scene, first)})"
+        blamed = first
+    else:
+        blamed = fault.about if fault.about >= 0 else fault.by
+        who = f"rank {blamed} did not answer (pid {scene.engine.standing(blamed)[0]}, last seen {_last_seen(scene, blamed)})"
+    remedy = f"Raise timeout=, or look at rank {blamed}'s output."
+    return message(f"{doing} timed out{after}{found}: {who}", where=scene.where(), remedy=remedy)
+
+
+def _last_seen(scene: Scene, rank: int) -> str:
+    """Where a rank was: "in barrier #40", "after barrier #40", "before any operation"."""
+    _, started, finished, _ = scene.engine.standing(rank)
+    if started == 0:
+        return "before any operation"
+    call = scene.engine.remembered(rank, started)
+    name = COLLECTIVES[call[0]] if call is not None else "operation"
+    return f"{'after' if finished >= started else 'in'} {name} #{started}"
+
+
+def _mismatch(scene: Scene, fault: _Fault) -> str:
+    lines = [f"ranks called different things [{scene.where()}]"]
+    calls: dict[int, str] = {}
+    for rank in range(scene.size):
+        call = scene.engine.remembered(rank, fault.seq)
+        if call is not None:
+            calls[rank] = _called(call)
+        elif scene.engine.standing(rank)[1] < fault.seq:
+            calls[rank] = f"not there yet; last seen {_last_seen(scene, rank)}"
+        else:
+            calls[rank] = f"already further; last seen {_last_seen(scene, rank)}"
+    lines += [f"  rank {rank}  #{fault.seq} {called}" for rank, called in calls.items()]
+    if len(set(calls.values())) == 1:
+        lines.append(f"  (a point-to-point message of rank {fault.about} had another size or dtype than rank {fault.by} expected)")
+    lines.append("Every rank of a group must make the same calls in the same order.")
+    return "\n".join(lines)
+
+
+def _called(call: tuple[int, int, int, int, int, int]) -> str:
+    kind, dtype, op, root, numel, algorithm = call
+    name = COLLECTIVES[kind]
+    contract = CONTRACTS[name]
+    parts = [f"{DTYPES[dtype]}[{numel}]" if numel else f"{DTYPES[dtype]}"] if name != "barrier" else []
+    if contract.reduces and name != "barrier":
+        parts.append(PremulSum(1.0).name if op == PremulSum(1.0).value else ReduceOp(op).name)
+    if contract.rooted:
+        parts.append(f"root={root}")
+    names = algorithm_names()
+    if algorithm < len(names):
+        parts.append(f"algorithm={names[algorithm]}")
+    return f"{name}({', '.join(parts)})"

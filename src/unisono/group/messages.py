@@ -1,0 +1,93 @@
+"""Point-to-point messages of a group."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from unisono.buffers import ITEMSIZES, view
+from unisono.group.calls import Caller
+from unisono.group.work import MessageWork, seconds
+
+__all__ = ["ANY_TAG", "Messages"]
+
+ANY_TAG = -1
+ANY_RANK = -1
+Timeout = float | timedelta | None
+
+
+class Messages:
+    """Operations that two ranks call. They may overlap any collective.
+
+    Messages between two ranks with the same tag arrive in the order they were sent. A message has the
+    size and dtype that its receiver expects; another one raises `Mismatch`. Two ranks that both send
+    first do not deadlock, whatever the size: who waits here takes in what arrives.
+    """
+
+    _caller: Caller
+
+    def send(self, x: Any, dst: int, tag: int = 0, *, timeout: Timeout = None) -> None:
+        """Send `x` to rank `dst`. Returns when `x` may be changed; it may not have been received yet."""
+        self._wait("send", self._post("send", x, dst, tag, timeout), timeout)
+
+    def recv(self, x: Any, src: int | None = None, tag: int = 0, *, timeout: Timeout = None) -> int:
+        """Receive into `x` from rank `src`, or from anybody (None); the rank it came from.
+
+        Args:
+            tag: of the message; `ANY_TAG` takes any.
+        """
+        work = self._post("recv", x, src, tag, timeout)
+        self._wait("recv", work, timeout)
+        return work.source
+
+    def isend(self, x: Any, dst: int, tag: int = 0, *, timeout: Timeout = None) -> MessageWork:
+        """Begin to send `x`; it is the operation's until the work is done."""
+        return self._detach(self._post("isend", x, dst, tag, timeout))
+
+    def irecv(self, x: Any, src: int | None = None, tag: int = 0, *, timeout: Timeout = None) -> MessageWork:
+        """Begin to receive into `x`; the work's `source` tells from whom, when done."""
+        return self._detach(self._post("irecv", x, src, tag, timeout))
+
+    def sendrecv(
+        self, x: Any, dst: int, out: Any, src: int | None = None, tag: int = 0, *, timeout: Timeout = None
+    ) -> int:
+        """Send `x` to `dst` and receive into `out` from `src` at once; the rank it came from."""
+        incoming = self._post("sendrecv", out, src, tag, timeout, receiving=True)
+        self._wait("sendrecv", self._post("sendrecv", x, dst, tag, timeout, receiving=False), timeout)
+        self._wait("sendrecv", incoming, timeout)
+        return incoming.source
+
+    def _post(
+        self,
+        name: str,
+        x: Any,
+        peer: int | None,
+        tag: int,
+        timeout: Timeout,
+        receiving: bool | None = None,
+    ) -> MessageWork:
+        caller = self._caller
+        receiving = name.endswith("recv") if receiving is None else receiving
+        address, numel, dtype = view(x, receiving, "out" if name == "sendrecv" and receiving else "x")
+        if peer is None and receiving:
+            peer = ANY_RANK
+        elif peer is None or not 0 <= peer < caller.size:
+            raise ValueError(f"{name}: rank {peer} is not in group {caller.name!r} of {caller.size} ranks")
+        if not (0 <= tag < 1 << 31 or (tag == ANY_TAG and receiving)):
+            raise ValueError(f"{name}: tag is {tag}, expected 0..2147483647")
+        timeout_s = seconds(timeout, caller.timeout_s)
+        engine = caller.engine
+        post = engine.post_recv if receiving else engine.post_send
+        request = post(peer, tag, dtype, address, numel * ITEMSIZES[dtype], timeout_s)
+        return MessageWork(engine, request, x, lambda kind: caller.failure(name, timeout_s))  # noqa: ARG005
+
+    def _wait(self, name: str, work: MessageWork, timeout: Timeout) -> None:
+        timeout_s = seconds(timeout, self._caller.timeout_s)
+        if work.wait_or_abort(timeout_s):
+            raise self._caller.failure(name, timeout_s)
+
+    def _detach(self, work: MessageWork) -> MessageWork:
+        if not work.done():
+            self._caller.keep(work)
+            self._caller.engine.detach()
+        return work

@@ -1,0 +1,108 @@
+"""Python objects over a group: their encoded bytes travel as arrays of bytes, their lengths first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+
+from unisono import encoding
+from unisono.group.collectives import Collectives
+from unisono.group.messages import Messages
+
+__all__ = ["Objects"]
+
+Timeout = float | timedelta | None
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class Objects(Collectives, Messages):
+    """Operations on objects.
+
+    What can be sent is listed in `unisono.encoding`; anything else is a TypeError that names it. With
+    `pickle=True` everything that pickles can be sent, and the receiver runs what the sender wrote:
+    only among processes that trust each other.
+    """
+
+    def broadcast_object(self, obj: Any = None, src: int = 0, *, pickle: bool = False, timeout: Timeout = None) -> Any:
+        """The object of rank `src`, on every rank."""
+        if self._caller.rank == src:
+            encoded = _encoded(obj, pickle)
+            self.broadcast(_length(encoded), src, timeout=timeout)
+            self.broadcast(encoded, src, timeout=timeout)
+            return obj
+        length = np.zeros(1, np.int64)
+        self.broadcast(length, src, timeout=timeout)
+        encoded = np.empty(length[0], np.uint8)
+        self.broadcast(encoded, src, timeout=timeout)
+        return encoding.decode(encoded, pickle=pickle)
+
+    def all_gather_object(self, obj: Any, *, pickle: bool = False, timeout: Timeout = None) -> list[Any]:
+        """The objects of all ranks, in the order of ranks, on every rank."""
+        encoded = _encoded(obj, pickle)
+        lengths = np.zeros(self._caller.size, np.int64)
+        self.all_gather(lengths, _length(encoded), timeout=timeout)
+        parts = [np.empty(length, np.uint8) for length in lengths]
+        self.all_gather_v(parts, encoded, timeout=timeout)
+        return [encoding.decode(part, pickle=pickle) for part in parts]
+
+    def gather_object(
+        self, obj: Any, dst: int = 0, *, pickle: bool = False, timeout: Timeout = None
+    ) -> list[Any] | None:
+        """The objects of all ranks, in the order of ranks, on rank `dst`; elsewhere None."""
+        encoded = _encoded(obj, pickle)
+        if self._caller.rank != dst:
+            self.gather(_length(encoded), None, dst, timeout=timeout)
+            self.gather(encoded, None, dst, timeout=timeout)
+            return None
+        lengths = np.zeros(self._caller.size, np.int64)
+        self.gather(_length(encoded), lengths, dst, timeout=timeout)
+        parts = [np.empty(length, np.uint8) for length in lengths]
+        self.gather(encoded, parts, dst, timeout=timeout)
+        return [encoding.decode(part, pickle=pickle) for part in parts]
+
+    def scatter_object(
+        self, objs: Sequence[Any] | None = None, src: int = 0, *, pickle: bool = False, timeout: Timeout = None
+    ) -> Any:
+        """Object i of the list of rank `src`, on rank i."""
+        length = np.zeros(1, np.int64)
+        if self._caller.rank == src:
+            if objs is None or len(objs) != self._caller.size:
+                given = "None" if objs is None else f"{len(objs)} objects"
+                raise ValueError(f"scatter_object: got {given}, expected {self._caller.size}: one for every rank")
+            parts = [_encoded(obj, pickle) for obj in objs]
+            self.scatter(length, np.array([part.size for part in parts], np.int64), src, timeout=timeout)
+            self.scatter(np.empty_like(parts[src]), parts, src, timeout=timeout)
+            return objs[src]
+        self.scatter(length, None, src, timeout=timeout)
+        encoded = np.empty(length[0], np.uint8)
+        self.scatter(encoded, None, src, timeout=timeout)
+        return encoding.decode(encoded, pickle=pickle)
+
+    def send_object(
+        self, obj: Any, dst: int, tag: int = 0, *, pickle: bool = False, timeout: Timeout = None
+    ) -> None:
+        """Send an object to rank `dst`."""
+        encoded = _encoded(obj, pickle)
+        self.send(_length(encoded), dst, tag, timeout=timeout)
+        self.send(encoded, dst, tag, timeout=timeout)
+
+    def recv_object(
+        self, src: int | None = None, tag: int = 0, *, pickle: bool = False, timeout: Timeout = None
+    ) -> Any:
+        """Receive an object from rank `src`, or from anybody (None)."""
+        length = np.zeros(1, np.int64)
+        source = self.recv(length, src, tag, timeout=timeout)
+        encoded = np.empty(length[0], np.uint8)
+        self.recv(encoded, source, tag, timeout=timeout)
+        return encoding.decode(encoded, pickle=pickle)
+
+
+def _encoded(obj: Any, pickle: bool) -> Bytes:
+    return np.frombuffer(encoding.encode(obj, pickle=pickle), np.uint8)
+
+
+def _length(encoded: Bytes) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.array([encoded.size], np.int64)

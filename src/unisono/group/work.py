@@ -1,0 +1,126 @@
+"""`Work`: an operation that goes on while the caller does something else."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from unisono import _native
+from unisono.errors import GroupError, Timeout
+from unisono.group.faults import FaultKind
+
+__all__ = ["CollectiveWork", "DoneWork", "MessageWork", "Work", "seconds"]
+
+Explain = Callable[[int], BaseException]
+"""Makes the error for a kind of fault."""
+
+
+def seconds(timeout: float | timedelta | None, default_s: float) -> float:
+    """A timeout in seconds.
+
+    Raises:
+        ValueError: it is not positive.
+    """
+    if timeout is None:
+        return default_s
+    value = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    if not value > 0:
+        raise ValueError(f"timeout is {value} s, expected a positive number of seconds")
+    return value
+
+
+class Work(ABC):
+    """An operation under way. Its buffers belong to it until it is done; it keeps them alive."""
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+
+    @abstractmethod
+    def wait(self, timeout: float | timedelta | None = None) -> None:
+        """Wait until it has ended, and raise what went wrong.
+
+        Raises:
+            Timeout: it has not ended within `timeout` seconds. It goes on; wait again.
+            PeerLost, Mismatch, Aborted: what ended it.
+        """
+
+    def exception(self) -> BaseException | None:
+        """What went wrong, None when nothing did or it is still under way."""
+        if not self.done():
+            return None
+        try:
+            self.wait()
+        except GroupError as error:
+            return error
+        return None
+
+
+class DoneWork(Work):
+    """Work that had ended before it was handed out."""
+
+    def done(self) -> bool:
+        """True."""
+        return True
+
+    def wait(self, timeout: float | timedelta | None = None) -> None:
+        """Return at once."""
+
+
+class CollectiveWork(Work):
+    """A queued collective: done when the engine has come to its ticket."""
+
+    __slots__ = ("_engine", "_explain", "_keep", "_ticket")
+
+    def __init__(self, engine: _native.Engine, ticket: int, keep: Any, explain: Explain) -> None:
+        self._engine = engine
+        self._ticket = ticket
+        self._keep = keep
+        self._explain = explain
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._engine.done(self._ticket)
+
+    def wait(self, timeout: float | timedelta | None = None) -> None:
+        """See `Work.wait`."""
+        kind = self._engine.wait(self._ticket, seconds(timeout, float("inf")))
+        if kind == FaultKind.TIMEOUT and not self.done():
+            raise Timeout(f"the operation is not done after {seconds(timeout, 0):.3f} s; it goes on")
+        if kind:
+            raise self._explain(kind)
+
+
+class MessageWork(Work):
+    """A send or receive on its way."""
+
+    __slots__ = ("_engine", "_explain", "_keep", "_request")
+
+    def __init__(self, engine: _native.Engine, request: _native.Request, keep: Any, explain: Explain) -> None:
+        self._engine = engine
+        self._request = request
+        self._keep = keep
+        self._explain = explain
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._request.done
+
+    def wait(self, timeout: float | timedelta | None = None) -> None:
+        """See `Work.wait`."""
+        kind = self._engine.wait_request(self._request, seconds(timeout, float("inf")), False)
+        if kind == FaultKind.TIMEOUT and not self.done():
+            raise Timeout(f"the message is not through after {seconds(timeout, 0):.3f} s; it goes on")
+        if kind:
+            raise self._explain(kind)
+
+    def wait_or_abort(self, timeout_s: float) -> int:
+        """Wait for its end; the kind of fault, 0 for none. Running out of time aborts the group."""
+        return self._engine.wait_request(self._request, timeout_s, True)
+
+    @property
+    def source(self) -> int:
+        """The rank a received message came from. Only of meaning when done."""
+        return self._request.peer

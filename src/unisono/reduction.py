@@ -1,0 +1,45 @@
+"""The reduction operations. Their numbers are the engine's (`_native.reduce_ops()`; a test compares them)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+__all__ = ["Op", "PremulSum", "ReduceOp", "premul_sum"]
+
+
+class ReduceOp(IntEnum):
+    """How contributions are combined.
+
+    AVG is the sum divided by the number of ranks (floating point and complex only). On bool, SUM is
+    "any" and PRODUCT "all". MIN and MAX hand on a NaN. BAND, BOR and BXOR take integers and bool.
+    """
+
+    SUM = 0
+    AVG = 1
+    PRODUCT = 2
+    MIN = 3
+    MAX = 4
+    BAND = 5
+    BOR = 6
+    BXOR = 7
+
+
+@dataclass(frozen=True)
+class PremulSum:
+    """Sum after multiplying every contribution of this rank by `factor` (ranks may differ in it)."""
+
+    factor: float
+    value: int = 8
+    name: str = "PREMUL_SUM"
+
+
+Op = ReduceOp | PremulSum
+
+
+def premul_sum(factor: float) -> PremulSum:
+    """The operation that sums factor * contribution.
+
+    Example (p=2): premul_sum(0.5) on [2.0] and [4.0] -> [3.0] on both.
+    """
+    return PremulSum(float(factor))
