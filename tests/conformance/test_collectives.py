@@ -1,0 +1,190 @@
+"""Every collective x op x dtype x size x ranks against NumPy, ranks as threads over the real engine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cases
+import oracle
+import ranks
+import unisono as un
+from unisono.plans import ALGORITHMS
+
+RANKS = [1, 2, 3, 4, 5, 8]
+LARGE = [("float32", un.SUM), ("bfloat16", un.SUM), ("float64", un.AVG), ("int8", un.MAX), ("complex64", un.SUM)]
+
+
+@pytest.mark.parametrize("size", RANKS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS["all_reduce"])
+def test_all_reduce_of_every_dtype_and_op(size: int, algorithm: str) -> None:
+    def work(group: un.Group) -> None:
+        for dtype, op in oracle.pairs():
+            for numel in cases.sizes(oracle.NUMPY_DTYPES[dtype].itemsize, size, large=False):
+                cases.all_reduce(group, dtype, op, algorithm, numel)
+
+    ranks.threads(size, work)
+
+
+@pytest.mark.parametrize("size", RANKS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS["all_reduce"])
+def test_all_reduce_around_segment_boundaries(size: int, algorithm: str) -> None:
+    def work(group: un.Group) -> None:
+        for dtype, op in LARGE:
+            for numel in cases.sizes(oracle.NUMPY_DTYPES[dtype].itemsize, size, large=True):
+                cases.all_reduce(group, dtype, op, algorithm, numel)
+
+    ranks.threads(size, work)
+
+
+@pytest.mark.parametrize("size", RANKS)
+def test_rooted_and_scattering_reductions(size: int) -> None:
+    def work(group: un.Group) -> None:
+        for dtype, op in oracle.pairs():
+            for numel in (0, 1, 13, 1000):
+                for algorithm in ALGORITHMS["reduce"]:
+                    cases.reduce(group, dtype, op, algorithm, numel)
+                for algorithm in ALGORITHMS["reduce_scatter"]:
+                    cases.reduce_scatter(group, dtype, op, algorithm, numel, in_place=numel == 13)
+                for algorithm in ALGORITHMS["scan"]:
+                    cases.scans(group, dtype, op, algorithm, numel)
+
+    ranks.threads(size, work)
+
+
+@pytest.mark.parametrize("size", RANKS)
+def test_rooted_and_scattering_reductions_of_several_segments(size: int) -> None:
+    def work(group: un.Group) -> None:
+        for numel in (cases.SEGMENT_BYTES // 4 + 1, 2 * cases.SEGMENT_BYTES // 4 + 5):
+            for algorithm in ALGORITHMS["reduce"]:
+                cases.reduce(group, "float32", un.SUM, algorithm, numel)
+            for algorithm in ALGORITHMS["reduce_scatter"]:
+                cases.reduce_scatter(group, "float32", un.SUM, algorithm, numel, in_place=False)
+                cases.reduce_scatter(group, "float32", un.SUM, algorithm, numel, in_place=True)
+            for algorithm in ALGORITHMS["scan"]:
+                cases.scans(group, "float32", un.SUM, algorithm, numel)
+
+    ranks.threads(size, work)
+
+
+@pytest.mark.parametrize("size", RANKS)
+def test_moving_operations(size: int) -> None:
+    def work(group: un.Group) -> None:
+        for dtype in oracle.NUMPY_DTYPES:
+            for numel in (0, 1, 13, 1000):
+                cases.moves(group, dtype, numel)
+        for numel in (cases.SEGMENT_BYTES // 4 + 1, 2 * cases.SEGMENT_BYTES // 4 + 5):
+            cases.moves(group, "float32", numel)
+
+    ranks.threads(size, work)
+
+
+@pytest.mark.parametrize("size", RANKS)
+def test_uneven_blocks(size: int) -> None:
+    ranks.threads(size, cases.uneven)
+
+
+@pytest.mark.parametrize("size", RANKS)
+def test_many_operations_in_flight(size: int) -> None:
+    ranks.threads(size, cases.in_flight)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_64_mebibytes(size: int) -> None:
+    def work(group: un.Group) -> None:
+        x = np.full(16 << 20, group.rank + 1, np.float32)
+        group.all_reduce(x)
+        assert (x == size * (size + 1) / 2).all()
+
+    ranks.threads(size, work)
+
+
+@pytest.mark.parametrize("size", RANKS)
+def test_premultiplied_sum(size: int) -> None:
+    def work(group: un.Group) -> None:
+        for dtype in ("float32", "float64", "complex64", "float16", "bfloat16"):
+            for algorithm in ALGORITHMS["all_reduce"]:
+                x = np.full(1000, 2.0, oracle.NUMPY_DTYPES[dtype])
+                group.all_reduce(x, un.premul_sum(0.5), algorithm=algorithm)
+                assert (x == size).all(), (dtype, algorithm)
+        for algorithm in ALGORITHMS["reduce_scatter"]:
+            inputs, out = np.full((size, 10), 2.0), np.empty(10)
+            group.reduce_scatter(out, inputs, un.premul_sum(1 + group.rank), algorithm=algorithm)
+            assert (out == size * (size + 1)).all()
+            assert (inputs == 2).all()
+        for algorithm in ALGORITHMS["reduce"]:
+            x = np.full(10, 2.0)
+            group.reduce(x, 0, un.premul_sum(3.0), algorithm=algorithm)
+            assert (x == (6.0 * size if group.rank == 0 else 2.0)).all()
+
+    ranks.threads(size, work)
+
+
+def test_nan_and_infinity_come_through() -> None:
+    def work(group: un.Group) -> None:
+        for dtype in oracle.FLOATS:
+            for op in (un.MIN, un.MAX, un.SUM, un.AVG):
+                x = np.array([1.0, np.inf, -np.inf, group.rank], oracle.NUMPY_DTYPES[dtype])
+                if group.rank == 1:
+                    x[0] = np.nan
+                group.all_reduce(x, op)
+                assert np.isnan(x[0]), (dtype, op)
+                assert np.isposinf(x[1].astype(float)), (dtype, op)
+                assert np.isneginf(x[2].astype(float)), (dtype, op)
+
+    ranks.threads(3, work)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_16_bit_floats_round_as_numpy_does(dtype: str) -> None:
+    """All 65536 patterns: converted to f32, averaged over two equal contributions, rounded back: unchanged."""
+    patterns = np.arange(65536, dtype=np.uint16).view(oracle.NUMPY_DTYPES[dtype])
+    halves = np.linspace(-70000, 70000, 100_001).astype(np.float32)
+    with np.errstate(over="ignore"):
+        sums = (halves.astype(oracle.NUMPY_DTYPES[dtype]), (halves * 1e-3).astype(oracle.NUMPY_DTYPES[dtype]))
+
+    def work(group: un.Group) -> None:
+        x = patterns.copy()
+        group.all_reduce(x, un.MAX)
+        nan = np.isnan(patterns.astype(np.float32))
+        assert (np.isnan(x.astype(np.float32)) == nan).all()
+        assert (x.view(np.uint16)[~nan] == patterns.view(np.uint16)[~nan]).all()
+        y = sums[group.rank].copy()
+        group.all_reduce(y)
+        oracle.check(y, oracle.reduced(list(sums), un.SUM), True, dtype, 2, "sum")
+
+    with np.errstate(over="ignore", invalid="ignore"):
+        ranks.threads(2, work)
+
+
+def test_scalar_sizes_shapes_and_other_buffers() -> None:
+    def work(group: un.Group) -> None:
+        zero_d = np.array(float(group.rank + 1))
+        group.all_reduce(zero_d)
+        assert zero_d == 3
+        matrix = np.full((3, 4, 5), group.rank + 1, np.int32)
+        group.all_reduce(matrix)
+        assert (matrix == 3).all()
+        octets = bytearray([group.rank + 1] * 10)
+        group.all_reduce(octets)
+        assert octets == bytearray([3] * 10)
+        view = memoryview(np.full(4, group.rank + 1.0))
+        group.all_reduce(view)
+        assert view[0] == 3
+
+    ranks.threads(2, work)
+
+
+def test_reduce_scatter_then_all_gather_is_all_reduce_bit_for_bit() -> None:
+    def work(group: un.Group) -> None:
+        rng = np.random.default_rng(group.rank)
+        x = rng.standard_normal((group.size, 5000)).astype(np.float32)
+        out, whole = np.empty(5000, np.float32), np.empty_like(x)
+        group.reduce_scatter(out, x)
+        group.all_gather(whole, out)
+        for algorithm in ("one_shot", "two_shot"):
+            y = x.copy()
+            group.all_reduce(y, algorithm=algorithm)
+            assert y.tobytes() == whole.tobytes()
+
+    ranks.threads(5, work)

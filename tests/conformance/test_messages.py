@@ -1,0 +1,181 @@
+"""Point-to-point messages: matching, order, deadlocks that must not be, and overlap with collectives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ranks
+import unisono as un
+
+SIZES = [0, 1, 5, 1000, 32 * 1024, 32 * 1024 + 1, 400_000]
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_ring_of_messages_of_many_sizes(size: int) -> None:
+    def work(group: un.Group) -> None:
+        right, left = (group.rank + 1) % size, (group.rank - 1) % size
+        for numel in SIZES:
+            mine, got = np.full(numel, group.rank, np.float64), np.empty(numel)
+            assert group.sendrecv(mine, right, got, left) == left
+            assert (got == left).all()
+
+    ranks.threads(size, work)
+
+
+@pytest.mark.parametrize("numel", SIZES)
+def test_two_ranks_that_both_send_first_do_not_deadlock(numel: int) -> None:
+    def work(group: un.Group) -> None:
+        peer = 1 - group.rank
+        got = np.empty(numel)
+        group.send(np.full(numel, group.rank + 5.0), peer)
+        assert group.recv(got, peer) == peer
+        assert (got == peer + 5).all()
+
+    ranks.threads(2, work)
+
+
+def test_tags_pick_messages_out_of_order() -> None:
+    def work(group: un.Group) -> None:
+        if group.rank == 0:
+            for tag in (3, 1, 2, 1):
+                group.send(np.array([tag * 10, tag]), 1, tag)
+            return
+        x = np.zeros(2, np.int64)
+        seen = []
+        for tag in (1, 2, 3, un.ANY_TAG):
+            group.recv(x, 0, tag)
+            seen.append(tuple(x))
+        assert seen == [(10, 1), (20, 2), (30, 3), (10, 1)]
+
+    ranks.threads(2, work)
+
+
+def test_large_message_asked_for_while_it_arrives() -> None:
+    """The first chunk is kept before anybody asks for this tag; the asker gets all of it."""
+
+    def work(group: un.Group) -> None:
+        big = np.arange(300_000.0)
+        if group.rank == 0:
+            group.send(big, 1, 7)
+            group.send(np.array([1.0]), 1, 8)
+        else:
+            first = group.irecv(x := np.zeros(1), 0, 8)
+            second = group.irecv(y := np.empty_like(big), 0, 7)
+            second.wait()
+            first.wait()
+            assert x[0] == 1
+            assert (y == big).all()
+
+    ranks.threads(2, work)
+
+
+def test_receive_from_anybody() -> None:
+    def work(group: un.Group) -> None:
+        if group.rank:
+            group.send(np.array([group.rank]), 0)
+            return
+        x = np.zeros(1, np.int64)
+        sources = set()
+        for _ in range(group.size - 1):
+            source = group.recv(x)
+            assert x[0] == source
+            sources.add(source)
+        assert sources == set(range(1, group.size))
+
+    ranks.threads(5, work)
+
+
+def test_message_to_oneself() -> None:
+    def work(group: un.Group) -> None:
+        group.send(np.array([4.0]), group.rank)
+        x = np.zeros(1)
+        assert group.recv(x, group.rank) == group.rank
+        later = group.irecv(y := np.zeros(1), group.rank)
+        group.send(np.array([5.0]), group.rank)
+        later.wait()
+        assert (x[0], y[0]) == (4, 5)
+
+    ranks.threads(1, work)
+    ranks.threads(2, work)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_messages_overlap_collectives(size: int) -> None:
+    def work(group: un.Group) -> None:
+        works, inboxes = [], []
+        for number in range(20):
+            for peer in range(size):
+                if peer != group.rank:
+                    inboxes.append((np.empty(1000 * number), peer, number))
+                    works.append(group.irecv(inboxes[-1][0], peer, number))
+                    works.append(group.isend(np.full(1000 * number, group.rank * 100.0 + number), peer, number))
+            x = np.ones(10_000)
+            works.append(group.all_reduce(x, async_op=True))
+        for one in works:
+            assert one is not None
+            one.wait()
+        for inbox, peer, number in inboxes:
+            assert (inbox == peer * 100 + number).all()
+
+    ranks.threads(size, work)
+
+
+def test_works_keep_their_buffers_alive() -> None:
+    def work(group: un.Group) -> None:
+        peer = 1 - group.rank
+        for number in range(50):
+            group.isend(np.full(100_000, number), peer)
+        got = np.empty(100_000, np.int64)
+        for number in range(50):
+            group.recv(got, peer)
+            assert (got == number).all()
+        group.barrier()
+
+    ranks.threads(2, work)
+
+
+def test_wrong_size_or_dtype_is_a_mismatch_on_both_ranks() -> None:
+    def work(group: un.Group) -> None:
+        if group.rank == 0:
+            group.send(np.zeros(3), 1)
+        with pytest.raises(un.Mismatch):
+            if group.rank == 1:
+                group.recv(np.zeros(2), 0)
+            else:
+                group.barrier()
+
+    ranks.threads(2, work)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda g: g.send(np.zeros(1), 5), "rank 5 is not in group"),
+        (lambda g: g.send(np.zeros(1), None), "rank None is not in group"),
+        (lambda g: g.recv(np.zeros(1), 0, -2), "tag is -2"),
+        (lambda g: g.send(np.zeros(1), 0, un.ANY_TAG), "tag is -1"),
+        (lambda g: g.recv(np.frombuffer(b"12345678"), 0), "read-only"),
+    ],
+)
+def test_wrong_arguments(call, text: str) -> None:
+    def work(group: un.Group) -> None:
+        with pytest.raises(ValueError, match=text):
+            call(group)
+
+    ranks.threads(1, work)
+
+
+def test_objects() -> None:
+    def work(group: un.Group) -> None:
+        mine = {"rank": group.rank, "list": [1, 2.5, None, "ä"]}
+        everybody = [{"rank": rank, "list": [1, 2.5, None, "ä"]} for rank in range(group.size)]
+        assert group.all_gather_object(mine) == everybody
+        assert group.gather_object(mine, 1) == (everybody if group.rank == 1 else None)
+        assert group.broadcast_object(mine if group.rank == 2 else None, 2) == everybody[2]
+        assert group.scatter_object(everybody if group.rank == 0 else None) == mine
+        right, left = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+        group.send_object(mine, right)
+        assert group.recv_object(left) == everybody[left]
+
+    ranks.threads(3, work)

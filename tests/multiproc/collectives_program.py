@@ -1,0 +1,33 @@
+"""One rank of the checks in cases.py, as a process. Started by test_collectives.py."""
+
+from __future__ import annotations
+
+import os
+
+import cases
+import oracle
+import unisono as un
+from unisono.plans import ALGORITHMS
+
+
+def main() -> None:
+    with un.init_process_group(init_method=os.environ["MEETING"], timeout=60) as group:
+        for dtype, op in oracle.pairs():
+            for numel in cases.sizes(oracle.NUMPY_DTYPES[dtype].itemsize, group.size, large=False):
+                cases.all_reduce(group, dtype, op, "two_shot", numel)
+        for algorithm in ALGORITHMS["all_reduce"]:
+            for numel in cases.sizes(4, group.size, large=True):
+                cases.all_reduce(group, "float32", un.SUM, algorithm, numel)
+        for dtype in ("float32", "bfloat16", "int64"):
+            for numel in (0, 1, 1000, 70_000):
+                cases.moves(group, dtype, numel)
+                cases.reduce(group, dtype, un.SUM, "direct", numel)
+                cases.reduce_scatter(group, dtype, un.SUM, "direct", numel, in_place=False)
+        cases.uneven(group)
+        cases.in_flight(group)
+        group.barrier()
+        print("all right", group.rank)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""The checks every transport has to pass: each takes a group, makes every rank's input, and compares."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import oracle
+import unisono as un
+from unisono.group import Group
+from unisono.plans import ALGORITHMS
+
+SEGMENT_BYTES = 512 * 1024
+
+
+def sizes(itemsize: int, size: int, *, large: bool) -> list[int]:
+    """Numbers of elements at which something changes: none, one, odd, inline or staged, segment ends."""
+    segment = SEGMENT_BYTES // itemsize
+    few = [0, 1, 3, 40 // itemsize, 40 // itemsize + 1, 1000]
+    if not large:
+        return few
+    return [*few, segment - 1, segment, segment + 1, segment // size + 1, 3 * segment + 7]
+
+
+def all_reduce(group: Group, dtype: str, op: un.ReduceOp, algorithm: str, numel: int) -> None:
+    x = oracle.data(group.rank, numel, dtype, op).copy()
+    group.all_reduce(x, op, algorithm=algorithm)
+    exact = algorithm in ("one_shot", "two_shot") or group.size <= 2
+    what = (algorithm, dtype, op.name, numel, group.size)
+    oracle.check(x, oracle.total(group.size, numel, dtype, op), exact, dtype, group.size, what)
+
+
+def reduce(group: Group, dtype: str, op: un.ReduceOp, algorithm: str, numel: int) -> None:
+    for dst in {0, group.size - 1}:
+        mine = oracle.data(group.rank, numel, dtype, op)
+        x = mine.copy()
+        group.reduce(x, dst, op, algorithm=algorithm)
+        what = (algorithm, dtype, op.name, numel, group.size)
+        if group.rank == dst:
+            exact = algorithm == "direct" or group.size <= 2
+            oracle.check(x, oracle.total(group.size, numel, dtype, op), exact, dtype, group.size, what)
+        else:
+            assert x.tobytes() == mine.tobytes(), ("clobbered", what)
+
+
+def reduce_scatter(group: Group, dtype: str, op: un.ReduceOp, algorithm: str, numel: int, in_place: bool) -> None:
+    shape = (group.size, numel)
+    mine = oracle.data(group.rank, numel * group.size, dtype, op).reshape(shape)
+    expected = oracle.total(group.size, numel * group.size, dtype, op).reshape(shape)[group.rank]
+    inputs = mine.copy()
+    out = inputs[group.rank] if in_place else np.empty_like(expected)
+    group.reduce_scatter(out, inputs, op, algorithm=algorithm)
+    exact = algorithm == "direct" or group.size <= 2
+    what = (algorithm, dtype, op.name, numel, group.size)
+    oracle.check(out, expected, exact, dtype, group.size, what)
+    for block in range(group.size):
+        if not (in_place and block == group.rank):
+            assert inputs[block].tobytes() == mine[block].tobytes(), ("clobbered", what)
+
+
+def scans(group: Group, dtype: str, op: un.ReduceOp, algorithm: str, numel: int) -> None:
+    if op is un.AVG:
+        return
+    mine = oracle.data(group.rank, numel, dtype, op)
+    x = mine.copy()
+    group.scan(x, op, algorithm=algorithm)
+    exact = algorithm == "direct"
+    expected = oracle.total(group.rank + 1, numel, dtype, op)
+    oracle.check(x, expected, exact, dtype, group.size, ("scan", dtype, op.name, numel))
+    x = mine.copy()
+    group.exclusive_scan(x, op)
+    expected = oracle.total(group.rank, numel, dtype, op) if group.rank else mine
+    oracle.check(x, expected, True, dtype, group.size, ("exclusive_scan", dtype, op.name, numel))
+
+
+def moves(group: Group, dtype: str, numel: int) -> None:
+    """Everything that only moves bytes, by every algorithm."""
+    size, rank = group.size, group.rank
+    parts = [oracle.data(peer, numel, dtype) for peer in range(size)]
+    for algorithm in ALGORITHMS["broadcast"]:
+        for src in {0, size - 1}:
+            x = parts[rank].copy()
+            group.broadcast(x, src, algorithm=algorithm)
+            assert x.tobytes() == parts[src].tobytes(), ("broadcast", algorithm, dtype, numel, size)
+    for algorithm in ALGORITHMS["all_gather"]:
+        _all_gather(group, parts, algorithm)
+    _gather_scatter(group, parts)
+    rows = [oracle.data(peer, numel * size, dtype, seed=1).reshape(size, numel) for peer in range(size)]
+    out = np.empty_like(rows[0])
+    group.all_to_all(out, rows[rank])
+    for peer in range(size):
+        assert out[peer].tobytes() == rows[peer][rank].tobytes(), ("all_to_all", dtype, numel, size)
+
+
+def _all_gather(group: Group, parts: list[np.ndarray], algorithm: str) -> None:
+    whole = np.stack(parts).tobytes()
+    out = np.zeros((group.size, parts[0].size), parts[0].dtype)
+    group.all_gather(out, parts[group.rank], algorithm=algorithm)
+    assert out.tobytes() == whole, ("all_gather", algorithm)
+    listed = [np.zeros_like(part) for part in parts]
+    group.all_gather(listed, parts[group.rank], algorithm=algorithm)
+    assert np.stack(listed).tobytes() == whole, ("all_gather into a list", algorithm)
+    in_place = np.zeros_like(out)
+    in_place[group.rank] = parts[group.rank]
+    group.all_gather(in_place, in_place[group.rank], algorithm=algorithm)
+    assert in_place.tobytes() == whole, ("all_gather in place", algorithm)
+
+
+def _gather_scatter(group: Group, parts: list[np.ndarray]) -> None:
+    size, rank = group.size, group.rank
+    dst = size - 1
+    out = np.zeros((size, parts[0].size), parts[0].dtype) if rank == dst else None
+    group.gather(parts[rank], out, dst)
+    if out is not None:
+        assert out.tobytes() == np.stack(parts).tobytes(), "gather"
+    mine = np.zeros_like(parts[rank])
+    group.scatter(mine, list(parts) if rank == dst else None, dst)
+    assert mine.tobytes() == parts[rank].tobytes(), "scatter"
+
+
+def uneven(group: Group, dtype: str = "float32") -> None:
+    """The variants whose blocks differ in size."""
+    size, rank = group.size, group.rank
+    for scale in (1, 70_000):
+        lengths = [peer * scale % (3 * scale) for peer in range(size)]
+        parts = [oracle.data(peer, lengths[peer], dtype) for peer in range(size)]
+        out = [np.zeros_like(part) for part in parts]
+        group.all_gather_v(out, parts[rank])
+        assert all(a.tobytes() == b.tobytes() for a, b in zip(out, parts, strict=True)), "all_gather_v"
+        sent = [oracle.data(peer, (rank + 2 * peer) * scale % (4 * scale), dtype, seed=rank) for peer in range(size)]
+        got = [np.zeros((peer + 2 * rank) * scale % (4 * scale), dtype) for peer in range(size)]
+        group.all_to_all(got, sent)
+        for peer in range(size):
+            expected = oracle.data(rank, got[peer].size, dtype, seed=peer)
+            assert got[peer].tobytes() == expected.tobytes(), "all_to_all uneven"
+        out = [np.zeros_like(part) for part in parts] if rank == 0 else None
+        group.gather(parts[rank], out, 0)
+        assert out is None or all(a.tobytes() == b.tobytes() for a, b in zip(out, parts, strict=True))
+
+
+def in_flight(group: Group, rounds: int = 6) -> None:
+    """Several groups of operations under way at once, finished in another order than begun."""
+    works, results = [], []
+    for number in range(rounds):
+        numel = [1, 1000, 300_000][number % 3]
+        parts = [oracle.data(rank, numel, "float64", seed=number) for rank in range(group.size)]
+        x = parts[group.rank].copy()
+        works.append(group.all_reduce(x, async_op=True))
+        gathered = np.zeros((group.size, 5), np.int64)
+        mine = np.full(5, group.rank * 100 + number)
+        works.append(group.all_gather(gathered, mine, async_op=True))
+        results.append((x, oracle.reduced(parts, un.SUM), gathered, number))
+    blocking = np.array([1.0])
+    group.all_reduce(blocking)  # behind everything that was queued
+    assert blocking[0] == group.size
+    for work in reversed(works):
+        work.wait()
+        assert work.done()
+        assert work.exception() is None
+    for x, expected, gathered, number in results:
+        assert x.tobytes() == expected.tobytes()
+        assert (gathered == np.arange(group.size)[:, None] * 100 + number).all()

@@ -1,0 +1,96 @@
+"""Ranks as threads of this process, over one mapping of the shared memory: quick, and TSan sees all of them.
+
+Also ranks as processes: one Python program, started once per rank, meeting over a file.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from unisono import _native
+from unisono.group import Group
+
+HERE = Path(__file__).resolve().parent
+STAGING_BYTES = 1 << 20
+
+
+def groups(size: int, *, timeout_s: float = 60.0, staging_bytes: int = STAGING_BYTES) -> list[Group]:
+    """The group objects of `size` ranks, all in this process."""
+    region = _native.Region(-1, size, staging_bytes, True)
+    cores = len(os.sched_getaffinity(0))
+    return [
+        Group(_native.Engine(region, rank, [-1] * size, -1, cores, -1), rank, size, "test", timeout_s, None)
+        for rank in range(size)
+    ]
+
+
+def threads(size: int, work: Callable[[Group], Any], **options: Any) -> list[Any]:
+    """Run `work(group)` on every rank; the results by rank, or the first error by time."""
+    worlds = groups(size, **options)
+    failures: list[BaseException] = []
+    lock = threading.Lock()
+
+    def guarded(group: Group) -> Any:
+        try:
+            return work(group)
+        except BaseException as error:
+            with lock:
+                failures.append(error)
+            if not group.closed:
+                group.abort()
+            return None
+
+    try:
+        with ThreadPoolExecutor(size) as pool:
+            results = list(pool.map(guarded, worlds))
+    finally:
+        for world in worlds:
+            world.close()
+    if failures:
+        raise failures[0]
+    return results
+
+
+def processes(size: int, program: str | Path, *arguments: str, timeout_s: float = 100.0) -> list[str]:
+    """Run a program as `size` ranks; what each printed. Fails when one does.
+
+    The program finds UNISONO's settings in its environment: `un.init_process_group()` works.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "WORLD_SIZE": str(size), "MEETING": f"file://{folder}/meeting"}
+        environment["PYTHONPATH"] = os.pathsep.join([str(HERE), *sys.path])
+        running = [
+            subprocess.Popen(
+                [sys.executable, str(program), *arguments],
+                env={**environment, "RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(size)
+        ]
+        return _collect(running, time.monotonic() + timeout_s)
+
+
+def _collect(running: list[subprocess.Popen[str]], deadline: float) -> list[str]:
+    outputs = []
+    try:
+        for process in running:
+            outputs.append(process.communicate(timeout=max(deadline - time.monotonic(), 0.1))[0])
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    codes = [process.returncode for process in running]
+    for rank, (code, output) in enumerate(zip(codes, outputs, strict=True)):
+        assert code == 0, f"rank {rank} ended with {code} (all: {codes}):\n{output}"
+    return outputs

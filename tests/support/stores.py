@@ -1,0 +1,38 @@
+"""Every kind of store, for suites that run over all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from unisono.store import FileStore, HashStore, PrefixStore, Store, StoreServer, TCPStore
+
+KINDS = ["hash", "file", "tcp", "tcp6", "prefix-hash", "prefix-file", "prefix-tcp"]
+
+
+class Place:
+    """Somewhere to open stores that see the same keys."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind = kind
+        self._path = folder / "store"
+        self._opened: list[Store] = []
+        self._hash = HashStore(10.0)
+        self._server = StoreServer("::1" if kind == "tcp6" else "127.0.0.1") if "tcp" in kind else None
+
+    def open(self) -> Store:
+        """Another client of the place's store."""
+        if self._server is not None:
+            store: Store = TCPStore(self._server.host, self._server.port, timeout_s=10.0)
+        elif "file" in self.kind:
+            store = FileStore(self._path, timeout_s=10.0)
+        else:
+            store = self._hash
+        self._opened.append(store)
+        return PrefixStore("room", store) if self.kind.startswith("prefix") else store
+
+    def close(self) -> None:
+        """Close everything opened here."""
+        for store in self._opened:
+            store.close()
+        if self._server is not None:
+            self._server.close()
