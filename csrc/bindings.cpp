@@ -72,6 +72,7 @@ void bind_tables(nb::module_& m) {
   m.def("view", &view, nb::arg("object"), nb::arg("writable"),
         "(address, numel, dtype) of a C-contiguous buffer, or None.");
   m.attr("LANE_ENTRIES") = kLaneEntries;
+  m.attr("HISTORY") = kHistory;
 }
 
 }  // namespace

@@ -128,21 +128,34 @@ def _last_seen(scene: Scene, rank: int) -> str:
 
 
 def _mismatch(scene: Scene, fault: _Fault) -> str:
+    seq = _first_difference(scene, fault.seq)
+    calls = [_call_of(scene, rank, seq) for rank in range(scene.size)]
     lines = [f"ranks called different things [{scene.where()}]"]
-    calls: dict[int, str] = {}
-    for rank in range(scene.size):
-        call = scene.engine.remembered(rank, fault.seq)
-        if call is not None:
-            calls[rank] = _called(call)
-        elif scene.engine.standing(rank)[1] < fault.seq:
-            calls[rank] = f"not there yet; last seen {_last_seen(scene, rank)}"
-        else:
-            calls[rank] = f"already further; last seen {_last_seen(scene, rank)}"
-    lines += [f"  rank {rank}  #{fault.seq} {called}" for rank, called in calls.items()]
-    if len(set(calls.values())) == 1:
-        lines.append(f"  (a point-to-point message of rank {fault.about} had another size or dtype than rank {fault.by} expected)")
+    lines += [f"  rank {rank}  #{seq} {call}" for rank, call in enumerate(calls)]
+    if len(set(calls)) == 1:
+        lines.append(
+            f"  a message from rank {fault.about} had another size or dtype than rank {fault.by} expected"
+        )
     lines.append("Every rank of a group must make the same calls in the same order.")
     return "\n".join(lines)
+
+
+def _first_difference(scene: Scene, found_at: int) -> int:
+    """Where ranks first differed: one that could finish alone may have gone on before it was found."""
+    for seq in range(max(1, found_at - _native.HISTORY + 2), found_at):
+        known = {scene.engine.remembered(rank, seq) for rank in range(scene.size)} - {None}
+        if len(known) > 1:
+            return seq
+    return found_at
+
+
+def _call_of(scene: Scene, rank: int, seq: int) -> str:
+    call = scene.engine.remembered(rank, seq)
+    if call is not None:
+        return _called(call)
+    started = scene.engine.standing(rank)[1]
+    where = "not there yet" if started < seq else "already further"
+    return f"{where}; last seen {_last_seen(scene, rank)}"
 
 
 def _called(call: tuple[int, int, int, int, int, int]) -> str:

@@ -1,0 +1,265 @@
+"""Ranks that die, never come, differ, leave or are interrupted: every other one is told, soon and by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ranks
+import unisono as un
+
+HERE = Path(__file__).resolve().parent
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_sigkill_of_any_rank_at_any_moment_is_named_within_a_second(size: int) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    program = [sys.executable, str(HERE / "kill_program.py"), "15", str(size), str(time.time_ns() % 1000)]
+    ended = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    summary = json.loads(ended.stdout.splitlines()[-1])
+    assert (summary["rounds"], summary["failed"]) == (15, 0)
+
+
+def test_rank_that_never_calls_is_named_in_the_timeout() -> None:
+    told: dict[int, str] = {}
+    release = threading.Event()
+
+    def work(group: un.Group) -> None:
+        group.barrier()
+        if group.rank == 2:
+            release.wait(20)
+            return
+        with pytest.raises(un.Timeout) as caught:
+            group.all_reduce(np.ones(4), timeout=0.4)
+        told[group.rank] = str(caught.value)
+        if len(told) == 3:
+            release.set()
+
+    ranks.threads(4, work)
+    assert set(told) == {0, 1, 3}
+    for text in told.values():
+        assert "rank 2 never arrived" in text
+        assert "last seen after barrier #1" in text
+        assert "all_reduce timed out" in text
+
+
+def test_timeout_is_kept() -> None:
+    def work(group: un.Group) -> None:
+        if group.rank == 0:
+            started = time.monotonic()
+            with pytest.raises(un.Timeout, match=r"after 0\.3 s"):
+                group.barrier(timeout=0.3)
+            assert 0.29 < time.monotonic() - started < 2
+        else:
+            time.sleep(0.5)
+
+    ranks.threads(2, work)
+
+
+def test_timeout_of_a_receive_names_its_sender() -> None:
+    def work(group: un.Group) -> None:
+        if group.rank == 0:
+            with pytest.raises(un.Timeout, match="rank 1 did not answer"):
+                group.recv(np.zeros(1), 1, timeout=0.3)
+        else:
+            time.sleep(0.5)
+
+    ranks.threads(2, work)
+
+
+def test_waiting_for_a_work_that_is_late_does_not_end_it() -> None:
+    def work(group: un.Group) -> None:
+        x = np.ones(3)
+        if group.rank:
+            time.sleep(0.4)
+        reducing = group.all_reduce(x, async_op=True)
+        receiving = group.irecv(y := np.zeros(1), 1 - group.rank)
+        assert reducing is not None
+        if group.rank == 0:
+            with pytest.raises(un.Timeout, match="it goes on"):
+                reducing.wait(0.05)
+            with pytest.raises(un.Timeout, match="it goes on"):
+                receiving.wait(0.05)
+            assert not reducing.done()
+            assert reducing.exception() is None
+        reducing.wait()
+        group.send(np.array([7.0]), 1 - group.rank)
+        receiving.wait()
+        assert (x == 2).all()
+        assert y[0] == 7
+
+    ranks.threads(2, work)
+
+
+DIFFERENT = {
+    "operation": (lambda g: g.all_reduce(np.ones(4)), lambda g: g.broadcast(np.ones(4), 1)),
+    "both wait": (lambda g: g.reduce(np.ones(4), 0), lambda g: g.broadcast(np.ones(4), 0)),
+    "both receive": (lambda g: g.broadcast(np.ones(4), 1), lambda g: g.broadcast(np.ones(4), 0)),
+    "dtype": (lambda g: g.all_reduce(np.ones(4)), lambda g: g.all_reduce(np.ones(8, np.float32))),
+    "size": (lambda g: g.all_reduce(np.ones(4)), lambda g: g.all_reduce(np.ones(5))),
+    "large size": (lambda g: g.all_reduce(np.ones(1 << 20)), lambda g: g.all_reduce(np.ones((1 << 20) + 1))),
+    "op": (lambda g: g.all_reduce(np.ones(4)), lambda g: g.all_reduce(np.ones(4), un.MAX)),
+    "order": (lambda g: (g.barrier(), g.all_reduce(np.ones(1))), lambda g: (g.all_reduce(np.ones(1)), g.barrier())),
+    "algorithm": (
+        lambda g: g.all_reduce(np.ones(4), algorithm="ring"),
+        lambda g: g.all_reduce(np.ones(4), algorithm="binomial"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_that_call_different_things_are_all_told_within_a_second(name: str, size: int) -> None:
+    usual, odd = DIFFERENT[name]
+    told: dict[int, str] = {}
+
+    def work(group: un.Group) -> None:
+        group.barrier()
+        started = time.monotonic()
+        with pytest.raises(un.Mismatch) as caught:
+            (odd if group.rank == 1 else usual)(group)
+            group.barrier()  # a rank that could finish alone is told in its next call
+        assert time.monotonic() - started < 1
+        told[group.rank] = str(caught.value)
+
+    ranks.threads(size, work)
+    for text in told.values():
+        assert "ranks called different things" in text
+        assert all(f"rank {rank}  #2" in text for rank in range(size))
+
+
+def test_mismatch_shows_both_calls() -> None:
+    def work(group: un.Group) -> None:
+        with pytest.raises(un.Mismatch) as caught:
+            if group.rank:
+                group.all_reduce(np.ones(5, np.float32), un.MAX)
+            else:
+                group.all_reduce(np.ones(4))
+        assert "rank 0  #1 all_reduce(float64[4], SUM, algorithm=one_shot)" in str(caught.value)
+        assert "rank 1  #1 all_reduce(float32[5], MAX, algorithm=one_shot)" in str(caught.value)
+
+    ranks.threads(2, work)
+
+
+def test_rank_that_closes_early_is_named() -> None:
+    def work(group: un.Group) -> None:
+        group.barrier()
+        if group.rank == 1:
+            group.close()
+            return
+        with pytest.raises(un.PeerLost, match="rank 1 .* has closed the group"):
+            group.all_reduce(np.ones(4))
+
+    ranks.threads(3, work)
+
+
+def test_what_was_sent_before_closing_still_arrives() -> None:
+    def work(group: un.Group) -> None:
+        if group.rank == 1:
+            group.broadcast(np.arange(5.0), 1)
+            group.send(np.arange(7.0), 0)
+            group.close()
+            return
+        time.sleep(0.1)
+        x, y = np.zeros(5), np.zeros(7)
+        group.broadcast(x, 1)
+        group.recv(y, 1)
+        assert (x == np.arange(5)).all()
+        assert (y == np.arange(7)).all()
+
+    ranks.threads(2, work)
+
+
+def test_aborted_group_stays_aborted_and_closes() -> None:
+    def work(group: un.Group) -> None:
+        if group.rank == 0:
+            time.sleep(0.1)
+            group.abort()
+        for _ in range(2):
+            with pytest.raises(un.Aborted, match="rank 0 aborted the group"):
+                group.all_reduce(np.ones(4))
+        with pytest.raises(un.Aborted):
+            group.recv(np.zeros(1), 1 - group.rank)
+
+    ranks.threads(2, work)
+
+
+def test_closing_with_work_under_way_ends_it() -> None:
+    def work(group: un.Group) -> None:
+        x = np.ones(4)
+        if group.rank == 0:
+            reducing = group.all_reduce(x, async_op=True)
+            group.close()
+            with pytest.raises(un.UnisonoError):
+                reducing.wait()
+        else:
+            with pytest.raises(un.GroupError):
+                group.barrier()
+                group.barrier()
+
+    ranks.threads(2, work)
+
+
+INTERRUPTED = """
+import os, signal, threading, time
+import numpy as np
+import unisono as un
+group = un.init_process_group(init_method=os.environ["MEETING"], timeout=30)
+group.barrier()
+if group.rank == 0:
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    started = time.monotonic()
+    try:
+        CALL
+    except KeyboardInterrupt:
+        took = time.monotonic() - started
+        print("interrupted in time" if took < 0.5 else f"took {took:.2f} s")
+else:
+    try:
+        time.sleep(0.6)
+        group.all_reduce(np.ones(1))
+    except un.Aborted as error:
+        print(error)
+group.close()
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["group.all_reduce(np.ones(1))", "group.recv(np.ones(1), 1)", "group.barrier(async_op=True).wait()"],
+)
+def test_ctrl_c_in_a_wait_is_heard(call: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "program.py"
+        program.write_text(INTERRUPTED.replace("CALL", call))
+        mine, other = ranks.processes(2, program)
+    assert mine.strip() == "interrupted in time"
+    assert "rank 0 was interrupted (Ctrl-C)" in other
+
+
+def test_exit_without_close_leaves_nothing_and_others_are_told() -> None:
+    program = """
+import os, numpy as np, unisono as un
+group = un.init_process_group(init_method=os.environ["MEETING"], timeout=30)
+group.all_reduce(np.ones(1))
+if group.rank == 0:
+    try:
+        group.barrier()
+    except un.PeerLost as error:
+        print(error)
+"""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "program.py"
+        path.write_text(program)
+        told, _ = ranks.processes(2, path)
+    assert "rank 1" in told
