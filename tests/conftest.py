@@ -1,0 +1,64 @@
+"""For every test: nothing may be left behind. Also what to leave out on a machine that lacks something."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+import leaks
+
+# Before NumPy and PyTorch are imported: their thread pools would slow ranks down that share two cores,
+# and look like leaked threads.
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
+HERE = Path(__file__).resolve().parent
+HAVE_TORCH = importlib.util.find_spec("torch") is not None
+
+
+def pytest_configure() -> None:
+    """Mark what the tests start, so that a grandchild whose parent died is seen as left behind."""
+    leaks.mark_descendants()
+
+
+def pytest_report_header() -> str:
+    """Say which tests this machine leaves out."""
+    return "torch: " + ("installed" if HAVE_TORCH else "not installed, the tests that need it are left out")
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave tests/torch alone where PyTorch is missing: its modules could not even be imported."""
+    return True if not HAVE_TORCH and collection_path == HERE / "torch" else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark everything under tests/torch, and skip what this machine cannot run."""
+    for item in items:
+        if HERE / "torch" in item.path.parents:
+            item.add_marker("torch")
+        reason = _missing(item)
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _missing(item: pytest.Item) -> str:
+    if item.get_closest_marker("torch") and not HAVE_TORCH:
+        return "needs PyTorch"
+    if item.get_closest_marker("root") and os.geteuid() != 0:
+        return "needs root"
+    if item.get_closest_marker("gpu") and not Path("/dev/nvidia0").exists():
+        return "needs a GPU"
+    return ""
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    """Fail a test that leaves a descriptor, thread, child process or file in /dev/shm behind."""
+    before = leaks.snapshot()
+    yield
+    left = leaks.left_behind(before)
+    if left:
+        pytest.fail("left behind: " + "; ".join(left), pytrace=False)

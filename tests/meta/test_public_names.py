@@ -1,0 +1,94 @@
+"""The public names are a promise: adding or removing one has to change this list too."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+
+import pytest
+
+import unisono
+
+PUBLIC = [
+    "AVG",
+    "BAND",
+    "BOR",
+    "BXOR",
+    "MAX",
+    "MIN",
+    "PRODUCT",
+    "SUM",
+    "Aborted",
+    "FileStore",
+    "Group",
+    "GroupClosed",
+    "GroupError",
+    "HashStore",
+    "LaunchError",
+    "Mismatch",
+    "PeerLost",
+    "PlanError",
+    "PrefixStore",
+    "ReduceOp",
+    "RendezvousError",
+    "Store",
+    "StoreError",
+    "StoreTimeout",
+    "TCPStore",
+    "Timeout",
+    "UnisonoError",
+    "Work",
+    "__version__",
+    "init_process_group",
+    "premul_sum",
+]
+
+
+def modules() -> list[str]:
+    """Name every module of the package but the native one and those that run when imported."""
+    names = (
+        info.name for info in pkgutil.walk_packages(unisono.__path__, "unisono.", onerror=lambda name: None)
+    )
+    return [name for name in names if not name.endswith(("._native", ".__main__"))]
+
+
+def documented(module) -> list[tuple[str, object]]:
+    """List the public functions and classes that `module` itself defines, and the methods of the classes."""
+    found = []
+    for name, thing in vars(module).items():
+        if name.startswith("_") or getattr(thing, "__module__", None) != module.__name__:
+            continue
+        if inspect.isfunction(thing) or inspect.isclass(thing):
+            found.append((name, thing))
+        if inspect.isclass(thing):
+            found += [
+                (f"{name}.{method}", body)
+                for method, body in vars(thing).items()
+                if not method.startswith("_") and (inspect.isfunction(body) or isinstance(body, property))
+            ]
+    return found
+
+
+def test_public_names():
+    assert sorted(unisono.__all__) == sorted(PUBLIC)
+
+
+def test_every_public_name_exists():
+    assert [name for name in unisono.__all__ if not hasattr(unisono, name)] == []
+
+
+@pytest.mark.parametrize("name", ["unisono", *modules()])
+def test_docstrings(name):
+    if name.startswith(("unisono.torch", "unisono.backends.torch", "unisono.demo")):
+        pytest.importorskip("torch")
+    module = importlib.import_module(name)
+    undocumented = [f"{name}.{thing}" for thing, body in documented(module) if not inspect.getdoc(body)]
+    assert undocumented == []
+    assert module.__doc__, f"{name} does not say what it is for"
+
+
+def test_native_docstrings():
+    native = importlib.import_module("unisono._native")
+    things = {name: thing for name, thing in vars(native).items() if not name.startswith("_")}
+    assert [name for name, thing in things.items() if callable(thing) and not thing.__doc__] == []

@@ -1,0 +1,111 @@
+"""Layers, budgets, README's commands, and words that do not belong into the project."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = Path(sys.executable).parent
+
+# Each pattern is written so that it does not match itself.
+FORBIDDEN = [
+    r"(?<![\w.])[/]work[/]",
+    r"[/]opt[/](pypi|wheels)",
+    r"\b[Ii]ssues? [#]?\d",
+    r"\b(this|previous|next|earlier) [s]ession\b",
+    r"\b(TODO|FIXME|XXX)[:( ]",
+    r"[g]ithub\.com/(?!pytorch|facebookincubator|NVIDIA|openucx|rigtorp|wjakob)",
+]
+BINARY = (".png", ".gif", ".jpg", ".pdf", ".ico", ".svg")
+
+
+def run(*command: str) -> str:
+    """Run a tool in the repository's root and return its output; a failure shows it."""
+    done = subprocess.run(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if done.returncode:
+        pytest.fail(f"{' '.join(command)} failed:\n{done.stdout}", pytrace=False)
+    return done.stdout
+
+
+def tracked_files() -> list[Path]:
+    """List what is in the repository, or will be when it is added."""
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("not a git checkout")
+    names = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
+    return [ROOT / name for name in names if name and (ROOT / name).is_file()]
+
+
+def test_layers():
+    lint_imports = SCRIPTS / "lint-imports"
+    if not lint_imports.exists():
+        pytest.skip("import-linter is not installed")
+    run(str(lint_imports), "--no-cache", "--no-logo")
+
+
+def test_budgets():
+    run(sys.executable, "tools/budgets.py")
+
+
+def test_budgets_measure_functions():
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        import budgets
+    finally:
+        sys.path.pop(0)
+    python = (
+        "def short():\n    return 1\n\nclass A:\n    async def long(self):\n        a = 1\n        return a\n"
+    )
+    assert dict(budgets.python_functions(python)) == {"short": 2, "long": 3}
+    cpp = """\
+namespace unisono {
+struct Ring {
+  int size() const {
+    return 2;
+  }
+};
+void Engine::run(int a,
+                 int b) {
+  if (a) {
+    b = 1;
+  } else {
+    b = 2;
+  }
+}
+template <class T>
+T twice(T x) {
+  for (int i = 0; i < 2; i++) {
+    x += x;
+  }
+  return x;
+}
+}  // namespace unisono
+"""
+    assert dict(budgets.cpp_functions(cpp)) == {"size": 3, "Engine::run": 8, "twice": 6}
+
+
+def test_readme_commands_exist():
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in ("README.md", "CONTRIBUTING.md"):
+        named = set(re.findall(r"(?:^|`|\$ )make ([a-z]+)", (ROOT / page).read_text(), re.MULTILINE))
+        assert named, f"{page} names no make command"
+        assert named <= targets, f"{page} names what the Makefile lacks"
+
+
+@pytest.mark.parametrize("pattern", FORBIDDEN)
+def test_no_forbidden_words(pattern):
+    found = []
+    for path in tracked_files():
+        if path.suffix in BINARY:
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if re.search(pattern, line):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}")
+    assert found == []

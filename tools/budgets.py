@@ -1,0 +1,146 @@
+"""Hold the code to its budgets: a file 400 lines, a function 60. Prints the lines of each room.
+
+Python functions are measured by `ast`. C++ ones by a brace heuristic that relies on clang-format's layout:
+a body opens with a `{` at the end of a line and closes with a `}` at that line's indentation.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+FILE_LINES = 400
+FUNCTION_LINES = 60
+
+# "path" or "path::function" -> (lines allowed, the ADR that allows them).
+EXCEPTIONS: dict[str, tuple[int, str]] = {}
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("src", "csrc", "tests", "tools", "benchmarks", "examples")
+CPP = (".cpp", ".hpp", ".h", ".c", ".cc")
+NOT_FUNCTIONS = re.compile(
+    r"\s*(namespace|class|struct|union|enum|extern|if|else|for|while|do|switch|case|default|try|catch|return)\b"
+)
+
+
+class Measured(NamedTuple):
+    """A file or a function, how many lines it has, and how many it may have."""
+
+    name: str
+    lines: int
+    budget: int
+
+
+def python_functions(text: str) -> Iterator[tuple[str, int]]:
+    """Yield (name, lines) of every function, from its `def` to its last line."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def cpp_functions(text: str) -> Iterator[tuple[str, int]]:
+    """Yield (name, lines) of every function-like block: its head has a `(` and is no control statement."""
+    lines = [line.split("//")[0].rstrip() for line in text.splitlines()]
+    opened: list[tuple[int, str]] = []  # first line of the head, name
+    for number, line in enumerate(lines):
+        while line.lstrip().startswith("}") and opened and _indent(line) <= _indent(lines[opened[-1][0]]):
+            first, name = opened.pop()
+            if name:
+                yield name, number - first + 1
+        if line.endswith("{"):
+            first = _first_of_head(lines, number)
+            opened.append((first, _cpp_name(" ".join(lines[first : number + 1]))))
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _first_of_head(lines: list[str], number: int) -> int:
+    """Go back to where the statement began whose body opens on line `number`: parentheses must balance."""
+    first = number
+    while first > 0 and (
+        "".join(lines[first : number + 1]).count(")") > "".join(lines[first : number + 1]).count("(")
+        or lines[first].lstrip().startswith(":")
+        or lines[first - 1].endswith((",", "(", "&&", "||", "="))
+    ):
+        first -= 1
+    return first
+
+
+def _cpp_name(head: str) -> str:
+    """Name the function a head belongs to; "" if it is a namespace, a class or a control statement."""
+    head = head.strip().lstrip("} ")
+    if NOT_FUNCTIONS.match(head) or "(" not in head:
+        return ""
+    if re.search(r"\[[^\[\]]*\]\s*(\(|\{|mutable\b)", head):
+        return "lambda"
+    name = re.search(r"(operator\s*\S+?|[\w:~]+)\s*\(", head)
+    return name.group(1) if name else ""
+
+
+def files() -> Iterator[Path]:
+    """Yield every source file of every room."""
+    for room in ROOMS:
+        for path in sorted((ROOT / room).rglob("*")):
+            if path.suffix == ".py" or path.suffix in CPP:
+                yield path
+
+
+def measure(path: Path) -> Iterator[Measured]:
+    """Yield the file and its functions."""
+    text = path.read_text(encoding="utf-8")
+    name = path.relative_to(ROOT).as_posix()
+    yield _measured(name, len(text.splitlines()), FILE_LINES)
+    functions = python_functions if path.suffix == ".py" else cpp_functions
+    for function, lines in functions(text):
+        yield _measured(f"{name}::{function}", lines, FUNCTION_LINES)
+
+
+def _measured(name: str, lines: int, budget: int) -> Measured:
+    return Measured(name, lines, EXCEPTIONS.get(name, (budget, ""))[0])
+
+
+def room_of(path: Path) -> str:
+    """Name the room: src/unisono/plans -> "src/unisono/plans", tests/unit -> "tests/unit", csrc -> "csrc"."""
+    return path.relative_to(ROOT).parent.as_posix()
+
+
+def stale_exceptions(seen: dict[str, int]) -> Iterator[str]:
+    """Yield what is wrong with the list of exceptions itself."""
+    for name, (lines, adr) in EXCEPTIONS.items():
+        budget = FUNCTION_LINES if "::" in name else FILE_LINES
+        if not (ROOT / adr).is_file():
+            yield f"the exception for {name} names {adr}, which does not exist"
+        if seen.get(name, 0) <= budget:
+            yield f"the exception for {name} ({lines} lines) is not needed any more"
+
+
+def main() -> int:
+    """Print lines per room, then whatever is over budget."""
+    rooms: Counter[str] = Counter()
+    seen: dict[str, int] = {}
+    complaints = []
+    for path in files():
+        for name, lines, budget in measure(path):
+            seen[name] = max(lines, seen.get(name, 0))
+            if "::" not in name:
+                rooms[room_of(path)] += lines
+            if lines > budget:
+                complaints.append(f"{name} has {lines} lines, its budget is {budget}")
+    complaints += stale_exceptions(seen)
+    for room, lines in sorted(rooms.items()):
+        print(f"{lines:7}  {room}")
+    print(f"{sum(rooms.values()):7}  in all")
+    for complaint in complaints:
+        print(f"over budget: {complaint}", file=sys.stderr)
+    return 1 if complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

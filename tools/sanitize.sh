@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Build the native module with a sanitizer, in an environment of its own, and run the tests under it.
+#
+#   tools/sanitize.sh address|thread [pytest arguments, default: tests]
+#
+# The address run covers everything; the thread run leaves out tests that need PyTorch, whose own threads
+# are not instrumented. PyTorch is not installed here: our code is what is looked at.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+kind=${1:-}
+case $kind in
+  address) library=asan ;;
+  thread) library=tsan ;;
+  *) echo "usage: $0 address|thread [pytest arguments]" >&2; exit 2 ;;
+esac
+shift
+
+python=${PYTHON:-python3}
+cxx=${CXX:-g++}
+venv=.venv-$kind
+build=build-$kind
+
+if [ ! -f "$venv/.created" ]; then
+  "$python" tools/preflight.py
+  "$python" -m venv "$venv"
+  "$venv/bin/python" -m pip install --quiet scikit-build-core nanobind typing_extensions cmake ninja
+  touch "$venv/.created"
+fi
+"$venv/bin/python" -m pip install --quiet --no-build-isolation -e '.[test]' \
+  -C build-dir="$build" -C cmake.define.UNISONO_SANITIZE="$kind" -C install.strip=false
+
+export LD_PRELOAD
+LD_PRELOAD=$("$cxx" -print-file-name="lib$library.so")
+# Python itself never frees everything, so leaks are looked for by the tests' own fixture instead.
+export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:detect_stack_use_after_return=1
+export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
+export TSAN_OPTIONS=halt_on_error=1:exitcode=66:second_deadlock_stack=1:suppressions=$PWD/tools/tsan.supp
+export PYTHONMALLOC=malloc  # the sanitizer must see each Python allocation, not pymalloc's arenas
+export UNISONO_SANITIZED=$kind
+
+# TSan needs its shadow memory where address-space randomisation may have put something else.
+# Everything is slower here: the time limits of single tests are widened.
+exec setarch -R "$venv/bin/python" -m pytest -o timeout=600 -o faulthandler_timeout=500 "$@"
