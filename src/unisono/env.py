@@ -65,6 +65,13 @@ def _flag(text: str) -> bool:
     return word in TRUE_WORDS
 
 
+def _endpoint(text: str) -> tuple[str, int]:
+    host, _, port = text.strip().rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError("host:port, as in 127.0.0.1:29500")
+    return host.strip("[]"), int(port)
+
+
 def _text(text: str) -> str:
     return text.strip()
 
@@ -115,7 +122,7 @@ VARIABLES: tuple[Variable, ...] = (
         "UNISONO_STATUS_FD", "status_fd", _rank, "descriptor of the launcher's status board", "unisono run"
     ),
     Variable(
-        "UNISONO_STORE_HOSTED", "store_hosted", _flag, "1: the launcher serves the store", "unisono run"
+        "UNISONO_STORE", "store_address", _endpoint, "host:port of the store the launcher serves", "unisono run"
     ),
     *_placement("", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     Variable("GROUP_RANK", "group_rank", _rank, "rank of this host"),
@@ -148,7 +155,7 @@ VARIABLES: tuple[Variable, ...] = (
 )
 
 MARKERS: tuple[tuple[str, str], ...] = (
-    ("unisono run", "UNISONO_STORE_HOSTED"),
+    ("unisono run", "UNISONO_STORE"),
     ("torchrun", "TORCHELASTIC_RUN_ID"),
     ("Open MPI", "OMPI_COMM_WORLD_RANK"),
     ("MPICH/PMI", "PMI_RANK"),
@@ -170,7 +177,7 @@ class Settings:
     spin_us: int = -1
     socket_ifname: str = ""
     status_fd: int | None = None
-    store_hosted: bool = False
+    store_address: tuple[str, int] | None = None
     rank: int | None = None
     world_size: int | None = None
     local_rank: int | None = None
@@ -270,7 +277,7 @@ def markdown() -> str:
     lines += [
         "",
         f"Of several launchers only the first present counts, in this order: {order}.",
-        "Variables of the others are ignored. Two variables that count and disagree are an error naming both.",
+        "Variables of the others are ignored. Two that count and disagree are an error naming both.",
         "",
     ]
     return "\n".join(lines)

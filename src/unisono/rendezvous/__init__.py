@@ -1,0 +1,129 @@
+"""Bring the ranks of a job together: find the store, agree on who is who.
+
+`init_method` says where the store is:
+
+    env://             (default) MASTER_ADDR and MASTER_PORT; rank 0 serves the store, or the launcher does
+    tcp://host:port    rank 0 serves the store there
+    file:///path       a file all ranks can reach
+
+`?rank=0&world_size=2` may follow any of them. Where rank and world size are not given so, nor as arguments,
+they come from the environment (see `env`). What rank 0 serves is listened to on the master's address only.
+
+Under torchrun MASTER_PORT belongs to torchrun's agent, which speaks another protocol. Rank 0 then serves on
+one of sixteen ports that every rank computes from the job's identity (run id, restart count, master's address
+and port). It takes the first it can bind; the others try them in turn until the server that answers names
+this very job. A port of another program, or of another job, is passed over. See `probe_ports`.
+
+In the store, under "unisono/meet/<generation>/" (the world's own keys: "unisono/world/<generation>/"):
+
+    world_size       "4 rank 0 (host a, pid 17)": the first to come writes it, the others compare
+    rank/2           who has rank 2, a `Member`; written only when nobody else has
+    came             a counter; who makes it world_size writes the verdict
+    verdict          "ok", or what is wrong; all wait for it, so all raise the same error at once
+    members          who is who, for all to read; "know" counts those who have, then "all know" is set
+    bye/2            rank 2 has closed
+
+A store may be used for one world after the other: a rank that said bye in one generation goes to the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, field
+
+from unisono.env import Settings
+from unisono.errors import StoreError
+from unisono.rendezvous.meeting import GOODBYE_S, Meeting, Member
+from unisono.rendezvous.opening import open_store, probe_ports
+from unisono.rendezvous.target import Place, Target, find_place, parse
+from unisono.store import FileStore, PrefixStore, Store, TCPStore
+
+__all__ = ["Member", "Rendezvous", "probe_ports", "rendezvous"]
+
+FAILED_LINGER_S = 1.0  # for the others to come and read what went wrong
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Ranks that have come together.
+
+    Attributes:
+        store: for this world alone; its timeout is that of the rendezvous.
+        members: who is who, by rank.
+    """
+
+    store: Store
+    members: tuple[Member, ...]
+    rank: int
+    world_size: int
+    _room: Store = field(repr=False)
+    _owned: TCPStore | FileStore | None = field(repr=False)
+
+    def close(self) -> None:
+        """Say goodbye, and close the store if it was opened here. Bounded in time, and never an error.
+
+        The rank that serves the store waits up to 5 s for the others to say goodbye.
+        """
+        with contextlib.suppress(StoreError):  # nobody is left to say goodbye to, or closed before
+            self._room.set(f"bye/{self.rank}", b"", timeout_s=GOODBYE_S)
+        if isinstance(self._owned, TCPStore):
+            self._owned.close(world_size=self.world_size)
+        elif self._owned is not None:
+            self._owned.close()
+
+
+def rendezvous(
+    init_method: str | None,
+    *,
+    store: Store | None,
+    rank: int,
+    world_size: int,
+    timeout_s: float,
+    settings: Settings,
+) -> Rendezvous:
+    """Meet the other ranks.
+
+    Args:
+        init_method: a URL as above; None is "env://".
+        store: an open store to meet in, instead of `init_method`. It stays the caller's to close.
+        rank, world_size: -1 takes them from the URL or the environment.
+        timeout_s: seconds for everything.
+    Raises:
+        ValueError: an argument, the URL or a variable is wrong.
+        RendezvousError: something is missing in the environment, two ranks have one number, the ranks
+            disagree on the world size, or not all came in time (it names those missing).
+        StoreError: the store cannot be reached.
+    """
+    deadline = time.monotonic() + timeout_s
+    if store is not None and init_method is not None:
+        raise ValueError("init_method and store exclude each other: give one of them")
+    target = parse(init_method) if init_method is not None else Target("env" if store is None else "store")
+    place = find_place(target, rank, world_size, settings)
+    if store is not None:
+        return _meet(Meeting(store, place, deadline, timeout_s), store, place, None)
+    while True:
+        opened = open_store(target, place, deadline, settings)
+        opened.timeout_s = timeout_s
+        meeting = Meeting(opened, place, deadline, timeout_s)
+        try:
+            return _meet(meeting, opened, place, opened)
+        except Exception as error:
+            # A quick rank may come back while rank 0 is still closing the store of the world before.
+            outlived = meeting.generation > 0 and place.rank > 0 and type(error) is StoreError
+            left = max(0.0, deadline - time.monotonic()) if isinstance(opened, FileStore) else FAILED_LINGER_S
+            opened.close(linger_s=min(left, FAILED_LINGER_S))
+            if not outlived or time.monotonic() >= deadline:
+                raise
+        except BaseException:  # an interrupt waits for nobody
+            opened.close(linger_s=0.0)
+            raise
+
+
+def _meet(meeting: Meeting, base: Store, place: Place, owned: TCPStore | FileStore | None) -> Rendezvous:
+    room, members = meeting.meet()
+    if isinstance(owned, TCPStore) and owned.serves:
+        meeting.see_everybody_off(room)
+    store = PrefixStore(f"unisono/world/{meeting.generation}", base)
+    store.timeout_s = room.timeout_s
+    return Rendezvous(store, members, *place, room, owned)

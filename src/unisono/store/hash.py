@@ -1,0 +1,49 @@
+"""`HashStore`: a store for the threads of one process. Share the one object."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from unisono.errors import StoreError, message
+from unisono.store.base import Store
+from unisono.store.ops import Op, Reply, Table
+
+__all__ = ["HashStore"]
+
+
+class HashStore(Store):
+    """Keys and values in this process's memory.
+
+    Args:
+        timeout_s: seconds any single call may take unless the call says otherwise.
+    """
+
+    def __init__(self, timeout_s: float = 300.0) -> None:
+        super().__init__(timeout_s)
+        self._table = Table()
+        self._changed = threading.Condition()
+
+    def describe(self) -> str:
+        return "HashStore"
+
+    def close(self) -> None:
+        if os.getpid() == self._pid:
+            with self._changed:
+                super().close()
+                self._changed.notify_all()
+
+    def _call(self, op: Op, payload: bytes, timeout_s: float) -> Reply:
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while self._table.missing(op) and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(left)
+                if self._closed:
+                    raise StoreError(message("the store was closed while waiting", where=self.describe()))
+            missing = self._table.missing(op)
+            if missing:
+                return Reply(missing=missing)
+            reply = self._table.apply(op, payload)
+            self._changed.notify_all()
+            return reply

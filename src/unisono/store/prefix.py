@@ -1,0 +1,46 @@
+"""`PrefixStore`: a room of its own inside another store."""
+
+from __future__ import annotations
+
+import msgspec
+
+from unisono.store import ops
+from unisono.store.base import Store
+from unisono.store.ops import Op, Reply
+
+__all__ = ["PrefixStore"]
+
+
+class PrefixStore(Store):
+    """Every key is stored in `store` as `prefix/key`.
+
+    It starts with the timeout of `store`. Closing it leaves `store` open: that belongs to whoever opened it.
+    """
+
+    def __init__(self, prefix: str, store: Store) -> None:
+        super().__init__(store.timeout_s)
+        self._prefix = f"{prefix}/"
+        self._store = store
+
+    @property
+    def underlying(self) -> Store:
+        """The store this one is a room of."""
+        return self._store
+
+    def describe(self) -> str:
+        return f"{self._store.describe()} under {self._prefix!r}"
+
+    def _call(self, op: Op, payload: bytes, timeout_s: float) -> Reply:
+        self._store._check_usable()
+        reply = self._store._call(_moved(op, self._prefix), payload, timeout_s)
+        cut = len(self._prefix)
+        return reply._replace(missing=tuple(key[cut:] for key in reply.missing))
+
+
+def _moved(op: Op, prefix: str) -> Op:
+    """`op` with `prefix` before each of its keys."""
+    if isinstance(op, (ops.Wait, ops.Check)):
+        return msgspec.structs.replace(op, keys=tuple(prefix + key for key in op.keys))
+    if isinstance(op, ops.Count):
+        return ops.Count(prefix + op.prefix)
+    return msgspec.structs.replace(op, key=prefix + op.key)

@@ -1,0 +1,357 @@
+"""`TCPStore`: a store held by a `StoreServer`, here or on another host.
+
+Each call under way has a connection of its own, taken from a small pool: a thread that waits for a key
+keeps no other thread from setting it. A connection whose call was interrupted (Ctrl-C, a missed deadline) is
+closed, and the next call opens another: the server keeps nothing per connection, so nothing is lost by that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import secrets
+import socket
+import threading
+import time
+from typing import Any
+
+from unisono.errors import StoreError, StoreTimeout, message
+from unisono.store import wire
+from unisono.store.address import shown
+from unisono.store.base import Store, close_in_children
+from unisono.store.ops import Get, Op, Reply, Value, Wait
+from unisono.store.tcp_server import StoreServer
+
+__all__ = ["NotOurServer", "TCPStore"]
+
+GREETING_S = 5.0  # a Unisono server greets within milliseconds; one whose host is overloaded within this
+GRACE_S = 0.5  # how much later than the server the client gives a wait up
+SILENT_CLOSES = 5  # so often may a connection be closed without a word: a server that is just ending does so
+TRY_S = 10.0  # one attempt to connect
+
+
+class NotOurServer(StoreError):
+    """What answers at the address is another program, or the store of another job.
+
+    Attributes:
+        reason: "foreign" (another program), "job", "version", or "closing" (the job there is ending).
+    """
+
+    def __init__(self, text: str, reason: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+class TCPStore(Store):
+    """Client of the store server at `host:port`; with `is_server` it runs that server, too.
+
+    The constructor connects, and keeps trying while nothing listens there, until `timeout_s`.
+
+    Args:
+        host: name or address; a server listens on that address only.
+        port: 0 lets a server pick a free one; see the attribute `port`.
+        world_size: how many clients `close()` of the server waits for before it may stop serving.
+        is_server: run the server in a thread of this process.
+        timeout_s: seconds for connecting, and for any single call that does not say otherwise.
+        job: client and server have to name the same job.
+        linger_s: seconds `close()` of the server waits, at most, for the other clients to leave.
+        retry: keep trying while nothing listens; otherwise one attempt.
+
+    Raises:
+        StoreTimeout: no server in time; the text names the address and the last error.
+        StoreError: the name does not resolve, another program answers, or the port cannot be bound.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        world_size: int | None = None,
+        is_server: bool = False,
+        timeout_s: float = 300.0,
+        job: str = "",
+        linger_s: float = 5.0,
+        retry: bool = True,
+    ) -> None:
+        super().__init__(timeout_s)
+        self._server = StoreServer(host, port, job=job) if is_server else None
+        self._world_size = world_size
+        self._linger_s = linger_s
+        self.host = self._server.host if self._server else host
+        self.port = self._server.port if self._server else port
+        self._name = secrets.token_hex(8)
+        self._job = job
+        self._lock = threading.Lock()
+        self._idle: list[_Connection] = []
+        self._open: set[_Connection] = set()
+        close_in_children(self._forget)
+        try:
+            first = self._connect(time.monotonic() + self._timeout_s, retry=retry)
+            self.server_pid = first.welcome.pid  # on the server's host
+            self._give_back(first)
+        except BaseException:
+            self.close(linger_s=0.0)
+            raise
+
+    @property
+    def serves(self) -> bool:
+        """Whether the server runs in this process."""
+        return self._server is not None
+
+    def describe(self) -> str:
+        return f"TCPStore {shown(self.host, self.port)}"
+
+    def close(self, linger_s: float | None = None, world_size: int | None = None) -> None:
+        """Leave. The one that runs the server first waits, briefly, until the others have left.
+
+        Args:
+            linger_s: at most so many seconds of waiting, instead of the constructor's.
+            world_size: wait for the first so many clients, instead of the constructor's.
+        """
+        if self._closed or os.getpid() != self._pid:
+            return
+        super().close()
+        with self._lock:
+            connections, self._open, self._idle = list(self._open), set(), []
+        for connection in connections:
+            connection.hang_up()
+        if self._server is not None:
+            self._server.close(
+                self._linger_s if linger_s is None else linger_s, world_size or self._world_size
+            )
+
+    def _forget(self) -> None:
+        for connection in list(self._open):
+            connection.sock.close()
+
+    def _call(self, op: Op, payload: bytes, timeout_s: float) -> Reply:
+        waits = isinstance(op, (Get, Wait)) or timeout_s == 0
+        deadline = time.monotonic() + timeout_s + (GRACE_S if waits else 0.0)
+        connection = self._take(deadline)
+        try:
+            reply = connection.ask(op, payload, timeout_s, deadline)
+        except BaseException:
+            self._discard(connection)
+            raise
+        self._give_back(connection)
+        return reply
+
+    # The pool.
+
+    def _take(self, deadline: float) -> _Connection:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        return self._connect(deadline, retry=False)
+
+    def _give_back(self, connection: _Connection) -> None:
+        with self._lock:
+            if not self._closed:
+                self._idle.append(connection)
+                self._open.add(connection)
+                return
+        connection.hang_up()
+
+    def _discard(self, connection: _Connection) -> None:
+        with self._lock:
+            self._open.discard(connection)
+        connection.sock.close()
+
+    def _connect(self, deadline: float, *, retry: bool) -> _Connection:
+        hello = wire.Hello(wire.MAGIC, wire.VERSION, self._job, self._name, socket.gethostname(), os.getpid())
+        sock, welcome = _Dialer(self.host, self.port, hello, deadline, self._timeout_s).dial(retry)
+        connection = _Connection(sock, welcome, self.describe())
+        with self._lock:
+            if not self._closed:
+                self._open.add(connection)
+                return connection
+        connection.hang_up()
+        raise StoreError(message("the store was closed meanwhile", where=self.describe()))
+
+
+class _Connection:
+    """A greeted connection: sends one operation, waits for its answer."""
+
+    def __init__(self, sock: socket.socket, welcome: wire.Welcome, where: str) -> None:
+        self.sock = sock
+        self.welcome = welcome
+        self._where = where
+        self._reader = wire.FrameReader(2**33)
+
+    def ask(self, op: Op, payload: bytes, timeout_s: float, deadline: float) -> Reply:
+        """The server's answer to `op`; after any exception the connection is good for nothing."""
+        pieces = wire.frame(wire.Request(op, timeout_s), payload)
+        nbytes = sum(len(piece) for piece in pieces) - wire.PREFIX.size
+        if nbytes > self.welcome.max_frame_bytes:
+            raise ValueError(
+                message(
+                    "the value is too large for this store",
+                    where=self._where,
+                    observed=f"{nbytes} bytes",
+                    expected=f"at most {self.welcome.max_frame_bytes}",
+                )
+            )
+        try:
+            _send(self.sock, pieces, deadline)
+            head, reply = _receive(self.sock, self._reader, deadline)
+            return wire.read_answer(head, reply)
+        except TimeoutError:
+            raise StoreTimeout(self._no_answer(op, timeout_s)) from None
+        except (OSError, EOFError, wire.Unreadable) as error:
+            raise StoreError(self._lost(error)) from error
+
+    def hang_up(self) -> None:
+        """End the connection, waking a thread that waits in it."""
+        with contextlib.suppress(OSError):  # it was gone already
+            self.sock.shutdown(socket.SHUT_RDWR)
+        self.sock.close()
+
+    def _no_answer(self, op: Op, timeout_s: float) -> str:
+        what = " ".join([type(op).__name__.lower(), *getattr(op, "keys", [getattr(op, "key", "")])])
+        return message(
+            f"no answer to '{what.strip()}' within {timeout_s:g} s",
+            where=self._where,
+            remedy=f"See whether the server, process {self.welcome.pid} on {self.welcome.host}, is stopped.",
+        )
+
+    def _lost(self, error: BaseException) -> str:
+        foreign = isinstance(error, wire.Unreadable)
+        return message(
+            "the store's server talks nonsense" if foreign else "the store's server closed the connection",
+            where=self._where,
+            observed="" if isinstance(error, EOFError) else str(error),
+            remedy=f"It was process {self.welcome.pid} on {self.welcome.host}: look at its output "
+            "(rank 0, or the launcher).",
+        )
+
+
+class _Dialer:
+    """Opens a connection and exchanges greetings, again and again while the server is not up."""
+
+    def __init__(self, host: str, port: int, hello: wire.Hello, deadline: float, timeout_s: float) -> None:
+        self._address = (host, port)
+        self._where = shown(host, port)
+        self._hello = hello
+        self._deadline = deadline
+        self._timeout_s = timeout_s
+
+    def dial(self, retry: bool) -> tuple[socket.socket, wire.Welcome]:
+        """Raises as `TCPStore` does."""
+        pause_s, silent = 0.01, 0
+        while True:
+            try:
+                return self._try_once()
+            except NotOurServer as error:
+                if error.reason != "closing" or not retry:
+                    raise
+                last: Exception = error
+            except (EOFError, ConnectionResetError) as error:
+                silent += 1
+                last = error
+                if silent >= SILENT_CLOSES:
+                    raise self._foreign("closed the connection without a greeting") from error
+            except OSError as error:
+                last = error
+                if not retry:
+                    raise self._gave_up(last, retry) from last
+            if time.monotonic() + pause_s >= self._deadline:
+                raise self._gave_up(last, retry) from last
+            time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 (spreads clients, hides nothing)
+            pause_s = min(2 * pause_s, 0.2)
+
+    def _try_once(self) -> tuple[socket.socket, wire.Welcome]:
+        last: OSError = ConnectionRefusedError("no address")
+        for family, kind, proto, _, address in self._resolve():
+            sock = socket.socket(family, kind, proto)
+            try:
+                sock.settimeout(max(0.001, min(TRY_S, self._deadline - time.monotonic())))
+                sock.connect(address)
+            except OSError as error:
+                sock.close()
+                last = error
+                continue
+            except BaseException:
+                sock.close()
+                raise
+            if sock.getsockname() == sock.getpeername():  # the kernel joined the socket to itself
+                sock.close()
+                continue
+            return self._exchange_greetings(sock)
+        raise last
+
+    def _resolve(self) -> list[tuple[Any, Any, int, str, Any]]:
+        host, port = self._address
+        try:
+            return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError, OverflowError) as error:
+            what = f"the store's address {self._where} is not usable: {error}"
+            raise StoreError(message(what, remedy="Check MASTER_ADDR.")) from error
+
+    def _exchange_greetings(self, sock: socket.socket) -> tuple[socket.socket, wire.Welcome]:
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            until = min(time.monotonic() + GREETING_S, self._deadline)
+            _send(sock, wire.frame(self._hello), until)
+            head, _ = _receive(sock, wire.FrameReader(wire.HELLO_LIMIT), until)
+            greeting = wire.read_greeting(head)
+        except wire.Unreadable as error:
+            sock.close()
+            raise self._foreign(f"it said {error.seen!r}") from error
+        except TimeoutError as error:
+            sock.close()
+            if time.monotonic() >= self._deadline:
+                raise
+            raise self._foreign(f"it said nothing for {GREETING_S:g} s") from error
+        except BaseException:
+            sock.close()
+            raise
+        if isinstance(greeting, wire.Refused):
+            sock.close()
+            text = f"the store at {self._where} refused: {greeting.text}"
+            raise NotOurServer(text, greeting.reason)
+        return sock, greeting
+
+    def _foreign(self, seen: str) -> NotOurServer:
+        text = message(
+            f"another program, no Unisono store, answers at {self._where}",
+            observed=seen,
+            remedy="Choose another port (MASTER_PORT), or end that program.",
+        )
+        return NotOurServer(text, "foreign")
+
+    def _gave_up(self, last: Exception, retry: bool) -> StoreError:
+        reason = getattr(last, "strerror", None) or str(last) or type(last).__name__
+        if not retry:
+            what = f"the store's server at {self._where} is gone"
+            return StoreError(message(what, observed=reason, remedy="See rank 0's output."))
+        return StoreTimeout(
+            message(
+                f"no store server at {self._where} within {self._timeout_s:g} s",
+                observed=f"last error: {reason}",
+                remedy="See whether rank 0 (or the launcher) was started there, and the address and port.",
+            )
+        )
+
+
+def _send(sock: socket.socket, pieces: list[Value], deadline: float) -> None:
+    for piece in pieces:
+        sock.settimeout(_left(deadline))
+        sock.sendall(piece)
+
+
+def _receive(sock: socket.socket, reader: wire.FrameReader, deadline: float) -> tuple[bytearray, bytearray]:
+    while True:
+        sock.settimeout(_left(deadline))
+        received = reader.advance(sock)
+        if received is not None:
+            return received
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left

@@ -1,0 +1,399 @@
+"""`StoreServer`: the server of TCP stores. One thread, one selector, no polling.
+
+A `get` or `wait` for keys that do not exist is parked with its peer and answered when the keys come or its
+time is up. Every peer is a `_Peer` with at most one request under way: nothing more is read from it until
+that is answered and the answer sent, so a peer holds at most one frame in and one out of the server's memory.
+
+Strangers (connections that have not yet said a proper Hello) are limited in number, bytes and time, and
+dropped without a word when they talk anything else. See `wire` for the protocol.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import heapq
+import os
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+
+from unisono.store import wire
+from unisono.store.address import listen
+from unisono.store.base import close_in_children
+from unisono.store.ops import Op, Reply, Table, Value
+
+__all__ = ["StoreServer"]
+
+ACCEPT_BATCH = 64
+READ_BUDGET = 8  # pieces of wire.CHUNK read from one peer before the others get their turn
+FULL_PAUSE_S = 0.1  # before accepting again when the process is out of descriptors
+
+
+class StoreServer:
+    """Serves a table of keys and values on one address until closed. Starts in the constructor.
+
+    Args:
+        host: the only address listened on (a name is resolved; the first address that can be bound is taken).
+        port: 0 picks a free one; see the attribute `port`.
+        job: clients have to name the same job, others are refused.
+        max_frame_bytes: the largest request or value taken.
+        hello_timeout_s: how long a stranger may take to say Hello.
+        max_strangers: connections without a Hello at one time; more wait in the kernel's queue.
+
+    Raises:
+        StoreError: the address cannot be bound; `errno` of its `__cause__` says why.
+    """
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        job: str = "",
+        max_frame_bytes: int = 1 << 30,
+        hello_timeout_s: float = 2.0,
+        max_strangers: int = 256,
+    ) -> None:
+        listener = listen(host, port)
+        self.host: str = listener.getsockname()[0]
+        self.port: int = listener.getsockname()[1]
+        self._pid = os.getpid()
+        self._loop = _Loop(listener, job, max_frame_bytes, hello_timeout_s, max_strangers)
+        self._thread = threading.Thread(target=self._loop.run, name=f"unisono-store-{self.port}", daemon=True)
+        self._thread.start()
+        close_in_children(self._forget)
+
+    def close(self, linger_s: float = 0.0, world_size: int | None = None) -> None:
+        """Stop serving, and free the port.
+
+        With `linger_s` it first waits, at most that long, until every client has left. With `world_size` it
+        waits until that many clients have come and left, and for no others: those are of the next world.
+        """
+        if os.getpid() != self._pid:
+            return
+        try:
+            self._loop.stop(time.monotonic() + linger_s, world_size or 0)
+            self._thread.join()
+        except BaseException:  # an interrupt: do not linger any more
+            self._loop.stop(0.0, 0)
+            self._thread.join(1.0)
+            raise
+
+    def _forget(self) -> None:
+        self._loop.close_descriptors()
+
+    def __enter__(self) -> StoreServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<StoreServer {self.host}:{self.port}{'' if self._thread.is_alive() else ' closed'}>"
+
+
+class _Peer:
+    """One connection: what has been read of it, what it waits for, what is still to be sent to it."""
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        self.sock = sock
+        self.reader = wire.FrameReader(wire.HELLO_LIMIT)
+        self.client = ""  # its name once it said Hello
+        self.deadline: float | None = deadline
+        self.parked: Op | None = None
+        self.absent: set[str] = set()
+        self.out: deque[memoryview] = deque()
+        self.events = selectors.EVENT_READ
+        self.last = False  # close when `out` is sent
+
+
+class _Loop:
+    """The server's thread: all its state is touched by `run` only, except for the stop request."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        job: str,
+        max_frame_bytes: int,
+        hello_timeout_s: float,
+        max_strangers: int,
+    ) -> None:
+        self._listener = listener
+        self._job = job
+        self._max_frame_bytes = max_frame_bytes
+        self._hello_timeout_s = hello_timeout_s
+        self._max_strangers = max_strangers
+        self._table = Table()
+        self._peers: set[_Peer] = set()
+        self._strangers = 0
+        self._clients_seen: dict[str, None] = {}  # in the order they came
+        self._waiters: dict[str, set[_Peer]] = {}
+        self._alarms: list[tuple[float, int, _Peer]] = []
+        self._alarm_count = 0
+        self._accepting = True
+        self._accept_after = 0.0
+        self._stop_at: float | None = None
+        self._stop_world = 0
+        self._selector = selectors.DefaultSelector()
+        self._wake_out, self._wake_in = socket.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ, None)
+        self._selector.register(self._wake_out, selectors.EVENT_READ, None)
+
+    def stop(self, deadline: float, world_size: int) -> None:
+        """Ask `run` to end by `deadline`; called from other threads."""
+        self._stop_world = world_size
+        self._stop_at = deadline
+        with contextlib.suppress(OSError):  # already closed, or already full of wake-ups
+            self._wake_in.send(b"x")
+
+    def run(self) -> None:
+        """Serve until stopped, then close everything."""
+        try:
+            while not self._finished():
+                for key, events in self._selector.select(self._patience()):
+                    self._dispatch(key.fileobj, key.data, events)
+                self._ring_alarms()
+        finally:
+            self._selector.close()
+            self.close_descriptors()
+
+    def close_descriptors(self) -> None:
+        """Close every descriptor and nothing else; what a forked child does too."""
+        for peer in list(self._peers):
+            peer.sock.close()
+        self._listener.close()
+        self._wake_in.close()
+        self._wake_out.close()
+        self._selector.close()
+
+    # When to stop, how long to sleep.
+
+    def _finished(self) -> bool:
+        if self._stop_at is None:
+            return False
+        return self._everybody_left() or time.monotonic() >= self._stop_at
+
+    def _everybody_left(self) -> bool:
+        """Whether the first `_stop_world` clients (0: all) have come and gone."""
+        seen = list(self._clients_seen)
+        expected = set(seen[: self._stop_world or None])
+        return len(seen) >= self._stop_world and not any(peer.client in expected for peer in self._peers)
+
+    def _patience(self) -> float | None:
+        """Seconds until something has to be done although nothing arrives."""
+        moments = [self._alarms[0][0]] if self._alarms else []
+        if self._stop_at is not None:
+            moments.append(self._stop_at)
+        if self._accept_after:
+            moments.append(self._accept_after)
+        return max(0.0, min(moments) - time.monotonic()) if moments else None
+
+    def _set_alarm(self, peer: _Peer, when: float) -> None:
+        peer.deadline = when
+        self._alarm_count += 1
+        heapq.heappush(self._alarms, (when, self._alarm_count, peer))
+        if len(self._alarms) > 2 * len(self._peers) + 64:  # forget alarms of waits that are over
+            self._alarms = [alarm for alarm in self._alarms if alarm[2].deadline == alarm[0]]
+            heapq.heapify(self._alarms)
+
+    def _ring_alarms(self) -> None:
+        now = time.monotonic()
+        while self._alarms and self._alarms[0][0] <= now:
+            when, _, peer = heapq.heappop(self._alarms)
+            if peer.deadline != when or peer not in self._peers:
+                continue
+            if peer.parked is None:
+                self._drop(peer)  # no Hello in time
+            else:
+                missing = self._table.missing(peer.parked)
+                self._unpark(peer)
+                self._answer(peer, Reply(missing=missing))
+        self._control_accepting(now)
+
+    # Connections.
+
+    def _dispatch(self, source: object, peer: _Peer | None, events: int) -> None:
+        if source is self._listener:
+            self._accept()
+        elif peer is None:
+            self._wake_out.recv(4096)
+        elif peer in self._peers:
+            try:
+                if events & selectors.EVENT_WRITE:
+                    self._send(peer)
+                else:
+                    self._read(peer)
+            except (OSError, EOFError, MemoryError, wire.Unreadable):
+                self._drop(peer)
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPT_BATCH):
+            if self._strangers >= self._max_strangers:
+                break
+            try:
+                sock, _address = self._listener.accept()
+            except BlockingIOError:
+                break
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self._accept_after = time.monotonic() + FULL_PAUSE_S
+                    break
+                continue  # that one connection is gone already
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            peer = _Peer(sock, 0.0)
+            self._peers.add(peer)
+            self._strangers += 1
+            self._selector.register(sock, selectors.EVENT_READ, peer)
+            self._set_alarm(peer, time.monotonic() + self._hello_timeout_s)
+        self._control_accepting(time.monotonic())
+
+    def _control_accepting(self, now: float) -> None:
+        """Listen to the listener only while there is room for a stranger."""
+        if self._accept_after and now >= self._accept_after:
+            self._accept_after = 0.0
+        wanted = self._strangers < self._max_strangers and not self._accept_after
+        if wanted and not self._accepting:
+            self._selector.register(self._listener, selectors.EVENT_READ, None)
+        elif not wanted and self._accepting:
+            self._selector.unregister(self._listener)
+        self._accepting = wanted
+
+    def _drop(self, peer: _Peer) -> None:
+        self._unpark(peer)
+        self._peers.discard(peer)
+        self._strangers -= not peer.client
+        self._selector.unregister(peer.sock)
+        peer.sock.close()
+
+    # Requests.
+
+    def _read(self, peer: _Peer) -> None:
+        for _ in range(READ_BUDGET):
+            try:
+                received = peer.reader.advance(peer.sock)
+            except BlockingIOError:
+                return
+            if peer.parked is not None:
+                raise wire.Unreadable("a second request while the first one waits")
+            if received is not None:
+                self._handle(peer, *received)
+                return
+
+    def _handle(self, peer: _Peer, head: bytearray, payload: bytearray) -> None:
+        if not peer.client:
+            self._greet(peer, wire.read_hello(head))
+            return
+        request = wire.read_request(head)
+        absent = self._table.missing(request.op)
+        if absent and request.timeout_s > 0:
+            self._park(peer, request.op, absent, request.timeout_s)
+        elif absent:
+            self._answer(peer, Reply(missing=absent))
+        else:
+            self._answer(peer, self._table.apply(request.op, payload))
+            self._wake_waiters(request.op)
+
+    def _greet(self, peer: _Peer, hello: wire.Hello) -> None:
+        """Let a stranger in, or tell it why not. (A job token's proof will be checked here.)"""
+        refusal = self._refusal(hello)
+        if refusal is not None:
+            peer.last = True
+            self._queue(peer, wire.frame(refusal))
+            return
+        self._strangers -= 1
+        self._clients_seen[hello.client] = None
+        peer.client = hello.client
+        peer.deadline = None
+        peer.reader.limit = self._max_frame_bytes
+        welcome = wire.Welcome(
+            wire.MAGIC, wire.VERSION, self._max_frame_bytes, socket.gethostname(), os.getpid()
+        )
+        self._queue(peer, wire.frame(welcome))
+
+    def _refusal(self, hello: wire.Hello) -> wire.Refused | None:
+        if hello.version != wire.VERSION:
+            text = (
+                f"it speaks version {wire.VERSION}, the client {hello.version}: install the same everywhere"
+            )
+            return wire.Refused(wire.MAGIC, "version", text)
+        if hello.job != self._job:
+            return wire.Refused(wire.MAGIC, "job", f"it belongs to job {self._job!r}, not to {hello.job!r}")
+        closing = self._stop_at is not None and len(self._clients_seen) >= self._stop_world
+        if closing and hello.client not in self._clients_seen:
+            return wire.Refused(wire.MAGIC, "closing", "its job is ending")
+        if not hello.client:
+            return wire.Refused(wire.MAGIC, "version", "the client gave no name")
+        return None
+
+    # Waiting for keys.
+
+    def _park(self, peer: _Peer, op: Op, absent: tuple[str, ...], timeout_s: float) -> None:
+        peer.parked = op
+        peer.absent = set(absent)
+        for key in peer.absent:
+            self._waiters.setdefault(key, set()).add(peer)
+        self._set_alarm(peer, time.monotonic() + min(timeout_s, 1e9))
+
+    def _unpark(self, peer: _Peer) -> None:
+        for key in peer.absent:
+            waiting = self._waiters.get(key, set())
+            waiting.discard(peer)
+            if not waiting:
+                self._waiters.pop(key, None)
+        peer.absent = set()
+        peer.parked = None
+        peer.deadline = None
+
+    def _wake_waiters(self, changed: Op) -> None:
+        """Answer those who waited for the key that `changed` may have made."""
+        key = getattr(changed, "key", None)
+        if key not in self._waiters or key not in self._table.values:
+            return
+        for peer in self._waiters.pop(key):
+            peer.absent.discard(key)
+            if peer.parked is None or peer.absent:
+                continue
+            op = peer.parked
+            self._unpark(peer)
+            self._answer(peer, self._table.apply(op) if not self._table.missing(op) else Reply(number=1))
+
+    # Answers.
+
+    def _answer(self, peer: _Peer, reply: Reply) -> None:
+        self._queue(peer, wire.reply_frame(reply))
+
+    def _queue(self, peer: _Peer, pieces: list[Value]) -> None:
+        peer.out.extend(memoryview(piece) for piece in pieces)
+        try:
+            self._send(peer)
+        except OSError:
+            self._drop(peer)
+
+    def _send(self, peer: _Peer) -> None:
+        """Send what the kernel takes; while something is left, write events replace read events."""
+        for _ in range(READ_BUDGET):
+            if not peer.out:
+                break
+            piece = peer.out.popleft()
+            try:
+                sent = peer.sock.send(piece[: 4 * wire.CHUNK])
+            except BlockingIOError:
+                sent = 0
+            if sent < len(piece):
+                peer.out.appendleft(piece[sent:])
+            if sent == 0:
+                break
+        if peer.last and not peer.out:
+            self._drop(peer)
+            return
+        wanted = selectors.EVENT_WRITE if peer.out else selectors.EVENT_READ
+        if wanted != peer.events:
+            peer.events = wanted
+            self._selector.modify(peer.sock, wanted, peer)

@@ -1,0 +1,199 @@
+"""The store's protocol on a stream: frames, and the greeting that comes first.
+
+    frame    u32 head bytes, u32 payload bytes (big endian) | head: MessagePack | payload: raw value
+
+    client                           server
+    Hello(magic, version, job, ...)  ->
+                                     <-  Welcome, or Refused(reason) and the connection is closed
+    operation (+ payload)            ->
+                                     <-  Answer (+ payload); a get or wait is answered when its keys exist
+
+One request is under way per connection. Before its Hello a stranger may send at most `HELLO_LIMIT`
+bytes. The magic ends in an empty line, so that a web server reached by mistake answers at once
+instead of waiting for more. `Hello.proof` is where a job token's proof will travel.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+import msgspec
+
+from unisono.store.ops import Op, Reply, Value
+
+__all__ = ["Answer", "FrameReader", "Greeting", "Hello", "Refused", "Unreadable", "Welcome", "frame"]
+
+MAGIC = "UNISONO STORE\r\n\r\n"
+VERSION = 1
+HELLO_LIMIT = 4096
+PREFIX = struct.Struct(">II")
+CHUNK = 256 * 1024  # bytes read at once, so that one large value does not starve the others
+
+
+class Unreadable(Exception):
+    """The bytes of a stream are no frames of this protocol. `seen` is how they begin."""
+
+    def __init__(self, why: str, seen: bytes = b"") -> None:
+        super().__init__(why)
+        self.seen = seen
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+    """A client's first frame."""
+
+    magic: str
+    version: int
+    job: str
+    client: str
+    host: str = ""
+    pid: int = 0
+    proof: bytes = b""
+
+
+class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
+    """The server's first frame: who it is and the largest frame it takes."""
+
+    magic: str
+    version: int
+    max_frame_bytes: int
+    host: str
+    pid: int
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+    """The server's first and last frame. `reason`: "version", "job" or "closing"; `text` for people."""
+
+    magic: str
+    reason: str
+    text: str
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """A `Reply` without its value, which is the frame's payload."""
+
+    number: int = 0
+    missing: tuple[str, ...] = ()
+    error: str = ""
+
+
+Greeting = Welcome | Refused
+_decode_hello = msgspec.msgpack.Decoder(Hello).decode
+_decode_greeting = msgspec.msgpack.Decoder(Greeting).decode
+_decode_op = msgspec.msgpack.Decoder(Op).decode
+_decode_answer = msgspec.msgpack.Decoder(Answer).decode
+
+
+def frame(head: msgspec.Struct, payload: Value = b"") -> list[Value]:
+    """The pieces to send, in order; `payload` itself is not copied."""
+    body = msgspec.msgpack.encode(head)
+    start = PREFIX.pack(len(body), len(payload)) + body
+    if len(payload) <= CHUNK:
+        return [start + payload]
+    return [start, payload]
+
+
+def reply_frame(reply: Reply) -> list[Value]:
+    """`reply` as the pieces to send."""
+    return frame(Answer(reply.number, reply.missing, reply.error), reply.value)
+
+
+def read_hello(head: bytearray) -> Hello:
+    """Raises `Unreadable` for anything but a Hello of this protocol."""
+    try:
+        hello = _decode_hello(head)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Unreadable(f"no Hello: {error}", bytes(head[:40])) from error
+    if hello.magic != MAGIC:
+        raise Unreadable("wrong magic", bytes(head[:40]))
+    return hello
+
+
+def read_greeting(head: bytearray) -> Greeting:
+    """Raises `Unreadable` for anything but a Welcome or a Refused."""
+    try:
+        greeting: Greeting = _decode_greeting(head)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Unreadable(f"no greeting: {error}", bytes(head[:40])) from error
+    if greeting.magic != MAGIC:
+        raise Unreadable("wrong magic", bytes(head[:40]))
+    return greeting
+
+
+class Request(msgspec.Struct, frozen=True, array_like=True):
+    """An operation and the seconds it may wait for its keys."""
+
+    op: Op
+    timeout_s: float
+
+
+_decode_request = msgspec.msgpack.Decoder(Request).decode
+
+
+def read_request(head: bytearray) -> Request:
+    """Raises `Unreadable` for anything but a request."""
+    try:
+        return _decode_request(head)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Unreadable(f"no request: {error}", bytes(head[:40])) from error
+
+
+def read_answer(head: bytearray, payload: bytearray) -> Reply:
+    """Raises `Unreadable` for anything but an answer."""
+    try:
+        answer = _decode_answer(head)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Unreadable(f"no answer: {error}", bytes(head[:40])) from error
+    return Reply(answer.number, payload, answer.missing, answer.error)
+
+
+class FrameReader:
+    """Takes frames off a socket piece by piece; works on blocking and non-blocking sockets alike.
+
+    Args:
+        limit: the largest frame taken, in bytes, head and payload together.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._begin()
+
+    def _begin(self) -> None:
+        self._parts = [bytearray(PREFIX.size)]
+        self._at = 0
+        self._filled = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether no part of a frame has arrived."""
+        return self._at == 0 and self._filled == 0
+
+    def advance(self, sock: socket.socket) -> tuple[bytearray, bytearray] | None:
+        """Read once; (head, payload) when that completed a frame.
+
+        Raises:
+            EOFError: the peer closed.  Unreadable: what arrives is no frame.  OSError: as `socket.recv_into`.
+        """
+        part = self._parts[self._at]
+        with memoryview(part) as view, view[self._filled : self._filled + CHUNK] as room:
+            got = sock.recv_into(room)
+        if got == 0:
+            raise EOFError
+        self._filled += got
+        while self._filled == len(self._parts[self._at]):
+            if self._at == 0:
+                self._measure()
+            self._at += 1
+            self._filled = 0
+            if self._at == len(self._parts):
+                _, head, payload = self._parts
+                self._begin()
+                return head, payload
+        return None
+
+    def _measure(self) -> None:
+        prefix = self._parts[0]
+        head, payload = PREFIX.unpack(prefix)
+        if head + payload > self.limit:
+            raise Unreadable(f"a frame of {head + payload} bytes, more than {self.limit}", bytes(prefix))
+        self._parts += [bytearray(head), bytearray(payload)]

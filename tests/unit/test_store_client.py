@@ -1,0 +1,231 @@
+"""The TCP store's client: no server, another program, a dead or stopped server, and the end of the job."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from unisono.errors import StoreError, StoreTimeout
+from unisono.store import NotOurServer, StoreServer, TCPStore, tcp_client
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def test_nobody_listens() -> None:
+    port = free_port()
+    start = time.monotonic()
+    with pytest.raises(StoreTimeout, match=rf"no store server at 127\.0\.0\.1:{port} within 0\.3 s.*refused"):
+        TCPStore("127.0.0.1", port, timeout_s=0.3)
+    assert time.monotonic() - start < 3
+
+
+def test_a_server_that_comes_later_is_found() -> None:
+    port = free_port()
+    servers: list[StoreServer] = []
+    timer = threading.Timer(0.3, lambda: servers.append(StoreServer("127.0.0.1", port)))
+    timer.start()
+    with TCPStore("127.0.0.1", port, timeout_s=20) as store:
+        store.set("k", "v")
+    timer.join()
+    servers[0].close()
+
+
+@contextlib.contextmanager
+def program(answer: bytes | None) -> Iterator[int]:
+    """Another program on a port: says `answer` to everyone and closes; None: says nothing."""
+    done = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.05)
+
+        def serve() -> None:
+            with contextlib.ExitStack() as open_sockets:
+                while not done.is_set():
+                    with contextlib.suppress(TimeoutError):
+                        sock, _ = listener.accept()
+                        if answer is None:
+                            open_sockets.enter_context(sock)
+                            continue
+                        sock.sendall(answer)
+                        sock.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listener.getsockname()[1]
+        done.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "answer", [b"SSH-2.0-OpenSSH_9.2\r\n", b"\x00" * 8, b"\x00\x00\x00\x03\x00\x00\x00\x00abc", b""]
+)
+def test_another_program_is_told_at_once(answer: bytes) -> None:
+    with program(answer) as port:
+        start = time.monotonic()
+        with pytest.raises(NotOurServer, match=rf"no Unisono store, answers at 127\.0\.0\.1:{port}"):
+            TCPStore("127.0.0.1", port, timeout_s=60)
+        assert time.monotonic() - start < 5
+
+
+def test_a_silent_program_is_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp_client, "GREETING_S", 0.3)
+    with program(None) as port, pytest.raises(NotOurServer, match="said nothing"):
+        TCPStore("127.0.0.1", port, timeout_s=60)
+
+
+def test_a_web_server_is_told_at_once() -> None:
+    class Quiet(http.server.BaseHTTPRequestHandler):
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Quiet) as web:
+        thread = threading.Thread(target=web.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        start = time.monotonic()
+        try:
+            with pytest.raises(NotOurServer, match="no Unisono store"):
+                TCPStore("127.0.0.1", web.server_port, timeout_s=60)
+        finally:
+            web.shutdown()
+            thread.join()
+        assert time.monotonic() - start < 4
+
+
+def test_an_unknown_name_is_told_at_once() -> None:
+    with pytest.raises(StoreError, match="no-such-host.invalid:29500 is not usable"):
+        TCPStore("no-such-host.invalid", 29500, timeout_s=60)
+
+
+def test_another_job_is_refused() -> None:
+    with StoreServer(job="a") as server:
+        with pytest.raises(NotOurServer, match="job 'a', not to 'b'") as caught:
+            TCPStore("127.0.0.1", server.port, job="b", timeout_s=60)
+        assert caught.value.reason == "job"
+
+
+SERVER = """
+import sys, time
+from unisono.store import StoreServer
+server = StoreServer()
+print(server.port, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def server_process() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process, int(process.stdout.readline())
+        process.kill()
+
+
+def test_a_killed_server_is_named(server_process: tuple[subprocess.Popen[str], int]) -> None:
+    process, port = server_process
+    with TCPStore("127.0.0.1", port, timeout_s=30) as store:
+        threading.Timer(0.2, process.kill).start()
+        start = time.monotonic()
+        with pytest.raises(StoreError, match=rf"127\.0\.0\.1:{port}.*process {process.pid}") as caught:
+            store.get("never")
+        assert not isinstance(caught.value, StoreTimeout)
+        assert time.monotonic() - start < 5
+        with pytest.raises(StoreError, match=rf"127\.0\.0\.1:{port} is gone"):
+            store.get("never")
+
+
+def test_a_stopped_server_does_not_outlive_the_deadline(
+    server_process: tuple[subprocess.Popen[str], int],
+) -> None:
+    process, port = server_process
+    with TCPStore("127.0.0.1", port, timeout_s=30) as store:
+        store.set("k", "v")
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        start = time.monotonic()
+        with pytest.raises(StoreTimeout, match=f"process {process.pid}.*is stopped"):
+            store.get("k", timeout_s=0.2)
+        assert time.monotonic() - start < 5
+        process.send_signal(signal.SIGCONT)
+        assert store.get("k") == b"v"
+
+
+# Closing.
+
+
+def test_close_waits_for_the_others_and_turns_new_ones_away() -> None:
+    store = TCPStore("127.0.0.1", 0, is_server=True, linger_s=20)
+    other = TCPStore("127.0.0.1", store.port)
+    closing = threading.Thread(target=store.close)
+    closing.start()
+    time.sleep(0.1)
+    other.set("still", "served")
+    with pytest.raises(StoreError, match="ending"):
+        TCPStore("127.0.0.1", store.port, timeout_s=5, retry=False)
+    start = time.monotonic()
+    other.close()
+    closing.join()
+    assert time.monotonic() - start < 5
+
+
+def test_close_waits_no_longer_than_told() -> None:
+    store = TCPStore("127.0.0.1", 0, is_server=True, linger_s=0.2)
+    with TCPStore("127.0.0.1", store.port) as other:
+        start = time.monotonic()
+        store.close()
+        assert 0.15 < time.monotonic() - start < 3
+        with pytest.raises(StoreError):
+            other.set("k", "v")
+
+
+def test_close_waits_for_those_still_to_come() -> None:
+    store = TCPStore("127.0.0.1", 0, is_server=True, linger_s=20, world_size=2)
+    store.set("k", "v")
+    closing = threading.Thread(target=store.close)
+    closing.start()
+    time.sleep(0.1)
+    with TCPStore("127.0.0.1", store.port, timeout_s=5) as late:
+        assert late.get("k") == b"v"
+    start = time.monotonic()
+    closing.join()
+    assert time.monotonic() - start < 5
+
+
+def serve_soon(port: int) -> None:
+    """Serve on `port` once; an orphan that has not yet had a moment on a core is given some."""
+    deadline = time.monotonic() + 5
+    while True:
+        try:
+            StoreServer("127.0.0.1", port).close()
+            return
+        except StoreError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
+def test_an_orphan_does_not_keep_the_port() -> None:
+    text = SERVER.replace(
+        "time.sleep(60)", "import os\npid = os.fork()\nif pid: print(pid, flush=True)\ntime.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        port, orphan = int(process.stdout.readline()), int(process.stdout.readline())
+        try:
+            process.kill()
+            process.wait()
+            serve_soon(port)
+        finally:
+            os.kill(orphan, signal.SIGKILL)

@@ -1,0 +1,296 @@
+"""The file store among killed writers, stale files and files that are none of its own."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from unisono.errors import StoreError, StoreTimeout
+from unisono.store import FileStore
+from unisono.store.log import MAGIC, PREFIX
+
+
+def process(text: str, *arguments: object) -> subprocess.Popen[str]:
+    """A Python process running `text`, its output in a pipe."""
+    start = "import os, sys, time\nfrom unisono.store import FileStore\n"
+    command = [sys.executable, "-c", start + textwrap.dedent(text), *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def line(child: subprocess.Popen[str]) -> str:
+    assert child.stdout is not None
+    return child.stdout.readline().strip()
+
+
+def end(child: subprocess.Popen[str]) -> None:
+    child.kill()
+    with child:  # closes the pipe and waits, without reading: an orphan may still hold its other end
+        pass
+
+
+HOLD = """
+    store = FileStore(sys.argv[1], 2)
+    store.set("old", "value")
+    print("open", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_file_is_deleted_by_the_last_one(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    one, two = FileStore(path, 2), FileStore(path, 2)
+    one.set("k", "v")
+    one.close()
+    assert path.exists()
+    assert two.get("k") == b"v"
+    two.close()
+    assert not path.exists()
+
+
+def test_the_file_of_a_killed_run_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    child = process(HOLD, path)
+    assert line(child) == "open"
+    with FileStore(path, 2) as store:
+        assert store.get("old") == b"value"  # the run goes on: it is joined
+        end(child)
+        assert store.get("old") == b"value"
+        store.close()
+    assert not path.exists()
+    child = process(HOLD, path)
+    assert line(child) == "open"
+    end(child)
+    assert path.stat().st_size > 0
+    with FileStore(path, 2, linger_s=0) as store:
+        assert len(store) == 0
+
+
+def test_a_run_started_while_the_file_is_stale_comes_together(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    child = process(HOLD, path)
+    assert line(child) == "open"
+    end(child)
+    text = """
+        with FileStore(sys.argv[1], 4, timeout_s=20) as store:
+            assert not store.check(["old"])
+            store.add("came", 1)
+            store.set(sys.argv[2], "here")
+            store.wait([str(number) for number in range(4)])
+            print(int(store["came"]), flush=True)
+    """
+    ranks = [process(text, path, rank) for rank in range(4)]
+    assert [rank.communicate()[0].strip() for rank in ranks] == ["4"] * 4
+    assert not path.exists()
+
+
+def test_an_orphan_does_not_keep_the_run_alive(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    text = HOLD.replace(
+        "print(", "pid = os.fork()\n    if pid: print(pid, flush=True)\n    else: time.sleep(60)\n    print("
+    )
+    child = process(text, path)
+    orphan = int(line(child))
+    try:
+        assert line(child) == "open"
+        end(child)
+        with FileStore(path, linger_s=0) as store:
+            assert len(store) == 0
+    finally:
+        os.kill(orphan, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", MAGIC[:7], MAGIC, MAGIC + b"\x00\x00\x00\x09torn", MAGIC + b"\xff" * 99]
+)
+def test_an_empty_torn_or_damaged_file_of_ours_is_replaced(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "store"
+    path.write_bytes(content)
+    with FileStore(path) as store:
+        assert len(store) == 0
+        store.set("k", "v")
+        assert store.get("k") == b"v"
+
+
+def test_a_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "thesis.txt"
+    path.write_bytes(b"four years of work")
+    with pytest.raises(StoreError, match="no Unisono store file.*four years of work.*path of its own"):
+        FileStore(path)
+    assert path.read_bytes() == b"four years of work"
+
+
+def test_unusable_paths_are_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="missing/store': No such file"):
+        FileStore(tmp_path / "missing" / "store")
+    with pytest.raises(StoreError, match="Is a directory"):
+        FileStore(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    with pytest.raises(StoreError, match="link"):
+        FileStore(tmp_path / "link")
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_torn_record_is_ignored_and_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with FileStore(path) as one, FileStore(path) as two:
+        one.set("a", "1")
+        whole = path.stat().st_size
+        with path.open("ab") as file:
+            file.write(PREFIX.pack(10, 1 << 40, 0) + b"\x92")
+        assert two.get("a") == b"1"
+        assert not two.check(["b"])
+        two.set("b", "2")
+        assert one.get("b") == b"2"
+        assert path.stat().st_size < whole + 60
+
+
+def test_writers_killed_at_random_moments_leave_whole_values(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    text = """
+        store = FileStore(sys.argv[1])
+        print("open", flush=True)
+        number = 0
+        while True:
+            number += 1
+            store.set(sys.argv[2], bytes([number % 251]) * (1 + number * 7919 % 300_000))
+            store.add("writes", 1)
+    """
+    chance = random.Random(7)
+    with FileStore(path, timeout_s=20) as store:
+        for turn in range(8):
+            children = [process(text, path, f"{turn}-{number}") for number in range(2)]
+            for child in children:
+                assert line(child) == "open"
+            time.sleep(chance.uniform(0.0, 0.06))
+            for child in children:
+                end(child)
+            for number in range(2):
+                value = store.peek(f"{turn}-{number}") or b"x"
+                assert len(set(value)) == 1
+            before = int(store.peek("writes") or b"0")
+            assert store.add("writes", 1) == before + 1
+        with FileStore(path) as other:
+            assert len(other) == len(store)
+            assert other["writes"] == store["writes"]
+
+
+def test_opening_and_closing_in_many_processes_never_fails(tmp_path: Path) -> None:
+    text = """
+        for number in range(60):
+            with FileStore(sys.argv[1], timeout_s=20) as store:
+                store.add("n", 1)
+                assert 1 <= int(store["n"])
+        print("fine")
+    """
+    children = [process(text, tmp_path / "store") for _ in range(4)]
+    assert [child.communicate()[0].strip() for child in children] == ["fine"] * 4
+    assert not (tmp_path / "store").exists()
+
+
+def test_the_first_to_close_waits_for_those_to_come(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    store = FileStore(path, 2, linger_s=20)
+    store.set("k", "v")
+    closing = threading.Thread(target=store.close)
+    closing.start()
+    time.sleep(0.1)
+    with FileStore(path, 2) as late:
+        assert late.get("k") == b"v"
+        closing.join(5)
+        assert not closing.is_alive()
+    assert not path.exists()
+
+
+def test_close_waits_no_longer_than_told(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "store", 2, linger_s=0.1)
+    start = time.monotonic()
+    store.close()
+    assert time.monotonic() - start < 3
+
+
+def test_a_file_deleted_while_in_use_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with FileStore(path, 2) as store:
+        threading.Timer(0.1, path.unlink).start()
+        start = time.monotonic()
+        with pytest.raises(StoreError, match="deleted while in use") as caught:
+            store.get("never", timeout_s=30)
+        assert not isinstance(caught.value, StoreTimeout)
+        assert time.monotonic() - start < 5
+
+
+def test_a_lock_held_by_a_stopped_process_does_not_hang(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    text = """
+        store = FileStore(sys.argv[1])
+        with store._log.locked(time.monotonic() + 5, writing=True):
+            print("locked", flush=True)
+            time.sleep(60)
+    """
+    with FileStore(path) as store:
+        child = process(text, path)
+        assert line(child) == "locked"
+        start = time.monotonic()
+        with pytest.raises(StoreTimeout, match="keeps the file locked"):
+            store.set("k", "v", timeout_s=0.2)
+        with pytest.raises(StoreTimeout, match="keeps the file locked"):
+            FileStore(path, timeout_s=0.2)
+        assert time.monotonic() - start < 5
+        end(child)
+        store.set("k", "v")
+
+
+def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "fcntl", no_locks)
+    with pytest.raises(StoreError, match="cannot lock .*No locks available. .*use tcp://"):
+        FileStore(tmp_path / "store")
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    text = """
+        import resource
+        from unisono.errors import StoreError
+        store = FileStore(sys.argv[1])
+        store.set("k", "before")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+        try:
+            store.set("k", b"x" * 200_000)
+        except StoreError as error:
+            print(error)
+        print(store["k"], flush=True)
+        store.set("k", "after")
+        print(store["k"], flush=True)
+    """
+    with FileStore(path) as store:
+        child = process(text, path)
+        assert "cannot write to the store's file: File too large" in line(child)
+        assert line(child) == "b'before'"
+        assert line(child) == "b'after'"
+        end(child)
+        assert store["k"] == b"after"
+
+
+def test_damage_while_in_use_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with FileStore(path) as store:
+        store.set("k", "v")
+        with path.open("ab") as file:
+            file.write(struct.pack(">IQI", 3, 0, 1) + b"abc")
+        with pytest.raises(StoreError, match="damaged"):
+            store.get("k")
