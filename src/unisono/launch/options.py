@@ -1,0 +1,265 @@
+"""The command line of `unisono run`: our flags, torchrun's spellings of them, and what becomes of its others.
+
+Everything that can be wrong with a command line is said here, in one line, before anything starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from importlib.machinery import ModuleSpec
+
+from unisono.errors import LaunchError, message
+from unisono.launch.job import STDERR, STDOUT, Job, usable_cores
+
+__all__ = ["add_arguments", "job_from"]
+
+BOTH = STDOUT | STDERR
+
+# torchrun's flags without a counterpart. (flag, takes a value, values that change nothing, verdict):
+# None: a remark is printed and the job runs; a text: the job is refused, it would not be what was asked for.
+_ELSEWHERE: tuple[tuple[str, bool, tuple[str, ...], str | None], ...] = (
+    ("--standalone", False, ("True",), None),
+    ("--rdzv-backend", True, ("c10d", "static"), None),
+    ("--rdzv-endpoint", True, (), None),
+    ("--rdzv-id", True, (), None),
+    ("--rdzv-conf", True, (), None),
+    ("--local-addr", True, (), None),
+    ("--role", True, ("default",), None),
+    ("--monitor-interval", True, (), None),
+    ("--start-method", True, ("spawn",), None),
+    ("--signals-to-handle", True, (), None),
+    ("--run-path", False, (), None),
+    ("--max-restarts", True, ("0",), "ranks are not restarted; run again from a checkpoint"),
+    ("--event-log-handler", True, ("null",), "there are no torchelastic events"),
+    ("--logs-specs", True, ("default",), "use --log-dir"),
+    ("--duplicate-stdout-filters", True, (), "use --log-dir and grep"),
+    ("--duplicate-stderr-filters", True, (), "use --log-dir and grep"),
+    ("--numa-binding", True, (), "binding is not done yet; start the ranks through numactl with --no-python"),
+    ("--virtual-local-rank", False, (), "LOCAL_RANK is always the rank on this machine"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `unisono run` to `parser`."""
+    parser.usage = (
+        "%(prog)s [-n N] [flags] script.py [args ...]\n"
+        "       %(prog)s [-n N] [flags] -m module [args ...]\n"
+        "       %(prog)s [-n N] [flags] --no-python program [args ...]"
+    )
+    parser.allow_abbrev = False
+    add = parser.add_argument
+    add(
+        "-n", *_both("--nproc-per-node"), dest="nproc", default="1", metavar="N",
+        help="processes to start: a number, 'cpu' (one per core), 'gpu', 'auto' (gpu if any, else cpu)",
+    )  # fmt: skip
+    add("-m", "--module", action="store_true", help="the script is a module, as in python -m")
+    add(*_both("--no-python"), action="store_true", help="the script is any program")
+    add(*_both("--log-dir"), metavar="DIR", help="write DIR/rank<r>.stdout.log and rank<r>.stderr.log")
+    add(
+        "-t", "--tee", metavar="S", default="0",
+        help="what goes to files and console: 1 stdout, 2 stderr, 3 both (the default); per rank 0:3,1:2",
+    )  # fmt: skip
+    add("-r", "--redirects", metavar="S", default="0", help="what goes to files only, written as for --tee")
+    add(*_both("--local-ranks-filter"), metavar="R,R", default="", help="show only these ranks")
+    add("--grace", type=float, default=1.0, metavar="S", help="seconds others get after a failure (1.0)")
+    add("--stdin", action="store_true", help="rank 0 reads this terminal or pipe; without it nobody does")
+    add("--nnodes", default="1", metavar="N", help="machines; only 1 for now")
+    add(*_both("--node-rank"), default="0", metavar="R", help="which machine this is; only 0")
+    add(*_both("--master-addr"), default="127.0.0.1", metavar="A", help="of the ranks (127.0.0.1)")
+    add(*_both("--master-port"), default="0", metavar="P", help="of the ranks (a free one)")
+    for flag, takes_value, _, _ in _ELSEWHERE:
+        names, dest = _both(flag), _dest(flag)
+        if takes_value:
+            add(*names, dest=dest, help=argparse.SUPPRESS)
+        else:
+            add(*names, dest=dest, action="store_const", const="True", help=argparse.SUPPRESS)
+    add("script", help="what every rank runs")
+    add("args", nargs=argparse.REMAINDER, help="its arguments")
+
+
+def _both(flag: str) -> list[str]:
+    """Return both spellings. _both("--log-dir") -> ["--log-dir", "--log_dir"]."""
+    return list(dict.fromkeys((flag, "--" + flag[2:].replace("-", "_"))))
+
+
+def _dest(flag: str) -> str:
+    return flag[2:].replace("-", "_")
+
+
+def job_from(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Job, list[str]]:
+    """Check the parsed flags; return the job and the remarks to print.
+
+    Raises:
+        LaunchError: with one line, about the first thing that is wrong.
+    """
+    remarks = _torchrun_remarks(args)
+    _one_machine(args)
+    size = _world_size(args.nproc, environ)
+    shown, logged = _streams(args, size)
+    job = Job(
+        command=_command(args, environ),
+        world_size=size,
+        shown=shown,
+        logged=logged,
+        log_dir=_log_dir(args.log_dir),
+        master_addr=args.master_addr,
+        master_port=_number("--master-port", args.master_port, 0, 65535),
+        grace_s=_grace(args.grace),
+        stdin=args.stdin,
+    )
+    return job, remarks
+
+
+def _torchrun_remarks(args: argparse.Namespace) -> list[str]:
+    remarks = []
+    for flag, _, harmless, refusal in _ELSEWHERE:
+        value = getattr(args, _dest(flag))
+        if value is None or value in harmless:
+            continue
+        if refusal:
+            raise LaunchError(f"{flag}{'' if value == 'True' else ' ' + value} is not supported: {refusal}.")
+        remarks.append(f"{flag} has no meaning here and changes nothing")
+    return remarks
+
+
+def _one_machine(args: argparse.Namespace) -> None:
+    if args.nnodes not in ("1", "1:1"):
+        raise LaunchError(
+            message("only one machine for now", observed=f"--nnodes {args.nnodes}", expected="1",
+                    remedy="For several, start the ranks with torchrun, srun or mpirun.")
+        )  # fmt: skip
+    _number("--node-rank", args.node_rank, 0, 0)
+
+
+def _number(flag: str, text: str, low: int, high: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = low - 1
+    if not low <= value <= high:
+        expected = f"{low}..{high}" if high > low else str(low)
+        raise LaunchError(message(f"{flag} does not fit", observed=repr(text), expected=expected))
+    return value
+
+
+def _grace(seconds: float) -> float:
+    if not 0 <= seconds <= 86400:
+        raise LaunchError(message("--grace does not fit", observed=str(seconds), expected="0..86400 seconds"))
+    return seconds
+
+
+def _world_size(text: str, environ: Mapping[str, str]) -> int:
+    cores = usable_cores()
+    if text in ("auto", "gpu"):
+        gpus = _gpus(environ)
+        if text == "gpu" and gpus == 0:
+            raise LaunchError("-n gpu: this machine shows no NVIDIA GPU. Use -n cpu or a number.")
+        return gpus or cores
+    return cores if text == "cpu" else _number("-n", text, 1, max(256, 16 * cores))
+
+
+def _gpus(environ: Mapping[str, str]) -> int:
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return len(glob.glob("/dev/nvidia[0-9]*"))
+    return len([name for name in visible.split(",") if name.strip() not in ("", "-1", "NoDevFiles")])
+
+
+def _streams(args: argparse.Namespace, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return per rank which streams are shown and which are logged."""
+    tee = _per_rank("--tee", args.tee, size)
+    redirects = _per_rank("--redirects", args.redirects, size)
+    if args.log_dir is None and any(tee + redirects):
+        raise LaunchError("--tee and --redirects need --log-dir, where the files go.")
+    if args.log_dir is not None and not any(tee + redirects):
+        tee = (BOTH,) * size
+    visible = set(range(size))
+    if args.local_ranks_filter:
+        numbers = args.local_ranks_filter.split(",")
+        visible = {_number("--local-ranks-filter", number, 0, size - 1) for number in numbers}
+    shown = tuple((BOTH & ~redirects[r]) | tee[r] if r in visible else 0 for r in range(size))
+    return shown, tuple(tee[r] | redirects[r] for r in range(size))
+
+
+def _per_rank(flag: str, text: str, size: int) -> tuple[int, ...]:
+    """Read torchrun's stream sets. ("3", size 2) -> (3, 3); ("1:2", size 2) -> (0, 2)."""
+    if ":" not in text:
+        return (_number(flag, text, 0, BOTH),) * size
+    streams = [0] * size
+    for part in text.split(","):
+        rank, _, bits = part.partition(":")
+        streams[_number(flag, rank, 0, size - 1)] = _number(flag, bits, 0, BOTH)
+    return tuple(streams)
+
+
+def _log_dir(path: str | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(f"--log-dir {path} cannot be made: {error.strerror}.") from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise LaunchError(f"--log-dir {path} cannot be written to.")
+    return path
+
+
+def _command(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[str, ...]:
+    if args.module and args.no_python:
+        raise LaunchError("-m and --no-python exclude each other.")
+    if args.no_python:
+        if shutil.which(args.script, path=environ.get("PATH")) is None:
+            raise LaunchError(f"program {args.script!r} was not found or cannot be executed.")
+        return (args.script, *args.args)
+    if args.module:
+        _check_module(args.script)
+        return (sys.executable, "-m", args.script, *args.args)
+    _check_script(args.script, environ)
+    return (sys.executable, args.script, *args.args)
+
+
+def _check_script(script: str, environ: Mapping[str, str]) -> None:
+    if os.path.isdir(script):
+        if not os.path.isfile(os.path.join(script, "__main__.py")):
+            raise LaunchError(f"script {script!r} is a directory without __main__.py.")
+    elif not os.path.exists(script):
+        hint = ""
+        if os.sep not in script and shutil.which(script, path=environ.get("PATH")):
+            hint = f" {script!r} is a program: leave it out before a Python script, or use --no-python."
+        raise LaunchError(f"script {script!r} does not exist in {os.getcwd()}.{hint}")
+    elif not os.access(script, os.R_OK):
+        raise LaunchError(f"script {script!r} cannot be read.")
+
+
+def _check_module(name: str) -> None:
+    """Find the module as python -m would, without running a line of it or of its packages."""
+    parts = name.split(".")
+    path: list[str] | None = None
+    for depth in range(len(parts)):
+        found = _find(".".join(parts[: depth + 1]), path)
+        if found is None:
+            raise LaunchError(f"module {name!r} was not found from {os.getcwd()}.")
+        path = list(found.submodule_search_locations or []) or None
+        if path is None and depth + 1 < len(parts):
+            raise LaunchError(f"module {name!r} was not found: {parts[depth]!r} is not a package.")
+    if path is not None and _find(f"{name}.__main__", path) is None:
+        raise LaunchError(f"package {name!r} has no __main__ and cannot be run.")
+
+
+def _find(name: str, path: list[str] | None) -> ModuleSpec | None:
+    sys.path.insert(0, os.getcwd())
+    try:
+        for finder in sys.meta_path:
+            found = finder.find_spec(name, path)
+            if found is not None:
+                return found
+    except (ImportError, AttributeError, ValueError):
+        return None
+    finally:
+        del sys.path[0]
+    return None

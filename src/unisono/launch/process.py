@@ -1,0 +1,122 @@
+"""Starting a process so that it cannot outlive us, and ending everything that was started.
+
+Three kernel facts do the work:
+
+- PR_SET_PDEATHSIG: a rank gets SIGKILL when its parent dies, whatever the parent died of.
+- PR_SET_CHILD_SUBREAPER: orphans below us become our children, also daemonized ones.
+- A process number is not given away again before its parent has reaped it, so signalling
+  our own un-reaped children never hits a stranger.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+__all__ = ["become_subreaper", "children", "end_children", "signal_rank", "start"]
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def become_subreaper(enable: bool = True) -> None:
+    """From now on (or no longer) adopt every orphaned descendant of this process."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(enable), 0, 0, 0)
+
+
+def start(
+    command: Sequence[str], environ: Mapping[str, str], *, stdin: int | None, pass_fds: Sequence[int]
+) -> subprocess.Popen[bytes]:
+    """Start `command` in a session of its own, bound to the life of the calling thread.
+
+    Its own session keeps the terminal's signals away from it: what it gets, it gets from us, once.
+    """
+    return subprocess.Popen(
+        command,
+        env=environ,
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        pass_fds=pass_fds,
+        start_new_session=True,
+        preexec_fn=_die_with_parent(),  # noqa: PLW1509 - there are no threads, see there
+    )
+
+
+def _die_with_parent() -> Callable[[], None]:
+    """Make the function that runs between fork and exec.
+
+    A preexec_fn is safe here: the caller has one thread, so no lock can be held by anybody else
+    at the fork, and what it calls is bound beforehand. A shim program that makes the call and then
+    executes the rank would cost an interpreter start per rank (15 ms each) for the same effect.
+    """
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def bind() -> None:
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:  # it died before the call above
+            os._exit(1)
+
+    return bind
+
+
+def signal_rank(pid: int, number: int) -> None:
+    """Signal a rank that was not reaped yet, together with its process group.
+
+    SIGKILL is for the rank alone. In its group is multiprocessing's resource tracker, which removes
+    the rank's shared memory when the rank is gone; the rest of the group is ended as strays.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        if number == signal.SIGKILL:
+            os.kill(pid, number)
+        else:
+            os.killpg(pid, number)
+
+
+def children() -> list[int]:
+    """Return the direct children of this process, zombies included.
+
+    A snapshot: a child that appears meanwhile may be missing. Whether any is left is for
+    `waitid` to say, this only names whom to signal.
+    """
+    me = os.getpid()
+    try:
+        with open(f"/proc/self/task/{me}/children", "rb") as listing:
+            return [int(pid) for pid in listing.read().split()]
+    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
+        return [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _parent_of(pid) == me]
+
+
+def _parent_of(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return int(stat.read().rpartition(b")")[2].split()[1])
+    except OSError:
+        return -1
+
+
+def end_children(patience_s: float = 0.0, give_up_s: float = 5.0) -> None:
+    """SIGKILL and reap every child, then the orphans this leaves us, until there is none.
+
+    Bounded, because a process in an uninterruptible wait of the kernel cannot be ended by anybody.
+
+    Args:
+        patience_s: how long they may take to end by themselves first.
+    """
+    began = time.monotonic()
+    while (waited_s := time.monotonic() - began) < patience_s + give_up_s:
+        for pid in children() if waited_s >= patience_s else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.002)

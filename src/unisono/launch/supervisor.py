@@ -1,0 +1,324 @@
+"""The process that starts the ranks, waits for them, shows their output and ends the job.
+
+One event loop without polling: signals, the ranks' pipes and the front process wake it.
+It ends only after every process below it has.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from unisono.launch.board import StatusBoard
+from unisono.launch.job import Job, rank_environment, usable_cores
+from unisono.launch.process import become_subreaper, children, end_children, signal_rank, start
+from unisono.launch.screen import Screen
+from unisono.launch.streams import RankStream, Streams
+from unisono.launch.summary import Ending, exit_status, first_failure, report
+
+__all__ = ["FORWARDED", "STRAYS_IN_A_HURRY_S", "Supervisor"]
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # they end the job
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)  # they are the ranks' business
+FORWARDED = (*STOPPING, *PASSED_ON, signal.SIGTSTP)  # what the front process sends here
+
+AFTER_FAILURE_S = 3.0  # from SIGTERM to SIGKILL
+AFTER_SIGNAL_S = 1.8  # what ranks get to end by themselves after Ctrl-C or SIGTERM
+AFTER_INTERRUPT_S = 0.3  # from SIGTERM to SIGKILL after Ctrl-C; the job has to end within 3 s
+REPEATED_S = 0.3  # a second signal within this is the first once more: terminal and wrapper both sent it
+STRAYS_S = 0.5  # what ranks leave behind may end by itself, as multiprocessing's resource tracker does:
+STRAYS_IN_A_HURRY_S = 0.3  # it removes their shared memory first, so it must not be killed at once
+DRAIN_S = 0.3  # an interrupted job waits this long for a console that takes nothing
+
+
+class _Escalation:
+    """Signals that become due one after the other until everybody is gone.
+
+    Example: _Escalation((0, SIGINT), (2, SIGTERM)): SIGINT now, SIGTERM 2 s after it.
+    """
+
+    def __init__(self, *steps: tuple[float, signal.Signals]) -> None:
+        self._steps: collections.deque[tuple[float, signal.Signals]] = collections.deque()
+        due = time.monotonic()
+        for delay_s, number in steps:
+            due += delay_s
+            self._steps.append((due, number))
+
+    @property
+    def due(self) -> float | None:
+        """When the next signal is due (monotonic seconds)."""
+        return self._steps[0][0] if self._steps else None
+
+    def pop(self, now: float) -> signal.Signals | None:
+        """Take the signal that is due, if one is."""
+        return self._steps.popleft()[1] if self._steps and self._steps[0][0] <= now else None
+
+
+@dataclass
+class _Rank:
+    rank: int
+    pid: int
+    stderr: RankStream
+    asked: bool = False  # the launcher has signalled it
+    end: tuple[int, int, bool] | None = None  # order, code, signaled
+
+
+class Supervisor:
+    """Runs one job. Has to be alone in its process: it takes over signals and adopts orphans."""
+
+    def __init__(self, job: Job, base: Mapping[str, str], front_fd: int) -> None:
+        self._job = job
+        self._base = base
+        self._ranks: dict[int, _Rank] = {}
+        self._ranks_ended = 0
+        self._escalation = _Escalation()
+        self._stopped_by: signal.Signals | None = None  # what the user sent
+        self._stopped_at = 0.0
+        self._start_failed = False
+        self._childless = False
+        self._strays: _Escalation | None = None
+        self._give_up_at: float | None = None  # when to stop waiting for the ends of pipes and the console
+        self._reported = False
+        self._status = 0
+        self._selector = selectors.DefaultSelector()
+        self._catch_signals()
+        self._selector.register(front_fd, selectors.EVENT_READ, lambda: self._on_front_lost(front_fd))
+        self._screen = Screen(color="NO_COLOR" not in base, on_progress=self._wake)
+        self._streams = Streams(job, self._screen, self._selector)
+        self._board = StatusBoard(job.world_size)
+        become_subreaper()
+
+    def _catch_signals(self) -> None:
+        """Let every signal wake the loop through a socket and do nothing else."""
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+        signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, *FORWARDED):
+            signal.signal(number, lambda _number, _frame: None)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, self._on_wake)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wake_write.send(b"\0")
+
+    def run(self, store: str, master_port: int) -> int:
+        """Start the ranks, stay until nothing of them is left, report; return the exit code."""
+        try:
+            self._start_ranks(store, master_port)
+            self._screen.start()  # a thread; until here there was one, see process.start
+            self._reap()
+            while not self._settled():
+                for key, _ in self._selector.select(self._timeout_s()):
+                    key.data()
+                self._act_on_time()
+            return self._status
+        finally:
+            end_children()
+
+    # starting
+
+    def _start_ranks(self, store: str, master_port: int) -> None:
+        job = self._job
+        if job.world_size > 1 and "OMP_NUM_THREADS" not in self._base:
+            cores = usable_cores()
+            threads = max(1, cores // job.world_size)
+            self._say(
+                f"{job.world_size} ranks on {cores} cores, OMP_NUM_THREADS={threads} each (set it to choose)"
+            )
+        for rank in range(job.world_size):
+            environ = rank_environment(
+                job, rank, self._base, store=store, master_port=master_port, status_fd=self._board.fd
+            )
+            try:
+                self._start_rank(rank, environ)
+            except (OSError, subprocess.SubprocessError) as error:
+                self._say(f"rank {rank} could not be started: {error}")
+                self._start_failed = True
+                self._signal_ranks(signal.SIGKILL)
+                return
+
+    def _start_rank(self, rank: int, environ: Mapping[str, str]) -> None:
+        stdin = None if self._job.stdin and rank == 0 else subprocess.DEVNULL
+        process = start(self._job.command, environ, stdin=stdin, pass_fds=(self._board.fd,))
+        self._board.started(rank, process.pid)
+        process.returncode = 0  # waited for here and not by the Popen object
+        assert process.stdout is not None and process.stderr is not None
+        self._streams.add(rank, process.stdout, 1)
+        stderr = self._streams.add(rank, process.stderr, 2)
+        self._ranks[process.pid] = _Rank(rank, process.pid, stderr)
+
+    # what wakes the loop
+
+    def _on_wake(self) -> None:
+        self._reap()  # first, and always: a lost wake-up byte must not cost a rank's end
+        with contextlib.suppress(BlockingIOError):
+            for number in self._wake_read.recv(4096):
+                if number not in (0, signal.SIGCHLD):
+                    self._on_signal(signal.Signals(number))
+        self._streams.resume_if_drained()
+        if self._screen.broken and self._stopped_by is None:
+            self._stop(signal.SIGPIPE, _Escalation((0, signal.SIGTERM), (AFTER_SIGNAL_S, signal.SIGKILL)))
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if number == signal.SIGTSTP:
+            self._signal_ranks(signal.SIGSTOP, asking=False)
+        elif number in PASSED_ON:
+            self._signal_ranks(number, asking=False)
+        elif self._stopped_by is not None:
+            if time.monotonic() > self._stopped_at + REPEATED_S:
+                self._stop(self._stopped_by, _Escalation((0, signal.SIGKILL)))
+        elif number == signal.SIGINT:
+            self._say("interrupted, ending the ranks (Ctrl-C again kills them at once)")
+            self._stop(
+                number,
+                _Escalation(
+                    (0, number), (AFTER_SIGNAL_S, signal.SIGTERM), (AFTER_INTERRUPT_S, signal.SIGKILL)
+                ),
+            )
+        else:
+            self._say(f"got {number.name}, ending the ranks")
+            self._stop(number, _Escalation((0, signal.SIGTERM), (AFTER_SIGNAL_S, signal.SIGKILL)))
+
+    def _on_front_lost(self, front_fd: int) -> None:
+        """The process the user started was killed: everything goes, at once."""
+        self._selector.unregister(front_fd)
+        self._stop(signal.SIGKILL, _Escalation((0, signal.SIGKILL)))
+
+    def _stop(self, cause: signal.Signals, escalation: _Escalation) -> None:
+        if self._stopped_by is None:
+            self._stopped_at = time.monotonic()
+        self._stopped_by = cause
+        self._escalation = escalation
+        if self._strays is not None:
+            self._strays = _Escalation((0, signal.SIGKILL))
+
+    def _reap(self) -> None:
+        """Note every child that has ended; the board first, survivors wait for it."""
+        while True:
+            try:
+                info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                self._childless = True
+                return
+            if info is None:
+                return
+            rank = self._ranks.get(info.si_pid)
+            if rank is not None and rank.end is None:
+                self._on_rank_ended(rank, info.si_status, info.si_code != os.CLD_EXITED)
+            os.waitpid(info.si_pid, 0)
+
+    def _on_rank_ended(self, rank: _Rank, code: int, signaled: bool) -> None:
+        self._board.ended(rank.rank, code=code, signaled=signaled)
+        rank.end = (self._ranks_ended, code, signaled)
+        self._ranks_ended += 1
+        failed = signaled or code != 0
+        if failed and self._stopped_by is None and self._escalation.due is None:
+            grace = self._job.grace_s
+            self._escalation = _Escalation((grace, signal.SIGTERM), (AFTER_FAILURE_S, signal.SIGKILL))
+
+    # time
+
+    def _timeout_s(self) -> float | None:
+        strays = self._strays.due if self._strays else None
+        escalation = self._escalation.due if self._living() else None
+        now = time.monotonic()
+        give_up = self._give_up_at if self._give_up_at is not None and self._give_up_at > now else None
+        due = [t for t in (escalation, strays, give_up, self._streams.partial_due()) if t is not None]
+        return max(0.0, min(due) - now) if due else None
+
+    def _act_on_time(self) -> None:
+        now = time.monotonic()
+        self._streams.show_partials(now)
+        if self._living():
+            number = self._escalation.pop(now)
+            if number is not None:
+                self._signal_ranks(number)
+        elif not self._childless:
+            self._end_strays(now)
+
+    def _living(self) -> list[_Rank]:
+        return [rank for rank in self._ranks.values() if rank.end is None]
+
+    def _signal_ranks(self, number: signal.Signals, *, asking: bool = True) -> None:
+        for rank in self._living():
+            rank.asked |= asking
+            signal_rank(rank.pid, number)
+            if number == signal.SIGTERM:  # a stopped process would not notice
+                signal_rank(rank.pid, signal.SIGCONT)
+
+    def _end_strays(self, now: float) -> None:
+        """End what the ranks left behind: data loader workers, daemons, adopted from wherever they were."""
+        if self._strays is None:
+            kill_again = [(0.02, signal.SIGKILL)] * 250  # killing a process hands us its children
+            if self._stopped_by:
+                self._strays = _Escalation((STRAYS_IN_A_HURRY_S, signal.SIGKILL), *kill_again)
+            else:
+                self._strays = _Escalation(
+                    (STRAYS_S, signal.SIGTERM), (STRAYS_S, signal.SIGKILL), *kill_again
+                )
+            return
+        number = self._strays.pop(now)
+        if number is not None:
+            left = children()
+            if number == signal.SIGTERM and left:
+                self._say(
+                    f"ending {len(left)} process{'es' if len(left) > 1 else ''} left behind by the ranks"
+                )
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+    # the end
+
+    def _settled(self) -> bool:
+        """No rank, no stray, no byte left. An interrupted job leaves output behind that nobody takes."""
+        if self._living() or not self._childless:
+            return False
+        now = time.monotonic()
+        if self._give_up_at is None:
+            self._give_up_at = now + DRAIN_S
+        late = now >= self._give_up_at
+        if late:
+            self._streams.abandon()
+        if any(self._streams.open()) and not (late and self._stopped_by):
+            return False
+        if not self._reported:
+            self._report()
+        return self._screen.backlog_nbytes == 0 or bool(late and self._stopped_by)
+
+    def _endings(self) -> list[Ending]:
+        endings = []
+        for rank in self._ranks.values():
+            if rank.end is not None:
+                order, code, signaled = rank.end
+                endings.append(
+                    Ending(rank.rank, rank.pid, code, signaled, rank.asked, order, rank.stderr.tail)
+                )
+        return endings
+
+    def _report(self) -> None:
+        self._reported = True
+        endings = self._endings()
+        first = first_failure(endings)
+        if first is not None:
+            self._screen.say(report(first, endings, log_dir=self._job.log_dir))
+        self._screen.end_open_lines()
+        if self._stopped_by is not None:
+            self._status = 128 + self._stopped_by
+        elif first is not None:
+            self._status = exit_status(first)
+        else:
+            self._status = 1 if self._start_failed else 0
+
+    def _say(self, text: str) -> None:
+        self._screen.say(f"unisono run: {text}")

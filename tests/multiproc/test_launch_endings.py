@@ -1,0 +1,269 @@
+"""`unisono run` with real processes: failures, signals, and that nothing is ever left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from launching import Launcher, launching, read_lines, wait_until
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[Launcher]:
+    with launching(tmp_path) as made:
+        yield made
+
+
+# --- failures ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("last", "code"), [("sys.exit(0)", 0), ("sys.exit(7)", 7), ("os.kill(os.getpid(), signal.SIGUSR1)", 138)]
+)
+def test_exit_code_is_kept(launcher: Launcher, last: str, code: int) -> None:
+    assert launcher.run(last, "-n", "2", "--grace", "0").returncode == code
+
+
+def test_first_failure_comes_first_and_the_others_in_one_line(launcher: Launcher) -> None:
+    done = launcher.run(
+        """
+if rank == 2:
+    try:
+        {}["inner"]
+    except KeyError:
+        raise ValueError("the cause")
+until(lambda: board()[2][1] == 2)
+if rank == 3:
+    time.sleep(30)
+class PeerLost(Exception): pass
+raise PeerLost("rank 2 died")
+""",
+        "-n",
+        "4",
+        "--grace",
+        "1.5",
+    )
+    assert done.returncode == 1
+    summary = [line for line in done.stderr.splitlines() if not line.startswith("[rank")][1:]
+    assert re.fullmatch(r"unisono run: rank 2 failed first: exit code 1 \(pid \d+\)", summary[0])
+    assert summary[1] == "  Traceback (most recent call last):"
+    assert any("KeyError: 'inner'" in line for line in summary)
+    assert summary[-2] == "  ValueError: the cause"
+    assert summary[-1] == (
+        "unisono run: then ranks 0-1 failed because a peer was gone (exit code 1); "
+        "rank 3 was ended by the launcher"
+    )
+
+
+def test_a_peer_that_ends_sooner_than_the_cause_is_not_the_first_failure(launcher: Launcher) -> None:
+    done = launcher.run(
+        """
+if rank == 0:
+    raise ConnectionResetError("Connection reset by peer")
+until(lambda: board()[0][1] == 2)
+sys.exit("bad input")
+""",
+        "-n",
+        "2",
+    )
+    assert "rank 1 failed first: exit code 1" in done.stderr and "\n  bad input\n" in done.stderr
+
+
+def test_who_ignores_the_end_is_killed(launcher: Launcher) -> None:
+    done = launcher.run(
+        """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.open(f"{sys.argv[1]}/{rank}", os.O_CREAT)
+until(lambda: len(os.listdir(sys.argv[1])) == 2)
+if rank == 1:
+    sys.exit(5)
+time.sleep(60)
+""",
+        "-n",
+        "2",
+        "--grace",
+        "0.1",
+        args=(str(_folder(launcher, "ready")),),
+    )
+    assert done.returncode == 5 and "rank 0 was ended by the launcher" in done.stderr
+
+
+def _folder(launcher: Launcher, name: str) -> Path:
+    path = launcher.folder / name
+    path.mkdir()
+    return path
+
+
+# --- the user ends it --------------------------------------------------------------------------------
+
+COUNTS_INTERRUPTS = """
+seen = []
+signal.signal(signal.SIGINT, lambda *_: seen.append(time.monotonic()))
+print("ready", flush=True)
+until(lambda: seen)
+time.sleep(0.2)
+print("interrupts", len(seen), flush=True)
+"""
+IGNORES_INTERRUPTS = (
+    "signal.signal(signal.SIGINT, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
+)
+
+
+def _in_terminal(command: list[str], environ: dict[str, str]) -> tuple[int, int]:
+    """Start `command` as the foreground job of a new terminal; return its pid and our end."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execvpe(command[0], command, environ)
+    return pid, terminal
+
+
+def _read_terminal(terminal: int, until: Callable[[bytes], bool] = lambda seen: False) -> bytes:
+    seen = b""
+    with contextlib.suppress(OSError):  # EIO: the other side is closed
+        while not until(seen):
+            data = os.read(terminal, 65536)
+            if not data:
+                break
+            seen += data
+    return seen
+
+
+def test_ctrl_c_of_a_terminal_arrives_exactly_once(launcher: Launcher) -> None:
+    pid, terminal = _in_terminal(launcher.command(COUNTS_INTERRUPTS, "-n", "3"), launcher.environ)
+    _read_terminal(terminal, lambda seen: seen.count(b"ready") == 3)
+    os.write(terminal, b"\x03")
+    seen = _read_terminal(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    os.close(terminal)
+    assert seen.count(b"interrupts 1") == 3, seen
+    assert b"\x1b[" in seen  # colours on a terminal
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_ends_those_who_ignore_it(launcher: Launcher, times: int) -> None:
+    process = launcher.start(IGNORES_INTERRUPTS, "-n", "2")
+    read_lines(process, 2)
+    began = time.monotonic()
+    for _ in range(times):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.4)  # sooner, it would count as the same Ctrl-C, sent by terminal and wrapper
+    _, errors = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert time.monotonic() - began < (3.0 if times == 1 else 2.0)
+    assert "interrupted" in errors and "failed first" not in errors
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_termination_is_passed_on(launcher: Launcher, number: signal.Signals, code: int) -> None:
+    script = """
+signal.signal(signal.SIGTERM, lambda *_: print("told") or sys.exit(0))
+print("ready")
+time.sleep(60)
+"""
+    process = launcher.start(script, "-n", "2")
+    read_lines(process, 2)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=10)
+    assert process.returncode == code and output.count("told") == 2
+
+
+def test_a_reader_that_leaves_ends_the_job(launcher: Launcher) -> None:
+    process = launcher.start("until(lambda: print('x' * 1000))", "-n", "2")
+    assert process.stdout is not None and process.stderr is not None
+    read_lines(process, 1)
+    process.stdout.close()
+    assert process.wait(timeout=10) == 141
+    process.stderr.close()
+
+
+def test_a_reader_that_sleeps_does_not_hold_up_the_end(launcher: Launcher) -> None:
+    process = launcher.start("print('ready'); until(lambda: print('x' * 100000))", "-n", "2")
+    read_lines(process, 1)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=3) == 143
+    process.communicate()
+
+
+# --- nothing is left -----------------------------------------------------------------------------------
+
+LEAVES_CHILDREN = """
+import multiprocessing.shared_memory
+memory = multiprocessing.shared_memory.SharedMemory(create=True, size=4096)
+subprocess.Popen(["sleep", "300"])
+subprocess.Popen(["sleep", "300"], start_new_session=True)
+subprocess.Popen(["sh", "-c", "setsid sh -c 'trap \\"\\" TERM; sleep 300; sleep 300' &"]).wait()
+print(os.getppid(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("victim", ["front", "supervisor"])
+def test_a_killed_launcher_leaves_nothing(launcher: Launcher, victim: str) -> None:
+    process = launcher.start(LEAVES_CHILDREN + "time.sleep(300)", "-n", "2")
+    supervisor = int(read_lines(process, 2)[0].split()[-1])
+    assert supervisor != process.pid
+    os.kill(process.pid if victim == "front" else supervisor, signal.SIGKILL)
+    process.communicate(timeout=10)
+    wait_until(lambda: not launcher.alive(), 5)
+    assert process.returncode == (-9 if victim == "front" else 137)
+
+
+@pytest.mark.parametrize(("end", "code"), [("sys.exit(0)", 0), ("os.kill(os.getpid(), 9)", 137)])
+def test_what_ranks_leave_behind_is_ended(launcher: Launcher, end: str, code: int) -> None:
+    done = launcher.run(LEAVES_CHILDREN + end, "-n", "2", "--grace", "0.2")
+    assert done.returncode == code
+    assert "left behind by the ranks" in done.stderr
+
+
+def test_interrupted_while_strays_live(launcher: Launcher) -> None:
+    process = launcher.start(LEAVES_CHILDREN + "time.sleep(300)", "-n", "2")
+    read_lines(process, 2)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=5)
+    assert process.returncode == 130
+
+
+def test_ctrl_z_stops_the_ranks_and_they_go_on(launcher: Launcher) -> None:
+    process = launcher.start(
+        "print(os.getpid()); until(lambda: sys.exit() if os.path.exists('go') else 0)", "-n", "2"
+    )
+    pids = [process.pid, *(int(line.split()[-1]) for line in read_lines(process, 2))]
+
+    def states() -> set[str]:
+        return {Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in pids}
+
+    process.send_signal(signal.SIGTSTP)
+    wait_until(lambda: states() == {"T"})
+    process.send_signal(signal.SIGCONT)
+    wait_until(lambda: "T" not in states())
+    process.terminate()
+    process.communicate(timeout=10)
+    assert process.returncode == 143
+
+
+def test_user_signals_reach_the_ranks(launcher: Launcher) -> None:
+    script = "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0)); print('ready'); time.sleep(60)"
+    process = launcher.start(script, "-n", "2")
+    read_lines(process, 2)
+    process.send_signal(signal.SIGUSR1)
+    process.communicate(timeout=10)
+    assert process.returncode == 0
+
+
+def test_a_progress_bar_is_seen_before_its_line_ends(launcher: Launcher) -> None:
+    script = "sys.stderr.write('\\r 10%'); sys.stderr.flush(); time.sleep(60)"
+    pid, terminal = _in_terminal(launcher.command(script, "-n", "2"), launcher.environ)
+    seen = _read_terminal(terminal, lambda seen: seen.count(b"10%") == 2)
+    os.kill(pid, signal.SIGTERM)
+    _read_terminal(terminal)
+    os.waitpid(pid, 0)
+    os.close(terminal)
+    assert b"[rank 0]" in seen and b"[rank 1]" in seen

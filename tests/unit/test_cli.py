@@ -1,0 +1,64 @@
+"""The command `unisono`: its commands, lazily, and clear words about the rest."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+
+import pytest
+
+from unisono import cli
+
+
+def test_overview(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    assert cli.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"  {name}" in shown for name in cli.COMMANDS)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("unisono ")
+
+
+def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bnch"]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and "unknown command 'bnch'. Did you mean 'bench'?" in told
+
+
+def test_a_command_gets_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("unisono.bench")
+    module.add_arguments = lambda parser: parser.add_argument("--size", type=int)  # type: ignore[attr-defined]
+    module.main = lambda args: args.size  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "unisono.bench", module)
+    assert cli.main(["bench", "--size", "5"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("command", "missing", "told"),
+    [
+        ("doctor", "unisono.doctor", "is not part of this build"),
+        ("demo", "torch", "pip install 'unisono[torch]'"),
+        ("bench", "numpy", "pip install numpy"),
+    ],
+)
+def test_a_missing_module_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, missing: str, told: str
+) -> None:
+    def refuse(name: str) -> types.ModuleType:
+        raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+
+    monkeypatch.setattr(cli.importlib, "import_module", refuse)
+    assert cli.main([command]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_run_imports_neither_numpy_nor_torch() -> None:
+    code = (
+        "import sys, unisono.cli, unisono.launch; print([m for m in ('numpy', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert done.stdout.strip() == "[]", done.stderr

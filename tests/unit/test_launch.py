@@ -1,0 +1,298 @@
+"""The launcher's parts that need no rank: flags, summary, board, lines on the screen."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import selectors
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from unisono.errors import LaunchError
+from unisono.launch.board import StatusBoard
+from unisono.launch.job import Job, rank_environment
+from unisono.launch.options import add_arguments, job_from
+from unisono.launch.screen import Screen, prefix_of
+from unisono.launch.streams import LONGEST_LINE_NBYTES, RankStream, Streams
+from unisono.launch.summary import Ending, exit_status, first_failure, last_words, report
+
+# --- flags ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__init__.py").write_text("raise SystemExit('imported by the launcher')")
+    (tmp_path / "pack" / "inner.py").write_text("")
+    return "train.py"
+
+
+def parse(*words: str, environ: dict[str, str] | None = None) -> tuple[Job, list[str]]:
+    parser = argparse.ArgumentParser(prog="unisono run")
+    add_arguments(parser)
+    return job_from(parser.parse_args(words), environ or {"PATH": os.environ["PATH"]})
+
+
+@pytest.mark.parametrize("flag", ["-n", "--nproc-per-node", "--nproc_per_node"])
+def test_number_of_ranks(script: str, flag: str) -> None:
+    assert parse(flag, "3", script)[0].world_size == 3
+    assert parse(flag, "cpu", script)[0].world_size == len(os.sched_getaffinity(0))
+    assert parse(flag, "gpu", script, environ={"CUDA_VISIBLE_DEVICES": "0,2"})[0].world_size == 2
+
+
+def test_arguments_of_the_script_are_its_own(script: str) -> None:
+    job, _ = parse("-n", "2", script, "-n", "7", "--module", "--", "x")
+    assert job.world_size == 2 and job.command[1:] == (script, "-n", "7", "--module", "--", "x")
+    assert parse("-n", "2", "--", script, "-h")[0].command[1:] == (script, "-h")
+
+
+def test_module_is_found_without_being_imported(script: str) -> None:
+    assert parse("-m", "pack.inner", "a")[0].command[1:] == ("-m", "pack.inner", "a")
+    assert parse("--module", "json.tool")[0].command[1:] == ("-m", "json.tool")
+
+
+def test_torchrun_lines_are_understood(script: str) -> None:
+    line = (
+        "--standalone --nnodes=1 --nproc_per_node=2 --max_restarts 0 --rdzv_backend c10d --rdzv-endpoint=h:0"
+    )
+    job, remarks = parse(*line.split(), "--node-rank", "0", "--master_port", "29511", script)
+    assert job.world_size == 2 and job.master_port == 29511
+    assert remarks == ["--rdzv-endpoint has no meaning here and changes nothing"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["-n", "0", "train.py"], "-n does not fit: got '0', expected 1.."),
+        (["-n", "two", "train.py"], "got 'two'"),
+        (["-n", "99999", "train.py"], "got '99999'"),
+        (["nope.py"], "script 'nope.py' does not exist"),
+        (["sh", "train.py"], "'sh' is a program"),
+        (["pack"], "without __main__.py"),
+        (["-m", "nope"], "module 'nope' was not found"),
+        (["-m", "pack.nope"], "module 'pack.nope' was not found"),
+        (["-m", "pack.inner.x"], "'inner' is not a package"),
+        (["-m", "pack"], "has no __main__"),
+        (["--no-python", "nope-program"], "'nope-program' was not found"),
+        (["--no-python", "-m", "json"], "exclude each other"),
+        (["--nnodes", "2", "train.py"], "only one machine"),
+        (["--nnodes", "1:4", "train.py"], "only one machine"),
+        (["--node_rank", "1", "train.py"], "--node-rank does not fit: got '1', expected 0"),
+        (["--master-port", "70000", "train.py"], "--master-port does not fit"),
+        (["--max-restarts", "3", "train.py"], "not restarted"),
+        (["--virtual-local-rank", "train.py"], "--virtual-local-rank is not supported"),
+        (["--tee", "3", "train.py"], "need --log-dir"),
+        (["--log-dir", "x", "--tee", "4", "train.py"], "--tee does not fit: got '4', expected 0..3"),
+        (["--log-dir", "x", "-r", "5:1", "train.py"], "--redirects does not fit: got '5', expected 0"),
+        (["--log-dir", "train.py", "train.py"], "cannot be made"),
+        (["--local-ranks-filter", "1", "train.py"], "--local-ranks-filter does not fit"),
+        (["--grace", "-1", "train.py"], "--grace does not fit"),
+        (["-n", "gpu", "train.py"], "no NVIDIA GPU"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(script: str, words: list[str], told: str) -> None:
+    with pytest.raises(LaunchError) as caught:
+        parse(*words, environ={"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": ""})
+    assert told in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_streams_per_rank(script: str) -> None:
+    job, _ = parse("-n", "3", "--log-dir", "logs", "-t", "0:3,2:1", "-r", "1:2", script)
+    assert job.logged == (3, 2, 1) and job.shown == (3, 1, 3)
+    job, _ = parse("-n", "2", "--log-dir", "logs", script)
+    assert job.logged == (3, 3) and job.shown == (3, 3)
+
+
+def test_environment_drops_the_place_another_launcher_gave(script: str) -> None:
+    job, _ = parse("-n", "2", script)
+    base = {
+        "SLURM_PROCID": "5",
+        "SLURM_JOB_ID": "9",
+        "OMPI_COMM_WORLD_SIZE": "4",
+        "TORCHELASTIC_RUN_ID": "x",
+        "HOME": "/",
+    }
+    made = rank_environment(job, 1, base, store="127.0.0.1:5", master_port=6, status_fd=7)
+    assert made.keys() & base.keys() == {"SLURM_JOB_ID", "HOME"}
+    assert (made["RANK"], made["MASTER_PORT"], made["UNISONO_STORE"], made["UNISONO_STATUS_FD"]) == (
+        "1", "6", "127.0.0.1:5", "7",
+    )  # fmt: skip
+
+
+# --- the summary ----------------------------------------------------------------------------------------
+
+
+def ending(rank: int, order: int, stderr: str = "", **more: object) -> Ending:
+    given = {"code": 1, "signaled": False, "asked": False, **more}
+    return Ending(rank, 100 + rank, order=order, stderr=stderr.encode(), **given)  # type: ignore[arg-type]
+
+
+TRACEBACK = 'noise\nTraceback (most recent call last):\n  File "x.py", line 1\n{}: told\n'
+
+
+def test_first_failure_is_the_cause_not_the_quickest() -> None:
+    lost = ending(0, 0, TRACEBACK.format("unisono.errors.PeerLost"))
+    cause = ending(1, 1, TRACEBACK.format("ValueError"))
+    assert first_failure([lost, cause]) == cause
+    assert first_failure([lost]) == lost
+    assert first_failure([ending(0, 0, code=0), ending(1, 1, asked=True)]) is None
+
+
+def test_a_signal_is_a_cause_whatever_was_printed() -> None:
+    killed = ending(1, 1, "Connection reset by peer\n", code=9, signaled=True)
+    assert first_failure([ending(0, 0, "PeerLost: x\n"), killed]) == killed
+    assert exit_status(killed) == 137
+
+
+def test_last_words_are_the_whole_last_chain() -> None:
+    text = (
+        TRACEBACK.format("OSError")
+        + "handled, going on\n"
+        + TRACEBACK.format("KeyError")
+        + "\nDuring handling of the above exception, another exception occurred:\n\n"
+        + TRACEBACK.format("ValueError").removeprefix("noise\n")
+    )
+    words = last_words(ending(0, 0, text))
+    assert words[0].startswith("Traceback") and "KeyError: told" in words and words[-1] == "ValueError: told"
+    assert "OSError: told" not in words
+
+
+def test_last_words_without_a_traceback_and_in_colour() -> None:
+    assert last_words(ending(0, 0, "".join(f"{i}\n" for i in range(9)))) == ["4", "5", "6", "7", "8"]
+    assert last_words(ending(0, 0, "\x1b[35mTraceback (most recent call last):\x1b[0m\nE: x\n"))[
+        0
+    ].startswith("Trace")
+    torch_prefix = TRACEBACK.format("E").replace("\n", "\n[rank1]: ")
+    assert last_words(ending(0, 0, torch_prefix))[0] == "Traceback (most recent call last):"
+    fatal = "Fatal Python error: Segmentation fault\n\nCurrent thread:\n"
+    assert last_words(ending(0, 0, "a\n" + fatal, code=11, signaled=True))[0].startswith("Fatal")
+    assert len(last_words(ending(0, 0, TRACEBACK.format("x" * 9) + "y\n" * 5000))) < 70
+
+
+def test_report_names_ranks_shortly() -> None:
+    lost = TRACEBACK.format("PeerLost")
+    others = [ending(r, r, lost) for r in (0, 1, 2, 5)] + [ending(6, 7, asked=True, code=15, signaled=True)]
+    ended = "rank 6 was ended by the launcher"
+    text = report(ending(4, 0, code=11, signaled=True), others, log_dir="logs")
+    assert text.splitlines() == [
+        "unisono run: rank 4 failed first: SIGSEGV (pid 104)",
+        f"unisono run: then ranks 0-2, 5 failed because a peer was gone (exit code 1); {ended}",
+        "unisono run: full output in logs",
+    ]
+
+
+# --- board and screen -------------------------------------------------------------------------------------
+
+
+def test_board_layout() -> None:
+    board = StatusBoard(3)
+    board.started(1, 4121)
+    board.started(2, 4122)
+    board.ended(2, code=9, signaled=True)
+    assert struct.unpack("<12i", os.pread(board.fd, 99, 0)) == (0, 0, 0, 0, 4121, 1, 0, 0, 4122, 3, 9, 0)
+    with pytest.raises(OSError):
+        os.ftruncate(board.fd, 0)
+    board.close()
+
+
+class Recorder(Screen):
+    """A screen that keeps what it would write; both of its descriptors are one device."""
+
+    def __init__(self, terminal: bool = False) -> None:
+        super().__init__(color=False, on_progress=lambda: None)
+        self.written = b""
+        self.is_terminal = {1: terminal, 2: terminal}
+        self._device = {1: (0, 0), 2: (0, 0)}
+        self._writer.put = self._keep  # type: ignore[method-assign]
+
+    def _keep(self, fd: int, data: bytes) -> None:
+        self.written += data
+
+
+def test_prefix() -> None:
+    assert prefix_of(12, color=False) == b"[rank 12] "
+    assert prefix_of(1, color=True).startswith(b"\x1b[") and b"[rank 1]" in prefix_of(1, color=True)
+
+
+def test_an_open_line_is_continued_by_its_owner_and_ended_for_others() -> None:
+    screen = Recorder()
+    screen.show(1, b"A ", b"one ")
+    screen.show(1, b"A ", b"line\ntwo ")
+    screen.show(1, b"B ", b"x\n")
+    screen.show(1, b"A ", b"lines\n")
+    screen.show(2, b"B ", b"y")
+    screen.say("done")
+    assert screen.written == b"A one line\nA two \nB x\nA lines\nB y\ndone\n"
+
+
+def test_a_carriage_return_keeps_the_name_on_a_terminal_only() -> None:
+    for terminal, seen in ((True, b"A \rA 10%"), (False, b"A \r10%")):
+        screen = Recorder(terminal)
+        screen.show(2, b"A ", b"\r10%")
+        assert screen.written == seen
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[io.FileIO, io.FileIO]]:
+    read, write = os.pipe()
+    with open(read, "rb", buffering=0) as reader, open(write, "wb", buffering=0) as writer:
+        yield reader, writer
+
+
+def test_a_stream_shows_whole_lines_and_its_tail(pipe: tuple[io.FileIO, io.FileIO]) -> None:
+    reader, writer = pipe
+    screen = Recorder()
+    stream = RankStream(reader, 2, b"A ", screen=screen, shown=True, log=None)
+    writer.write(b"begun ")
+    stream.pump()
+    assert screen.written == b"" and stream.partial_due() is None
+    writer.write(b"and ended\nagain")
+    stream.pump()
+    assert screen.written == b"A begun and ended\n"
+    writer.close()
+    stream.pump()
+    assert screen.written == b"A begun and ended\nA again\n" and not stream.open
+    assert stream.tail == b"begun and ended\nagain"
+
+
+def test_a_line_without_end_is_passed_on_in_pieces(pipe: tuple[io.FileIO, io.FileIO]) -> None:
+    reader, writer = pipe
+    screen = Recorder()
+    stream = RankStream(reader, 1, b"A ", screen=screen, shown=True, log=None)
+    size = LONGEST_LINE_NBYTES + 100_000
+    feeder = threading.Thread(target=lambda: (writer.write(b"x" * size), writer.close()))
+    feeder.start()
+    while stream.open:
+        stream.pump()
+    feeder.join()
+    assert screen.written == b"A " + b"x" * size + b"\n"
+
+
+def test_reading_pauses_while_the_console_is_behind(pipe: tuple[io.FileIO, io.FileIO]) -> None:
+    reader, writer = pipe
+    job = Job(command=("x",), world_size=1, shown=(3,), logged=(0,))
+    with selectors.DefaultSelector() as selector:
+        screen = Screen(color=False, on_progress=lambda: None)  # never started: nothing is ever taken
+        streams = Streams(job, screen, selector)
+        streams.add(0, reader, 1)
+        feeder = threading.Thread(target=lambda: (writer.write(b"x\n" * (4 << 20)), writer.close()))
+        feeder.start()
+        while selector.get_map():
+            for key, _ in selector.select():
+                key.data()
+        assert screen.backlog_nbytes > 4 << 20 and any(streams.open())
+        screen._writer.backlog_nbytes = 0
+        streams.resume_if_drained()
+        while any(streams.open()):
+            for key, _ in selector.select():
+                key.data()
+            screen._writer.backlog_nbytes = 0
+            streams.resume_if_drained()
+        feeder.join()
