@@ -1,0 +1,177 @@
+"""`unisono bench`: how fast the collectives are here, next to others measured in the same run.
+
+    cases     the operations, their bus-bandwidth factors, and what every rank must hold afterwards
+    contenders, torch_contender   the libraries, behind one protocol
+    worker, side                  one rank; one set of ranks that sits still while others work
+    measure   rounds, medians, ratios          noise     was the machine quiet
+    peers     who can be compared with         report    table and JSON
+
+This module is the command: arguments in, table out. How a round is measured: docs/benchmark.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from unisono.env import parse_size
+from unisono.errors import UnisonoError
+
+if TYPE_CHECKING:
+    from unisono.bench.cases import Case
+    from unisono.bench.measure import Line
+
+__all__ = ["add_arguments", "main"]
+
+# Spelled out so that `unisono --help` needs neither NumPy nor this package's other modules.
+OPERATION_NAMES = (
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "gather",
+    "scatter",
+    "barrier",
+    "send_recv",
+)
+
+EXIT_INTERRUPTED = 130
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments; the short ones are nccl-tests'."""
+    add = parser.add_argument
+    add("operation", choices=[*OPERATION_NAMES, "all"], help="what to measure")
+    add("-n", "--ranks", type=int, default=2, help="processes per side (default 2)")
+    add("-b", "--min-bytes", default="4", metavar="SIZE", help="smallest size: 4, 64K, 1M ... (default 4)")
+    add("-e", "--max-bytes", default="64M", metavar="SIZE", help="largest size (default 64M)")
+    add("-f", "--factor", type=float, default=2.0, help="from size to size (default 2)")
+    add("--dtype", default="f32", help="u8 i8 i16 i32 i64 f16 bf16 f32 f64 (default f32)")
+    add("--op", default="sum", help="sum avg product min max band bor bxor (default sum)")
+    add("--root", type=int, default=0, help="root of rooted operations (default 0)")
+    add("--interface", choices=["numpy", "torch"], default="numpy", help="how Unisono is called")
+    add("--against", default="", metavar="PEERS", help="comma list of gloo, memcpy")
+    add("--rounds", type=int, default=7, help="turns per side and size (default 7)")
+    add("--round-ms", type=float, default=50.0, help="length of a side's turn (default 50)")
+    add("--json", metavar="FILE", help="also write a JSON record; '-' is standard output")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measure and report. Exit code: 0, 1 wrong values or a failure, 2 usage, 130 interrupted."""
+    report = sys.stderr if args.json == "-" else sys.stdout
+    try:
+        return _run(args, report)
+    except KeyboardInterrupt:
+        print("\nunisono bench: interrupted, all workers ended", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except ValueError as error:
+        print(f"unisono bench: {error}", file=sys.stderr)
+        return 2
+    except UnisonoError as error:
+        print(f"unisono bench: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(args: argparse.Namespace, report: TextIO) -> int:
+    from unisono.bench.measure import measure_case
+    from unisono.bench.noise import CpuMeter, ticks_of
+    from unisono.bench.peers import choose_peers, choose_side
+    from unisono.bench.report import header, noise_line, reasons, row, to_json
+    from unisono.bench.side import Side
+
+    sweeps = _sweeps(args)
+    own_name, peers = choose_side(args.interface), choose_peers(args.against)
+    cores = len(os.sched_getaffinity(0))
+    lines: list[Line] = []
+    print(_preamble(args, [f"{peer.name} = {peer.what}" for peer in peers]), file=report, flush=True)
+    with ExitStack() as stack:
+        own = stack.enter_context(Side(own_name, args.ranks))
+        others = [stack.enter_context(Side(peer.name, args.ranks)) for peer in peers]
+        meter = CpuMeter(ticks_of([pid for side in [own, *others] for pid in side.pids]))
+        for name, sweep in sweeps:
+            print(header(name, [peer.name for peer in peers]), file=report, flush=True)
+            for case in sweep:
+                lines.append(measure_case(case, own, others, rounds=args.rounds, round_ms=args.round_ms))
+                print(row(lines[-1]), file=report, flush=True)
+        noise = meter.read()
+    for text in [*reasons(lines), noise_line(noise, cores)]:
+        print(text, file=report, flush=True)
+    if args.json:
+        _write_json(args.json, json.dumps(to_json(lines, vars_of(args), noise, cores), indent=1))
+    return 1 if any(line.own.wrong for line in lines) else 0
+
+
+def _sweeps(args: argparse.Namespace) -> list[tuple[str, Iterator[Case]]]:
+    """The operations asked for, each with its cases; all arguments are checked here."""
+    from unisono.bench.cases import OPERATIONS, REDUCE_OPS, cases, numpy_dtype
+
+    first, last = _nbytes("-b", args.min_bytes), _nbytes("-e", args.max_bytes)
+    kind = numpy_dtype(args.dtype).kind
+    checks = (
+        (args.ranks >= 1, f"-n {args.ranks}: at least one rank"),
+        (first <= last, f"-b {args.min_bytes} is more than -e {args.max_bytes}"),
+        (args.factor > 1.0, f"-f {args.factor}: the factor must be more than 1"),
+        (args.rounds >= 1, f"--rounds {args.rounds}: at least one round"),
+        (args.round_ms > 0, f"--round-ms {args.round_ms}: must be positive"),
+        (0 <= args.root < args.ranks, f"--root {args.root}: ranks are 0 to {args.ranks - 1}"),
+        (args.op in REDUCE_OPS, f"unknown --op {args.op}: choose from {', '.join(REDUCE_OPS)}"),
+        (
+            args.op != "avg" or kind not in "iu",
+            f"--op avg has no meaning for {args.dtype}: use a float dtype",
+        ),
+        (args.op not in ("band", "bor", "bxor") or kind in "iu", f"--op {args.op} needs an integer dtype"),
+        (args.operation != "send_recv" or args.ranks >= 2, "send_recv needs -n 2 or more"),
+    )
+    for holds, complaint in checks:
+        if not holds:
+            raise ValueError(complaint)
+    names = list(OPERATIONS) if args.operation == "all" else [args.operation]
+    if args.ranks < 2:
+        names = [name for name in names if name != "send_recv"]
+    sweep = {"first": first, "last": last, "factor": args.factor}
+    rest = {"dtype": args.dtype, "op": args.op, "root": args.root, "ranks": args.ranks}
+    return [(name, cases(OPERATIONS[name], **sweep, **rest)) for name in names]
+
+
+def _nbytes(flag: str, text: str) -> int:
+    try:
+        nbytes = parse_size(text)
+    except ValueError as error:
+        raise ValueError(f"{flag} {text}: expected {error}") from None
+    if nbytes < 1:
+        raise ValueError(f"{flag} {text}: at least one byte")
+    return nbytes
+
+
+def _preamble(args: argparse.Namespace, peers: list[str]) -> str:
+    interface = "torch.distributed" if args.interface == "torch" else "the NumPy API"
+    lines = [
+        f"# unisono bench: {args.ranks} ranks through {interface}, {args.rounds} rounds",
+        "# time of a call: slowest rank; p50: median over rounds of the round's median; 1 GB = 1e9 bytes",
+    ]
+    if peers:
+        lines.append(
+            "# ratio: Unisono's time over the peer's in the same round, median; below 1 Unisono is faster"
+        )
+    return "\n".join(lines + [f"# {peer}" for peer in peers])
+
+
+def vars_of(args: argparse.Namespace) -> dict[str, object]:
+    """The bench's own settings, without what the command line program keeps in the namespace."""
+    names = ("operation", "ranks", "min_bytes", "max_bytes", "factor", "dtype", "op", "root")
+    return {name: getattr(args, name) for name in (*names, "interface", "against", "rounds", "round_ms")}
+
+
+def _write_json(target: str, text: str) -> None:
+    if target == "-":
+        print(text, flush=True)
+    else:
+        Path(target).write_text(text + "\n")

@@ -1,0 +1,277 @@
+"""What is measured: one table of operations, the sizes, and what every rank must hold afterwards.
+
+Pure NumPy, no process and no library under test: the expectation is computed from what each rank
+is known to have put in. Bus-bandwidth factors are derived in docs/benchmark.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "DTYPES",
+    "OPERATIONS",
+    "REDUCE_OPS",
+    "Buffers",
+    "Case",
+    "Operation",
+    "allocate",
+    "cases",
+    "count_wrong",
+    "expected",
+    "fill",
+    "numpy_dtype",
+]
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One row of the table.
+
+    Attributes:
+        bus_factor: busbw = algbw * bus_factor(p).
+        inp, out: numel of the two arrays, as shares of the case's count ("all", "part" = count / p,
+            "-" = none); out "-" means the result is in `inp`. `_root` means on the root only.
+        reduces: takes a reduction operator.   rooted: takes a root.
+        synchronizing: no rank can finish a call before every rank has started it.
+        divided: the count must be a multiple of the number of ranks.
+        hops: messages one after the other in a call; the time reported is that of one.
+    """
+
+    name: str
+    bus_factor: Callable[[int], float]
+    inp: str
+    out: str
+    reduces: bool = False
+    rooted: bool = False
+    synchronizing: bool = True
+    hops: int = 1
+    divided: bool = False
+
+
+def _one(_: int) -> float:
+    return 1.0
+
+
+def _share_of_others(p: int) -> float:
+    return (p - 1) / p
+
+
+def _both_ways(p: int) -> float:
+    return 2 * (p - 1) / p
+
+
+ROOTED: dict[str, bool] = {"rooted": True, "synchronizing": False}
+
+OPERATIONS = {
+    operation.name: operation
+    for operation in (
+        Operation("all_reduce", _both_ways, "all", "-", reduces=True),
+        Operation("broadcast", _one, "all", "-", **ROOTED),
+        Operation("reduce", _one, "all", "-", reduces=True, **ROOTED),
+        Operation("all_gather", _share_of_others, "part", "all", divided=True),
+        Operation("reduce_scatter", _share_of_others, "all", "part", reduces=True, divided=True),
+        Operation("all_to_all", _share_of_others, "all", "all", divided=True),
+        Operation("gather", _share_of_others, "part", "all_root", divided=True, **ROOTED),
+        Operation("scatter", _share_of_others, "all_root", "part", divided=True, **ROOTED),
+        Operation("barrier", _one, "-", "-"),
+        Operation("send_recv", _one, "all", "all", hops=2),
+    )
+}
+
+DTYPES = {
+    "u8": "uint8",
+    "i8": "int8",
+    "i16": "int16",
+    "i32": "int32",
+    "i64": "int64",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "f32": "float32",
+    "f64": "float64",
+}
+
+# Distance from 1 to the next number.
+EPSILON = {"f16": 2.0**-10, "bf16": 2.0**-7, "f32": 2.0**-23, "f64": 2.0**-52}
+
+REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
+
+# A prime, so that no segment or chunk boundary ever falls on a whole number of periods.
+PATTERN_NUMEL = 8191
+
+
+@dataclass(frozen=True)
+class Case:
+    """One measured line: an operation at one size."""
+
+    operation: str
+    count: int
+    dtype: str
+    op: str
+    root: int
+    ranks: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.count * numpy_dtype(self.dtype).itemsize
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class Buffers:
+    """The arrays of one rank; None where this rank or operation has none."""
+
+    inp: Array | None
+    out: Array | None
+
+    @property
+    def result(self) -> Array | None:
+        return self.inp if self.out is None else self.out
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """NumPy's dtype for one of DTYPES; bf16 comes from ml_dtypes.
+
+    Raises:
+        ValueError: unknown name, or bf16 without ml_dtypes.
+    """
+    if name not in DTYPES:
+        raise ValueError(f"unknown dtype {name!r}: choose from {', '.join(DTYPES)}")
+    if name != "bf16":
+        return np.dtype(DTYPES[name])
+    try:
+        import ml_dtypes
+    except ModuleNotFoundError:
+        raise ValueError("bf16 arrays need the package ml_dtypes: pip install ml_dtypes") from None
+    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return bfloat16
+
+
+def cases(
+    operation: Operation, *, first: int, last: int, factor: float, dtype: str, op: str, root: int, ranks: int
+) -> Iterator[Case]:
+    """Yield the sweep `first, first * factor, ... <= last`, sizes rounded up to whole elements.
+
+    Example: first=4, last=64, factor=4, f32 -> counts 1, 4, 16; for all_gather over 3 ranks 3, 6, 18.
+    """
+    if operation.name == "barrier":
+        yield Case("barrier", 0, dtype, op, root, ranks)
+        return
+    itemsize = numpy_dtype(dtype).itemsize
+    multiple = ranks if operation.divided else 1
+    seen = 0
+    nbytes = float(first)
+    while nbytes <= last:
+        count = -(-max(1, round(nbytes) // itemsize) // multiple) * multiple
+        if count > seen:
+            yield Case(operation.name, count, dtype, op, root, ranks)
+            seen = count
+        nbytes *= factor
+
+
+def allocate(case: Case, rank: int) -> Buffers:
+    """The arrays that `rank` needs, untouched."""
+    operation = OPERATIONS[case.operation]
+    numel = {"all": case.count, "part": case.count // case.ranks}
+
+    def array(share: str) -> Array | None:
+        base, _, where = share.partition("_")
+        if base == "-" or (where == "root" and rank != case.root):
+            return None
+        return np.empty(numel[base], numpy_dtype(case.dtype))
+
+    return Buffers(array(operation.inp), array(operation.out))
+
+
+def pattern(case: Case, rank: int) -> Array:
+    """What `rank` puts in, repeated over its input: small whole numbers, exact in every dtype."""
+    low, high = (1, 3) if case.op == "product" else (0, 5)
+    values = np.random.default_rng(rank + 1).integers(low, high, PATTERN_NUMEL)
+    return values.astype(numpy_dtype(case.dtype))
+
+
+def fill(case: Case, rank: int, buffers: Buffers) -> None:
+    """Write the rank's input, and something that is no result into its output."""
+    if buffers.inp is not None:
+        buffers.inp[:] = np.resize(pattern(case, rank), buffers.inp.size)
+    if buffers.out is not None:
+        buffers.out.fill(77)
+
+
+def count_wrong(case: Case, rank: int, buffers: Buffers) -> int:
+    """How many values of the rank's result differ from what they must be."""
+    want = expected(case, rank)
+    if want is None or buffers.result is None:
+        return 0
+    if want.dtype.kind in "iu":
+        return int(np.count_nonzero(buffers.result != want))
+    got, want = buffers.result.astype(np.float64), want.astype(np.float64)
+    tolerance = 4 * EPSILON[case.dtype] * np.abs(want)
+    return int(np.count_nonzero(~((got == want) | (np.abs(got - want) <= tolerance))))
+
+
+def expected(case: Case, rank: int) -> Array | None:
+    """The result that `rank` must hold; None where it holds none.
+
+    Example (p=2, sum): rank 0 puts in [1, 2], rank 1 [3, 4] -> [4, 6] for both after all_reduce.
+    """
+    part = case.count // case.ranks
+    mine = slice(rank * part, (rank + 1) * part)
+    name = case.operation
+    if name == "barrier" or (name == "gather" and rank != case.root):
+        return None
+    if name == "all_reduce" or (name == "reduce" and rank == case.root):
+        return _whole(case, _reduced(case))
+    if name == "reduce":
+        return _whole(case, pattern(case, rank))
+    if name == "reduce_scatter":
+        return _whole(case, _reduced(case))[mine]
+    if name == "broadcast":
+        return _whole(case, pattern(case, case.root))
+    if name == "scatter":
+        return _whole(case, pattern(case, case.root))[mine]
+    if name == "send_recv":
+        return _pingpong(case, rank)
+    if name == "all_to_all":
+        return np.concatenate([_whole(case, pattern(case, other))[mine] for other in range(case.ranks)])
+    return np.concatenate([np.resize(pattern(case, other), part) for other in range(case.ranks)])
+
+
+def _whole(case: Case, one_period: Array) -> Array:
+    return np.resize(one_period, case.count)
+
+
+def _pingpong(case: Case, rank: int) -> Array | None:
+    """Ranks 2k and 2k+1 are a pair, and what goes to and fro is the even one's; an odd last rank idles."""
+    even = rank - rank % 2
+    return None if even + 1 >= case.ranks else _whole(case, pattern(case, even))
+
+
+def _reduced(case: Case) -> Array:
+    """One period of the reduction over all ranks, integers wrapping as they do in the dtype."""
+    ufuncs: dict[str, Callable[[Array, Array], Array]] = {
+        "sum": np.add,
+        "avg": np.add,
+        "product": np.multiply,
+        "min": np.minimum,
+        "max": np.maximum,
+        "band": np.bitwise_and,
+        "bor": np.bitwise_or,
+        "bxor": np.bitwise_xor,
+    }
+    patterns = [pattern(case, rank) for rank in range(case.ranks)]
+    exact = patterns if patterns[0].dtype.kind in "iu" else [one.astype(np.float64) for one in patterns]
+    total = reduce(ufuncs[case.op], exact)
+    if case.op == "avg":
+        total = total / case.ranks
+    return total.astype(patterns[0].dtype)

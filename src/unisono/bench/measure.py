@@ -1,0 +1,179 @@
+"""The measuring itself: sides take turns, round by round, on the same case.
+
+A round gives each side one block of calls; who begins changes from round to round. The figure of
+a side is the median over rounds of the block's median; a ratio is the median over rounds of the
+ratio within the round, so a drift of the machine that lasts longer than a round cancels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.bench.cases import OPERATIONS, Case
+from unisono.bench.side import BenchError, Side
+
+__all__ = ["Line", "Timing", "Unmeasurable", "calls_for", "measure_case"]
+
+MIN_CALLS = 5
+MAX_CALLS = 20_000
+PILOT_US = 5_000.0
+
+
+@dataclass
+class Timing:
+    """What one side needed for one case; microseconds per call (per hop for send_recv).
+
+    Attributes:
+        slowest: per round, each call's time on its slowest rank.
+        blocks: per round, the time per call of the whole block, on the rank that needed longest.
+        rank0: per round, the median of rank 0 alone, which is what most latency benchmarks print.
+    """
+
+    side: str
+    slowest: list[NDArray[np.float64]] = field(default_factory=list)
+    blocks: list[float] = field(default_factory=list)
+    rank0: list[float] = field(default_factory=list)
+    calls: int = 0
+    wrong: int = 0
+
+    def add(self, samples: NDArray[np.float64]) -> None:
+        """Add a round. Shapes: samples [ranks, calls]."""
+        self.slowest.append(samples.max(axis=0))
+        self.blocks.append(float(samples.mean(axis=1).max()))
+        self.rank0.append(float(np.median(samples[0])))
+
+    @property
+    def rounds(self) -> list[float]:
+        """Each round's median."""
+        return [float(np.median(samples)) for samples in self.slowest]
+
+    @property
+    def p50_us(self) -> float:
+        return median(self.rounds)
+
+    @property
+    def p99_us(self) -> float:
+        """Over the calls of all rounds; with few calls it is the slowest."""
+        return float(np.percentile(np.concatenate(self.slowest), 99, method="higher"))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "p50_us": self.p50_us,
+            "p99_us": self.p99_us,
+            "block_us": median(self.blocks),
+            "rank0_p50_us": median(self.rank0),
+            "rounds_p50_us": self.rounds,
+            "calls_per_round": self.calls,
+            "wrong": self.wrong,
+        }
+
+
+@dataclass(frozen=True)
+class Unmeasurable:
+    """A peer that cannot do a case, and what it said."""
+
+    side: str
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"error": self.reason}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One case, measured: Unisono's timing and that of each peer."""
+
+    case: Case
+    own: Timing
+    peers: list[Timing | Unmeasurable]
+
+    @property
+    def algbw_gbps(self) -> float:
+        return self.case.nbytes / self.own.p50_us / 1e3
+
+    @property
+    def busbw_gbps(self) -> float:
+        return self.algbw_gbps * OPERATIONS[self.case.operation].bus_factor(self.case.ranks)
+
+    def ratio(self, peer: Timing) -> float:
+        """Unisono's time over the peer's: below 1, Unisono is faster."""
+        return median(ours / theirs for ours, theirs in zip(self.own.rounds, peer.rounds, strict=True))
+
+    def to_json(self) -> dict[str, Any]:
+        peers = {
+            peer.side: peer.to_json() | ({"ratio": self.ratio(peer)} if isinstance(peer, Timing) else {})
+            for peer in self.peers
+        }
+        return {
+            **self.case.to_json(),
+            "nbytes": self.case.nbytes,
+            **self.own.to_json(),
+            "algbw_gbps": self.algbw_gbps,
+            "busbw_gbps": self.busbw_gbps,
+            "peers": peers,
+        }
+
+
+def measure_case(case: Case, own: Side, peers: list[Side], *, rounds: int, round_ms: float) -> Line:
+    """Check the case's values on every side, then time `rounds` rounds, then check again.
+
+    Args:
+        round_ms: what a side's block should take; slow cases still get MIN_CALLS calls.
+    Raises:
+        BenchError: Unisono's side failed. A peer that raises is reported as unmeasurable.
+    """
+    timings = {own.name: Timing(own.name)}
+    failed: dict[str, Unmeasurable] = {}
+    for side in [own, *peers]:
+        try:
+            timings[side.name] = _prepare(case, side, round_ms)
+        except BenchError as error:
+            if side is own:
+                raise
+            failed[side.name] = Unmeasurable(side.name, str(error))
+    taking_part = [side for side in [own, *peers] if side.name not in failed]
+    for number in range(rounds):
+        first = number % len(taking_part)
+        for side in taking_part[first:] + taking_part[:first]:
+            _time_round(case, side, timings[side.name])
+    for side in taking_part:
+        timings[side.name].wrong += _check(side)
+    return Line(case, timings[own.name], [failed.get(side.name) or timings[side.name] for side in peers])
+
+
+def calls_for(call_us: float, round_ms: float) -> int:
+    """How many calls make a block of about `round_ms`.
+
+    Example: 2 us and 50 ms -> 20,000 (the most); 10 ms and 50 ms -> 5 (the least).
+    """
+    return int(min(MAX_CALLS, max(MIN_CALLS, round_ms * 1e3 / max(call_us, 1e-3))))
+
+
+def warmup_for(calls: int) -> int:
+    """Unmeasured calls at the head of a block: caches and clocks belong to the other side until then."""
+    return max(2, min(100, calls // 10))
+
+
+def _prepare(case: Case, side: Side, round_ms: float) -> Timing:
+    """Bind, check, and find out how many calls fit into a block."""
+    side.ask({"do": "bind", "case": case.to_json()})
+    timing = Timing(side.name, wrong=_check(side))
+    call_us = float(np.median(side.time_block(3, 2).max(axis=0)))
+    if call_us < PILOT_US:
+        call_us = float(np.mean(side.time_block(calls_for(call_us, PILOT_US / 1e3), 2).max(axis=0)))
+    timing.calls = calls_for(call_us, round_ms)
+    return timing
+
+
+def _check(side: Side) -> int:
+    return sum(int(answer["wrong"]) for answer in side.ask({"do": "check"}))
+
+
+def _time_round(case: Case, side: Side, timing: Timing) -> None:
+    samples = side.time_block(timing.calls, warmup_for(timing.calls))
+    timing.add(samples / OPERATIONS[case.operation].hops)

@@ -1,0 +1,82 @@
+"""Was the machine quiet? Processor time that others used while we measured.
+
+Read from /proc: what all processors did, less what our own processes did. Times measured while
+somebody else computes are still ratios of a same-run comparison, but they vary more.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["QUIET_SHARE", "CpuMeter", "others_share", "ticks_of", "ticks_of_ended_children"]
+
+QUIET_SHARE = 0.05
+
+# Fields of the first line of /proc/stat, see proc(5). Interrupt time is left out: it is partly ours.
+USER, NICE, SYSTEM, STEAL = 0, 1, 2, 7
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Clock ticks since boot: of every processor, used by anybody and used by us."""
+
+    elapsed: int
+    used: int
+    ours: int
+
+
+def others_share(before: Reading, after: Reading) -> float:
+    """Share of all processors' time that other processes (and the hypervisor) took, 0 to 1.
+
+    Example: 100 ticks passed on all processors, 60 were used, 55 of them by us -> 0.05.
+    """
+    elapsed = after.elapsed - before.elapsed
+    others = (after.used - before.used) - (after.ours - before.ours)
+    return min(1.0, max(0.0, others / elapsed)) if elapsed > 0 else 0.0
+
+
+class CpuMeter:
+    """Measures from its making to each `read()`; None where there is no /proc.
+
+    Args:
+        ours: returns the clock ticks that our own processes have used so far.
+    """
+
+    def __init__(self, ours: Callable[[], int]) -> None:
+        self.ours = ours
+        self.start = self._reading()
+
+    def read(self) -> float | None:
+        """Share of processor time that others used since the start."""
+        now = self._reading()
+        return None if self.start is None or now is None else others_share(self.start, now)
+
+    def _reading(self) -> Reading | None:
+        try:
+            ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+            ours = self.ours()
+        except (OSError, ValueError, IndexError):
+            return None
+        used = ticks[USER] + ticks[NICE] + ticks[SYSTEM] + ticks[STEAL]
+        return Reading(sum(ticks), used, ours)
+
+
+def ticks_of(pids: Sequence[int]) -> Callable[[], int]:
+    """For a CpuMeter: this process and the living ones with these numbers."""
+    return lambda: sum(_process_ticks(pid) for pid in (os.getpid(), *pids))
+
+
+def ticks_of_ended_children() -> int:
+    """For a CpuMeter: this process, and what below it has ended and been waited for."""
+    times = os.times()
+    seconds = times.user + times.system + times.children_user + times.children_system
+    return round(seconds * os.sysconf("SC_CLK_TCK"))
+
+
+def _process_ticks(pid: int) -> int:
+    """User and system ticks of one process: the 14th and 15th field of /proc/PID/stat."""
+    after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(after_name[11]) + int(after_name[12])

@@ -1,0 +1,183 @@
+"""One side of a comparison: a set of long-lived worker processes, one per rank.
+
+While one side works, the other sides' workers block in a read of their socket: no spinning, no
+polling. A side is a context manager; whatever happens, its processes are gone afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.errors import UnisonoError, message
+
+__all__ = ["BenchError", "Side", "free_port"]
+
+ANSWER_TIMEOUT_S = 180.0
+AFTER_ERROR_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 5.0
+
+
+class BenchError(UnisonoError):
+    """A measured side failed; the message names side, rank and what it was doing."""
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Side:
+    """`size` workers that run contender `name`; see worker.py for the commands."""
+
+    def __init__(self, name: str, size: int) -> None:
+        self.name = name
+        self.size = size
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.connections: list[Connection] = []
+
+    def __enter__(self) -> Side:
+        try:
+            for _ in range(self.size):
+                self._start_worker()
+            port = free_port()
+            self._ask_each(
+                [
+                    {"do": "join", "side": self.name, "rank": rank, "size": self.size, "port": port}
+                    for rank in range(self.size)
+                ]
+            )
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None and self.connections:
+                self.ask({"do": "close"}, timeout_s=CLOSE_TIMEOUT_S)
+        finally:
+            self.kill()
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self.processes]
+
+    def ask(self, command: dict[str, Any], *, timeout_s: float = ANSWER_TIMEOUT_S) -> list[dict[str, Any]]:
+        """Send one command to every rank; return the answers in rank order.
+
+        Raises:
+            BenchError: a rank reported an exception, died, or did not answer in time.
+        """
+        return self._ask_each([command] * self.size, timeout_s)
+
+    def time_block(self, calls: int, warmup: int) -> NDArray[np.float64]:
+        """Microseconds of each call on each rank. Shapes: [ranks, calls]."""
+        answers = self.ask({"do": "block", "calls": calls, "warmup": warmup})
+        samples: NDArray[np.int64] = np.stack([answer["samples"] for answer in answers])
+        return samples / 1e3
+
+    def kill(self) -> None:
+        """End the workers and reap them."""
+        for connection in self.connections:
+            connection.close()
+        self.connections.clear()
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.wait()
+
+    def _start_worker(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.connections.append(Connection(ours.detach()))
+            self.processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "unisono.bench.worker", str(theirs.fileno()), str(os.getpid())],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    stdout=2,  # standard output is the report's
+                    start_new_session=True,  # Ctrl-C is for the command, which ends the workers
+                )
+            )
+
+    def _ask_each(
+        self, commands: list[dict[str, Any]], timeout_s: float = ANSWER_TIMEOUT_S
+    ) -> list[dict[str, Any]]:
+        """Send a command to each rank and collect every answer, so that none is left for the next one."""
+        if not self.connections:
+            raise BenchError(f"{self.name} has ended: see its first error")
+        for rank, command in enumerate(commands):
+            self._send(rank, command)
+        answers: dict[int, dict[str, Any]] = {}
+        deadline = time.monotonic() + timeout_s
+        while len(answers) < self.size:
+            missing = [rank for rank in range(self.size) if rank not in answers]
+            ready = wait([self.connections[rank] for rank in missing], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                break
+            for rank in missing:
+                if self.connections[rank] in ready:
+                    answers[rank] = self._receive(rank, commands[rank])
+            if any("error" in answer for answer in answers.values()):
+                deadline = min(deadline, time.monotonic() + AFTER_ERROR_TIMEOUT_S)
+        self._raise_first(answers, commands, timeout_s)
+        return [answers[rank] for rank in range(self.size)]
+
+    def _raise_first(
+        self, answers: dict[int, dict[str, Any]], commands: list[dict[str, Any]], timeout_s: float
+    ) -> None:
+        """Raise what a rank reported; a side that did not answer in full is ended."""
+        failed = next((rank for rank, answer in answers.items() if "error" in answer), None)
+        silent = next((rank for rank in range(self.size) if rank not in answers), None)
+        where = self._where(failed if failed is not None else silent or 0, commands[0])
+        if silent is not None:
+            self.kill()
+        if failed is not None:
+            raise BenchError(f"{where} raised {answers[failed]['error']}")
+        if silent is not None:
+            raise BenchError(f"{where} did not answer within {timeout_s:.0f} s")
+
+    def _send(self, rank: int, command: dict[str, Any]) -> None:
+        try:
+            self.connections[rank].send_bytes(json.dumps(command).encode())
+        except OSError:
+            raise self._died(rank, command) from None
+
+    def _receive(self, rank: int, command: dict[str, Any]) -> dict[str, Any]:
+        """One answer; the samples of a block come in a frame of their own."""
+        try:
+            answer: dict[str, Any] = json.loads(self.connections[rank].recv_bytes())
+            if answer.get("samples"):
+                answer["samples"] = np.frombuffer(self.connections[rank].recv_bytes(), np.int64)
+        except (EOFError, OSError):
+            raise self._died(rank, command) from None
+        return answer
+
+    def _where(self, rank: int, command: dict[str, Any]) -> str:
+        return f"{self.name} rank {rank}/{self.size} (pid {self.processes[rank].pid}) at '{command['do']}'"
+
+    def _died(self, rank: int, command: dict[str, Any]) -> BenchError:
+        """The error for a worker whose socket closed; ends the whole side."""
+        where = self._where(rank, command)
+        try:
+            code: int | None = self.processes[rank].wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            code = None
+        self.kill()
+        ended = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        return BenchError(message(f"{where} ended with {ended}", remedy="What it printed is above."))

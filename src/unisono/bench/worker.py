@@ -1,0 +1,168 @@
+"""One rank of one side: waits quietly for commands, runs blocks of calls, sends the samples back.
+
+Started by `unisono bench` with one end of a socket pair; the frames on it are JSON, answers to
+"block" are followed by one frame of int64 nanoseconds. The worker ends when the socket closes,
+and the kernel ends it when the starting process dies in the middle of a block.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.bench.cases import OPERATIONS, Buffers, Case, allocate, count_wrong, fill
+from unisono.bench.contenders import Call, Contender, MemcpyContender, join
+
+__all__ = ["main", "time_calls"]
+
+PR_SET_PDEATHSIG = 1
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run `worker.py FD PARENT_PID`."""
+    descriptor, parent = (int(word) for word in (argv or sys.argv[1:]))
+    die_with(parent)
+    with Connection(descriptor) as controller:
+        try:
+            serve(controller)
+        except EOFError:
+            return 1
+    return 0
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends (Linux; elsewhere the socket tells)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        raise SystemExit(1)
+
+
+def serve(controller: Connection) -> None:
+    """Answer commands until "close"; an exception becomes an answer, the controller decides."""
+    rank: Rank | None = None
+    while True:
+        command = json.loads(controller.recv_bytes())
+        answer: dict[str, Any] = {}
+        samples: NDArray[np.int64] | None = None
+        try:
+            if command["do"] == "join":
+                rank = Rank(command)
+            elif rank is None:
+                raise ValueError(f"the first command must be 'join', got {command['do']!r}")
+            else:
+                answer, samples = rank.obey(command)
+        except Exception as error:  # noqa: BLE001  (told to the controller, which ends or goes on)
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        controller.send_bytes(json.dumps(answer).encode())
+        if samples is not None:
+            controller.send_bytes(samples.tobytes())
+        if command["do"] == "close":
+            return
+
+
+class Rank:
+    """A joined group, and the case that is bound at the moment."""
+
+    def __init__(self, command: dict[str, Any]) -> None:
+        self.rank: int = command["rank"]
+        self.contender: Contender = join(command["side"], self.rank, command["size"], command["port"])
+        self.case: Case | None = None
+        self.buffers = Buffers(None, None)
+        self.call: Call = lambda: None
+
+    def obey(self, command: dict[str, Any]) -> tuple[dict[str, Any], NDArray[np.int64] | None]:
+        """Run one command: bind a case, check its values, time a block, close."""
+        match command["do"]:
+            case "bind":
+                return self._bind(Case(**command["case"])), None
+            case "check":
+                return {"wrong": self._check()}, None
+            case "block":
+                return {"samples": True}, self._block(command["calls"], command["warmup"])
+            case "close":
+                self.contender.close()
+                return {}, None
+            case other:
+                raise ValueError(f"unknown command {other!r}")
+
+    def _bind(self, case: Case) -> dict[str, Any]:
+        self.case = None
+        self.call = lambda: None
+        self.buffers = Buffers(None, None)
+        buffers = allocate(case, self.rank)
+        self.call = self.contender.bind(case, buffers)
+        self.case, self.buffers = case, buffers
+        return {}
+
+    def _check(self) -> int:
+        """Run the operation once on known data; leave zeros, which no number of repetitions changes."""
+        if self.case is None:
+            raise ValueError("nothing is bound")
+        if isinstance(self.contender, MemcpyContender):
+            self.call()
+            return 0
+        fill(self.case, self.rank, self.buffers)
+        self.call()
+        wrong = count_wrong(self.case, self.rank, self.buffers)
+        for array in (self.buffers.inp, self.buffers.out):
+            if array is not None:
+                array.fill(0)
+        return wrong
+
+    def _block(self, calls: int, warmup: int) -> NDArray[np.int64]:
+        if self.case is None:
+            raise ValueError("nothing is bound")
+        synchronizing = OPERATIONS[self.case.operation].synchronizing
+        line_up = None if synchronizing else self.contender.barrier
+        gc.collect()
+        gc.disable()
+        try:
+            return time_calls(self.call, calls, warmup, line_up)
+        finally:
+            gc.enable()
+
+
+def time_calls(
+    call: Call, calls: int, warmup: int, line_up: Callable[[], object] | None
+) -> NDArray[np.int64]:
+    """Time `calls` calls after `warmup` unmeasured ones; nanoseconds each.
+
+    Without `line_up` the samples are the gaps between successive returns, so together they are the
+    whole block and nothing between two calls is lost. With it (operations that a rank may leave
+    before the others have come) each call starts from an unmeasured barrier, so that no rank runs ahead.
+    """
+    clock = time.perf_counter_ns
+    for _ in range(warmup):
+        call()
+    if line_up is None:
+        stamps = [0] * (calls + 1)
+        stamps[0] = clock()
+        for index in range(1, calls + 1):
+            call()
+            stamps[index] = clock()
+        returns = np.array(stamps, np.int64)
+        gaps: NDArray[np.int64] = returns[1:] - returns[:-1]
+        return gaps
+    samples = [0] * calls
+    for index in range(calls):
+        line_up()
+        started = clock()
+        call()
+        samples[index] = clock() - started
+    return np.array(samples, np.int64)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""Objects to bytes and back, typed and safe: decoding runs no code of the sender's.
+
+    kinds.py     what a message is made of: its numbers and limits
+    writer.py    objects -> nodes, values and buffers        reader.py   and back
+    frame.py     nodes, values and buffers <-> one piece of memory
+    classes.py   dataclasses, Structs and enums, found among what the receiver has imported
+    elements.py  NumPy's element types as text               where.py    where in an object something sits
+
+docs/objects.md lists what can be sent, and draws the bytes.
+"""
+
+from __future__ import annotations
+
+import pickle as pickling  # noqa: TID251  (only on request: see the arguments called pickle)
+from typing import Any
+
+from unisono.encoding.frame import Envelope, Message, join, split
+from unisono.encoding.reader import Reader
+from unisono.encoding.where import path_to
+from unisono.encoding.writer import Refused, Writer
+
+__all__ = ["decode", "encode"]
+
+
+def encode(obj: Any, *, pickle: bool = False) -> bytes:
+    """The bytes of an object; what they are made of is copied once.
+
+    Args:
+        obj: None, bool, int, float, complex, str, bytes, bytearray; list, tuple, dict, set, frozenset of
+            such; NumPy arrays and scalars without Python objects in them; dataclasses, msgspec Structs
+            and enums whose class stands in a module. The class itself counts: no subclasses of these.
+        pickle: use pickle instead, which takes nearly everything and is decoded only on request.
+    Raises:
+        TypeError: something in it cannot be sent; the text names it and where it sits.
+        ValueError: it contains itself, or is nested too deep.
+    """
+    if pickle:
+        return _pickled(obj)
+    writer = Writer()
+    try:
+        writer.write(obj)
+    except Refused as refused:
+        raise refused.error(_refusal(obj, refused)) from None
+    return join(Envelope.TYPED, writer.nodes, writer.values, writer.small, writer.large)
+
+
+def decode(data: Any, *, pickle: bool = False) -> Any:
+    """The object of `encode`'s bytes.
+
+    Large arrays share the memory of `data` when that is writable; nothing else does.
+
+    Args:
+        data: anything with the buffer protocol, contiguous.
+        pickle: accept a pickle too, and so run what its sender wrote: only from senders you trust.
+    Raises:
+        ValueError: these are not (all of) the bytes of an object; or of a pickle without pickle=True; or a
+            class in it is not among what this process has imported.
+    """
+    message = split(data)
+    if message.envelope == Envelope.TYPED:
+        return Reader(message).read()
+    if not pickle:
+        raise ValueError(
+            "cannot decode: the sender pickled this object, and unpickling runs what the sender wrote. "
+            "Pass pickle=True on every rank if you trust them all, or send it without pickle=True"
+        )
+    return _unpickled(message)
+
+
+def _refusal(obj: Any, refused: Refused) -> str:
+    place = path_to(obj, refused.culprit)
+    return f"cannot encode {refused.what}{place and ' at ' + place}: {refused.why}"
+
+
+def _pickled(obj: Any) -> bytes:
+    buffers: list[pickling.PickleBuffer] = []
+    data = pickling.dumps(obj, protocol=5, buffer_callback=buffers.append)
+    large = [buffer.raw() for buffer in buffers]
+    return join(Envelope.PICKLED, data, [one.nbytes for one in large], b"", large)
+
+
+def _unpickled(message: Message) -> Any:
+    """What the sender pickled; its buffers are writable, as those of a typed message are."""
+    pieces = [message.large.take(nbytes) for nbytes in message.sizes()]
+    message.small.end()
+    message.large.end()
+    buffers = [bytearray(piece) if piece.readonly else piece for piece in pieces]
+    return pickling.loads(message.nodes, buffers=buffers)  # noqa: S301  (asked for)

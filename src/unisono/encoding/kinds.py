@@ -1,0 +1,41 @@
+"""What a message is made of: the kinds of node, and the limits both sides keep."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+__all__ = ["INT64_MAX", "INT64_MIN", "LARGE_NBYTES", "MAX_DEPTH", "Kind"]
+
+LARGE_NBYTES = 4096
+"""From here on a piece of bytes gets its own, aligned place behind everything else."""
+
+MAX_DEPTH = 1000
+"""Containers inside containers. Deeper ones break elsewhere: in comparing, hashing and printing."""
+
+INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
+
+
+class Kind(IntEnum):
+    """A node's kind. Behind each stand the values it takes, in order; bytes are a value too, their length.
+
+    Nodes stand in the order of a walk that shows a container before what it holds.
+    """
+
+    VALUE = 0  # the value itself: None, bool, int of 64 bits, float, str
+    RUN = 1  # n: the next n nodes would all be VALUE
+    LIST = 2  # n; then n nodes
+    TUPLE = 3
+    SET = 4
+    FROZENSET = 5
+    DICT = 6  # n; then 2n nodes: key, value, key, value ...
+    INT = 7  # bytes: two's complement
+    TEXT = 8  # bytes: UTF-8, surrogates as they come
+    BYTES = 9  # bytes
+    BYTEARRAY = 10
+    COMPLEX = 11  # real, imaginary
+    ARRAY = 12  # elements, number of dimensions, dimensions, bytes in C order
+    ARRAY_F = 13  # the same, in Fortran order
+    SCALAR = 14  # elements, bytes
+    RECORD = 15  # class, n, n names; then n nodes: the fields of a dataclass or Struct
+    ENUM = 16  # class, name
+    FLAG = 17  # class; then one node: its number

@@ -1,0 +1,180 @@
+"""PyTorch's arguments turned into the Group's: tensors, options, reduce operations, dtypes.
+
+A `Call` collects the buffers of one collective. A contiguous CPU tensor goes to the Group as it is. One
+that is not is copied in before the call, and the result is copied back after it; a dtype the engine cannot
+reduce still moves, as bytes. What cannot work at all is a ValueError here, before a byte moves.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch.distributed import ReduceOp
+
+import unisono as un
+from unisono.errors import message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    Options = TypeVar("Options")
+
+__all__ = ["PLAIN", "REDUCE_OPS", "Call", "options", "reduce_op", "single"]
+
+# By PyTorch's number, which is the hash of its ReduceOp. PREMUL_SUM carries a factor: see `reduce_op`.
+REDUCE_OPS = (un.SUM, un.AVG, un.PRODUCT, un.MIN, un.MAX, un.BAND, un.BOR, un.BXOR)
+
+# The types whose memory is where data_ptr() says. Other subclasses may be wrappers around tensors.
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+_NATIVE = frozenset(
+    {
+        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+        torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
+    }
+)  # fmt: skip
+
+
+def reduce_op(op: Any) -> Any:
+    """Translate a `torch.distributed.ReduceOp`, its factor included."""
+    number = hash(op)
+    if number < len(REDUCE_OPS):
+        return REDUCE_OPS[number]
+    if op != ReduceOp.PREMUL_SUM:
+        raise ValueError(message("not an operation to reduce with", observed=str(op)))
+    return un.premul_sum(float(op.factor))
+
+
+def options(kind: type[Options], given: Any, **fields: Any) -> Options:
+    """Return PyTorch's options: `given` where it is some, otherwise new ones with `fields` (None: default).
+
+    ProcessGroup methods are called as f(tensors, opts) and as f(tensor, op, timeout), and so on.
+    """
+    if isinstance(given, kind):
+        return given
+    made = kind()
+    for name, value in fields.items():
+        if value is not None:
+            setattr(made, name, value)
+    return made
+
+
+def single(what: str, given: Any) -> Any:
+    """Take the one element of a list of one. PyTorch's lists date from several GPUs in one process."""
+    if isinstance(given, torch.Tensor):
+        return given
+    if len(given) != 1:
+        raise ValueError(
+            message(f"{what} takes one tensor", observed=f"a list of {len(given)}", expected="a list of 1")
+        )
+    return given[0]
+
+
+class Call:
+    """The buffers of one collective, ready for the Group, and what is to be copied back afterwards.
+
+    Example: `call = Call("broadcast"); group.broadcast(call.inout(x), src=0); call.after and call.after()`
+    """
+
+    __slots__ = ("_back", "_movable", "_what")
+
+    def __init__(self, what: str, *, moves_only: bool = False) -> None:
+        self._what = what
+        self._movable = moves_only
+        self._back: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def read(self, x: torch.Tensor) -> torch.Tensor:
+        """Prepare a buffer that is read."""
+        x = self._dense(x)
+        return self._bytes(x if _in_place(x) else _resolved(x))
+
+    def inout(self, x: torch.Tensor) -> torch.Tensor:
+        """Prepare a buffer that is read and written."""
+        x = self._dense(x)
+        return self._bytes(x if _in_place(x) else self._staged(x, _resolved(x)))
+
+    def write(self, x: torch.Tensor) -> torch.Tensor:
+        """Prepare a buffer that is written."""
+        x = self._dense(x)
+        if not _in_place(x):
+            x = self._staged(x, torch.empty(x.shape, dtype=x.dtype))
+        return self._bytes(x)
+
+    def splits(self, x: torch.Tensor, sizes: Sequence[int], count: int) -> list[torch.Tensor]:
+        """Cut `x` along its first dimension into `count` parts of `sizes`, equal parts if there are none.
+
+        Example: count=2, sizes=[1, 3], shape [4, 5] -> shapes [1, 5] and [3, 5].
+        """
+        whole = x.shape[0] if x.dim() else 0
+        if not sizes and whole % count == 0:
+            sizes = [whole // count] * count
+        if len(sizes) != count or sum(sizes) != whole:
+            raise ValueError(
+                message(
+                    f"{self._what}: the split sizes do not fit the tensor",
+                    observed=f"{list(sizes) or 'none'} for a first dimension of {whole}",
+                    expected=f"{count} sizes that add up to {whole}",
+                )
+            )
+        return list(torch.split(x, sizes))
+
+    @property
+    def after(self) -> Callable[[], None] | None:
+        """What to call once the results are there; None when they already are where they belong."""
+        return partial(_copy_back, self._back) if self._back else None
+
+    def _staged(self, x: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
+        self._back.append((x, copy))
+        return copy
+
+    def _bytes(self, x: torch.Tensor) -> torch.Tensor:
+        if not self._movable or x.dtype in _NATIVE:
+            return x
+        return x.view(-1).view(torch.uint8)
+
+    def _dense(self, x: torch.Tensor) -> torch.Tensor:
+        """Refuse what has no CPU memory to move; look into PyTorch's lazy results."""
+        if type(x) not in PLAIN and hasattr(x, "trigger_wait"):
+            x = x.trigger_wait()
+        if not x.is_cpu:
+            raise ValueError(
+                message(
+                    f"{self._what} got a tensor on {x.device}",
+                    expected="a CPU tensor",
+                    remedy="Passing CUDA tensors on to NCCL is not there yet: move the tensor with .cpu(), "
+                    "or make a group with backend='nccl' for it.",
+                )
+            )
+        if x.layout is not torch.strided:
+            raise ValueError(
+                message(
+                    f"{self._what} got a tensor of layout {x.layout}",
+                    expected="a dense tensor",
+                    remedy="Call .to_dense() first.",
+                )
+            )
+        if type(x) not in PLAIN and x.numel() and x.data_ptr() == 0:
+            raise ValueError(
+                message(
+                    f"{self._what} got a {type(x).__name__}, which holds no memory of its own",
+                    expected="a plain tensor",
+                    remedy="A DTensor has .to_local().",
+                )
+            )
+        return x
+
+
+def _in_place(x: torch.Tensor) -> bool:
+    return x.is_contiguous() and not x.is_conj() and not x.is_neg()
+
+
+def _resolved(x: torch.Tensor) -> torch.Tensor:
+    return x.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def _copy_back(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    with torch.no_grad():
+        for original, copy in pairs:
+            original.detach().copy_(copy)

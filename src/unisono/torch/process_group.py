@@ -1,0 +1,211 @@
+"""The process group PyTorch gets for backend "unisono": who it is, how it begins and ends.
+
+A Python subclass of `torch.distributed.ProcessGroup` returned by a backend's creator becomes the group
+itself. PyTorch asks for the same thing under several names (`group_name`, `getGroupName`): from Python,
+from C++ through the virtual methods, and through properties that belong to its backends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed import PrefixStore, ProcessGroup
+from torch._C._distributed_c10d import Backend as _Backend
+
+import unisono.group
+
+from .collectives import Collectives
+from .store import TorchStore
+from .work import Futures
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch.distributed as dist
+
+__all__ = ["ProcessGroupUnisono", "create"]
+
+# mypy must pass with and without PyTorch installed.
+# mypy: disallow-subclassing-any=False, warn-unused-ignores=False
+
+
+def create(given: Any, backend_options: Any) -> ProcessGroupUnisono:  # noqa: ARG001
+    """Make the process group; PyTorch calls this in `init_process_group` and `new_group`.
+
+    Args:
+        given: PyTorch's DistributedBackendOptions: store, group_rank, group_size, timeout, group_id.
+        backend_options: what the user gave as `pg_options`; Unisono has none.
+    """
+    name = f"group {given.group_id}" if given.global_ranks_in_group else "world"
+    return ProcessGroupUnisono(given.store, given.group_rank, given.group_size, given.timeout, name)
+
+
+class ProcessGroupUnisono(Collectives, ProcessGroup):
+    """`torch.distributed` over one `unisono.Group`."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, name: str) -> None:
+        super().__init__(rank, size)  # the constructor that takes a store cannot be subclassed
+        self._rank = rank
+        self._size = size
+        self._store = store
+        self._timeout = timeout
+        self._group_name = name
+        self._group_desc = ""
+        self._batch = None
+        self._issued = 0
+        self._recent = deque(maxlen=16)
+        self._futures = Futures(f"unisono futures {name}")
+        timeout_s = timeout.total_seconds()
+        self._group = unisono.group.connect(
+            TorchStore(_fresh(store, rank), timeout_s=timeout_s), rank, size, name=name, timeout_s=timeout_s
+        )
+
+    # ---- who it is ----
+
+    def rank(self) -> int:
+        """Return this process's rank in the group."""
+        return self._rank
+
+    def size(self) -> int:
+        """Return the number of ranks."""
+        return self._size
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """Return "unisono"."""
+        return "unisono"
+
+    name = getBackendName
+    _get_backend_name = getBackendName
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """Return the name functional collectives look the group up by."""
+        return self._group_name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Take the name PyTorch gives."""
+        self._group_name = name
+
+    group_name = property(getGroupName)
+    _set_group_name = setGroupName
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """Return PyTorch's description of the group, such as "default_pg"."""
+        return self._group_desc
+
+    def setGroupDesc(self, desc: str) -> None:  # noqa: N802
+        """Take the description PyTorch gives."""
+        self._group_desc = desc
+
+    group_desc = property(getGroupDesc)
+    _set_group_desc = setGroupDesc
+
+    def get_group_store(self) -> dist.Store:
+        """Return PyTorch's store of this group."""
+        return self._store
+
+    def __repr__(self) -> str:
+        return f"ProcessGroupUnisono({self._group_name!r}, rank={self._rank}, size={self._size})"
+
+    # ---- as its own backend ----
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """The devices whose tensors it moves."""
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device | str) -> ProcessGroupUnisono:
+        """Return the backend for `device`: itself."""
+        if torch.device(device).type != "cpu":
+            raise RuntimeError(f"unisono has no backend for device {device}: it moves CPU tensors")
+        return self
+
+    def _backend_id(self, backend_type: Any) -> int:  # noqa: ARG002
+        """Return a number that tells groups apart."""
+        return id(self)
+
+    supports_splitting = False  # there is nothing cheaper than a new group
+    supports_coalescing = False  # works are waited for one by one, which costs nothing here
+    supports_time_estimate = False
+    supports_shrinking = False
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:  # noqa: ARG002
+        """Say that any CPU memory is as good as another."""
+        return False
+
+    def eager_connect_single_device(self, device: torch.device | None) -> None:
+        """Do nothing: the group is connected."""
+
+    @property
+    def options(self) -> Any:
+        """PyTorch's Backend.Options: the backend's name and the timeout."""
+        return _Backend.Options(self.getBackendName(), self._timeout)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the timeout of the calls that do not bring their own."""
+        self._timeout = timeout
+        self._group.timeout_s = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+    setTimeout = set_timeout  # noqa: N815
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Do nothing: the engine counts from 0 on every rank."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        """Return the number of collectives issued."""
+        return self._issued
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def _wait_for_pending_works(self) -> None:
+        """Do nothing: there are no hooks to wait for."""
+
+    def split_group(
+        self,
+        new_ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,  # noqa: ARG002
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,  # noqa: ARG002
+    ) -> ProcessGroupUnisono | None:
+        """Make a group of some of this group's ranks; None on the others. `new_group` is PyTorch's way."""
+        ranks = list(new_ranks)
+        if self._rank not in ranks:
+            return None
+        name = group_name or f"{self._group_name} split {'_'.join(map(str, ranks))}"
+        store = PrefixStore(f"split/{name}/", self._store)
+        split = ProcessGroupUnisono(
+            store, ranks.index(self._rank), len(ranks), timeout or self._timeout, f"group {name}"
+        )
+        split.setGroupName(name)
+        split.setGroupDesc(group_desc or f"{self._group_desc}:split")
+        return split
+
+    splitGroup = split_group  # noqa: N815
+
+    # ---- the end ----
+
+    def shutdown(self) -> None:
+        """Close the group; `destroy_process_group` calls this. Works that are not complete fail."""
+        self._group.close()
+        self._futures.close()
+        self._recent.clear()
+
+    def abort(self) -> None:
+        """Abort the group: whatever waits in it, here or on another rank, raises."""
+        self._group.abort()
+        self.shutdown()
+
+
+def _fresh(store: dist.Store, rank: int) -> dist.Store:
+    """Return a part of `store` that no earlier group under the same prefix has written to.
+
+    `destroy_process_group` followed by `init_process_group` over one store uses the same keys again. Each
+    rank counts its own beginnings, so all agree on a number without asking each other.
+    """
+    return PrefixStore(f"unisono/{store.add(f'unisono/begun/{rank}', 1)}/", store)

@@ -1,0 +1,73 @@
+"""A `torch.distributed.Store` seen as a `unisono.store.Store`.
+
+PyTorch brings its own store to a backend; the group that Unisono builds meets over it.
+This module only translates: operations, timeouts and errors. It opens no connection of its own.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from unisono.errors import StoreError, message
+from unisono.store import Store, ops
+from unisono.store.ops import Op, Reply
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+__all__ = ["TorchStore"]
+
+
+class TorchStore(Store):
+    """The store PyTorch gave to the backend. Closing it leaves PyTorch's open."""
+
+    def __init__(self, inner: dist.Store, *, timeout_s: float) -> None:
+        super().__init__(timeout_s)
+        self._inner: Any = inner  # PyTorch's stubs say str where it takes and gives bytes
+
+    def describe(self) -> str:
+        """Return "PyTorch's PrefixStore"."""
+        return f"PyTorch's {type(self._inner).__name__}"
+
+    def _call(self, op: Op, payload: bytes, timeout_s: float) -> Reply:
+        try:
+            if isinstance(op, (ops.Get, ops.Wait)):
+                return self._when_there(op, timeout_s)
+            return self._now(op, payload)
+        except RuntimeError as error:
+            said = str(error).partition("\n")[0]
+            text = message("PyTorch's store failed", where=self.describe(), observed=said)
+            raise StoreError(text) from error
+
+    def _when_there(self, op: ops.Get | ops.Wait, timeout_s: float) -> Reply:
+        """Wait for the keys of `op`; `Reply.missing` when they do not come in time."""
+        keys = [op.key] if isinstance(op, ops.Get) else list(op.keys)
+        if not self._inner.check(keys):
+            try:
+                self._inner.wait(keys, timedelta(seconds=max(timeout_s, 0.001)))  # 0 would be for ever
+            except RuntimeError:
+                missing = tuple(key for key in keys if not self._inner.check([key]))
+                if missing:
+                    return Reply(missing=missing)
+        return Reply(value=self._inner.get(op.key)) if isinstance(op, ops.Get) else Reply()
+
+    def _now(self, op: Op, payload: bytes) -> Reply:
+        """Answer what never waits."""
+        if isinstance(op, ops.Set):
+            self._inner.set(op.key, payload)
+            return Reply()
+        if isinstance(op, ops.Peek):
+            there = self._inner.check([op.key])
+            return Reply(value=self._inner.get(op.key)) if there else Reply(missing=(op.key,))
+        if isinstance(op, ops.Add):
+            return Reply(number=self._inner.add(op.key, op.amount))
+        if isinstance(op, ops.CompareSet):
+            return Reply(value=self._inner.compare_set(op.key, op.expected, payload))
+        if isinstance(op, ops.Delete):
+            return Reply(number=int(self._inner.delete_key(op.key)))
+        if isinstance(op, ops.Check):
+            return Reply(number=int(self._inner.check(list(op.keys))))
+        if isinstance(op, ops.Count):  # PyTorch counts the whole store, whatever the prefix
+            return Reply(number=self._inner.num_keys())
+        raise TypeError(f"not a store operation: {op!r}")

@@ -1,0 +1,281 @@
+"""What an asynchronous collective hands to PyTorch: `UnisonoWork`, and its future.
+
+`wait()` waits on the engine's own Work, in the calling thread, with the GIL released. A future is made
+only when PyTorch asks for one (DDP does): `Futures` completes it from a Python thread of the group, which
+waits in the engine and takes the GIL only to set a result. The engine's progress thread never does.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch.distributed import Work
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["DONE", "Futures", "Together", "TransferWork", "UnisonoWork", "seconds"]
+
+# mypy must pass with and without PyTorch installed.
+# mypy: disallow-subclassing-any=False, warn-unused-ignores=False
+
+
+class NativeWork(Protocol):
+    """What the adapter asks of `unisono.Work`."""
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Block until complete; raise what went wrong."""
+
+    def done(self) -> bool:
+        """Say whether it is complete."""
+
+    def exception(self) -> BaseException | None:
+        """Return what went wrong, once complete."""
+
+
+def seconds(timeout: timedelta | None) -> float | None:
+    """Read PyTorch's timeouts: None, zero and anything negative mean "the default".
+
+    Example: timedelta(milliseconds=1500) -> 1.5, timedelta(milliseconds=-1) -> None.
+    """
+    return None if timeout is None or timeout.days < 0 or not timeout else timeout.total_seconds()
+
+
+class UnisonoWork(Work):
+    """A `torch.distributed.Work` over an engine's Work.
+
+    `after` runs once, in the thread that first sees the completion: it copies results back
+    into outputs that are not contiguous.
+    """
+
+    __slots__ = ("_after", "_futures", "_lock", "_native", "outputs")
+
+    ordered = True  # completes after the works issued before it
+
+    def __init__(
+        self,
+        native: NativeWork,
+        result: list[torch.Tensor],
+        futures: Futures,
+        after: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__()
+        self._native = native
+        self.outputs = result
+        self._futures = futures
+        self._after = after
+        self._lock = threading.Lock() if after else None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Block until complete. Raises PeerLost, Timeout or Mismatch as the engine does."""
+        self._native.wait(seconds(timeout))
+        if self._after:
+            self._finish()
+        return True
+
+    def synchronize(self) -> None:
+        """Wait: CPU tensors have no stream to order against."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """Wait: CPU tensors have no stream to block."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Say whether it is complete, well or not. Does not block."""
+        if not self._native.done():
+            return False
+        if self._after and self._native.exception() is None:
+            self._finish()
+        return True
+
+    def is_success(self) -> bool:
+        """Say whether it is complete and went well."""
+        return self.is_completed() and self._native.exception() is None
+
+    def exception(self) -> BaseException | None:
+        """Return what went wrong, None as long as nothing did."""
+        return self._native.exception() if self._native.done() else None
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the output tensors, after waiting for them."""
+        self.wait()
+        return self.outputs
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """Return a future of the output tensors; made now, and complete at once if the work is."""
+        return self._futures.of(self)
+
+    def _finish(self) -> None:
+        with self._lock:  # type: ignore[union-attr]
+            after, self._after = self._after, None
+            if after:
+                after()
+
+
+class TransferWork(UnisonoWork):
+    """A send or a receive. These complete in no particular order."""
+
+    ordered = False
+
+    def source_rank(self) -> int:
+        """Return the group rank that sent."""
+        self.wait()
+        source: int = self._native.source  # type: ignore[attr-defined]
+        return source
+
+    _source_rank = source_rank
+
+
+class Together:
+    """Several works of one group as one: complete when all are. They complete in issue order."""
+
+    __slots__ = ("_works",)
+
+    def __init__(self, works: Sequence[UnisonoWork]) -> None:
+        self._works = works
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for all; `timeout` is for the whole."""
+        if timeout is None:
+            for work in self._works:
+                work.wait()
+            return
+        deadline = time.monotonic() + timeout
+        for work in self._works:
+            work.wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
+
+    def done(self) -> bool:
+        """Say whether all are complete."""
+        return all(work.is_completed() for work in self._works)
+
+    def exception(self) -> BaseException | None:
+        """Return the first error."""
+        return next((error for error in (work.exception() for work in self._works) if error), None)
+
+
+class _Done(Work):
+    """The answer of every synchronous call: it was complete before it was asked for."""
+
+    def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    block_current_stream = synchronize
+
+    def is_completed(self) -> bool:
+        return True
+
+    is_success = is_completed
+
+    def exception(self) -> BaseException | None:
+        return None
+
+    def result(self) -> list[torch.Tensor]:
+        return []
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        future.set_result([])
+        return future
+
+
+DONE = _Done()
+
+
+class Futures:
+    """Makes and completes the futures of one group's works.
+
+    One thread waits for one work after the other: collectives complete in issue order. Completing a future
+    runs its callbacks, and those may wait for further works (PowerSGD's do), so before that the waiting is
+    left to another thread, which is started if there is none. A point-to-point work completes in no order
+    (`ordered = False`); its future gets a thread of its own. Nothing in PyTorch asks for those in a loop.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._changed = threading.Condition()
+        self._items: deque[tuple[UnisonoWork, Any]] = deque()
+        self._threads: list[threading.Thread] = []
+        self._idle = 0
+        self._taken = False  # a thread waits for a work
+        self._closing = False
+
+    def of(self, work: UnisonoWork) -> torch.futures.Future[list[torch.Tensor]]:
+        """Return a future of `work`.
+
+        An error reaches whoever waits in C++ (DDP), so it must be an error of the future, not a value of
+        it: a callback that raises makes one. PyTorch hands it on as a RuntimeError with the text.
+        """
+        start: torch.futures.Future[None] = torch.futures.Future()
+
+        def outcome(_: Any) -> list[torch.Tensor]:
+            work.wait()
+            return work.outputs
+
+        future = start.then(outcome)
+        if work.is_completed():
+            start.set_result(None)
+        elif work.ordered:
+            with self._changed:
+                self._items.append((work, start))
+                self._call_somebody()
+        else:
+            threading.Thread(target=_complete, args=(work, start), name=self._name, daemon=True).start()
+        return future
+
+    def close(self) -> None:
+        """Complete what is left and end the threads. Call it once no work can stay incomplete."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+            threads, self._threads = self._threads, []
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _call_somebody(self) -> None:
+        """See to it that the next item is taken. With the lock held."""
+        if self._taken or not self._items:
+            return
+        if self._idle:
+            self._changed.notify()
+        else:
+            self._threads.append(threading.Thread(target=self._loop, name=self._name, daemon=True))
+            self._threads[-1].start()
+
+    def _next(self) -> tuple[UnisonoWork, Any] | None:
+        with self._changed:
+            self._idle += 1
+            while self._taken or not self._items:
+                if self._closing and not self._items:
+                    return None
+                self._changed.wait()
+            self._idle -= 1
+            self._taken = True
+            return self._items.popleft()
+
+    def _loop(self) -> None:
+        while item := self._next():
+            work, start = item
+            with suppress(Exception):  # the future's callback meets it again
+                work.wait()
+            with self._changed:
+                self._taken = False
+                self._call_somebody()
+            start.set_result(None)
+            del item, work, start  # a work keeps its tensors alive
+
+
+def _complete(work: UnisonoWork, start: Any) -> None:
+    with suppress(Exception):
+        work.wait()
+    start.set_result(None)

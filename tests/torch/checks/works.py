@@ -1,0 +1,101 @@
+"""Asynchronous calls: Work, futures, order."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+
+def check_work(rank, size):
+    x = torch.full((5,), float(rank))
+    work = dist.all_reduce(x, async_op=True)
+    assert work.wait()
+    assert work.is_completed()
+    assert work.is_success()
+    assert work.exception() is None
+    assert work.result()[0] is x
+    work.synchronize()
+    assert torch.equal(x, torch.full((5,), float(sum(range(size)))))
+
+
+def check_is_completed_becomes_true_without_a_wait(rank, size):
+    x = torch.ones(4, 4).t()[::2]
+    work = dist.all_reduce(x, async_op=True)
+    while not work.is_completed():
+        pass
+    assert torch.equal(x, torch.full((2, 4), float(size)))  # copied back although nobody waited
+
+
+def check_many_in_flight(rank, size):
+    xs = [torch.full((n * 100,), float(rank + n)) for n in range(50)]
+    works = [dist.all_reduce(x, async_op=True) for x in xs]
+    dist.barrier()
+    for work in reversed(works):
+        work.wait(timedelta(seconds=10))
+    assert all(torch.equal(x, torch.full_like(x, sum(r + n for r in range(size)))) for n, x in enumerate(xs))
+
+
+def check_nobody_keeps_the_work(rank, size):
+    x = torch.ones(100_000)
+    for _ in range(20):
+        dist.all_reduce(torch.ones(100_000), async_op=True)
+    dist.all_reduce(x)
+    assert x[0] == size
+
+
+def check_future(rank, size):
+    x = torch.ones(5)
+    future = dist.all_reduce(x, async_op=True).get_future()
+    assert future.wait()[0] is x
+    assert future.done()
+    doubled = dist.all_reduce(torch.ones(5), async_op=True).get_future().then(lambda f: f.value()[0] * 2)
+    assert torch.equal(doubled.wait(), torch.full((5,), 2.0 * size))
+
+
+def check_futures_complete_in_order(rank, size):
+    order = []
+    futures = []
+    for n in range(20):
+        future = dist.all_reduce(torch.ones(1000 * (20 - n)), async_op=True).get_future()
+        futures.append(future.then(lambda _, n=n: order.append(n)))
+    torch.futures.wait_all(futures)
+    assert sorted(order) == list(range(20))
+
+
+def check_future_of_a_complete_work(rank, size):
+    work = dist.all_reduce(torch.ones(5), async_op=True)
+    work.wait()
+    assert work.get_future().done()
+
+
+def check_a_receive_does_not_hold_up_the_futures(rank, size):
+    late = torch.zeros(1)
+    received = dist.irecv(late, (rank - 1) % size).get_future()
+    dist.all_reduce(torch.ones(5), async_op=True).get_future().wait()
+    dist.send(torch.ones(1), (rank + 1) % size) if size > 1 else None
+    received.wait()
+    assert late.item() == 1
+
+
+def check_every_collective_asynchronously(rank, size):
+    rows, x, many = torch.zeros(size, 2), torch.ones(2), [torch.ones(2) for _ in range(size)]
+    works = [
+        dist.broadcast(x, 0, async_op=True),
+        dist.reduce(x.clone(), 0, async_op=True),
+        dist.all_gather(list(rows.unbind()), x, async_op=True),
+        dist.all_gather_single(rows, x, async_op=True),
+        dist.gather(x, many if rank == 0 else None, 0, async_op=True),
+        dist.scatter(x, many if rank == 0 else None, 0, async_op=True),
+        dist.reduce_scatter(x, many, async_op=True),
+        dist.reduce_scatter_single(torch.zeros(2), rows, async_op=True),
+        dist.all_to_all(list(torch.zeros(size, 2).unbind()), many, async_op=True),
+        dist.all_to_all_single(torch.zeros(size), torch.zeros(size), async_op=True),
+        dist.barrier(async_op=True),
+    ]
+    for work in works:
+        work.wait()
+        assert work.is_success()
+    assert torch.equal(rows, torch.ones(size, 2))
+    assert x[0] == size

@@ -1,0 +1,103 @@
+"""The last rank ends early, or worse; the others write down what they saw. Run by suite.py.
+
+Each function is one way to fail: `how(last, folder)`, where `last` says that this is the rank that fails.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import unisono.torch  # noqa: F401
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def loop(last: bool, folder: Path) -> None:
+    """Synchronous calls."""
+    for step in range(1_000_000):
+        if last and step == 50:
+            die()
+        dist.all_reduce(torch.ones(1000))
+
+
+def works(last: bool, folder: Path) -> None:
+    """Asynchronous calls, one of which the last rank does not make."""
+    dist.all_reduce(torch.ones(10), async_op=True).wait()
+    if last:
+        die()
+    dist.all_reduce(torch.ones(10), async_op=True).wait()
+
+
+def future(last: bool, folder: Path) -> None:
+    """A future of a work that fails."""
+    dist.barrier()
+    if last:
+        die()
+    dist.all_reduce(torch.ones(10), async_op=True).get_future().wait()
+
+
+def ddp(last: bool, folder: Path) -> None:
+    """In the middle of training."""
+    net = DistributedDataParallel(nn.Linear(100, 100))
+    for step in range(1_000_000):
+        if last and step == 5:
+            die()
+        net(torch.ones(2, 100)).sum().backward()
+
+
+def never(last: bool, folder: Path) -> None:
+    """The last rank is alive and does not call."""
+    dist.barrier()
+    if last:
+        while not (folder / "seen0").exists():
+            time.sleep(0.01)
+        os._exit(0)
+    dist.group.WORLD.set_timeout(timedelta(seconds=0.5))
+    work = dist.all_reduce(torch.ones(10), async_op=True)
+    try:
+        work.wait(timedelta(seconds=0.1))
+    except TimeoutError:
+        assert not work.is_completed()  # it goes on
+    work.wait()
+
+
+def mismatch(last: bool, folder: Path) -> None:
+    """The last rank brings another size."""
+    dist.all_reduce(torch.ones(10 + last))
+
+
+def closed(last: bool, folder: Path) -> None:
+    """A call after destroy_process_group."""
+    group = dist.group.WORLD
+    dist.barrier()
+    dist.destroy_process_group()
+    group.allreduce([torch.ones(1)]).wait()
+
+
+def main(rank: int, size: int, folder: Path, how: str) -> None:
+    store = dist.FileStore(str(folder / "store"), size)
+    dist.init_process_group("unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=20))
+    began = time.monotonic()
+    seen = {"type": "nothing"}
+    try:
+        globals()[how](rank == size - 1, folder)
+    except Exception as error:
+        seen = {"type": type(error).__name__, "text": str(error), "rank": getattr(error, "rank", None)}
+    seen["seconds"] = time.monotonic() - began
+    path = folder / f"seen{rank}"
+    path.with_suffix(".part").write_text(json.dumps(seen))
+    path.with_suffix(".part").rename(path)
+    if dist.is_initialized():
+        dist.destroy_process_group()  # always works

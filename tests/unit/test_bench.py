@@ -1,0 +1,328 @@
+"""The bench without processes: sizes, expectations, statistics, the table, wrong arguments."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import numpy as np
+import pytest
+
+from unisono import bench
+from unisono.bench import cases, measure, noise, report
+from unisono.bench.contenders import partner_of
+from unisono.bench.measure import Line, Timing, Unmeasurable
+from unisono.bench.peers import choose_peers
+from unisono.bench.worker import time_calls
+
+
+def case(
+    operation: str, count: int = 12, *, size: int = 3, op: str = "sum", dtype: str = "f32", root: int = 0
+):
+    return cases.Case(operation, count, dtype, op, root, size)
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+# ---- cases ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("operation", "factor"),
+    [
+        ("all_reduce", 1.5),
+        ("reduce_scatter", 0.75),
+        ("all_gather", 0.75),
+        ("all_to_all", 0.75),
+        ("broadcast", 1.0),
+        ("reduce", 1.0),
+        ("gather", 0.75),
+        ("scatter", 0.75),
+        ("send_recv", 1.0),
+    ],
+)
+def test_bus_factor_for_four_ranks(operation: str, factor: float):
+    assert cases.OPERATIONS[operation].bus_factor(4) == factor
+
+
+def sweep(operation: str, first: int, last: int, factor: float, size: int, dtype: str = "f32") -> list[int]:
+    found = cases.cases(
+        cases.OPERATIONS[operation],
+        first=first,
+        last=last,
+        factor=factor,
+        dtype=dtype,
+        op="sum",
+        root=0,
+        ranks=size,
+    )
+    return [one.count for one in found]
+
+
+def test_sizes_are_whole_elements_and_never_repeated():
+    assert sweep("all_reduce", 4, 64, 4, 3) == [1, 4, 16]
+    assert sweep("all_reduce", 1, 16, 2, 2) == [1, 2, 4]
+    assert sweep("all_reduce", 4, 16, 1.3, 2) == [1, 2, 3]
+
+
+def test_divided_operations_get_a_multiple_of_the_ranks():
+    assert sweep("all_gather", 4, 64, 4, 3) == [3, 6, 18]
+    assert sweep("all_to_all", 4, 4, 2, 3) == [3]
+
+
+def test_barrier_is_measured_once():
+    assert sweep("barrier", 4, 1 << 20, 2, 2) == [0]
+
+
+def test_operation_names_of_the_command_are_those_of_the_table():
+    assert tuple(cases.OPERATIONS) == bench.OPERATION_NAMES
+
+
+# ---- expectations -----------------------------------------------------------------------------------
+
+
+def inputs(one: cases.Case) -> list[np.ndarray | None]:
+    """What every rank puts in, as `fill` writes it."""
+    found = []
+    for rank in range(one.ranks):
+        buffers = cases.allocate(one, rank)
+        cases.fill(one, rank, buffers)
+        found.append(buffers.inp)
+    return found
+
+
+def test_ranks_put_in_different_things():
+    first, second, third = inputs(case("all_reduce", 100))
+    assert not np.array_equal(first, second)
+    assert not np.array_equal(second, third)
+
+
+@pytest.mark.parametrize(
+    ("op", "ufunc"), [("sum", np.add), ("product", np.multiply), ("min", np.minimum), ("max", np.maximum)]
+)
+@pytest.mark.parametrize("dtype", ["f32", "i8", "f16", "u8"])
+def test_all_reduce_expects_the_reduction_of_the_inputs(op: str, ufunc: np.ufunc, dtype: str):
+    one = case("all_reduce", 50, op=op, dtype=dtype)
+    a, b, c = inputs(one)
+    for rank in range(3):
+        np.testing.assert_array_equal(cases.expected(one, rank), ufunc(ufunc(a, b), c))
+
+
+def test_average_is_the_mean():
+    one = case("all_reduce", 50, op="avg", size=4)
+    np.testing.assert_array_equal(cases.expected(one, 0), np.mean(inputs(one), axis=0))
+
+
+def test_reduce_leaves_the_other_ranks_alone():
+    one = case("reduce", 50, root=1)
+    a, b, c = inputs(one)
+    np.testing.assert_array_equal(cases.expected(one, 0), a)
+    np.testing.assert_array_equal(cases.expected(one, 1), a + b + c)
+
+
+def test_data_movement_expectations_follow_the_ranks():
+    gathered = case("all_gather", 9)
+    np.testing.assert_array_equal(cases.expected(gathered, 2), np.concatenate(inputs(gathered)))
+    scattered = case("scatter", 9, root=2)
+    np.testing.assert_array_equal(cases.expected(scattered, 1), inputs(scattered)[2][3:6])
+    exchanged = case("all_to_all", 9)
+    a, b, c = inputs(exchanged)
+    np.testing.assert_array_equal(cases.expected(exchanged, 1), np.concatenate([a[3:6], b[3:6], c[3:6]]))
+    summed = case("reduce_scatter", 9)
+    a, b, c = inputs(summed)
+    np.testing.assert_array_equal(cases.expected(summed, 1), (a + b + c)[3:6])
+
+
+def test_only_the_root_expects_a_gather():
+    one = case("gather", 9, root=1)
+    assert cases.expected(one, 0) is None
+    assert cases.allocate(one, 0).out is None
+    np.testing.assert_array_equal(cases.expected(one, 1), np.concatenate(inputs(one)))
+
+
+def test_an_odd_rank_out_has_no_part_in_ping_pong():
+    one = case("send_recv", 9)
+    np.testing.assert_array_equal(cases.expected(one, 1), inputs(one)[0])
+    assert cases.expected(one, 2) is None
+    assert [partner_of(rank, 5) for rank in range(5)] == [1, 0, 3, 2, None]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "i32", "f16"])
+def test_wrong_values_are_counted(dtype: str):
+    one = case("all_reduce", 10_000, dtype=dtype)
+    buffers = cases.allocate(one, 1)
+    buffers.inp[:] = cases.expected(one, 1)
+    assert cases.count_wrong(one, 1, buffers) == 0
+    buffers.inp[[0, 5000, 9999]] += 1
+    assert cases.count_wrong(one, 1, buffers) == 3
+
+
+def test_not_a_number_is_wrong():
+    one = case("all_reduce", 10)
+    buffers = cases.allocate(one, 0)
+    buffers.inp[:] = np.nan
+    assert cases.count_wrong(one, 0, buffers) == 10
+
+
+def test_untouched_output_is_wrong():
+    one = case("all_gather", 12)
+    buffers = cases.allocate(one, 0)
+    cases.fill(one, 0, buffers)
+    assert cases.count_wrong(one, 0, buffers) == 12
+
+
+def test_bf16_sums_are_exact():
+    pytest.importorskip("ml_dtypes")
+    one = case("all_reduce", 100, dtype="bf16", size=8)
+    exact = sum(array.astype(np.float64) for array in inputs(one))
+    np.testing.assert_array_equal(cases.expected(one, 0).astype(np.float64), exact)
+
+
+# ---- timing and statistics --------------------------------------------------------------------------
+
+
+def test_samples_of_a_block_leave_nothing_out():
+    calls = []
+    samples = time_calls(lambda: calls.append(1), 50, 5, None)
+    assert len(calls) == 55
+    assert samples.shape == (50,)
+    assert (samples >= 0).all()
+
+
+def test_operations_that_need_it_are_lined_up_before_every_call():
+    order = []
+    time_calls(lambda: order.append("call"), 3, 1, lambda: order.append("barrier"))
+    assert order == ["call"] + ["barrier", "call"] * 3
+
+
+def test_calls_for_a_block():
+    assert measure.calls_for(2.0, 50) == measure.MAX_CALLS
+    assert measure.calls_for(1000.0, 50) == 50
+    assert measure.calls_for(10_000_000.0, 50) == measure.MIN_CALLS
+
+
+def timing(side: str, *rounds: float, wrong: int = 0) -> Timing:
+    made = Timing(side, calls=3, wrong=wrong)
+    for value in rounds:
+        made.add(np.array([[value, value, 9 * value], [value / 2, value / 2, 10 * value]]))
+    return made
+
+
+def test_figures_are_medians_of_round_medians():
+    made = timing("unisono", 1.0, 5.0, 2.0)
+    assert made.p50_us == 2.0
+    assert made.p99_us == 50.0
+
+
+def test_the_slowest_rank_counts():
+    made = Timing("unisono")
+    made.add(np.array([[1.0, 5.0, 1.0], [4.0, 1.0, 4.0]]))
+    assert made.rounds == [4.0]
+    assert made.blocks == [3.0]
+    assert made.rank0 == [1.0]
+
+
+def test_ratio_is_the_median_of_the_rounds_ratios():
+    line = Line(case("all_reduce"), timing("unisono", 1.0, 4.0, 2.0), [])
+    assert line.ratio(timing("gloo", 10.0, 10.0, 40.0)) == 0.1
+
+
+def test_bandwidths_use_1e9():
+    line = Line(case("all_reduce", 250_000, size=4), timing("unisono", 1000.0), [])
+    assert line.algbw_gbps == pytest.approx(1.0)
+    assert line.busbw_gbps == pytest.approx(1.5)
+
+
+def test_noise_is_what_others_used():
+    before = noise.Reading(elapsed=0, used=0, ours=0)
+    assert noise.others_share(before, noise.Reading(elapsed=100, used=60, ours=55)) == 0.05
+    assert noise.others_share(before, noise.Reading(elapsed=100, used=50, ours=55)) == 0.0
+    assert noise.others_share(before, before) == 0.0
+
+
+def test_meter_reads_this_machine():
+    for ours in (noise.ticks_of([]), noise.ticks_of_ended_children):
+        share = noise.CpuMeter(ours).read()
+        assert share is None or 0.0 <= share <= 1.0
+
+
+def test_report_says_whether_the_machine_was_quiet():
+    assert "quiet machine" in report.noise_line(0.01, 2)
+    assert "NOT QUIET" in report.noise_line(0.4, 2)
+    assert "not known" in report.noise_line(None, 2)
+
+
+# ---- report -----------------------------------------------------------------------------------------
+
+
+def test_columns_of_the_table_line_up():
+    line = Line(case("all_reduce", 16 << 20), timing("unisono", 8000.0), [timing("gloo", 73_000.0)])
+    names, units = report.header("all_reduce", ["gloo"]).splitlines()[1:]
+    text = report.row(line)
+    assert names.split()[1:5] == ["size", "count", "type", "redop"]
+    assert text.split()[:5] == ["67108864", "16777216", "f32", "sum", "-1"]
+    assert len(text.split()) == 12
+    assert len(names) == len(text) >= len(units)
+
+
+def test_a_peer_without_figure_is_a_dash_and_a_reason():
+    line = Line(case("all_reduce"), timing("unisono", 1.0), [Unmeasurable("gloo", "no such thing\nmore")])
+    assert report.row(line).split()[-2:] == ["-", "-"]
+    assert report.reasons([line, line]) == ["# all_reduce: no such thing"]
+
+
+def test_wrong_values_of_a_peer_are_told():
+    line = Line(case("reduce"), timing("unisono", 1.0), [timing("gloo", 1.0, wrong=3)])
+    assert "gloo left wrong values" in report.reasons([line])[0]
+
+
+def test_record_is_json_and_complete():
+    line = Line(case("broadcast", root=1), timing("unisono", 1.0), [timing("gloo", 2.0)])
+    record = json.loads(json.dumps(report.to_json([line], {"rounds": 1}, 0.5, 2)))
+    assert record["noise"] == {"others_cpu_share": 0.5, "quiet": False}
+    found = record["lines"][0]
+    assert found["operation"] == "broadcast"
+    assert found["peers"]["gloo"]["ratio"] == 0.5
+    assert found["nbytes"] == 48
+
+
+# ---- arguments --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["all_reduce", "-b", "8", "-e", "4"], "-b 8 is more than -e 4"),
+        (["all_reduce", "-b", "four"], "-b four"),
+        (["all_reduce", "-b", "0"], "at least one byte"),
+        (["all_reduce", "-f", "1"], "factor must be more than 1"),
+        (["all_reduce", "-n", "0"], "at least one rank"),
+        (["all_reduce", "--dtype", "f8"], "unknown dtype 'f8'"),
+        (["all_reduce", "--op", "mean"], "unknown --op mean"),
+        (["all_reduce", "--op", "avg", "--dtype", "i32"], "no meaning for i32"),
+        (["all_reduce", "--op", "bxor"], "needs an integer dtype"),
+        (["broadcast", "--root", "2"], "ranks are 0 to 1"),
+        (["send_recv", "-n", "1"], "needs -n 2"),
+        (["all_reduce", "--against", "mpi"], "unknown peer 'mpi': choose from gloo, memcpy"),
+    ],
+)
+def test_bad_arguments_are_one_line(words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]):
+    assert bench.main(parsed(*words)) == 2
+    text = capsys.readouterr().err
+    assert complaint in text
+    assert text.count("\n") == 1
+
+
+def test_missing_torch_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("unisono.bench.peers.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"gloo needs the package torch: pip install torch==2\.13\.0"):
+        choose_peers("memcpy,gloo")
+
+
+def test_peers_are_named_once():
+    assert [peer.name for peer in choose_peers("memcpy, memcpy")] == ["memcpy"]
+    assert choose_peers("") == []

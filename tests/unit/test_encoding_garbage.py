@@ -1,0 +1,180 @@
+"""What decoding does with bytes that no honest sender wrote: it says no, quickly and cheaply."""
+
+from __future__ import annotations
+
+import enum
+import random
+import resource
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unisono.encoding import decode, encode
+from unisono.encoding.kinds import Kind
+
+
+class Colour(enum.Enum):
+    RED = "r"
+
+
+class Access(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
+@dataclass
+class Point:
+    x: float
+    y: Any = None
+
+
+class Packet(msgspec.Struct):
+    x: int
+    y: Any = None
+
+
+@dataclass
+class Closes:
+    x: str
+
+    def __del__(self) -> None:
+        raise AssertionError("code was run on what a stranger sent")
+
+
+class Outer:
+    pass
+
+
+def decodes_or_says_no(data: bytes) -> None:
+    """Whatever the bytes: an object or a ValueError that says so."""
+    try:
+        decode(data)
+    except ValueError as error:
+        assert "cannot decode" in str(error), error
+
+
+SAMPLE: Any = {
+    "a": [1, 2.5, "x", None, True, (2**70, b"abc")],
+    "n": np.arange(6, dtype="i4").reshape(2, 3),
+    "s": {1, 2},
+    "f": frozenset({"q"}),
+    "r": [Point(1.0, Packet(2)), Colour.RED, Access.READ, np.float32(2), 1j],
+    "t": np.array(["ab", "c"]),
+    "m": np.array([("2020-01-01", True)], [("d", "M8[D]"), ("b", "?")]),
+    "B": np.ones(5000, bool),
+    "big": b"y" * 5000,
+}
+
+
+def test_every_truncation_and_every_addition() -> None:
+    data = encode(SAMPLE)
+    for length in [*range(1500), *range(1500, len(data), 97), len(data) - 1]:
+        with pytest.raises(ValueError, match="cannot decode"):
+            decode(data[:length])
+    with pytest.raises(ValueError, match="1 bytes are left over"):
+        decode(data + b"\0")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_bytes(seed: int) -> None:
+    dice = random.Random(seed)
+    whole = encode(SAMPLE)
+    interesting = len(whole) - 10200
+    for _ in range(1500):
+        data = bytearray(whole)
+        for _ in range(dice.choice((1, 1, 2, 5))):
+            data[dice.randrange(interesting)] = dice.choice((0, 1, 2, 16, 127, 128, 255, dice.randrange(256)))
+        decodes_or_says_no(bytes(data))
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=200, deadline=None)
+def test_random_bytes(data: bytes) -> None:
+    decodes_or_says_no(data)
+
+
+def message(nodes: list[int], values: Any, small: bytes = b"", large: bytes = b"") -> bytes:
+    """A message by hand. `values` is what msgpack should hold, or bytes to stand in its place."""
+    packed = values if isinstance(values, bytes) else msgspec.msgpack.encode(values)
+    header = struct.pack("<2sBB4xQQQ", b"UO", 1, 0, len(nodes), len(packed), len(small))
+    return header + bytes(nodes) + packed + small + large
+
+
+NAMES = [f"{__name__}:{name}" for name in ("Point", "Packet", "Colour", "Access", "Outer", "Closes")]
+VALUES = st.lists(
+    st.none()
+    | st.booleans()
+    | st.integers(-1, 6)
+    | st.floats()
+    | st.sampled_from([2**40, 2**63 - 1, -(2**63)])
+    | st.sampled_from(
+        ["", "<f4", "O", "V0", "<U0", "bfloat16", "finfo", "int4", '{"base":"<f4","shape":[2]}']
+    )
+    | st.sampled_from([*NAMES, "os:system", "subprocess:Popen", "builtins:eval", "enum:Flag"])
+    | st.sampled_from(["x", "y", "RED"]),
+    max_size=12,
+)
+
+
+@given(st.lists(st.integers(0, len(Kind)), max_size=12), VALUES, st.binary(max_size=30))
+@settings(max_examples=1500, deadline=None)
+def test_well_formed_nonsense(nodes: list[int], values: Any, small: bytes) -> None:
+    decodes_or_says_no(message(nodes, values, small))
+
+
+HOSTILE = {
+    "more values than bytes": message([0], b"\xdd\xff\xff\xff\xff"),
+    "arrays in the values": message([0], b"\x91" * 2000),
+    "a list of 2^40": message([Kind.LIST], [1 << 40]),
+    "a run of 2^62": message([Kind.LIST, Kind.RUN], [1 << 62, 1 << 62]),
+    "a list of -1": message([Kind.LIST], [-1]),
+    "an array of 2^62 bytes": message([Kind.ARRAY], ["<f8", 1, 1 << 59, 1 << 62]),
+    "an array of many dimensions": message([Kind.ARRAY], ["|u1", 100, *[1] * 100, 1], b"x"),
+    "an array of nothing, endless": message([Kind.ARRAY], ["<f8", 2, 1 << 62, 0, 0]),
+    "an array of empty elements": message([Kind.ARRAY], ["|V0", 1, 1 << 40, 0]),
+    "an array of objects": message([Kind.ARRAY], ["|O8", 1, 1, 8], b"12345678"),
+    "an array of hidden objects": message([Kind.ARRAY], ['{"base":"|O8","shape":[1]}', 1, 1, 8], b"12345678"),
+    "an element of a million dimensions": message(
+        [Kind.ARRAY], ['{"base":"<f4","shape":[' + "1," * 9999 + "1]}"]
+    ),
+    "a bool of 2": message([Kind.ARRAY], ["|b1", 1, 1, 1], b"\2"),
+    "a list as a key": message([Kind.DICT, Kind.LIST, Kind.VALUE], [1, 0, 1]),
+    "a list in a set": message([Kind.SET, Kind.LIST], [1, 0]),
+    "depth": message([Kind.LIST] * 5000, [1] * 5000),
+    "depth in an element": message([Kind.ARRAY], ['{"base":"' * 40]),
+    "two objects": message([0, 0], [1, 2]),
+    "no object": message([], []),
+    "too many values": message([0], [1, 2]),
+    "a size as text": message([Kind.BYTES], ["a"]),
+    "a function": message([Kind.RECORD], ["os:system", 1, "x"]),
+    "an exception": message([Kind.RECORD], ["builtins:Exception", 0]),
+    "a nested lookup": message([Kind.RECORD], [f"{__name__}:Outer.__class__.__init__", 0]),
+    "a path of dots": message([Kind.RECORD], ["....:....", 0]),
+    "bad UTF-8": message([Kind.TEXT], [1], b"\xff"),
+    "lengths that overflow": struct.pack("<2sBB4xQQQ", b"UO", 1, 0, 2**64 - 1, 2**64 - 1, 2**64 - 1),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_bytes(name: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match="cannot decode"):
+        decode(HOSTILE[name])
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
+
+
+def test_another_version_and_other_bytes() -> None:
+    data = bytearray(encode(1))
+    data[2] = 9
+    with pytest.raises(ValueError, match="version 9 of the encoding, this process knows version 1"):
+        decode(data)
+    with pytest.raises(ValueError, match="begins with b'GIF89a.*"):
+        decode(b"GIF89a" + bytes(60))
+    with pytest.raises(ValueError, match="got 0 bytes"):
+        decode(np.empty(0, np.uint8))
