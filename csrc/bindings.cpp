@@ -1,6 +1,7 @@
 // The native module: its tables and its view of buffers. No logic: errors are explained in Python.
 #include "bindings.hpp"
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -35,17 +36,18 @@ int dtype_of_format(const char* format, Py_ssize_t itemsize) {
 }
 
 // (address, numel, dtype) of a C-contiguous buffer, or None: then Python finds out why.
-nb::object view(nb::handle object, bool writable) {
+std::optional<std::tuple<Address, Py_ssize_t, int>> view(nb::handle object, bool writable) {
+  if (PyObject_CheckBuffer(object.ptr()) == 0) return std::nullopt;
   Py_buffer buffer;
   const int flags = PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
   if (PyObject_GetBuffer(object.ptr(), &buffer, flags) != 0) {
     PyErr_Clear();
-    return nb::none();
+    return std::nullopt;
   }
   const int dtype = dtype_of_format(buffer.format, buffer.itemsize);
-  nb::object result = nb::none();
-  if (dtype >= 0) result = nb::make_tuple(reinterpret_cast<Address>(buffer.buf), buffer.len / buffer.itemsize, dtype);
+  const std::tuple result(reinterpret_cast<Address>(buffer.buf), buffer.len / buffer.itemsize, dtype);
   PyBuffer_Release(&buffer);
+  if (dtype < 0) return std::nullopt;
   return result;
 }
 

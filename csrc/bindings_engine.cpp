@@ -1,4 +1,5 @@
 // What Python sees of a rank's engine. No logic: numbers in, numbers out.
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/tuple.h>
@@ -98,14 +99,15 @@ std::tuple<int, uint64_t, uint64_t, bool> standing(Engine& engine, int rank) {
 }
 
 // (kind, dtype, op, root, numel, algorithm) of a rank's operation number `seq`, or None when forgotten.
-nb::object remembered(Engine& engine, int rank, uint64_t seq) {
+std::optional<std::tuple<int, int, int, int, uint64_t, int>> remembered(Engine& engine, int rank, uint64_t seq) {
   const auto& slot = engine.region().cell(rank).history[seq % kHistory];
   uint64_t words[sizeof(CallRecord) / sizeof(uint64_t)];
   for (size_t i = 0; i < std::size(words); ++i) words[i] = slot[i].load(std::memory_order_relaxed);
   CallRecord record;
   std::memcpy(&record, words, sizeof record);
-  if (record.seq != seq || seq == 0) return nb::none();
-  return nb::make_tuple(record.kind, record.dtype, record.op, record.root, record.numel, record.algorithm);
+  if (record.seq != seq || seq == 0) return std::nullopt;
+  return std::tuple<int, int, int, int, uint64_t, int>{record.kind,  record.dtype, record.op,
+                                                        record.root, record.numel, record.algorithm};
 }
 
 void bind_operation(nb::module_& m) {

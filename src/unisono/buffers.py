@@ -92,7 +92,9 @@ def _torch_dtype(dtype: Any) -> int:
 
 def _tensor(tensor: Any, name: str) -> View:
     if tensor.device.type != "cpu":
-        raise ValueError(f"{name} is on {tensor.device}; this group moves CPU memory. Copy it with .cpu() first")
+        raise ValueError(
+            f"{name} is on {tensor.device}; this group moves CPU memory. Copy it with .cpu() first"
+        )
     if tensor.layout.__str__() != "torch.strided":
         raise ValueError(f"{name} has layout {tensor.layout}, expected a dense tensor")
     if not tensor.is_contiguous():

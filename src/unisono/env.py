@@ -122,7 +122,11 @@ VARIABLES: tuple[Variable, ...] = (
         "UNISONO_STATUS_FD", "status_fd", _rank, "descriptor of the launcher's status board", "unisono run"
     ),
     Variable(
-        "UNISONO_STORE", "store_address", _endpoint, "host:port of the store the launcher serves", "unisono run"
+        "UNISONO_STORE",
+        "store_address",
+        _endpoint,
+        "host:port of the store the launcher serves",
+        "unisono run",
     ),
     *_placement("", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     Variable("GROUP_RANK", "group_rank", _rank, "rank of this host"),

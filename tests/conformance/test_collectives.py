@@ -12,7 +12,13 @@ import unisono as un
 from unisono.plans import ALGORITHMS
 
 RANKS = [1, 2, 3, 4, 5, 8]
-LARGE = [("float32", un.SUM), ("bfloat16", un.SUM), ("float64", un.AVG), ("int8", un.MAX), ("complex64", un.SUM)]
+LARGE = [
+    ("float32", un.SUM),
+    ("bfloat16", un.SUM),
+    ("float64", un.AVG),
+    ("int8", un.MAX),
+    ("complex64", un.SUM),
+]
 
 
 @pytest.mark.parametrize("size", RANKS)

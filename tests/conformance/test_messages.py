@@ -109,7 +109,9 @@ def test_messages_overlap_collectives(size: int) -> None:
                 if peer != group.rank:
                     inboxes.append((np.empty(1000 * number), peer, number))
                     works.append(group.irecv(inboxes[-1][0], peer, number))
-                    works.append(group.isend(np.full(1000 * number, group.rank * 100.0 + number), peer, number))
+                    works.append(
+                        group.isend(np.full(1000 * number, group.rank * 100.0 + number), peer, number)
+                    )
             x = np.ones(10_000)
             works.append(group.all_reduce(x, async_op=True))
         for one in works:

@@ -11,6 +11,7 @@ import pytest
 import unisono
 
 PUBLIC = [
+    "ANY_TAG",
     "AVG",
     "BAND",
     "BOR",
@@ -34,6 +35,7 @@ PUBLIC = [
     "RendezvousError",
     "Store",
     "StoreError",
+    "StoreServer",
     "StoreTimeout",
     "TCPStore",
     "Timeout",

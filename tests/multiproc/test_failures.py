@@ -109,7 +109,10 @@ DIFFERENT = {
     "size": (lambda g: g.all_reduce(np.ones(4)), lambda g: g.all_reduce(np.ones(5))),
     "large size": (lambda g: g.all_reduce(np.ones(1 << 20)), lambda g: g.all_reduce(np.ones((1 << 20) + 1))),
     "op": (lambda g: g.all_reduce(np.ones(4)), lambda g: g.all_reduce(np.ones(4), un.MAX)),
-    "order": (lambda g: (g.barrier(), g.all_reduce(np.ones(1))), lambda g: (g.all_reduce(np.ones(1)), g.barrier())),
+    "order": (
+        lambda g: (g.barrier(), g.all_reduce(np.ones(1))),
+        lambda g: (g.all_reduce(np.ones(1)), g.barrier()),
+    ),
     "algorithm": (
         lambda g: g.all_reduce(np.ones(4), algorithm="ring"),
         lambda g: g.all_reduce(np.ones(4), algorithm="binomial"),

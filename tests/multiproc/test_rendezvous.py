@@ -57,7 +57,9 @@ def line(child: subprocess.Popen[str]) -> str:
 def finished(children: list[subprocess.Popen[str]]) -> list[str]:
     """Their output; every child must have succeeded."""
     results = [child.communicate(timeout=60) for child in children]
-    assert [child.returncode for child in children] == [0] * len(children), results
+    assert [child.returncode for child in children] == [0] * len(children), "\n".join(
+        err for _, err in results
+    )
     return [out.strip() for out, _ in results]
 
 

@@ -42,7 +42,9 @@ def reduce(group: Group, dtype: str, op: un.ReduceOp, algorithm: str, numel: int
             assert x.tobytes() == mine.tobytes(), ("clobbered", what)
 
 
-def reduce_scatter(group: Group, dtype: str, op: un.ReduceOp, algorithm: str, numel: int, in_place: bool) -> None:
+def reduce_scatter(
+    group: Group, dtype: str, op: un.ReduceOp, algorithm: str, numel: int, in_place: bool
+) -> None:
     shape = (group.size, numel)
     mine = oracle.data(group.rank, numel * group.size, dtype, op).reshape(shape)
     expected = oracle.total(group.size, numel * group.size, dtype, op).reshape(shape)[group.rank]
@@ -126,7 +128,10 @@ def uneven(group: Group, dtype: str = "float32") -> None:
         out = [np.zeros_like(part) for part in parts]
         group.all_gather_v(out, parts[rank])
         assert all(a.tobytes() == b.tobytes() for a, b in zip(out, parts, strict=True)), "all_gather_v"
-        sent = [oracle.data(peer, (rank + 2 * peer) * scale % (4 * scale), dtype, seed=rank) for peer in range(size)]
+        sent = [
+            oracle.data(peer, (rank + 2 * peer) * scale % (4 * scale), dtype, seed=rank)
+            for peer in range(size)
+        ]
         got = [np.zeros((peer + 2 * rank) * scale % (4 * scale), dtype) for peer in range(size)]
         group.all_to_all(got, sent)
         for peer in range(size):

@@ -76,7 +76,9 @@ def _total(group_size: int, numel: int, dtype: str, op: un.ReduceOp) -> np.ndarr
 def reduced(parts: list[np.ndarray], op: un.ReduceOp) -> np.ndarray:
     """The reduction in the order of ranks; 16-bit floats are widened, and rounded once."""
     dtype = parts[0].dtype
-    wide = [part.astype(np.float32) if dtype.itemsize == 2 and dtype.name in FLOATS else part for part in parts]
+    wide = [
+        part.astype(np.float32) if dtype.itemsize == 2 and dtype.name in FLOATS else part for part in parts
+    ]
     with np.errstate(over="ignore"):
         result = fold(FOLDS[op], wide)
         if op is un.AVG:
@@ -88,7 +90,11 @@ def tolerance(dtype: str, size: int, rounds_often: bool = False) -> dict[str, fl
     """How far an algorithm that combines in another order, or rounds at every hop, may be off."""
     eps = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1.2e-7, "float64": 2.3e-16}
     base = eps.get(dtype, eps["float32"] if dtype == "complex64" else eps["float64"])
-    return {"rtol": base * size * 4, "atol": base * size * 4} if rounds_often else {"rtol": base * 4, "atol": base * 4}
+    return (
+        {"rtol": base * size * 4, "atol": base * size * 4}
+        if rounds_often
+        else {"rtol": base * 4, "atol": base * 4}
+    )
 
 
 def check(found: np.ndarray, expected: np.ndarray, exact: bool, dtype: str, size: int, what: object) -> None:
@@ -102,5 +108,8 @@ def check(found: np.ndarray, expected: np.ndarray, exact: bool, dtype: str, size
         return
     wide = np.complex128 if dtype in COMPLEX else np.float64
     np.testing.assert_allclose(
-        found.astype(wide), expected.astype(wide), err_msg=str(what), **tolerance(dtype, size, rounds_often=True)
+        found.astype(wide),
+        expected.astype(wide),
+        err_msg=str(what),
+        **tolerance(dtype, size, rounds_often=True),
     )

@@ -1,6 +1,6 @@
 """`ranks.py JOBS.json`: runs jobs one after the other, each as several processes. Started by suite.py.
 
-PyTorch is imported once, here; every rank is a fork. A job is a module with `main(rank, size, folder, *args)`.
+PyTorch is imported once; every rank is a fork. A job is a module with `main(rank, size, folder, *args)`.
 What a rank prints goes to FOLDER/out<rank>, how it ended to FOLDER/end<rank>.
 """
 

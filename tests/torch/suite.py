@@ -28,7 +28,15 @@ def run(
     path = folder / "jobs.json"
     path.write_text(json.dumps(todo))
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
-    subprocess.run([sys.executable, str(HERE / "ranks.py"), str(path)], env=environ, check=True)
+    done = subprocess.run(
+        [sys.executable, str(HERE / "ranks.py"), str(path)],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        return {name: [done.stdout + done.stderr] for name in jobs}
     return {name: [_printed(folder / name, rank) for rank in range(jobs[name][1])] for name in jobs}
 
 

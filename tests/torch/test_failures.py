@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+
 import suite
 
 SIZE = 3

@@ -16,7 +16,8 @@ import unisono.torch
 
 def rank_main(rank, port):
     for attempt in range(2):
-        dist.init_process_group("unisono", init_method=f"tcp://127.0.0.1:{port + attempt}", rank=rank, world_size=2)
+        address = f"tcp://127.0.0.1:{port + attempt}"
+        dist.init_process_group("unisono", init_method=address, rank=rank, world_size=2)
         x = torch.ones(3)
         dist.all_reduce(x)
         assert x[0] == 2

@@ -41,7 +41,11 @@ def test_the_usual_variables() -> None:
     )
     assert (settings.master_addr, settings.master_port, settings.group_rank) == ("host", 29500, 1)
     assert (settings.timeout_s, settings.staging_bytes, settings.spin_us) == (2.5, 8 << 20, 50)
-    assert (settings.status_fd, settings.store_address, settings.launcher) == (7, ("127.0.0.1", 29501), "unisono run")
+    assert (settings.status_fd, settings.store_address, settings.launcher) == (
+        7,
+        ("127.0.0.1", 29501),
+        "unisono run",
+    )
     assert settings.origin("rank") == "RANK"
 
 

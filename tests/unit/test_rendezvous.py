@@ -90,7 +90,9 @@ def test_two_worlds_at_once_in_one_process(port: int) -> None:
 
 def test_a_hosted_store_makes_every_rank_a_client() -> None:
     with StoreServer() as server:
-        ranks = [env_of(server.port, number, 2, UNISONO_STORE=f"127.0.0.1:{server.port}") for number in range(2)]
+        ranks = [
+            env_of(server.port, number, 2, UNISONO_STORE=f"127.0.0.1:{server.port}") for number in range(2)
+        ]
         worlds = together(*[lambda mine=mine: meet(settings=mine) for mine in ranks])
         assert worlds[0].members == worlds[1].members
         closed_together(worlds)

@@ -60,7 +60,9 @@ class EngineSettings:
         return cls(staging, float(settings.spin_us), status_fd)
 
 
-def open_engine(store: Store, rank: int, size: int, *, timeout_s: float, settings: EngineSettings) -> _native.Engine:
+def open_engine(
+    store: Store, rank: int, size: int, *, timeout_s: float, settings: EngineSettings
+) -> _native.Engine:
     """The engine of `rank`, once all ranks of the group have come.
 
     Raises:
@@ -178,9 +180,7 @@ def _missing(size: int, known: dict[int, _Introduction]) -> str:
 # ---- the other ranks -----------------------------------------------------------------------------------
 
 
-def _join(
-    store: Store, rank: int, size: int, deadline: float
-) -> tuple[_native.Region, list[_Introduction]]:
+def _join(store: Store, rank: int, size: int, deadline: float) -> tuple[_native.Region, list[_Introduction]]:
     try:
         invitation = msgspec.msgpack.decode(store.get(_KEY, _remaining(deadline)), type=_Invitation)
     except StoreTimeout as error:

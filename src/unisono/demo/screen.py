@@ -45,10 +45,9 @@ class TrainingRecord:
         """Median over the steps; the first ones allocate and are left out."""
         return float(median(step[name] for step in self.steps[SKIPPED_STEPS:] or self.steps))
 
-    @property
-    def final_loss(self) -> float:
-        """Mean over ranks and the last steps."""
-        return fmean(self.losses[-SMOOTHED_STEPS:])
+    def loss_after(self, steps: int) -> float:
+        """Mean over ranks and the last of the first `steps` steps."""
+        return fmean(self.losses[:steps][-SMOOTHED_STEPS:])
 
     @property
     def identical(self) -> bool:
@@ -106,6 +105,7 @@ def progress_text(record: TrainingRecord) -> str:
 
 def comparison(runs: Sequence[TrainingRecord]) -> str:
     """The table at the end, one column per run, and how far the losses are apart."""
+    common = min(len(run.losses) for run in runs)
     rows = [
         ("", *(run.name for run in runs)),
         ("steps", *(str(len(run.losses)) for run in runs)),
@@ -114,7 +114,7 @@ def comparison(runs: Sequence[TrainingRecord]) -> str:
         ("  all-reduce under way", *(_ms_and_share(run, "in_flight_s") for run in runs)),
         ("gradients reduced, per rank", *(_rate(run) for run in runs)),
         ("processors, share used by others", *(_share(run.others_cpu) for run in runs)),
-        ("final loss, nats per byte", *(f"{run.final_loss:.4f}" for run in runs)),
+        (f"loss after {common} steps, nats/byte", *(f"{run.loss_after(common):.4f}" for run in runs)),
         ("parameters equal on all ranks", *("yes, every bit" if run.identical else "NO" for run in runs)),
     ]
     lines = [f"{row[0]:<34}" + "".join(f"{cell:>20}" for cell in row[1:]) for row in rows]

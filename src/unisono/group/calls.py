@@ -60,7 +60,13 @@ class Caller:
         return self._engine
 
     def prepare(
-        self, collective: str, algorithm: str | None, dtype: int, numel: int, op: Op = ReduceOp.SUM, root: int = 0
+        self,
+        collective: str,
+        algorithm: str | None,
+        dtype: int,
+        numel: int,
+        op: Op = ReduceOp.SUM,
+        root: int = 0,
     ) -> Prepared:
         """The operation for a call.
 
@@ -84,7 +90,9 @@ class Caller:
         if not 0 <= root < self.size:
             raise ValueError(f"{collective}: rank {root} is not in group {self.name!r} of {self.size} ranks")
         if not isinstance(op, ReduceOp | PremulSum):
-            raise TypeError(f"{collective}: op is {op!r}, expected a member of ReduceOp or premul_sum(factor)")
+            raise TypeError(
+                f"{collective}: op is {op!r}, expected a member of ReduceOp or premul_sum(factor)"
+            )
         if not _native.reducible(dtype, op.value):
             raise TypeError(f"{collective}: {op.name} has no meaning for {DTYPES[dtype]}{_hint(op, dtype)}")
         if collective in ("scan", "exclusive_scan") and op is ReduceOp.AVG:

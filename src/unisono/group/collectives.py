@@ -99,7 +99,13 @@ class Collectives:
         return self._caller.run(prepared, x, async_op, timeout, numel, address, numel, 0, 0)
 
     def scan(
-        self, x: Any, op: Op = SUM, *, algorithm: str | None = None, async_op: bool = False, timeout: Timeout = None
+        self,
+        x: Any,
+        op: Op = SUM,
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        timeout: Timeout = None,
     ) -> Work | None:
         """Reduce `x` over the ranks up to this one, in place.
 
@@ -110,7 +116,13 @@ class Collectives:
         return self._caller.run(prepared, x, async_op, timeout, numel, address, numel, 0, 0)
 
     def exclusive_scan(
-        self, x: Any, op: Op = SUM, *, algorithm: str | None = None, async_op: bool = False, timeout: Timeout = None
+        self,
+        x: Any,
+        op: Op = SUM,
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        timeout: Timeout = None,
     ) -> Work | None:
         """Reduce `x` over the ranks below this one, in place; rank 0 keeps what it had.
 
@@ -148,7 +160,9 @@ class Collectives:
         check_equal(target, caller.size, numel, ("out", "x"))
         check_apart(target, source, caller.size, caller.rank, own_block=True)
         prepared = caller.prepare("all_gather", algorithm, source.dtype, numel)
-        return caller.run_blocks(prepared, target, source, (out, x), async_op, timeout, numel, (caller.size, 1))
+        return caller.run_blocks(
+            prepared, target, source, (out, x), async_op, timeout, numel, (caller.size, 1)
+        )
 
     def all_gather_v(
         self, out: Sequence[Any], x: Any, *, async_op: bool = False, timeout: Timeout = None

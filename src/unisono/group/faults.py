@@ -80,8 +80,9 @@ def _peer_lost(scene: Scene, fault: _Fault, doing: str) -> PeerLost:
         how = f"was ended by {_signal_name(fault.signal)}"
     elif fault.exit_code >= 0:
         how = f"ended with exit code {fault.exit_code}"
+    seen = _last_seen(scene, fault.about)
     text = message(
-        f"{doing} failed: rank {fault.about} (pid {pid}) {how}; it was last seen {_last_seen(scene, fault.about)}",
+        f"{doing} failed: rank {fault.about} (pid {pid}) {how}; it was last seen {seen}",
         where=scene.where(),
         remedy=remedy,
     )
@@ -102,19 +103,20 @@ def _signal_name(number: int) -> str:
 
 
 def _timeout(scene: Scene, fault: _Fault, doing: str) -> str:
-    absent = [r for r in range(scene.size) if scene.engine.standing(r)[1] < fault.seq]
-    after = f" after {scene.timeout_s:.1f} s" if scene.timeout_s and fault.by == scene.rank else ""
-    found = "" if fault.by == scene.rank else f" (rank {fault.by} ran out of time)"
+    absent = [rank for rank in range(scene.size) if scene.engine.standing(rank)[1] < fault.seq]
     if absent:
-        names = ", ".join(str(r) for r in absent)
-        first = absent[0]
-        who = f"rank {names} never arrived (pid {scene.engine.standing(first)[0]}, last seen {_last_seen(scene, first)})"
-        blamed = first
+        blamed = absent[0]
+        who = f"rank {', '.join(map(str, absent))} never arrived"
     else:
         blamed = fault.about if fault.about >= 0 else fault.by
-        who = f"rank {blamed} did not answer (pid {scene.engine.standing(blamed)[0]}, last seen {_last_seen(scene, blamed)})"
-    remedy = f"Raise timeout=, or look at rank {blamed}'s output."
-    return message(f"{doing} timed out{after}{found}: {who}", where=scene.where(), remedy=remedy)
+        who = f"rank {blamed} did not answer"
+    pid = scene.engine.standing(blamed)[0]
+    after = f" after {scene.timeout_s:.1f} s" if fault.by == scene.rank else f" on rank {fault.by}"
+    return message(
+        f"{doing} timed out{after}: {who} (pid {pid}, last seen {_last_seen(scene, blamed)})",
+        where=scene.where(),
+        remedy=f"Raise timeout=, or look at rank {blamed}'s output.",
+    )
 
 
 def _last_seen(scene: Scene, rank: int) -> str:

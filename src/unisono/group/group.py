@@ -31,7 +31,13 @@ class Group(Objects):
     """
 
     def __init__(
-        self, engine: _native.Engine, rank: int, size: int, name: str, timeout_s: float, meeting: Rendezvous | None
+        self,
+        engine: _native.Engine,
+        rank: int,
+        size: int,
+        name: str,
+        timeout_s: float,
+        meeting: Rendezvous | None,
     ) -> None:
         self._caller = Caller(engine, name, rank, size, timeout_s)
         self._meeting = meeting
@@ -74,7 +80,7 @@ class Group(Objects):
         return self._meeting.members[rank].host if self._meeting is not None else os.uname().nodename
 
     def abort(self) -> None:
-        """End every operation of the group, on every rank, with an error. Nothing but `close` works afterwards."""
+        """End every operation of the group, on every rank, with an error; then only `close` works."""
         self._caller.engine.abort()
 
     def close(self) -> None:
@@ -152,7 +158,9 @@ def init_process_group(
     return Group(engine, meeting.rank, meeting.world_size, group_name, timeout_s, meeting)
 
 
-def connect(store: Store, rank: int, size: int, *, name: str = "world", timeout_s: float | None = None) -> Group:
+def connect(
+    store: Store, rank: int, size: int, *, name: str = "world", timeout_s: float | None = None
+) -> Group:
     """A group of ranks that already share a store and know their numbers. The store stays the caller's.
 
     Everything is kept under the prefix `name`, which therefore must be new in the store.

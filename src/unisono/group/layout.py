@@ -86,12 +86,14 @@ def check_equal(layout: Layout, size: int, numel: int, names: tuple[str, str]) -
 
 
 def check_apart(several: Layout, single: Layout, size: int, rank: int, *, own_block: bool) -> None:
-    """Output and input share no memory; with `own_block`, the single buffer may be block `rank` of the other side."""
+    """Output and input share no memory; with `own_block` the single buffer may be block `rank` of the other."""
     if not any(overlap(a, b) for a in several.pieces for b in single.pieces if a.numel and b.numel):
         return
     if own_block and len(single.pieces) == 1 and single.pieces[0] == _block(several, size, rank):
         return
-    raise ValueError("output and input overlap in memory" + (f"; only block {rank} may be shared" if own_block else ""))
+    raise ValueError(
+        "output and input overlap in memory" + (f"; only block {rank} may be shared" if own_block else "")
+    )
 
 
 def _block(layout: Layout, size: int, rank: int) -> View:

@@ -26,7 +26,9 @@ class Objects(Collectives, Messages):
     only among processes that trust each other.
     """
 
-    def broadcast_object(self, obj: Any = None, src: int = 0, *, pickle: bool = False, timeout: Timeout = None) -> Any:
+    def broadcast_object(
+        self, obj: Any = None, src: int = 0, *, pickle: bool = False, timeout: Timeout = None
+    ) -> Any:
         """The object of rank `src`, on every rank."""
         if self._caller.rank == src:
             encoded = _encoded(obj, pickle)
@@ -64,14 +66,21 @@ class Objects(Collectives, Messages):
         return [encoding.decode(part, pickle=pickle) for part in parts]
 
     def scatter_object(
-        self, objs: Sequence[Any] | None = None, src: int = 0, *, pickle: bool = False, timeout: Timeout = None
+        self,
+        objs: Sequence[Any] | None = None,
+        src: int = 0,
+        *,
+        pickle: bool = False,
+        timeout: Timeout = None,
     ) -> Any:
         """Object i of the list of rank `src`, on rank i."""
         length = np.zeros(1, np.int64)
         if self._caller.rank == src:
             if objs is None or len(objs) != self._caller.size:
                 given = "None" if objs is None else f"{len(objs)} objects"
-                raise ValueError(f"scatter_object: got {given}, expected {self._caller.size}: one for every rank")
+                raise ValueError(
+                    f"scatter_object: got {given}, expected {self._caller.size}: one for every rank"
+                )
             parts = [_encoded(obj, pickle) for obj in objs]
             self.scatter(length, np.array([part.size for part in parts], np.int64), src, timeout=timeout)
             self.scatter(np.empty_like(parts[src]), parts, src, timeout=timeout)

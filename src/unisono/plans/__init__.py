@@ -1,11 +1,11 @@
 """Collectives as plans: data that is proved, priced and run. Standard library only.
 
-    plan.py       the words: Send, Recv, Reduce, Copy; Plan
-    contracts.py  what each collective promises
-    proof.py      shows that a plan keeps the promise, for a given number of ranks
-    lowering.py   flattens a plan for the engine
-    catalog.py    all algorithms by name           choose.py  which one when
-    direct.py, ring.py, tree.py, linear.py, dissemination.py   the algorithms
+plan.py       the words: Send, Recv, Reduce, Copy; Plan
+contracts.py  what each collective promises
+proof.py      shows that a plan keeps the promise, for a given number of ranks
+lowering.py   flattens a plan for the engine
+catalog.py    all algorithms by name           choose.py  which one when
+direct.py, ring.py, tree.py, linear.py, dissemination.py   the algorithms
 """
 
 from __future__ import annotations

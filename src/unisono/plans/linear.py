@@ -1,4 +1,4 @@
-"""The simplest algorithms: the root, or the chain, does one thing after another. Yardsticks for the others."""
+"""The simplest algorithms: the root, or the chain, does one thing after another. Yardsticks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Flatten a plan into the numbers that the engine runs; csrc/program.cpp reads them.
 
-    out chunks, in chunks, tmp chunks, equal blocks, messages in flight, algorithm, then per step
-    opcode, flags, space and index of the chunk, space and index of the own chunk, own place,
-    number of peers, peers
+out chunks, in chunks, tmp chunks, equal blocks, messages in flight, algorithm, then per step
+opcode, flags, space and index of the chunk, space and index of the own chunk, own place,
+number of peers, peers
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ def lower(plan: Plan) -> list[list[int]]:
     equal_blocks = CONTRACTS[plan.collective].out_blocks != "any"
     counts = [plan.chunks(space) for space in _SPACES]
     header = [max(counts[0], 1), *counts[1:], int(equal_blocks), in_flight, algorithm]
-    return [
-        header + [word for step, found in zip(steps, seen) for word in _words(plan, rank, step, found)]
-        for rank, (steps, seen) in enumerate(zip(plan.steps, findings))
-    ]
+    code = []
+    for rank, (steps, seen) in enumerate(zip(plan.steps, findings, strict=True)):
+        words = [_words(plan, rank, step, found) for step, found in zip(steps, seen, strict=True)]
+        code.append(header + [word for one in words for word in one])
+    return code
 
 
 def _words(plan: Plan, rank: int, step: Step, found: Finding) -> list[int]:

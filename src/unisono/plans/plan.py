@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Union
 
 __all__ = [
     "Chunk",
@@ -36,7 +35,8 @@ __all__ = [
 ]
 
 
-class Chunk(NamedTuple):
+@dataclass(frozen=True)
+class Chunk:
     """A part of a buffer: `space` is "out", "in" or "tmp"."""
 
     space: str
@@ -111,7 +111,7 @@ class Copy:
         return f"Copy({self.dst}, {self.src})"
 
 
-Step = Union[Send, Recv, Reduce, Copy]
+Step = Send | Recv | Reduce | Copy
 
 StepFunction = Callable[[int, int, int], Iterable[Step]]
 """An algorithm: (rank, size, root) -> the steps of that rank. Rootless ones ignore root."""
@@ -165,7 +165,7 @@ def build(collective: str, algorithm: str, steps: StepFunction, size: int, root:
 
 
 def others(rank: int, size: int) -> tuple[int, ...]:
-    """All ranks but this one, starting at its right-hand neighbour so that ranks differ in whom they ask first.
+    """All ranks but this one, its right-hand neighbour first: ranks differ in whom they ask first.
 
     Example (size=4): others(1, 4) == (2, 3, 0)
     """

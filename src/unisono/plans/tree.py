@@ -34,7 +34,7 @@ def broadcast(rank: int, size: int, root: int) -> Iterator[Step]:
 
 
 def reduce(rank: int, size: int, root: int) -> Iterator[Step]:
-    """From the leaves up to the root. Partial results are kept in scratch memory: only the root's buffer changes.
+    """From the leaves up to the root, over scratch memory: only the root's buffer changes.
 
     Cost: ceil(log2 p) rounds, nbytes each.
     """

@@ -12,6 +12,7 @@ import os
 import random
 import secrets
 import socket
+import struct
 import threading
 import time
 from typing import Any
@@ -276,7 +277,8 @@ class _Dialer:
                 sock.close()
                 raise
             if sock.getsockname() == sock.getpeername():  # the kernel joined the socket to itself
-                sock.close()
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                sock.close()  # and, by that, at once: no TIME_WAIT may keep the server from its port
                 continue
             return self._exchange_greetings(sock)
         raise last

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch.distributed import ReduceOp
+from torch._C._distributed_c10d import ReduceOp
 
 import unisono as un
 from unisono.errors import message
@@ -118,7 +118,7 @@ class Call:
                     expected=f"{count} sizes that add up to {whole}",
                 )
             )
-        return list(torch.split(x, sizes))
+        return list(torch.split(x, list(sizes)))
 
     @property
     def after(self) -> Callable[[], None] | None:

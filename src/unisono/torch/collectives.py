@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed import (
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
     AllreduceCoalescedOptions,
     AllreduceOptions,
+    AllToAllOptions,
     BarrierOptions,
     BroadcastOptions,
     GatherOptions,
@@ -19,7 +21,6 @@ from torch.distributed import (
     ReduceScatterOptions,
     ScatterOptions,
 )
-from torch.distributed.distributed_c10d import AllgatherOptions, AllToAllOptions
 
 from .arguments import PLAIN, REDUCE_OPS, Call, options, reduce_op, single
 from .work import DONE, Together, TransferWork, UnisonoWork, seconds
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from torch import Tensor
-    from torch.distributed import Work
+    from torch._C._distributed_c10d import Work
 
     from unisono.group import Group
 

@@ -12,8 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed import PrefixStore, ProcessGroup
-from torch._C._distributed_c10d import Backend as _Backend
+from torch._C import _distributed_c10d as c10d
 
 import unisono.group
 
@@ -23,8 +22,6 @@ from .work import Futures
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import torch.distributed as dist
 
 __all__ = ["ProcessGroupUnisono", "create"]
 
@@ -43,11 +40,11 @@ def create(given: Any, backend_options: Any) -> ProcessGroupUnisono:  # noqa: AR
     return ProcessGroupUnisono(given.store, given.group_rank, given.group_size, given.timeout, name)
 
 
-class ProcessGroupUnisono(Collectives, ProcessGroup):
+class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
     """`torch.distributed` over one `unisono.Group`."""
 
-    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, name: str) -> None:
-        super().__init__(rank, size)  # the constructor that takes a store cannot be subclassed
+    def __init__(self, store: c10d.Store, rank: int, size: int, timeout: timedelta, name: str) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]  # the one with a store has no virtual methods
         self._rank = rank
         self._size = size
         self._store = store
@@ -102,7 +99,7 @@ class ProcessGroupUnisono(Collectives, ProcessGroup):
     group_desc = property(getGroupDesc)
     _set_group_desc = setGroupDesc
 
-    def get_group_store(self) -> dist.Store:
+    def get_group_store(self) -> c10d.Store:
         """Return PyTorch's store of this group."""
         return self._store
 
@@ -116,7 +113,7 @@ class ProcessGroupUnisono(Collectives, ProcessGroup):
         """The devices whose tensors it moves."""
         return [torch.device("cpu")]
 
-    def _get_backend(self, device: torch.device | str) -> ProcessGroupUnisono:
+    def _get_backend(self, device: torch.device | str) -> ProcessGroupUnisono:  # type: ignore[override]
         """Return the backend for `device`: itself."""
         if torch.device(device).type != "cpu":
             raise RuntimeError(f"unisono has no backend for device {device}: it moves CPU tensors")
@@ -141,7 +138,7 @@ class ProcessGroupUnisono(Collectives, ProcessGroup):
     @property
     def options(self) -> Any:
         """PyTorch's Backend.Options: the backend's name and the timeout."""
-        return _Backend.Options(self.getBackendName(), self._timeout)
+        return c10d.Backend.Options(self.getBackendName(), self._timeout)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of the calls that do not bring their own."""
@@ -178,7 +175,7 @@ class ProcessGroupUnisono(Collectives, ProcessGroup):
         if self._rank not in ranks:
             return None
         name = group_name or f"{self._group_name} split {'_'.join(map(str, ranks))}"
-        store = PrefixStore(f"split/{name}/", self._store)
+        store = c10d.PrefixStore(f"split/{name}/", self._store)
         split = ProcessGroupUnisono(
             store, ranks.index(self._rank), len(ranks), timeout or self._timeout, f"group {name}"
         )
@@ -202,10 +199,10 @@ class ProcessGroupUnisono(Collectives, ProcessGroup):
         self.shutdown()
 
 
-def _fresh(store: dist.Store, rank: int) -> dist.Store:
+def _fresh(store: c10d.Store, rank: int) -> c10d.Store:
     """Return a part of `store` that no earlier group under the same prefix has written to.
 
     `destroy_process_group` followed by `init_process_group` over one store uses the same keys again. Each
     rank counts its own beginnings, so all agree on a number without asking each other.
     """
-    return PrefixStore(f"unisono/{store.add(f'unisono/begun/{rank}', 1)}/", store)
+    return c10d.PrefixStore(f"unisono/{store.add(f'unisono/begun/{rank}', 1)}/", store)

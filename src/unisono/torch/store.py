@@ -14,7 +14,7 @@ from unisono.store import Store, ops
 from unisono.store.ops import Op, Reply
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
+    from torch._C import _distributed_c10d as c10d
 
 __all__ = ["TorchStore"]
 
@@ -22,7 +22,7 @@ __all__ = ["TorchStore"]
 class TorchStore(Store):
     """The store PyTorch gave to the backend. Closing it leaves PyTorch's open."""
 
-    def __init__(self, inner: dist.Store, *, timeout_s: float) -> None:
+    def __init__(self, inner: c10d.Store, *, timeout_s: float) -> None:
         super().__init__(timeout_s)
         self._inner: Any = inner  # PyTorch's stubs say str where it takes and gives bytes
 

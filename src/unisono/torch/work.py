@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch.distributed import Work
+from torch._C._distributed_c10d import Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,11 +1,14 @@
-"""What decoding does with bytes that no honest sender wrote: it says no, quickly and cheaply."""
+"""What decoding trusts: no class the receiver does not know, no pickle unasked, no length in a message."""
 
 from __future__ import annotations
 
 import enum
+import math
 import random
 import resource
 import struct
+import sys
+import types
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,8 +50,109 @@ class Closes:
         raise AssertionError("code was run on what a stranger sent")
 
 
+@dataclass(frozen=True)
+class Key:
+    name: str
+
+    def __post_init__(self) -> None:
+        if self.name == "never":
+            raise AssertionError("decoding must not run __post_init__")
+
+
 class Outer:
     pass
+
+
+# ---- classes on the receiving side ---------------------------------------------------------------------
+
+
+def sent(monkeypatch: pytest.MonkeyPatch, source: str, expression: str) -> bytes:
+    """What a sender with another version of module `elsewhere` sends. The module is gone afterwards."""
+    module = types.ModuleType("elsewhere")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "elsewhere", module)
+        exec(source, vars(module))
+        return encode(eval(expression, vars(module)))
+
+
+RECORD = "from dataclasses import dataclass\n@dataclass\nclass Thing:\n  a: int\n  b: int = 2\n"
+
+
+def test_a_class_that_the_receiver_has_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = sent(monkeypatch, RECORD, "Thing(1)")
+    with pytest.raises(
+        ValueError, match="class elsewhere:Thing is not known here. Import elsewhere on the rec"
+    ):
+        decode(data)
+    assert "elsewhere" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (RECORD.replace("b: int", "c: int"), "the sender's has the fields a, b, this process's a, c"),
+        ("class Thing: pass", "elsewhere:Thing is no dataclass, Struct or enum"),
+        ("from os import system as Thing", "not known here"),
+        ("from subprocess import Popen as Thing", "not known here"),
+        ("def __getattr__(name): raise SystemExit('code was run')", "not known here"),
+        (RECORD + "  def __del__(self): pass", "has a __del__"),
+        ("import enum\nclass Thing(enum.Enum): a = 1", "is an enum"),
+    ],
+)
+def test_another_class_of_that_name(monkeypatch: pytest.MonkeyPatch, source: str, text: str) -> None:
+    data = sent(monkeypatch, RECORD, "Thing(1)")
+    module = types.ModuleType("elsewhere")
+    monkeypatch.setitem(sys.modules, "elsewhere", module)
+    exec(source, vars(module))
+    with pytest.raises(ValueError, match=text):
+        decode(data)
+
+
+def test_an_enum_member_that_the_receiver_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = sent(monkeypatch, "import enum\nclass Thing(enum.Enum): a = 1; b = 2", "Thing.b")
+    module = types.ModuleType("elsewhere")
+    monkeypatch.setitem(sys.modules, "elsewhere", module)
+    exec("import enum\nclass Thing(enum.Enum): a = 1", vars(module))
+    with pytest.raises(ValueError, match="elsewhere:Thing has no member b in this process"):
+        decode(data)
+
+
+def test_decoding_runs_no_constructor() -> None:
+    data = encode(Key("often")).replace(b"often", b"never")
+    assert decode(data).name == "never"
+
+
+def test_a_module_that_would_load_itself_is_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Loads(types.ModuleType):
+        def __getattribute__(self, name: str) -> Any:
+            raise AssertionError("the module was asked for " + name)
+
+    data = sent(monkeypatch, RECORD, "Thing(1)")
+    monkeypatch.setitem(sys.modules, "elsewhere", Loads("elsewhere"))
+    with pytest.raises(ValueError, match="not known here"):
+        decode(data)
+
+
+# ---- pickle --------------------------------------------------------------------------------------------
+
+
+def test_pickle_only_on_request_on_both_sides() -> None:
+    thing = {"f": math.sin, "r": range(3), "a": np.arange(5000)}
+    data = encode(thing, pickle=True)
+    with pytest.raises(ValueError, match="the sender pickled this object.*Pass pickle=True on every rank"):
+        decode(data)
+    for form in (data, bytearray(data)):
+        back = decode(form, pickle=True)
+        assert back["f"] is math.sin and back["r"] == range(3)
+        back["a"] += 1
+        np.testing.assert_array_equal(back["a"], np.arange(5000) + 1)
+
+
+def test_a_receiver_that_allows_pickle_takes_the_typed_form_too() -> None:
+    assert decode(encode((1, {2})), pickle=True) == (1, {2})
+
+
+# ---- garbage -------------------------------------------------------------------------------------------
 
 
 def decodes_or_says_no(data: bytes) -> None:

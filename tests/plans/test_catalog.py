@@ -1,0 +1,74 @@
+"""Every algorithm of the catalogue is proved, for every number of ranks up to 17 and every root."""
+
+from __future__ import annotations
+
+import pytest
+
+from unisono.errors import PlanError
+from unisono.plans import ALGORITHMS, CONTRACTS, algorithm_names, choose, make, prove
+from unisono.plans.proof import run
+from unisono.plans.tree import children
+
+NAMES = [(collective, name) for collective in ALGORITHMS for name in ALGORITHMS[collective]]
+
+
+@pytest.mark.parametrize("size", range(1, 18))
+@pytest.mark.parametrize(("collective", "algorithm"), NAMES)
+def test_proved(collective: str, algorithm: str, size: int) -> None:
+    for root in range(size) if CONTRACTS[collective].rooted else (0,):
+        prove(make(collective, algorithm, size, root))
+
+
+@pytest.mark.parametrize("size", [32, 33, 64])
+@pytest.mark.parametrize(("collective", "algorithm"), NAMES)
+def test_proved_for_more_ranks(collective: str, algorithm: str, size: int) -> None:
+    prove(make(collective, algorithm, size, size // 3 if CONTRACTS[collective].rooted else 0))
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), [name for name in NAMES if name[1] != "linear"])
+def test_two_messages_on_an_edge_are_enough(collective: str, algorithm: str) -> None:
+    """All but the yardsticks run with far less room than the engine gives them."""
+    for size in (2, 5, 8, 17):
+        prove(make(collective, algorithm, size), edge_capacity=2)
+
+
+def test_every_collective_has_an_algorithm_and_the_chooser_knows_it() -> None:
+    assert list(ALGORITHMS) == list(CONTRACTS)
+    for collective, algorithms in ALGORITHMS.items():
+        for size in (1, 2, 8, 100):
+            for nbytes in (0, 4, 1 << 14, 1 << 30):
+                assert choose(collective, size, nbytes) in algorithms
+
+
+def test_names_fit_their_place_in_the_lowered_plan() -> None:
+    names = algorithm_names()
+    assert names == sorted(set(names)) and len(names) < 255  # 255 stands for one that is not in the catalogue
+
+
+def test_an_unknown_algorithm_is_named_with_those_there_are() -> None:
+    with pytest.raises(
+        PlanError, match="all_reduce has no algorithm 'rnig'; it has binomial, one_shot, ring, two_sh"
+    ):
+        make("all_reduce", "rnig", 4)
+
+
+def test_every_algorithm_has_a_docstring_and_its_module_a_source() -> None:
+    for collective, algorithm in NAMES:
+        function = ALGORITHMS[collective][algorithm]
+        assert function.__doc__
+        module = __import__(function.__module__, fromlist=["__doc__"])
+        assert "Source:" in module.__doc__ or module.__name__.endswith(".linear"), module.__name__
+
+
+def test_binomial_children() -> None:
+    assert (children(0, 8), children(4, 8), children(6, 8)) == ([1, 2, 4], [5, 6], [7])
+    for size in range(1, 40):
+        below = [child for place in range(size) for child in children(place, size)]
+        assert sorted(below) == list(range(1, size))  # everybody but the root hangs below one other
+
+
+def test_messages_in_flight() -> None:
+    """What a sender must be able to have outstanding: all-to-all opens with p-1 of them on every rank."""
+    assert run(make("all_to_all", "direct", 8))[0] == 7
+    assert run(make("all_reduce", "ring", 8))[0] == 1
+    assert run(make("broadcast", "direct", 8))[0] == 1

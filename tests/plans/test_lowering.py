@@ -1,0 +1,157 @@
+"""Lowered plans: what the numbers say, that the engine takes them, and that both sides count alike."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unisono import _native
+from unisono.errors import PlanError
+from unisono.group.faults import COLLECTIVES, FaultKind
+from unisono.plans import ALGORITHMS, CONTRACTS, Out, Plan, Reduce, Send, algorithm_names, lower, make
+from unisono.plans.proof import EDGE_CAPACITY
+from unisono.reduction import PremulSum, ReduceOp
+
+NAMES = [(collective, name) for collective in ALGORITHMS for name in ALGORITHMS[collective]]
+SEND, RECV, REDUCE, COPY = range(4)
+OUT, IN, TMP = range(3)
+NONE, FINAL, RAW = 0, 1, 2
+SOURCES = Path(__file__).resolve().parents[2] / "csrc"
+
+
+@pytest.fixture
+def engines() -> Any:
+    """Makes the engines of all ranks of a group, in this process."""
+    made: list[Any] = []
+
+    def make_engines(size: int) -> list[Any]:
+        memory = os.memfd_create("test")
+        regions = [
+            _native.Region(os.dup(memory) if size > 1 else -1, size, 1 << 18, rank == 0)
+            for rank in range(size)
+        ]
+        os.close(memory)
+        made.extend(_native.Engine(regions[rank], rank, [-1] * size, -1, 2, 0.0) for rank in range(size))
+        return made[-size:]
+
+    yield make_engines
+    for engine in made:
+        engine.leave()
+
+
+def header(name: str, *counts: int) -> list[int]:
+    return [*counts, algorithm_names().index(name)]
+
+
+def test_one_shot_as_numbers() -> None:
+    """Chunks out, in, tmp; equal blocks; in flight; algorithm. Then opcode, flags, chunk, own, place, peers."""
+    assert lower(make("all_reduce", "one_shot", 3))[1] == [
+        *header("one_shot", 1, 0, 0, 0, 1),
+        *(SEND, RAW, OUT, 0, OUT, 0, -1, 2, 2, 0),
+        *(REDUCE, RAW | FINAL, OUT, 0, OUT, 0, 1, 2, 0, 2),
+    ]
+
+
+def test_ring_as_numbers() -> None:
+    """Raw is what a rank sends first and adds itself; final is only the last Reduce of a partition."""
+    assert lower(make("all_reduce", "ring", 3))[0] == [
+        *header("ring", 3, 0, 0, 0, 1),
+        *(SEND, RAW, OUT, 0, OUT, 0, -1, 1, 1),
+        *(REDUCE, RAW, OUT, 2, OUT, 2, 1, 1, 2),
+        *(SEND, NONE, OUT, 2, OUT, 2, -1, 1, 1),
+        *(REDUCE, RAW | FINAL, OUT, 1, OUT, 1, 1, 1, 2),
+        *(SEND, NONE, OUT, 1, OUT, 1, -1, 1, 1),
+        *(RECV, NONE, OUT, 0, OUT, 0, -1, 1, 2),
+        *(SEND, NONE, OUT, 0, OUT, 0, -1, 1, 1),
+        *(RECV, NONE, OUT, 2, OUT, 2, -1, 1, 2),
+    ]
+
+
+def test_scatter_as_numbers() -> None:
+    """Equal blocks; the root's input is raw; nobody else has any."""
+    root, other = lower(make("scatter", "direct", 2))
+    assert root == [
+        *header("direct", 1, 2, 0, 1, 1),
+        *(SEND, RAW, IN, 1, IN, 1, -1, 1, 1),
+        *(COPY, RAW, OUT, 0, IN, 0, -1, 0),
+    ]
+    assert other == [*header("direct", 1, 2, 0, 1, 1), *(RECV, NONE, OUT, 0, OUT, 0, -1, 1, 0)]
+
+
+def test_sends_to_nobody_are_left_out_and_a_foreign_algorithm_is_255() -> None:
+    alone = Plan("all_reduce", "mine", 1, 0, ((Send(Out(0), ()), Reduce(Out(0), (0,))),))
+    assert lower(alone) == [[1, 0, 0, 0, 1, 255, REDUCE, RAW | FINAL, OUT, 0, OUT, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8, 17])
+def test_the_engine_takes_every_plan(engines: Any, size: int) -> None:
+    ranks = engines(size)
+    for collective, algorithm in NAMES:
+        for root in {0, size - 1} if CONTRACTS[collective].rooted else {0}:
+            for engine, code in zip(ranks, lower(make(collective, algorithm, size, root)), strict=True):
+                engine.operation(code, COLLECTIVES.index(collective), 8, 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ([], "ends before number of chunks"),
+        ([1, 0, 0, 0, 0, 0], "messages in flight is 0"),
+        ([1, 0, 0, 2, 1, 0], "equal blocks is 2"),
+        ([1, 0, 0, 0, 1, 0, 4], "opcode is 4"),
+        ([1, 0, 0, 0, 1, 0, SEND, 0, OUT, 1], "chunk is 1"),
+        ([1, 0, 0, 0, 1, 0, SEND, 0, OUT, 0, OUT, 0, -1, 1, 7], "peer is 7"),
+        ([1, 0, 0, 0, 1, 0, SEND, 0, OUT, 0, OUT, 0, -1, 1, 0], "its own peer"),
+        ([1, 0, 0, 0, 1, 0, REDUCE, 0, OUT, 0, OUT, 0, -1, 0], "a Reduce of nothing"),
+        ([1, 0, 0, 0, 1, 0, RECV, 0, OUT, 0, OUT, 0, -1, 0], "one sender"),
+    ],
+)
+def test_the_engine_refuses_nonsense(engines: Any, code: list[int], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        engines(2)[0].operation(code, 0, 8, 0)
+
+
+def test_a_wrong_plan_is_not_lowered() -> None:
+    with pytest.raises(PlanError, match="rank 1 never takes 1 of the messages"):
+        lower(Plan("broadcast", "wrong", 2, 0, ((Send(Out(0), (1,)),), ())))
+
+
+# ---- what Python and the engine count alike ------------------------------------------------------------
+
+
+def test_an_edge_holds_what_the_prover_thinks() -> None:
+    assert _native.LANE_ENTRIES == EDGE_CAPACITY
+
+
+def test_reductions() -> None:
+    names = _native.reduce_ops()
+    assert names[: len(ReduceOp)] == [op.name for op in ReduceOp]
+    assert [op.value for op in ReduceOp] == list(range(len(ReduceOp)))
+    assert names[len(ReduceOp) :] == [PremulSum(1.0).name]
+    assert PremulSum(1.0).value == len(ReduceOp)
+
+
+def test_collectives() -> None:
+    assert tuple(CONTRACTS) == COLLECTIVES
+    assert len(COLLECTIVES) < 255
+
+
+def test_kinds_of_fault() -> None:
+    enumerators = re.search(r"enum class FaultKind[^{]*\{([^}]*)\}", (SOURCES / "region.hpp").read_text())
+    assert enumerators is not None
+    names = [re.sub(r"(?<!^)([A-Z])", r"_\1", name.strip()[1:]).upper() for name in enumerators[1].split(",")]
+    assert {name: number for number, name in enumerate(names)} == {
+        name: value for name, value in vars(FaultKind).items() if name.isupper()
+    }
+
+
+def test_opcodes_spaces_and_flags() -> None:
+    text = (SOURCES / "program.hpp").read_text()
+    assert "enum class Opcode : int32_t { kSend, kRecv, kReduce, kCopy };" in text
+    assert "enum class Space : int32_t { kOut, kIn, kTmp };" in text
+    assert re.search(r"kFinal = 1;", text)
+    assert re.search(r"kRaw = 2;", text)

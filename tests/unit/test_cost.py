@@ -1,0 +1,200 @@
+"""Prices: the closed formulas of the literature against the plans, and the docstrings against both."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from math import ceil, log2
+from typing import Any
+
+import pytest
+
+from unisono import cost
+from unisono.errors import PlanError
+from unisono.group.collectives import Collectives
+from unisono.plans import ALGORITHMS, CONTRACTS, Out, Plan, Recv, Send, make
+
+A, B, G, L = Fraction(7), Fraction(1, 3), Fraction(1, 5), Fraction(60)
+SIZES = range(1, 18)
+
+
+def levels(p: int) -> int:
+    return ceil(log2(p))
+
+
+def whole(count: int) -> Fraction:
+    """`count` messages of the whole buffer, one after the other."""
+    return count * (A + B * L)
+
+
+# (collective, algorithm): p -> seconds. SPEC's rows A1, A2, A3, A7, A11, A12.
+FORMULAS: dict[tuple[str, str], Callable[[int], Fraction]] = {
+    ("broadcast", "linear"): lambda p: whole(p - 1),
+    ("broadcast", "direct"): lambda p: whole(p - 1),
+    ("broadcast", "binomial"): lambda p: whole(levels(p)),
+    ("all_reduce", "ring"): lambda p: 2 * (p - 1) * A + Fraction(p - 1, p) * (2 * B + G) * L,
+    ("reduce_scatter", "ring"): lambda p: (p - 1) * A + Fraction(p - 1, p) * (B + G) * L,
+    ("all_gather", "ring"): lambda p: (p - 1) * A + Fraction(p - 1, p) * B * L,
+    ("all_gather", "direct"): lambda p: (p - 1) * A + Fraction(p - 1, p) * B * L,
+    ("all_to_all", "direct"): lambda p: (p - 1) * A + Fraction(p - 1, p) * B * L,
+    ("gather", "direct"): lambda p: (p - 1) * A + Fraction(p - 1, p) * B * L,
+    ("scatter", "direct"): lambda p: (p - 1) * A + Fraction(p - 1, p) * B * L,
+    ("reduce_scatter", "direct"): lambda p: (p - 1) * A + Fraction(p - 1, p) * (B + G) * L,
+    ("reduce", "direct"): lambda p: whole(p - 1) + (p - 1) * G * L,
+    ("all_reduce", "one_shot"): lambda p: whole(p - 1) + (p - 1) * G * L,
+    ("all_reduce", "two_shot"): lambda p: 2 * (p - 1) * A + Fraction(p - 1, p) * (2 * B + G) * L,
+    ("scan", "linear"): lambda p: (p - 1) * (A + B * L + G * L),
+    ("barrier", "dissemination"): lambda p: levels(p) * A,
+}
+
+
+@pytest.mark.parametrize("p", SIZES)
+@pytest.mark.parametrize(("collective", "algorithm"), FORMULAS)
+def test_formulas(collective: str, algorithm: str, p: int) -> None:
+    nbytes = 0 if collective == "barrier" else L
+    for root in {0, p // 2} if CONTRACTS[collective].rooted else {0}:
+        plan = make(collective, algorithm, p, root)
+        assert cost.seconds(plan, nbytes, a=A, b=B, g=G) == FORMULAS[collective, algorithm](p)
+
+
+@pytest.mark.parametrize("p", SIZES)
+@pytest.mark.parametrize(("collective", "down"), [("reduce", 0), ("all_reduce", 1)])
+def test_binomial_reductions(collective: str, down: int, p: int) -> None:
+    """ceil(log2 p) levels up, each a + bL + gL; where p is no power of two, some arrive during a reduction."""
+    plan = make(collective, "binomial", p)
+    formula = whole((1 + down) * levels(p)) + levels(p) * G * L
+    found = cost.seconds(plan, L, a=A, b=B, g=G)
+    assert found == formula if p & (p - 1) == 0 else found <= formula
+    assert cost.seconds(plan, L, a=A, b=B) == whole((1 + down) * levels(p))
+
+
+@pytest.mark.parametrize("p", SIZES)
+def test_bytes_sent(p: int) -> None:
+    share = Fraction(p - 1, p)
+    assert cost.bytes_sent(make("all_reduce", "ring", p)) == [2 * share] * p
+    assert cost.bytes_sent(make("all_reduce", "two_shot", p)) == [2 * share] * p
+    assert cost.bytes_sent(make("all_reduce", "one_shot", p)) == [p - 1] * p
+    assert cost.bytes_sent(make("all_gather", "direct", p)) == [share] * p
+    assert sum(cost.bytes_sent(make("broadcast", "binomial", p))) == p - 1
+    assert cost.bytes_sent(make("scatter", "direct", p, p - 1)) == [0] * (p - 1) + [share]
+
+
+@pytest.mark.parametrize("p", SIZES)
+def test_depth_is_the_chain_of_messages_alone(p: int) -> None:
+    """Direct algorithms have one or two, however many ranks there are; never more than rounds."""
+    several = min(p - 1, 1)
+    assert cost.depth(make("all_reduce", "one_shot", p)) == several
+    assert cost.depth(make("all_reduce", "two_shot", p)) == 2 * several
+    assert cost.depth(make("broadcast", "linear", p)) == several
+    assert cost.depth(make("all_reduce", "ring", p)) == 2 * (p - 1)
+    for collective, algorithms in ALGORITHMS.items():
+        for algorithm in algorithms:
+            plan = make(collective, algorithm, p)
+            assert cost.depth(plan) <= cost.rounds(plan)
+
+
+def test_who_asks_first_goes_first() -> None:
+    """Rank 2 is reached by 1 from second 0 to 1, then by 0, whose message for rank 1 left before."""
+    plan = Plan("x", "x", 3, 0, ((Send(Out(0), (1,)), Send(Out(0), (2,))), (Send(Out(0), (2,)), Recv(Out(0), 0)),
+                                 (Recv(Out(0), 0), Recv(Out(0), 1))))  # fmt: skip
+    assert cost.seconds(plan, 1, a=1, b=0) == 2
+
+
+def test_a_plan_that_deadlocks_has_no_price() -> None:
+    plan = Plan("broadcast", "x", 2, 0, ((), (Recv(Out(0), 0),)))
+    with pytest.raises(PlanError, match=r"rank 1, step 0, Recv\(Out\(0\), frm=0\): waits for ever"):
+        cost.seconds(plan, 1, a=1, b=1)
+
+
+# ---- the lines "Cost:" in docstrings -------------------------------------------------------------------
+#
+# A line is a list of clauses with ";" between them. A clause may begin with an algorithm's name, or name it
+# in brackets; in it stand "<expression> rounds" (or steps), "<expression> * nbytes ... sent", "nbytes each"
+# and "<expression> reads". An expression is written in p.
+
+EXPRESSION = r"((?:\d+ ?)?(?:ceil\(log2 p\)|\(p-1\)(?:/p)?)|p-1|\d+)"
+
+
+def evaluate(expression: str, p: int) -> Fraction:
+    """Example: evaluate("2(p-1)/p", 4) == Fraction(3, 2)."""
+    text = expression.replace("ceil(log2 p)", "(levels)")
+    text = re.sub(r"(\d) ?\(", r"\1*(", text)
+    values = {"p": Fraction(p), "levels": levels(p)}
+    return Fraction(eval(text, {"__builtins__": {}}, values))
+
+
+def cost_line(doc: str | None) -> str:
+    found = re.search(
+        r"Cost: (.*?)(?:\n\s*\n|\.\s|\.$|\n\s*[A-Z])", inspect.cleandoc(doc or "") + "\n\n", re.DOTALL
+    )
+    return " ".join(found[1].split()) if found else ""
+
+
+def clauses(collective: str, line: str) -> Iterator[tuple[str, str]]:
+    """(algorithm, its part of the line) for clauses that name one."""
+    for clause in line.split(";"):
+        for algorithm in ALGORITHMS[collective]:
+            if re.search(rf"^\s*{algorithm} |\({algorithm}\)", clause):
+                yield algorithm, clause
+
+
+def check(clause: str, plan: Plan, latencies: Callable[[Plan], int]) -> int:
+    """Compare what a clause says with the plan; how many things it says."""
+    p, said = plan.size, 0
+    for quantity in re.findall(EXPRESSION + r" (?:rounds?|steps?)\b", clause):
+        said += 1
+        assert latencies(plan) == evaluate(quantity, p), f"{plan}: {clause}"
+    for quantity in re.findall(EXPRESSION + r" \* nbytes[a-z ]* sent", clause):
+        said += 1
+        assert max(cost.bytes_sent(plan)) == evaluate(quantity, p), f"{plan}: {clause}"
+    for quantity in re.findall(EXPRESSION + r" reads", clause):
+        said += 1
+        taken = sum(
+            rank in step.to
+            for steps in plan.steps
+            for step in steps
+            if isinstance(step, Send)
+            for rank in [0]
+        )
+        assert taken == evaluate(quantity, p), f"{plan}: {clause}"
+    if "nbytes each" in clause:
+        said += 1
+        assert max(plan.chunks("out"), 1) == 1, f"{plan}: {clause}"
+    return said
+
+
+def described() -> list[Any]:
+    found = []
+    for collective, algorithms in ALGORITHMS.items():
+        for algorithm, function in algorithms.items():
+            if line := cost_line(function.__doc__):
+                found.append(pytest.param(collective, algorithm, line, id=f"{collective}-{algorithm}"))
+    return found
+
+
+@pytest.mark.parametrize(("collective", "algorithm", "line"), described())
+def test_docstrings_of_algorithms(collective: str, algorithm: str, line: str) -> None:
+    """Rounds are those of the model: one message out and one in at a time."""
+    for p in SIZES:
+        assert check(line, make(collective, algorithm, p), cost.rounds) >= 1, line
+
+
+@pytest.mark.parametrize("collective", ALGORITHMS)
+def test_docstrings_of_the_group(collective: str) -> None:
+    """Rounds are those of one host, where a rank writes to all others at once."""
+    line = cost_line(getattr(Collectives, collective).__doc__)
+    named = list(clauses(collective, line))
+    assert bool(named) == bool(line), f"this line names no algorithm of {collective}: {line}"
+    for algorithm, clause in named:
+        for p in range(2, 18):
+            assert check(clause, make(collective, algorithm, p), cost.depth) >= 1, clause
+
+
+def test_some_docstrings_were_read() -> None:
+    assert len(described()) >= 8
+    assert len(list(clauses("all_reduce", cost_line(Collectives.all_reduce.__doc__)))) == 3
+    assert cost_line("Do.\n\nCost: 2(p-1) steps, and\n    more. Not this.") == "2(p-1) steps, and more"
+    with pytest.raises(AssertionError):
+        check("3(p-1) steps", make("all_reduce", "ring", 4), cost.rounds)
