@@ -32,6 +32,7 @@ class View(NamedTuple):
 
     @property
     def nbytes(self) -> int:
+        """Its length in bytes."""
         return self.numel * ITEMSIZES[self.dtype]
 
 

@@ -143,7 +143,7 @@ def test_nan_and_infinity_come_through() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_16_bit_floats_round_as_numpy_does(dtype: str) -> None:
-    """All 65536 patterns: converted to f32, averaged over two equal contributions, rounded back: unchanged."""
+    """All 65536 patterns come through unchanged, and sums are rounded as NumPy rounds them."""
     patterns = np.arange(65536, dtype=np.uint16).view(oracle.NUMPY_DTYPES[dtype])
     halves = np.linspace(-70000, 70000, 100_001).astype(np.float32)
     with np.errstate(over="ignore"):

@@ -218,12 +218,15 @@ def test_plans_against_numpy(
                 np.testing.assert_array_equal(a, b, err_msg=f"In({number}) was written")
 
 
-SCALED_TWICE = "rank 0's Reduce of its own chunk alone scales it, and its Send scales it again"
+SCALED_TWICE = "rank 0 scales its chunk when it reduces it alone, and again when it sends it"
 MULTIPLIED = [
-    pytest.param(*name, p, id=f"{name[0]}-{name[1]}-{p}",
-                 marks=[pytest.mark.xfail(reason=SCALED_TWICE)] if name == ("scan", "linear") and p > 1 else [])
-    for name in NAMES if CONTRACTS[name[0]].counts and CONTRACTS[name[0]].reduces for p in (1, 2, 3, 5, 8)
-]  # fmt: skip
+    pytest.param(
+        *name, p, marks=[pytest.mark.xfail(reason=SCALED_TWICE)] * (name == ("scan", "linear") and p > 1)
+    )
+    for name in NAMES
+    if CONTRACTS[name[0]].counts and CONTRACTS[name[0]].reduces
+    for p in (1, 2, 3, 5, 8)
+]
 AVERAGED = [name for name in NAMES if name[0] in ("all_reduce", "reduce", "reduce_scatter")]
 
 

@@ -62,7 +62,7 @@ def test_formulas(collective: str, algorithm: str, p: int) -> None:
 @pytest.mark.parametrize("p", SIZES)
 @pytest.mark.parametrize(("collective", "down"), [("reduce", 0), ("all_reduce", 1)])
 def test_binomial_reductions(collective: str, down: int, p: int) -> None:
-    """ceil(log2 p) levels up, each a + bL + gL; where p is no power of two, some arrive during a reduction."""
+    """ceil(log2 p) levels up, each a + bL + gL; other p than powers of two receive while they reduce."""
     plan = make(collective, "binomial", p)
     formula = whole((1 + down) * levels(p)) + levels(p) * G * L
     found = cost.seconds(plan, L, a=A, b=B, g=G)
@@ -97,8 +97,13 @@ def test_depth_is_the_chain_of_messages_alone(p: int) -> None:
 
 def test_who_asks_first_goes_first() -> None:
     """Rank 2 is reached by 1 from second 0 to 1, then by 0, whose message for rank 1 left before."""
-    plan = Plan("x", "x", 3, 0, ((Send(Out(0), (1,)), Send(Out(0), (2,))), (Send(Out(0), (2,)), Recv(Out(0), 0)),
-                                 (Recv(Out(0), 0), Recv(Out(0), 1))))  # fmt: skip
+    chunk = Out(0)
+    steps = (
+        (Send(chunk, (1,)), Send(chunk, (2,))),
+        (Send(chunk, (2,)), Recv(chunk, 0)),
+        (Recv(chunk, 0), Recv(chunk, 1)),
+    )
+    plan = Plan("x", "x", 3, 0, steps)
     assert cost.seconds(plan, 1, a=1, b=0) == 2
 
 

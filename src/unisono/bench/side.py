@@ -142,7 +142,7 @@ class Side:
         self, answers: dict[int, dict[str, Any]], commands: list[dict[str, Any]], timeout_s: float
     ) -> None:
         """Raise what a rank reported; a side that did not answer in full is ended."""
-        failed = next((rank for rank, answer in answers.items() if "error" in answer), None)
+        failed = next((rank for rank in sorted(answers) if "error" in answers[rank]), None)
         silent = next((rank for rank in range(self.size) if rank not in answers), None)
         where = self._where(failed if failed is not None else silent or 0, commands[0])
         if silent is not None:

@@ -43,6 +43,7 @@ class Scene(NamedTuple):
     timeout_s: float = 0.0
 
     def where(self) -> str:
+        """The place of an error: group, operation number, rank."""
         seq = self.engine.standing(self.rank)[1]
         return f"group={self.group} seq={seq} rank={self.rank}/{self.size}"
 

@@ -32,6 +32,7 @@ class Layout(NamedTuple):
 
     @property
     def dtype(self) -> int:
+        """The code of the element type."""
         return self.pieces[0].dtype
 
     def spread(self, count: int) -> Extents:
@@ -86,7 +87,7 @@ def check_equal(layout: Layout, size: int, numel: int, names: tuple[str, str]) -
 
 
 def check_apart(several: Layout, single: Layout, size: int, rank: int, *, own_block: bool) -> None:
-    """Output and input share no memory; with `own_block` the single buffer may be block `rank` of the other."""
+    """Output and input share no memory; with `own_block`, but for block `rank` of the larger side."""
     if not any(overlap(a, b) for a in several.pieces for b in single.pieces if a.numel and b.numel):
         return
     if own_block and len(single.pieces) == 1 and single.pieces[0] == _block(several, size, rank):

@@ -16,6 +16,11 @@ Expected = Callable[[int, int, int, int], "list[Contribution] | None"]
 """(rank, chunk, size, root) -> the contributions Out(chunk) must hold on that rank; None: anything."""
 
 
+def everybody_gives(rank: int, root: int) -> bool:  # noqa: ARG001
+    """Every rank has input."""
+    return True
+
+
 @dataclass(frozen=True)
 class Contract:
     """A collective's promise.
@@ -34,7 +39,7 @@ class Contract:
     in_blocks: str
     out_blocks: str
     expected: Expected
-    gives: Callable[[int, int], bool] = lambda rank, root: True  # noqa: ARG005
+    gives: Callable[[int, int], bool] = everybody_gives
     reduces: bool = False
     counts: bool = True
     rooted: bool = False
