@@ -35,7 +35,8 @@ int dtype_of_format(const char* format, Py_ssize_t itemsize) {
   }
 }
 
-// (address, numel, dtype) of a C-contiguous buffer, or None: then Python finds out why.
+}  // namespace
+
 std::optional<std::tuple<Address, Py_ssize_t, int>> view(nb::handle object, bool writable) {
   if (PyObject_CheckBuffer(object.ptr()) == 0) return std::nullopt;
   Py_buffer buffer;
@@ -50,6 +51,8 @@ std::optional<std::tuple<Address, Py_ssize_t, int>> view(nb::handle object, bool
   if (dtype < 0) return std::nullopt;
   return result;
 }
+
+namespace {
 
 void bind_tables(nb::module_& m) {
   m.def("dtypes", [] {

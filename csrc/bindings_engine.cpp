@@ -8,7 +8,6 @@
 #include <cstring>
 
 #include "bindings.hpp"
-#include "engine.hpp"
 
 namespace nb = nanobind;
 using namespace unisono;
@@ -17,27 +16,10 @@ namespace {
 
 using Extents = std::vector<std::pair<Address, size_t>>;
 
-Nanoseconds deadline_after(double timeout_s) {
-  if (!(timeout_s < 9e9)) return INT64_MAX;
-  return now_ns() + static_cast<Nanoseconds>(timeout_s * 1e9);
-}
-
 // Runs Python's signal handlers. True: one of them raised, and the exception is set in this thread.
 bool interrupted() {
   const nb::gil_scoped_acquire gil;
   return PyErr_CheckSignals() != 0;
-}
-
-// Waits with the GIL released; a KeyboardInterrupt that ended the wait goes on as what it is.
-template <class Waiting>
-int waiting(Waiting wait) {
-  FaultKind kind;
-  {
-    const nb::gil_scoped_release no_gil;
-    kind = wait();
-  }
-  if (kind == FaultKind::kInterrupted && PyErr_Occurred() != nullptr) throw nb::python_error();
-  return static_cast<int>(kind);
 }
 
 Chunks chunks(const Extents& extents) {
@@ -46,25 +28,6 @@ Chunks chunks(const Extents& extents) {
   for (const auto& [address, numel] : extents) list.push_back({reinterpret_cast<unsigned char*>(address), numel});
   return Chunks(std::move(list));
 }
-
-// The part of a call that does not depend on how its buffers are given.
-struct Operation {
-  const Program* program;
-  uint8_t kind;
-  DType dtype;
-  ReduceOp op;
-
-  Call call(int root, size_t numel, double factor, double timeout_s, Binding binding) const {
-    return {kind, dtype, op, root, numel, factor, program, std::move(binding), deadline_after(timeout_s)};
-  }
-  Binding bind(Address out, size_t out_numel, Address in, size_t in_numel) const {
-    const auto cut = [&](Space space, Address address, size_t numel) {
-      return Chunks(reinterpret_cast<unsigned char*>(address), numel, program->chunks(space), itemsize(dtype),
-                    program->equal_blocks());
-    };
-    return {cut(Space::kOut, out, out_numel), cut(Space::kIn, in, in_numel)};
-  }
-};
 
 Operation operation(Engine& engine, const std::vector<int32_t>& code, int kind, int dtype, int op) {
   if (dtype < 0 || static_cast<size_t>(dtype) >= kDTypeCount || op < 0 || static_cast<size_t>(op) >= kReduceOpCount)
@@ -152,6 +115,7 @@ void bind_engine(nb::module_& m) {
   bind_request(m);
   nb::class_<Engine> engine(m, "Engine", "One rank of one group.");
   bind_operation(m);
+  bind_quick(m);
   engine
       .def("__init__", [](Engine* self, std::shared_ptr<Region> region, int rank, std::vector<int> pidfds,
                           int status_fd, int cores, double spin_us) {

@@ -84,7 +84,7 @@ void Engine::record(const Call& call, uint64_t seq, uint64_t fingerprint) {
 FaultKind Engine::execute(const Call& call, bool in_background) {
   const uint64_t seq = ++seq_;
   const uint64_t print = fingerprint(call, seq);
-  waiter_.begin(seq, print, call.deadline);
+  waiter_.begin(seq, print, call.deadline, call.timeout);
   waiter_.set_patience(in_background ? kBackground : patience_);
   waiter_.set_interrupt(in_background ? nullptr : &interrupted_);
   try {
@@ -110,6 +110,7 @@ FaultKind Engine::run(Call call) {
 uint64_t Engine::start(Call call) { return enqueue(std::move(call)); }
 
 uint64_t Engine::enqueue(Call call) {
+  call.deadline = later(call.timeout);
   const std::lock_guard lock(queue_mutex_);
   if (!thread_.joinable() && !stopping_) thread_ = std::thread([this] { serve(); });
   const uint64_t ticket = queued_.fetch_add(1, std::memory_order_acq_rel) + 1;

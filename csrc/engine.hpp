@@ -32,7 +32,8 @@ struct Call {
   double factor;
   const Program* program;
   Binding binding;
-  Nanoseconds deadline;
+  Nanoseconds timeout;       // counted from the first time the call has to sleep
+  Nanoseconds deadline = 0;  // ... or up to here, for a call that was queued; 0: unset
 };
 
 class Engine {

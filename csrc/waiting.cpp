@@ -36,6 +36,11 @@ Nanoseconds now_ns() {
   return t.tv_sec * 1'000'000'000LL + t.tv_nsec;
 }
 
+Nanoseconds later(Nanoseconds timeout) {
+  const Nanoseconds now = now_ns();
+  return timeout < INT64_MAX - now ? now + timeout : INT64_MAX;
+}
+
 // ---- Peers -----------------------------------------------------------------------------------------
 
 Peers::Peers(std::vector<int> pidfds, int status_fd) : pidfds_(std::move(pidfds)) {
@@ -87,6 +92,7 @@ void Peers::look_up(int pid, Fault& fault) const {
 
 void Waiter::slowly(int awaited, Poll ready, void* context) {
   throw_if_aborted();
+  if (deadline_ == 0) deadline_ = later(timeout_);
   Nanoseconds started = now_ns();
   for (Nanoseconds now = started; now < started + patience_.spin_ns; now = now_ns()) {
     for (int i = 0; i < 32; ++i) {

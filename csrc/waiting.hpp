@@ -14,6 +14,7 @@ namespace unisono {
 
 using Nanoseconds = int64_t;
 Nanoseconds now_ns();
+Nanoseconds later(Nanoseconds timeout);  // now + timeout, or for ever
 
 inline void cpu_pause() {
 #if defined(__x86_64__)
@@ -57,10 +58,13 @@ class Waiter {
   Waiter(Region& region, const Peers& peers, int rank, Bell RankCell::* bell, Patience patience)
       : region_(region), peers_(peers), rank_(rank), bell_(bell), patience_(patience) {}
 
-  void begin(uint64_t seq, uint64_t fingerprint, Nanoseconds deadline) {
+  // Begins an operation that ends by `deadline`; 0: `timeout` after its first wait that is not short,
+  // which spares those that never wait long from looking at the clock.
+  void begin(uint64_t seq, uint64_t fingerprint, Nanoseconds deadline, Nanoseconds timeout = INT64_MAX) {
     seq_ = seq;
     fingerprint_ = fingerprint;
     deadline_ = deadline;
+    timeout_ = timeout;
   }
   void set_patience(Patience patience) { patience_ = patience; }
   void set_interrupt(const std::function<bool()>* interrupted) { interrupted_ = interrupted; }
@@ -110,6 +114,7 @@ class Waiter {
   uint64_t seq_ = 0;
   uint64_t fingerprint_ = 0;
   Nanoseconds deadline_ = INT64_MAX;
+  Nanoseconds timeout_ = INT64_MAX;
 };
 
 }  // namespace unisono

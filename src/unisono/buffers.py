@@ -91,12 +91,17 @@ def _torch_dtype(dtype: Any) -> int:
     return dtype_code(str(dtype).removeprefix("torch."))
 
 
+@lru_cache(maxsize=16)
+def _strided(layout: Any) -> bool:
+    return str(layout) == "torch.strided"
+
+
 def _tensor(tensor: Any, name: str) -> View:
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         raise ValueError(
             f"{name} is on {tensor.device}; this group moves CPU memory. Copy it with .cpu() first"
         )
-    if tensor.layout.__str__() != "torch.strided":
+    if not _strided(tensor.layout):
         raise ValueError(f"{name} has layout {tensor.layout}, expected a dense tensor")
     if not tensor.is_contiguous():
         raise ValueError(f"{name} is not contiguous (strides {tensor.stride()}); use .contiguous()")

@@ -218,11 +218,8 @@ def test_plans_against_numpy(
                 np.testing.assert_array_equal(a, b, err_msg=f"In({number}) was written")
 
 
-SCALED_TWICE = "rank 0 scales its chunk when it reduces it alone, and again when it sends it"
 MULTIPLIED = [
-    pytest.param(
-        *name, p, marks=[pytest.mark.xfail(reason=SCALED_TWICE)] * (name == ("scan", "linear") and p > 1)
-    )
+    (*name, p)
     for name in NAMES
     if CONTRACTS[name[0]].counts and CONTRACTS[name[0]].reduces
     for p in (1, 2, 3, 5, 8)

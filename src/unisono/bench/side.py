@@ -93,13 +93,13 @@ class Side:
 
     def kill(self) -> None:
         """End the workers and reap them."""
-        for connection in self.connections:
-            connection.close()
-        self.connections.clear()
         for process in self.processes:
             process.kill()
         for process in self.processes:
             process.wait()
+        for connection in self.connections:
+            connection.close()
+        self.connections.clear()
 
     def _start_worker(self) -> None:
         ours, theirs = socket.socketpair()

@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     with Connection(descriptor) as controller:
         try:
             serve(controller)
-        except EOFError:
+        except (EOFError, ConnectionError):  # the command is gone
             return 1
     return 0
 

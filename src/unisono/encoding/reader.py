@@ -129,29 +129,29 @@ class Reader:
 
     # ---- nodes ---------------------------------------------------------------------------------------
 
-    def read_run(self) -> None:
+    def _read_run(self) -> None:
         frame = self._frames[-1]
         values = self._many()
         if len(values) > frame.wanted - len(frame.items):
             raise garbage("a run is longer than what it stands in")
         frame.items += values
 
-    def read_list(self) -> None:
+    def _read_list(self) -> None:
         self._wait(self._count(), _same)
 
-    def read_tuple(self) -> None:
+    def _read_tuple(self) -> None:
         self._wait(self._count(), tuple)
 
-    def read_set(self) -> None:
+    def _read_set(self) -> None:
         self._wait(self._count(), partial(_hashed, set))
 
-    def read_frozenset(self) -> None:
+    def _read_frozenset(self) -> None:
         self._wait(self._count(), partial(_hashed, frozenset))
 
-    def read_dict(self) -> None:
+    def _read_dict(self) -> None:
         self._wait(2 * self._count(), partial(_hashed, _pairs))
 
-    def read_record(self) -> None:
+    def _read_record(self) -> None:
         cls, found = self._class(), self._many()
         names = [name for name in found if isinstance(name, str)]
         if len(names) != len(found):
@@ -160,62 +160,62 @@ class Reader:
             raise garbage(f"{class_name(cls)} is an enum")
         self._wait(len(names), partial(make, cls, names))
 
-    def read_flag(self) -> None:
+    def _read_flag(self) -> None:
         self._wait(1, partial(_flag, self._class()))
 
-    def read_enum(self) -> None:
+    def _read_enum(self) -> None:
         cls, name = self._class(), self._of(str)
         members = cls._member_map_ if issubclass(cls, Enum) else {}
         if name not in members:
             raise ValueError(f"cannot decode: {class_name(cls)} has no member {name[:80]} in this process")
         self._done(members[name])
 
-    def read_integer(self) -> None:
+    def _read_integer(self) -> None:
         self._done(int.from_bytes(self._bytes(), "little", signed=True))
 
-    def read_text(self) -> None:
+    def _read_text(self) -> None:
         try:
             self._done(str(self._bytes(), "utf-8", "surrogatepass"))
         except UnicodeDecodeError as error:
             raise garbage(f"a text is damaged ({error.reason})") from None
 
-    def read_bytes(self) -> None:
+    def _read_bytes(self) -> None:
         self._done(bytes(self._bytes()))
 
-    def read_bytearray(self) -> None:
+    def _read_bytearray(self) -> None:
         self._done(bytearray(self._bytes()))
 
-    def read_complex(self) -> None:
+    def _read_complex(self) -> None:
         self._done(complex(self._of(float), self._of(float)))
 
-    def read_array(self, order: Order = "C") -> None:
+    def _read_array(self, order: Order = "C") -> None:
         dtype = restore(self._of(str))
         shape = tuple(self._many())
         self._done(_array(dtype, shape, self._bytes(), order))
 
-    def read_scalar(self) -> None:
+    def _read_scalar(self) -> None:
         dtype = restore(self._of(str))
         self._done(_array(dtype, (), self._bytes(), "C")[()])
 
 
 _READERS: dict[int, Callable[[Reader], None]] = {
-    Kind.RUN: Reader.read_run,
-    Kind.LIST: Reader.read_list,
-    Kind.TUPLE: Reader.read_tuple,
-    Kind.SET: Reader.read_set,
-    Kind.FROZENSET: Reader.read_frozenset,
-    Kind.DICT: Reader.read_dict,
-    Kind.INT: Reader.read_integer,
-    Kind.TEXT: Reader.read_text,
-    Kind.BYTES: Reader.read_bytes,
-    Kind.BYTEARRAY: Reader.read_bytearray,
-    Kind.COMPLEX: Reader.read_complex,
-    Kind.ARRAY: Reader.read_array,
-    Kind.ARRAY_F: partial(Reader.read_array, order="F"),
-    Kind.SCALAR: Reader.read_scalar,
-    Kind.RECORD: Reader.read_record,
-    Kind.ENUM: Reader.read_enum,
-    Kind.FLAG: Reader.read_flag,
+    Kind.RUN: Reader._read_run,
+    Kind.LIST: Reader._read_list,
+    Kind.TUPLE: Reader._read_tuple,
+    Kind.SET: Reader._read_set,
+    Kind.FROZENSET: Reader._read_frozenset,
+    Kind.DICT: Reader._read_dict,
+    Kind.INT: Reader._read_integer,
+    Kind.TEXT: Reader._read_text,
+    Kind.BYTES: Reader._read_bytes,
+    Kind.BYTEARRAY: Reader._read_bytearray,
+    Kind.COMPLEX: Reader._read_complex,
+    Kind.ARRAY: Reader._read_array,
+    Kind.ARRAY_F: partial(Reader._read_array, order="F"),
+    Kind.SCALAR: Reader._read_scalar,
+    Kind.RECORD: Reader._read_record,
+    Kind.ENUM: Reader._read_enum,
+    Kind.FLAG: Reader._read_flag,
 }
 
 

@@ -72,40 +72,40 @@ class Writer:
 
     # ---- leaves --------------------------------------------------------------------------------------
 
-    def value(self, obj: Value) -> None:
+    def _value(self, obj: Value) -> None:
         self.nodes.append(Kind.VALUE)
         self.values.append(obj)
 
-    def integer(self, obj: int) -> None:
+    def _integer(self, obj: int) -> None:
         if INT64_MIN <= obj <= INT64_MAX:
-            self.value(obj)
+            self._value(obj)
             return
         self.nodes.append(Kind.INT)
         self._bytes(memoryview(obj.to_bytes(obj.bit_length() // 8 + 1, "little", signed=True)))
 
-    def text(self, obj: str) -> None:
+    def _text(self, obj: str) -> None:
         if len(obj) < _SHORT and _encodes(obj):
-            self.value(obj)
+            self._value(obj)
             return
         self.nodes.append(Kind.TEXT)
         self._bytes(memoryview(obj.encode("utf-8", "surrogatepass")))
 
-    def binary(self, obj: bytes | bytearray) -> None:
+    def _binary(self, obj: bytes | bytearray) -> None:
         self.nodes.append(Kind.BYTES if type(obj) is bytes else Kind.BYTEARRAY)
         self._bytes(memoryview(obj))
 
-    def complex(self, obj: complex) -> None:
+    def _complex(self, obj: complex) -> None:
         self.nodes.append(Kind.COMPLEX)
         self.values += (obj.real, obj.imag)
 
-    def array(self, obj: np.ndarray[Any, Any]) -> None:
+    def _array(self, obj: np.ndarray[Any, Any]) -> None:
         elements = self._elements(obj, obj.dtype)
         fortran = obj.flags.f_contiguous and not obj.flags.c_contiguous
         self.nodes.append(Kind.ARRAY_F if fortran else Kind.ARRAY)
         self.values += (elements, obj.ndim, *obj.shape)
         self._bytes(_memory(obj.T if fortran else obj))
 
-    def scalar(self, obj: np.generic) -> None:
+    def _scalar(self, obj: np.generic) -> None:
         array = np.asarray(obj)
         elements = self._elements(obj, array.dtype)
         self.nodes.append(Kind.SCALAR)
@@ -129,17 +129,17 @@ class Writer:
 
     # ---- containers ----------------------------------------------------------------------------------
 
-    def sequence(self, obj: list[Any] | tuple[Any, ...]) -> None:
+    def _sequence(self, obj: list[Any] | tuple[Any, ...]) -> None:
         self._container(Kind.LIST if type(obj) is list else Kind.TUPLE, obj, len(obj), obj)
 
-    def collection(self, obj: set[Any] | frozenset[Any]) -> None:
+    def _collection(self, obj: set[Any] | frozenset[Any]) -> None:
         self._container(Kind.SET if type(obj) is set else Kind.FROZENSET, obj, len(obj), list(obj))
 
-    def mapping(self, obj: dict[Any, Any]) -> None:
+    def _mapping(self, obj: dict[Any, Any]) -> None:
         children = [each for pair in obj.items() for each in pair]
         self._container(Kind.DICT, obj, len(obj), children)
 
-    def record(self, obj: Any) -> None:
+    def _record(self, obj: Any) -> None:
         cls = type(obj)
         names = field_names(cls) or ()
         self._check_class(obj)
@@ -149,7 +149,7 @@ class Writer:
         self.values += (class_name(cls), len(names), *names)
         self._enter(obj, [getattr(obj, name) for name in names])
 
-    def enum(self, obj: Enum) -> None:
+    def _enum(self, obj: Enum) -> None:
         self._check_class(obj)
         if isinstance(obj, Flag):
             self.nodes.append(Kind.FLAG)
@@ -159,7 +159,7 @@ class Writer:
         self.nodes.append(Kind.ENUM)
         self.values += (class_name(type(obj)), obj.name)
 
-    def end(self, end: _End) -> None:
+    def _end(self, end: _End) -> None:
         self._open.remove(end.owner)
 
     def _container(self, kind: Kind, owner: Any, count: int, children: Sequence[Any]) -> None:
@@ -194,32 +194,32 @@ class Writer:
 
 
 _WRITERS: dict[type, Callable[[Writer, Any], None]] = {
-    type(None): Writer.value,
-    bool: Writer.value,
-    float: Writer.value,
-    int: Writer.integer,
-    str: Writer.text,
-    bytes: Writer.binary,
-    bytearray: Writer.binary,
-    complex: Writer.complex,
-    list: Writer.sequence,
-    tuple: Writer.sequence,
-    set: Writer.collection,
-    frozenset: Writer.collection,
-    dict: Writer.mapping,
-    np.ndarray: Writer.array,
-    _End: Writer.end,
+    type(None): Writer._value,
+    bool: Writer._value,
+    float: Writer._value,
+    int: Writer._integer,
+    str: Writer._text,
+    bytes: Writer._binary,
+    bytearray: Writer._binary,
+    complex: Writer._complex,
+    list: Writer._sequence,
+    tuple: Writer._sequence,
+    set: Writer._collection,
+    frozenset: Writer._collection,
+    dict: Writer._mapping,
+    np.ndarray: Writer._array,
+    _End: Writer._end,
 }
 
 
 def _other(obj: Any) -> Callable[[Writer, Any], None]:
     """How to write an object that is not exactly of one of the common types."""
     if isinstance(obj, np.generic):
-        return Writer.scalar
+        return Writer._scalar
     if isinstance(obj, Enum):
-        return Writer.enum
+        return Writer._enum
     if isinstance(obj, msgspec.Struct) or (dataclasses.is_dataclass(obj) and not isinstance(obj, type)):
-        return Writer.record
+        return Writer._record
     cls = type(obj)
     raise Refused(obj, f"a {cls.__module__}.{cls.__qualname__}".replace("builtins.", ""), _hint(obj))
 

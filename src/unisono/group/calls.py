@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from unisono import _native
-from unisono.buffers import DTYPES, ITEMSIZES
+from unisono.buffers import DTYPES, ITEMSIZES, view
 from unisono.errors import GroupClosed, GroupError
 from unisono.group.faults import COLLECTIVES, Scene, explain
 from unisono.group.layout import Layout
@@ -22,6 +22,7 @@ __all__ = ["Caller", "Prepared"]
 class Prepared(NamedTuple):
     """An operation of the engine, ready to be bound to buffers."""
 
+    operation: _native.Operation
     run: Callable[..., int]
     start: Callable[..., int]
     run_lists: Callable[..., int]
@@ -42,11 +43,22 @@ class Caller:
         self.name = name
         self.rank = rank
         self.size = size
-        self.timeout_s = timeout_s
+        self._timeout_s = timeout_s
         self._engine: _native.Engine | None = engine
         self._prepared: dict[tuple[str, str, int, int, Op], Prepared] = {}
+        self._quick: dict[tuple[str, int, Op], _native.Quick] = {}
         self._works: list[Work] = []
         self._works_lock = threading.Lock()
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds for an operation that names no timeout."""
+        return self._timeout_s
+
+    @timeout_s.setter
+    def timeout_s(self, value: float) -> None:
+        self._timeout_s = value
+        self._quick.clear()
 
     @property
     def engine(self) -> _native.Engine:
@@ -58,6 +70,44 @@ class Caller:
         if self._engine is None:
             raise GroupClosed(f"group {self.name!r} was closed; rank {self.rank} used it afterwards")
         return self._engine
+
+    def in_place(
+        self,
+        collective: str,
+        x: Any,
+        writable: bool,
+        op: Op,
+        root: int,
+        algorithm: str | None,
+        async_op: bool,
+        timeout: float | timedelta | None,
+    ) -> Work | None:
+        """Run a collective that works on one buffer.
+
+        A call like an earlier one takes the quick way: straight into the engine, which remembers the plan.
+        """
+        plain = algorithm is None and timeout is None and not async_op
+        if plain:
+            quick = self._quick.get((collective, root, op))
+            if quick is not None:
+                fault = quick(x)
+                if not fault:
+                    return None
+                if fault > 0:
+                    raise self.failure(collective, self._timeout_s)
+        address, numel, dtype = view(x, writable, "x")
+        prepared = self.prepare(collective, algorithm, dtype, numel, op, root)
+        if plain:
+            self._remember(prepared, dtype, numel, op, writable)
+        return self.run(prepared, x, async_op, timeout, numel, address, numel, 0, 0)
+
+    def _remember(self, prepared: Prepared, dtype: int, numel: int, op: Op, writable: bool) -> None:
+        key = (prepared.name, prepared.root, op)
+        quick = self._quick.get(key)
+        if quick is None:
+            quick = _native.Quick(self.engine, prepared.root, prepared.factor, self._timeout_s, writable)
+            self._quick[key] = quick
+        quick.remember(dtype, numel, prepared.operation)
 
     def prepare(
         self,
@@ -101,6 +151,7 @@ class Caller:
         operation = engine.operation(code, COLLECTIVES.index(collective), dtype, op.value)
         factor = op.factor if isinstance(op, PremulSum) else 1.0
         return Prepared(
+            operation,
             operation.run,
             operation.start,
             operation.run_lists,
@@ -188,6 +239,7 @@ class Caller:
         """Stop: tell the others, end the threads, forget the memory."""
         engine, self._engine = self._engine, None
         self._prepared.clear()
+        self._quick.clear()
         self._works.clear()
         if engine is not None:
             engine.leave()

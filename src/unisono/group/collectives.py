@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from unisono.buffers import view
 from unisono.group.calls import Caller
 from unisono.group.layout import (
     NOTHING,
@@ -57,9 +56,7 @@ class Collectives:
         Cost: one_shot 1 round, p-1 reads; two_shot 2 rounds; ring 2(p-1) rounds and 2(p-1)/p * nbytes sent.
         Example (p=2): [1, 2] and [3, 4] -> [4, 6] on both.
         """
-        address, numel, dtype = view(x, True, "x")
-        prepared = self._caller.prepare("all_reduce", algorithm, dtype, numel, op)
-        return self._caller.run(prepared, x, async_op, timeout, numel, address, numel, 0, 0)
+        return self._caller.in_place("all_reduce", x, True, op, 0, algorithm, async_op, timeout)
 
     def broadcast(
         self,
@@ -75,9 +72,9 @@ class Collectives:
         Shapes: x [numel], the same numel and dtype on every rank.
         Example (p=2, src=0): [1, 2] and [0, 0] -> [1, 2] on both.
         """
-        address, numel, dtype = view(x, self._caller.rank != src, "x")
-        prepared = self._caller.prepare("broadcast", algorithm, dtype, numel, SUM, src)
-        return self._caller.run(prepared, x, async_op, timeout, numel, address, numel, 0, 0)
+        return self._caller.in_place(
+            "broadcast", x, self._caller.rank != src, SUM, src, algorithm, async_op, timeout
+        )
 
     def reduce(
         self,
@@ -94,9 +91,9 @@ class Collectives:
         Shapes: x [numel], the same numel and dtype on every rank.
         Example (p=2, dst=0): [1, 2] and [3, 4] -> [4, 6] and [3, 4].
         """
-        address, numel, dtype = view(x, self._caller.rank == dst, "x")
-        prepared = self._caller.prepare("reduce", algorithm, dtype, numel, op, dst)
-        return self._caller.run(prepared, x, async_op, timeout, numel, address, numel, 0, 0)
+        return self._caller.in_place(
+            "reduce", x, self._caller.rank == dst, op, dst, algorithm, async_op, timeout
+        )
 
     def scan(
         self,
@@ -111,9 +108,7 @@ class Collectives:
 
         Example (p=3): [1], [2], [3] -> [1], [3], [6].
         """
-        address, numel, dtype = view(x, True, "x")
-        prepared = self._caller.prepare("scan", algorithm, dtype, numel, op)
-        return self._caller.run(prepared, x, async_op, timeout, numel, address, numel, 0, 0)
+        return self._caller.in_place("scan", x, True, op, 0, algorithm, async_op, timeout)
 
     def exclusive_scan(
         self,
@@ -128,9 +123,7 @@ class Collectives:
 
         Example (p=3): [1], [2], [3] -> [1], [1], [3].
         """
-        address, numel, dtype = view(x, True, "x")
-        prepared = self._caller.prepare("exclusive_scan", algorithm, dtype, numel, op)
-        return self._caller.run(prepared, x, async_op, timeout, numel, address, numel, 0, 0)
+        return self._caller.in_place("exclusive_scan", x, True, op, 0, algorithm, async_op, timeout)
 
     def barrier(self, *, async_op: bool = False, timeout: Timeout = None) -> Work | None:
         """Wait until every rank has come here. Cost: ceil(log2 p) rounds (dissemination)."""

@@ -44,9 +44,11 @@ def _words(plan: Plan, rank: int, step: Step, found: Finding) -> list[int]:
     if isinstance(step, Send) and not peers:
         return []
     flags = 0
-    if found.own is not None and found.own.raw and found.own.ranks == 1 << rank:
+    raw = found.own is not None and found.own.raw
+    if raw:
         flags |= _RAW
-    if isinstance(step, Reduce) and found.result is not None and found.result.ranks == (1 << plan.size) - 1:
+    complete = found.result is not None and found.result.ranks == (1 << plan.size) - 1
+    if isinstance(step, Reduce) and complete and (len(step.frm) > 1 or raw):
         flags |= _FINAL
     return [
         _OPCODES[type(step)],

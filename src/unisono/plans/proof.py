@@ -15,7 +15,7 @@ interleavings.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from unisono.errors import PlanError
 from unisono.plans.contracts import CONTRACTS, Contribution
@@ -38,16 +38,14 @@ class Value:
     Attributes:
         order: how it was combined; equal orders mean equal bits. A contribution, or a tuple of orders.
         ranks: bit r is set when rank r contributed.  block: which block of theirs.
+        raw: it is one rank's contribution as that rank gave it: neither sent nor reduced yet
+            (PREMUL_SUM multiplies at that moment, once).
     """
 
     order: tuple[object, ...]
     ranks: int
     block: int
-
-    @property
-    def raw(self) -> bool:
-        """Whether it is one rank's untouched contribution."""
-        return self.ranks & (self.ranks - 1) == 0
+    raw: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,8 +80,8 @@ class _Run:
         if not self.contract.gives(rank, self.plan.root):
             return {}
         return {
-            Chunk(space, index): Value((rank, index), 1 << rank, index)
-            for index in range(self.plan.chunks(space))
+            Chunk(space, index): Value((rank, index), 1 << rank, index, raw=True)
+            for index in range(max(1, self.plan.chunks(space)))
         }
 
     def error(self, rank: int, what: str, number: int | None = None) -> PlanError:
@@ -150,12 +148,13 @@ class _Run:
             if receivers:
                 self.ranks[rank].outstanding.append(receivers)
             for peer in step.to:
-                message = (own, step.chunk.index, receivers)
+                message = (replace(own, raw=False), step.chunk.index, receivers)
                 self.edges.setdefault((rank, peer), deque()).append(message)
         elif isinstance(step, Recv):
             result = self._take(rank, step.frm, step.chunk)
         elif isinstance(step, Reduce):
             own_chunk = step.own or step.chunk
+            self._check_sizes(rank, step.chunk, own_chunk)
             values = [
                 self._read(rank, own_chunk) if peer == rank else self._take(rank, peer, step.chunk)
                 for peer in step.frm
@@ -163,6 +162,7 @@ class _Run:
             own = values[step.frm.index(rank)] if rank in step.frm else None
             result = self._combine(rank, values)
         else:
+            self._check_sizes(rank, step.dst, step.src)
             own = result = self._read(rank, step.src)
         if result is not None:
             self._write(rank, step.dst if isinstance(step, Copy) else step.chunk, result)
@@ -186,6 +186,10 @@ class _Run:
             raise self.error(rank, f"takes chunk {index} of rank {peer} for {chunk}; their sizes differ")
         return value
 
+    def _check_sizes(self, rank: int, result: Chunk, source: Chunk) -> None:
+        if self.contract.out_blocks == "any" and result.index != source.index:
+            raise self.error(rank, f"takes {source} for {result}; their sizes differ")
+
     def _combine(self, rank: int, values: list[Value]) -> Value:
         if not self.contract.reduces:
             raise self.error(rank, f"{self.plan.collective} has nothing to reduce")
@@ -198,7 +202,7 @@ class _Run:
                 raise self.error(rank, f"mixes block {value.block} with block {values[0].block}")
             ranks |= value.ranks
         if len(values) == 1:
-            return values[0]
+            return replace(values[0], raw=False)
         return Value(tuple(value.order for value in values), ranks, values[0].block)
 
     # ---- the end -------------------------------------------------------------------------------------
@@ -209,9 +213,12 @@ class _Run:
         idle = 0
         while waiting and idle < len(waiting):
             rank = waiting.popleft()
-            idle = 0 if self.advance(rank) else idle + 1
+            moved = self.advance(rank)
             if self.ranks[rank].next_step < len(self.plan.steps[rank]):
                 waiting.append(rank)
+                idle = 0 if moved else idle + 1
+            else:
+                idle = 0
         if waiting:
             raise self._deadlock(sorted(waiting))
         for (sender, receiver), messages in self.edges.items():
@@ -290,7 +297,7 @@ def _check_results(running: _Run) -> None:
     _check_block_counts(plan)
     orders: dict[int, tuple[int, tuple[object, ...]]] = {}
     for rank in range(plan.size):
-        for chunk in range(plan.chunks("out")):
+        for chunk in range(max(1, plan.chunks("out"))):
             expected = running.contract.expected(rank, chunk, plan.size, plan.root)
             value = running.ranks[rank].chunks.get(Chunk("out", chunk))
             if expected is None:
@@ -331,5 +338,6 @@ def _check_block_counts(plan: Plan) -> None:
     contract = CONTRACTS[plan.collective]
     for space, blocks in (("in", contract.in_blocks), ("out", contract.out_blocks)):
         wanted = {"0": 0, "1": 1, "p": plan.size, "any": plan.chunks(space)}[blocks]
-        if plan.chunks(space) != wanted:
-            raise PlanError(f"{plan}: speaks of {plan.chunks(space)} {space} chunks, expected {wanted}")
+        found = plan.chunks(space)
+        if found != wanted and not (plan.size == 1 and blocks == "any"):
+            raise PlanError(f"{plan}: speaks of {found} {space} chunks, expected {wanted}")

@@ -29,6 +29,7 @@ REDUCE_OPS = (un.SUM, un.AVG, un.PRODUCT, un.MIN, un.MAX, un.BAND, un.BOR, un.BX
 # The types whose memory is where data_ptr() says. Other subclasses may be wrappers around tensors.
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
+_STRIDED = torch.strided
 _NATIVE = frozenset(
     {
         torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
@@ -87,20 +88,24 @@ class Call:
 
     def read(self, x: torch.Tensor) -> torch.Tensor:
         """Prepare a buffer that is read."""
+        if _ready(x):
+            return x
         x = self._dense(x)
         return self._bytes(x if _in_place(x) else _resolved(x))
 
     def inout(self, x: torch.Tensor) -> torch.Tensor:
         """Prepare a buffer that is read and written."""
+        if _ready(x):
+            return x
         x = self._dense(x)
         return self._bytes(x if _in_place(x) else self._staged(x, _resolved(x)))
 
     def write(self, x: torch.Tensor) -> torch.Tensor:
         """Prepare a buffer that is written."""
+        if _ready(x):
+            return x
         x = self._dense(x)
-        if not _in_place(x):
-            x = self._staged(x, torch.empty(x.shape, dtype=x.dtype))
-        return self._bytes(x)
+        return self._bytes(x if _in_place(x) else self._staged(x, torch.empty(x.shape, dtype=x.dtype)))
 
     def splits(self, x: torch.Tensor, sizes: Sequence[int], count: int) -> list[torch.Tensor]:
         """Cut `x` along its first dimension into `count` parts of `sizes`, equal parts if there are none.
@@ -147,7 +152,7 @@ class Call:
                     "or make a group with backend='nccl' for it.",
                 )
             )
-        if x.layout is not torch.strided:
+        if x.layout is not _STRIDED:
             raise ValueError(
                 message(
                     f"{self._what} got a tensor of layout {x.layout}",
@@ -164,6 +169,11 @@ class Call:
                 )
             )
         return x
+
+
+def _ready(x: torch.Tensor) -> bool:
+    """Whether the Group can take `x` as it is: nearly always."""
+    return type(x) in PLAIN and x.layout is _STRIDED and x.is_cpu and _in_place(x) and x.dtype in _NATIVE
 
 
 def _in_place(x: torch.Tensor) -> bool:

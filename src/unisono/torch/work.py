@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch._C._distributed_c10d import Work
 
+from unisono.errors import UnisonoError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -36,7 +38,7 @@ class NativeWork(Protocol):
         """Say whether it is complete."""
 
     def exception(self) -> BaseException | None:
-        """Return what went wrong, once complete."""
+        """Return what went wrong; None if nothing did, or while under way."""
 
 
 def seconds(timeout: timedelta | None) -> float | None:
@@ -91,17 +93,20 @@ class UnisonoWork(Work):
         """Say whether it is complete, well or not. Does not block."""
         if not self._native.done():
             return False
-        if self._after and self._native.exception() is None:
+        if self._after and self.exception() is None:
             self._finish()
         return True
 
     def is_success(self) -> bool:
         """Say whether it is complete and went well."""
-        return self.is_completed() and self._native.exception() is None
+        return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
         """Return what went wrong, None as long as nothing did."""
-        return self._native.exception() if self._native.done() else None
+        try:
+            return self._native.exception()
+        except UnisonoError as error:  # the group was closed
+            return error
 
     def result(self) -> list[torch.Tensor]:
         """Return the output tensors, after waiting for them."""
