@@ -31,7 +31,8 @@ fi
   -C build-dir="$build" -C cmake.define.UNISONO_SANITIZE="$kind" -C install.strip=false
 
 export LD_PRELOAD
-LD_PRELOAD=$("$cxx" -print-file-name="lib$library.so")
+# libstdc++ beside it: Python is no C++ program, and the sanitizer looks for __cxa_throw when it starts.
+LD_PRELOAD="$("$cxx" -print-file-name="lib$library.so") $("$cxx" -print-file-name=libstdc++.so.6)"
 # Python itself never frees everything, so leaks are looked for by the tests' own fixture instead.
 export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:detect_stack_use_after_return=1
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1

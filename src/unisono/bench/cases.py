@@ -121,9 +121,11 @@ class Case:
 
     @property
     def nbytes(self) -> int:
+        """The size by which the operation is listed."""
         return self.count * numpy_dtype(self.dtype).itemsize
 
     def to_json(self) -> dict[str, Any]:
+        """The case as the record names it."""
         return asdict(self)
 
 
@@ -136,6 +138,7 @@ class Buffers:
 
     @property
     def result(self) -> Array | None:
+        """The buffer that holds what the operation gave."""
         return self.inp if self.out is None else self.out
 
 

@@ -62,6 +62,7 @@ class MemcpyContender:
     """What the memory can do: every rank copies the case's size, at the same time as the others."""
 
     def bind(self, case: Case, buffers: Buffers) -> Call:
+        """Make the buffers of a case, and the call to be timed."""
         source, destination = (np.zeros(case.nbytes, np.uint8) for _ in range(2))
         source.fill(1)
         destination.fill(0)
@@ -96,6 +97,7 @@ class UnisonoContender:
         self.barrier = self.group.barrier
 
     def bind(self, case: Case, buffers: Buffers) -> Call:
+        """Make the buffers of a case, and the call to be timed."""
         group, inp, out, op = self.group, buffers.inp, buffers.out, self.ops[case.op]
         binders: dict[str, Callable[[], Call]] = {
             "all_reduce": lambda: partial(group.all_reduce, inp, op),
@@ -132,4 +134,5 @@ class UnisonoContender:
         return serve if self.rank < partner else answer
 
     def close(self) -> None:
+        """Leave the group."""
         self.group.close()

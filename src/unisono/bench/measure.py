@@ -54,6 +54,7 @@ class Timing:
 
     @property
     def p50_us(self) -> float:
+        """The median over rounds of the rounds' medians, in microseconds."""
         return median(self.rounds)
 
     @property
@@ -62,6 +63,7 @@ class Timing:
         return float(np.percentile(np.concatenate(self.slowest), 99, method="higher"))
 
     def to_json(self) -> dict[str, Any]:
+        """As the record has it."""
         return {
             "p50_us": self.p50_us,
             "p99_us": self.p99_us,
@@ -81,6 +83,7 @@ class Unmeasurable:
     reason: str
 
     def to_json(self) -> dict[str, Any]:
+        """As the record has it."""
         return {"error": self.reason}
 
 
@@ -94,10 +97,12 @@ class Line:
 
     @property
     def algbw_gbps(self) -> float:
+        """Algorithm bandwidth: bytes over time, in 1e9 bytes per second."""
         return self.case.nbytes / self.own.p50_us / 1e3
 
     @property
     def busbw_gbps(self) -> float:
+        """Bus bandwidth: algorithm bandwidth times the operation's factor."""
         return self.algbw_gbps * OPERATIONS[self.case.operation].bus_factor(self.case.ranks)
 
     def ratio(self, peer: Timing) -> float:
@@ -105,6 +110,7 @@ class Line:
         return median(ours / theirs for ours, theirs in zip(self.own.rounds, peer.rounds, strict=True))
 
     def to_json(self) -> dict[str, Any]:
+        """As the record has it."""
         peers = {
             peer.side: peer.to_json() | ({"ratio": self.ratio(peer)} if isinstance(peer, Timing) else {})
             for peer in self.peers

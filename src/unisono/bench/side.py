@@ -75,6 +75,7 @@ class Side:
 
     @property
     def pids(self) -> list[int]:
+        """The process ids of the ranks."""
         return [process.pid for process in self.processes]
 
     def ask(self, command: dict[str, Any], *, timeout_s: float = ANSWER_TIMEOUT_S) -> list[dict[str, Any]]:

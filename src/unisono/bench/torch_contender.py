@@ -36,6 +36,7 @@ class TorchContender:
         self.barrier = dist.barrier
 
     def bind(self, case: Case, buffers: Buffers) -> Call:
+        """Make the tensors of a case, and the call to be timed."""
         inp, out, root = _tensor(buffers.inp), _tensor(buffers.out), case.root
         op = getattr(dist.ReduceOp, case.op.upper())
         binders: dict[str, Callable[[], Call]] = {
@@ -73,6 +74,7 @@ class TorchContender:
         return serve if self.rank < partner else answer
 
     def close(self) -> None:
+        """Destroy the process group."""
         dist.destroy_process_group()
 
 

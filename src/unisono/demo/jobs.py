@@ -65,6 +65,7 @@ class TrainingJob:
 
     @property
     def exit_code(self) -> int | None:
+        """How the job ended, as a shell would say it."""
         return self.process.poll()
 
     def _lines(self) -> Iterator[str]:

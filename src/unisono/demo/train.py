@@ -99,6 +99,7 @@ class Trainer:
 
     @property
     def parameters(self) -> int:
+        """The number of parameters of the model."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     def batches(self) -> Iterator[Tensor]:

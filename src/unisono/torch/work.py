@@ -119,9 +119,9 @@ class UnisonoWork(Work):
 
     def _finish(self) -> None:
         with self._lock:  # type: ignore[union-attr]
-            after, self._after = self._after, None
-            if after:
-                after()
+            if self._after:
+                self._after()
+            self._after = None
 
 
 class TransferWork(UnisonoWork):
