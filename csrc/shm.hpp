@@ -32,6 +32,7 @@ class ShmTransport final : public Transport {
   bool acked(int peer, uint32_t number);
   unsigned char* ring_room(size_t nbytes);
   bool reclaim();
+  void start_over();
 
   Region& region_;
   const int rank_;

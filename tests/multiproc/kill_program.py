@@ -36,7 +36,7 @@ def survive(path: str, rank: int, size: int, board: int, report: int) -> None:
     store = FileStore(path, size)
     settings = EngineSettings(1 << 20, -1.0, board)
     engine = open_engine(store, rank, size, timeout_s=30, settings=settings)
-    group = Group(engine, rank, size, "world", 30.0, None)
+    group = Group(engine, rank, size, "world", 30.0)
     try:
         while True:
             for numel in SIZES:

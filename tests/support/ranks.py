@@ -18,6 +18,7 @@ from typing import Any
 
 from unisono import _native
 from unisono.group import Group
+from unisono.store import HashStore
 
 HERE = Path(__file__).resolve().parent
 STAGING_BYTES = 1 << 20
@@ -27,8 +28,9 @@ def groups(size: int, *, timeout_s: float = 60.0, staging_bytes: int = STAGING_B
     """The group objects of `size` ranks, all in this process."""
     region = _native.Region(-1, size, staging_bytes, True)
     cores = len(os.sched_getaffinity(0))
+    store = HashStore(timeout_s)
     return [
-        Group(_native.Engine(region, rank, [-1] * size, -1, cores, -1), rank, size, "test", timeout_s, None)
+        Group(_native.Engine(region, rank, [-1] * size, -1, cores, -1), rank, size, "test", timeout_s, store)
         for rank in range(size)
     ]
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
 from unisono import _native, env
 from unisono.backends.native import EngineSettings, open_engine
+from unisono.errors import GroupError
 from unisono.group.calls import Caller
 from unisono.group.objects import Objects
 from unisono.group.work import seconds
@@ -37,10 +39,15 @@ class Group(Objects):
         size: int,
         name: str,
         timeout_s: float,
-        meeting: Rendezvous | None,
+        store: Store | None = None,
+        meeting: Rendezvous | None = None,
+        members: tuple[int, ...] | None = None,
     ) -> None:
         self._caller = Caller(engine, name, rank, size, timeout_s)
+        self._store = store
         self._meeting = meeting
+        self._members = tuple(range(size)) if members is None else members
+        self._subgroups = 0
         # At exit, too, the others must learn that this rank has gone, and no thread may be left.
         self._finalizer = weakref.finalize(self, _close, self._caller, meeting, os.getpid())
 
@@ -72,6 +79,55 @@ class Group(Objects):
     def closed(self) -> bool:
         """Whether `close` was called."""
         return not self._finalizer.alive
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks of the world that form this group: members[i] is what rank i of the group is there."""
+        return self._members
+
+    def subgroup(self, ranks: Sequence[int]) -> Group | None:
+        """A group of some of this group's ranks, in the order given; None on the ranks that are not in it.
+
+        Every rank of this group calls it, with the same ranks. The new group has an order of operations of
+        its own, and is closed on its own.
+
+        Example (p=4): subgroup([2, 0]) is a group on ranks 0 and 2, whose ranks there are 1 and 0.
+        """
+        chosen = tuple(ranks)
+        self._check_ranks(chosen)
+        self._subgroups += 1
+        name = f"{self.name}/{self._subgroups}"
+        if self.rank not in chosen:
+            return None
+        if self._store is None:
+            raise GroupError(f"group {self.name!r} has no store in which a subgroup could meet")
+        members = tuple(self._members[rank] for rank in chosen)
+        room = PrefixStore(f"subgroup/{self._subgroups}/{'_'.join(map(str, chosen))}", self._store)
+        place = chosen.index(self.rank)
+        return connect(room, place, len(chosen), name=name, timeout_s=self.timeout_s, members=members)
+
+    def split(self, color: int | None, key: int = 0) -> Group | None:
+        """Cut this group into one group for every `color`; None for a rank whose color is None.
+
+        Ranks of the new groups are in the order of `key`, then of their ranks here. Every rank calls it.
+
+        Example (p=4): split(rank % 2) makes groups of ranks 0, 2 and of ranks 1, 3.
+        """
+        wishes = self.all_gather_object((color, key))
+        colors = sorted({wish[0] for wish in wishes if wish[0] is not None})
+        mine: Group | None = None
+        for one in colors:  # everybody makes all of them, so that everybody counts alike
+            chosen = [rank for rank, wish in enumerate(wishes) if wish[0] == one]
+            group = self.subgroup(sorted(chosen, key=lambda rank: (wishes[rank][1], rank)))
+            mine = mine or group
+        return mine
+
+    def _check_ranks(self, ranks: tuple[int, ...]) -> None:
+        if not ranks or len(set(ranks)) != len(ranks):
+            raise ValueError(f"subgroup: ranks are {list(ranks)}, expected at least one, each once")
+        for rank in ranks:
+            if not 0 <= rank < self.size:
+                raise ValueError(f"subgroup: rank {rank} is not in group {self.name!r} of {self.size} ranks")
 
     def host_of(self, rank: int) -> str:
         """The name of the host a rank runs on."""
@@ -155,11 +211,17 @@ def init_process_group(
     except BaseException:
         meeting.close()
         raise
-    return Group(engine, meeting.rank, meeting.world_size, group_name, timeout_s, meeting)
+    return Group(engine, meeting.rank, meeting.world_size, group_name, timeout_s, meeting.store, meeting)
 
 
 def connect(
-    store: Store, rank: int, size: int, *, name: str = "world", timeout_s: float | None = None
+    store: Store,
+    rank: int,
+    size: int,
+    *,
+    name: str = "world",
+    timeout_s: float | None = None,
+    members: tuple[int, ...] | None = None,
 ) -> Group:
     """A group of ranks that already share a store and know their numbers. The store stays the caller's.
 
@@ -167,7 +229,6 @@ def connect(
     """
     settings = env.read()
     timeout_s = settings.timeout_s if timeout_s is None else timeout_s
-    engine = open_engine(
-        PrefixStore(name, store), rank, size, timeout_s=timeout_s, settings=EngineSettings.of(settings)
-    )
-    return Group(engine, rank, size, name, timeout_s, None)
+    room = PrefixStore(name, store)
+    engine = open_engine(room, rank, size, timeout_s=timeout_s, settings=EngineSettings.of(settings))
+    return Group(engine, rank, size, name, timeout_s, room, members=members)

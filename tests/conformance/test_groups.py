@@ -1,0 +1,90 @@
+"""Groups of some ranks: their numbers, their independent order, their end."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ranks
+import unisono as un
+
+
+def test_subgroup_has_ranks_of_its_own() -> None:
+    def work(world: un.Group) -> None:
+        group = world.subgroup([2, 0])
+        if world.rank not in (0, 2):
+            assert group is None
+            return
+        assert group is not None
+        with group:
+            assert (group.rank, group.size, group.members) == ([2, 0].index(world.rank), 2, (2, 0))
+            assert group.members[group.rank] == world.rank
+            x = np.array([world.rank + 1.0])
+            group.all_reduce(x)
+            assert x[0] == 4
+            group.broadcast(x := np.array([world.rank]), 0)
+            assert x[0] == 2, "root 0 of the group is rank 2 of the world"
+
+    ranks.threads(4, work)
+
+
+def test_split_by_color_and_key() -> None:
+    def work(world: un.Group) -> None:
+        color = None if world.rank == 4 else world.rank % 2
+        group = world.split(color, key=-world.rank)
+        if world.rank == 4:
+            assert group is None
+            return
+        assert group is not None
+        assert group.members == ((2, 0) if color == 0 else (3, 1))
+        assert group.all_gather_object(world.rank) == list(group.members)
+        group.close()
+
+    ranks.threads(5, work)
+
+
+def test_several_groups_at_once_have_independent_orders() -> None:
+    def work(world: un.Group) -> None:
+        first, second = world.subgroup(range(world.size)), world.subgroup(range(world.size))
+        assert first is not None
+        assert second is not None
+        a, b, c = np.ones(1000), np.ones(2000), np.ones(3)
+        order = [first, second] if world.rank % 2 else [second, first]
+        works = [group.all_reduce(a if group is first else b, async_op=True) for group in order]
+        world.all_reduce(c)
+        for one in works:
+            assert one is not None
+            one.wait()
+        assert a[0] == b[0] == c[0] == world.size
+        first.close()
+        world.all_reduce(c)
+        second.barrier()
+        second.close()
+
+    ranks.threads(3, work)
+
+
+def test_groups_within_groups() -> None:
+    def work(world: un.Group) -> None:
+        half = world.split(world.rank // 2)
+        assert half is not None
+        alone = half.split(half.rank)
+        assert alone is not None
+        assert (alone.size, alone.members) == (1, (world.rank,))
+        alone.all_reduce(x := np.array([5.0]))
+        assert x[0] == 5
+        alone.close()
+        half.close()
+
+    ranks.threads(4, work)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "text"), [([], "at least one"), ([0, 0], "each once"), ([2], "rank 2 is not in group")]
+)
+def test_wrong_ranks(chosen: list[int], text: str) -> None:
+    def work(world: un.Group) -> None:
+        with pytest.raises(ValueError, match=text):
+            world.subgroup(chosen)
+
+    ranks.threads(2, work)
