@@ -16,8 +16,10 @@ class Quick {
   // Runs on `array`; the kind of fault, or -1: not remembered, go the long way, nothing has happened.
   int call(nb::handle array) {
     const auto seen = view(array, writable_);
-    if (!seen) return -1;
-    const auto [address, numel, dtype] = *seen;
+    return seen ? std::apply([&](auto... fields) { return at(fields...); }, *seen) : -1;
+  }
+  // The same for an array that Python has looked at.
+  int at(Address address, Py_ssize_t numel, int dtype) {
     const Slot& slot = slot_of(dtype, numel);
     if (slot.operation.program == nullptr || slot.dtype != dtype || slot.numel != numel) return -1;
     const auto count = static_cast<size_t>(numel);
@@ -55,5 +57,6 @@ void bind_quick(nb::module_& m) {
       .def(nb::init<Engine&, int, double, double, bool>(), nb::arg("engine"), nb::arg("root"), nb::arg("factor"),
            nb::arg("timeout_s"), nb::arg("writable"), nb::keep_alive<1, 2>())
       .def("__call__", &Quick::call, nb::arg("array"))
+      .def("at", &Quick::at, nb::arg("address"), nb::arg("numel"), nb::arg("dtype"))
       .def("remember", &Quick::remember, nb::arg("dtype"), nb::arg("numel"), nb::arg("operation"));
 }

@@ -6,9 +6,9 @@
 namespace unisono {
 namespace {
 
-// What one pass over all chunks should touch: small enough to stay in a second-level cache of 1 MB
-// together with the staging memory it goes through, large enough to make the steps' cost vanish.
-constexpr size_t kSegmentBytes = 512 * 1024;
+// What one pass over all chunks should touch: small enough to stay in a second-level cache together with
+// the staging memory it goes through, large enough to make the steps' cost vanish.
+constexpr size_t kSegmentBytes = 256 * 1024;
 constexpr size_t kSliceAlign = 4096;
 constexpr size_t kLineElementsBytes = 64;
 

@@ -96,7 +96,7 @@ def _strided(layout: Any) -> bool:
     return str(layout) == "torch.strided"
 
 
-def _tensor(tensor: Any, name: str) -> View:
+def _tensor(tensor: Any, name: str) -> tuple[int, int, int]:
     if not tensor.is_cpu:
         raise ValueError(
             f"{name} is on {tensor.device}; this group moves CPU memory. Copy it with .cpu() first"
@@ -107,7 +107,7 @@ def _tensor(tensor: Any, name: str) -> View:
         raise ValueError(f"{name} is not contiguous (strides {tensor.stride()}); use .contiguous()")
     if tensor.is_conj() or tensor.is_neg():
         raise ValueError(f"{name} is a lazy conjugate or negative; use .resolve_conj().resolve_neg()")
-    return View(tensor.data_ptr(), tensor.numel(), _torch_dtype(tensor.dtype))
+    return tensor.data_ptr(), tensor.numel(), _torch_dtype(tensor.dtype)
 
 
 def _awkward_numpy(array: np.ndarray[Any, Any], writable: bool, name: str) -> View:

@@ -177,7 +177,7 @@ class Settings:
     """
 
     timeout_s: float = 300.0
-    staging_bytes: int = 4 << 20
+    staging_bytes: int = 1 << 20
     spin_us: int = -1
     socket_ifname: str = ""
     status_fd: int | None = None

@@ -9,7 +9,7 @@ import unisono as un
 from unisono.group import Group
 from unisono.plans import ALGORITHMS
 
-SEGMENT_BYTES = 512 * 1024
+SEGMENT_BYTES = 256 * 1024
 
 
 def sizes(itemsize: int, size: int, *, large: bool) -> list[int]:

@@ -17,7 +17,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "environment.md"
 def test_defaults() -> None:
     settings = env.read({})
     assert settings == env.Settings()
-    assert (settings.timeout_s, settings.staging_bytes, settings.spin_us) == (300.0, 4 << 20, -1)
+    assert (settings.timeout_s, settings.staging_bytes, settings.spin_us) == (300.0, 1 << 20, -1)
     assert settings.rank is None
     assert settings.origin("timeout_s") == "default"
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -86,16 +86,22 @@ class Caller:
 
         A call like an earlier one takes the quick way: straight into the engine, which remembers the plan.
         """
+        quick = None
         plain = algorithm is None and timeout is None and not async_op
         if plain:
             quick = self._quick.get((collective, root, op))
-            if quick is not None:
-                fault = quick(x)
-                if not fault:
-                    return None
-                if fault > 0:
-                    raise self.failure(collective, self._timeout_s)
+            fault = -1 if quick is None else quick(x)
+            if not fault:
+                return None
+            if fault > 0:
+                raise self.failure(collective, self._timeout_s)
         address, numel, dtype = view(x, writable, "x")
+        if quick is not None:
+            fault = quick.at(address, numel, dtype)
+            if not fault:
+                return None
+            if fault > 0:
+                raise self.failure(collective, self._timeout_s)
         prepared = self.prepare(collective, algorithm, dtype, numel, op, root)
         if plain:
             self._remember(prepared, dtype, numel, op, writable)
