@@ -1,4 +1,8 @@
-"""The simplest algorithms: the root, or the chain, does one thing after another. Yardsticks."""
+"""The simplest algorithms: the root, or the chain, does one thing after another. Yardsticks.
+
+Source: Chan, Heimlich, Purkayastha, van de Geijn, "Collective communication: theory, practice, and
+experience", Concurrency Computat.: Pract. Exper. 19 (2007).
+"""
 
 from __future__ import annotations
 

@@ -59,15 +59,21 @@ class Collectives:
         if type(opts) is not AllreduceOptions:
             opts = options(AllreduceOptions, opts, reduceOp=opts if op is None else op, timeout=timeout)
         x = tensors[0] if type(tensors) is list and len(tensors) == 1 else single("all_reduce", tensors)
-        if type(x) in PLAIN and not opts.asyncOp and x.is_cpu and x.is_contiguous():
-            # What `dist.all_reduce(x)` does all day: no list, no copy, no Work.
-            self._issued += 1
-            op = opts.reduceOp
+        if type(x) in PLAIN and not opts.asyncOp:
+            # What `dist.all_reduce(x)` does all day: no list, no copy, no Work. The Group checks `x` itself.
+            op, timeout = opts.reduceOp, opts.timeout
             number = hash(op)
-            self._group.all_reduce(
-                x, REDUCE_OPS[number] if number < 8 else reduce_op(op), timeout=seconds(opts.timeout)
-            )
-            return DONE
+            try:
+                self._group.all_reduce(
+                    x,
+                    REDUCE_OPS[number] if number < 8 else reduce_op(op),
+                    timeout=None if timeout.days < 0 else seconds(timeout),
+                )
+            except ValueError:
+                pass  # no byte has moved: what is wrong with `x` can perhaps be helped below
+            else:
+                self._issued += 1
+                return DONE
         call = Call("all_reduce")
         return self._run(self._group.all_reduce, opts, [x], call, call.inout(x), reduce_op(opts.reduceOp))
 
