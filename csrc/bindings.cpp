@@ -6,8 +6,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include "region.hpp"
 #include "reduce.hpp"
+#include "region.hpp"
 
 namespace nb = nanobind;
 using namespace unisono;
@@ -23,15 +23,25 @@ int dtype_of_format(const char* format, Py_ssize_t itemsize) {
   if (format[0] == '\0' || format[1] != '\0') return -1;
   const auto code = [](DType dtype) { return static_cast<int>(dtype); };
   switch (*format) {
-    case '?': return code(DType::kBool);
-    case 'B': return code(DType::kU8);
-    case 'b': return code(DType::kI8);
-    case 'e': return code(DType::kF16);
-    case 'f': return code(complex ? DType::kC64 : DType::kF32);
-    case 'd': return code(complex ? DType::kC128 : DType::kF64);
-    case 'h': case 'i': case 'l': case 'q':
+    case '?':
+      return code(DType::kBool);
+    case 'B':
+      return code(DType::kU8);
+    case 'b':
+      return code(DType::kI8);
+    case 'e':
+      return code(DType::kF16);
+    case 'f':
+      return code(complex ? DType::kC64 : DType::kF32);
+    case 'd':
+      return code(complex ? DType::kC128 : DType::kF64);
+    case 'h':
+    case 'i':
+    case 'l':
+    case 'q':
       return code(itemsize == 2 ? DType::kI16 : itemsize == 4 ? DType::kI32 : DType::kI64);
-    default: return -1;
+    default:
+      return -1;
   }
 }
 
@@ -55,24 +65,34 @@ std::optional<std::tuple<Address, Py_ssize_t, int>> view(nb::handle object, bool
 namespace {
 
 void bind_tables(nb::module_& m) {
-  m.def("dtypes", [] {
-    return std::vector<std::tuple<std::string, size_t>>{
+  m.def(
+      "dtypes",
+      [] {
+        return std::vector<std::tuple<std::string, size_t>>{
 #define X(enumerator, name, bytes) {name, bytes},
-        UNISONO_DTYPES(X)
+            UNISONO_DTYPES(X)
 #undef X
-    };
-  }, "Element types as (name, bytes per element); a dtype's code is its place in this list.");
-  m.def("reduce_ops", [] {
-    return std::vector<std::string>{
+        };
+      },
+      "Element types as (name, bytes per element); a dtype's code is its place in this list.");
+  m.def(
+      "reduce_ops",
+      [] {
+        return std::vector<std::string>{
 #define X(enumerator, name) name,
-        UNISONO_REDUCE_OPS(X)
+            UNISONO_REDUCE_OPS(X)
 #undef X
-    };
-  }, "Names of the reduction operations; an operation's code is its place in this list.");
-  m.def("reducible", [](int dtype, int op) {
-    return dtype >= 0 && static_cast<size_t>(dtype) < kDTypeCount && op >= 0 &&
-           static_cast<size_t>(op) < kReduceOpCount && reducible(static_cast<DType>(dtype), static_cast<ReduceOp>(op));
-  }, nb::arg("dtype"), nb::arg("op"), "Whether the operation has a meaning for the element type.");
+        };
+      },
+      "Names of the reduction operations; an operation's code is its place in this list.");
+  m.def(
+      "reducible",
+      [](int dtype, int op) {
+        return dtype >= 0 && static_cast<size_t>(dtype) < kDTypeCount && op >= 0 &&
+               static_cast<size_t>(op) < kReduceOpCount &&
+               reducible(static_cast<DType>(dtype), static_cast<ReduceOp>(op));
+      },
+      nb::arg("dtype"), nb::arg("op"), "Whether the operation has a meaning for the element type.");
   m.def("isa", [] { return std::string(kernels().isa); }, "The instruction set the reductions use.");
   m.def("view", &view, nb::arg("object"), nb::arg("writable"),
         "(address, numel, dtype) of a C-contiguous buffer, or None.");

@@ -41,7 +41,8 @@ struct Operation {
   unisono::DType dtype;
   unisono::ReduceOp op;
 
-  unisono::Call call(int root, size_t numel, double factor, double timeout_s, unisono::Binding binding) const {
+  unisono::Call call(int root, size_t numel, double factor, double timeout_s,
+                     unisono::Binding binding) const {
     return {kind, dtype, op, root, numel, factor, program, std::move(binding), duration(timeout_s)};
   }
   unisono::Binding bind(Address out, size_t out_numel, Address in, size_t in_numel) const {

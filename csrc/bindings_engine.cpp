@@ -25,14 +25,17 @@ bool interrupted() {
 Chunks chunks(const Extents& extents) {
   std::vector<Extent> list;
   list.reserve(extents.size());
-  for (const auto& [address, numel] : extents) list.push_back({reinterpret_cast<unsigned char*>(address), numel});
+  for (const auto& [address, numel] : extents)
+    list.push_back({reinterpret_cast<unsigned char*>(address), numel});
   return Chunks(std::move(list));
 }
 
 Operation operation(Engine& engine, const std::vector<int32_t>& code, int kind, int dtype, int op) {
-  if (dtype < 0 || static_cast<size_t>(dtype) >= kDTypeCount || op < 0 || static_cast<size_t>(op) >= kReduceOpCount)
+  if (dtype < 0 || static_cast<size_t>(dtype) >= kDTypeCount || op < 0 ||
+      static_cast<size_t>(op) >= kReduceOpCount)
     throw std::invalid_argument("no such dtype or operation");
-  return {engine.load(code), static_cast<uint8_t>(kind), static_cast<DType>(dtype), static_cast<ReduceOp>(op)};
+  return {engine.load(code), static_cast<uint8_t>(kind), static_cast<DType>(dtype),
+          static_cast<ReduceOp>(op)};
 }
 
 std::shared_ptr<Request> post(Engine& engine, bool sending, int peer, int tag, int dtype, Address data,
@@ -62,39 +65,54 @@ std::tuple<int, uint64_t, uint64_t, bool> standing(Engine& engine, int rank) {
 }
 
 // (kind, dtype, op, root, numel, algorithm) of a rank's operation number `seq`, or None when forgotten.
-std::optional<std::tuple<int, int, int, int, uint64_t, int>> remembered(Engine& engine, int rank, uint64_t seq) {
+std::optional<std::tuple<int, int, int, int, uint64_t, int>> remembered(Engine& engine, int rank,
+                                                                        uint64_t seq) {
   const auto& slot = engine.region().cell(rank).history[seq % kHistory];
   uint64_t words[sizeof(CallRecord) / sizeof(uint64_t)];
   for (size_t i = 0; i < std::size(words); ++i) words[i] = slot[i].load(std::memory_order_relaxed);
   CallRecord record;
   std::memcpy(&record, words, sizeof record);
   if (record.seq != seq || seq == 0) return std::nullopt;
-  return std::tuple<int, int, int, int, uint64_t, int>{record.kind,  record.dtype, record.op,
-                                                        record.root, record.numel, record.algorithm};
+  return std::tuple<int, int, int, int, uint64_t, int>{record.kind, record.dtype, record.op,
+                                                       record.root, record.numel, record.algorithm};
 }
 
 void bind_operation(nb::module_& m) {
   nb::class_<Operation>(m, "Operation", "A loaded plan with its element type and reduction.")
-      .def("run", [](const Operation& op, Engine& engine, int root, size_t numel, double factor, double timeout_s,
-                     Address out, size_t out_numel, Address in, size_t in_numel) {
-        return waiting([&] {
-          return engine.run(op.call(root, numel, factor, timeout_s, op.bind(out, out_numel, in, in_numel)));
-        });
-      }, "Runs to the end on one output and one input buffer; 0, or the kind of fault.")
-      .def("start", [](const Operation& op, Engine& engine, int root, size_t numel, double factor, double timeout_s,
-                       Address out, size_t out_numel, Address in, size_t in_numel) {
-        return engine.start(op.call(root, numel, factor, timeout_s, op.bind(out, out_numel, in, in_numel)));
-      }, "Queues the same; returns its ticket.")
-      .def("run_lists", [](const Operation& op, Engine& engine, int root, size_t numel, double factor,
-                           double timeout_s, const Extents& out, const Extents& in) {
-        return waiting([&] {
-          return engine.run(op.call(root, numel, factor, timeout_s, {chunks(out), chunks(in)}));
-        });
-      }, "Runs to the end on lists of (address, numel), one per chunk.")
-      .def("start_lists", [](const Operation& op, Engine& engine, int root, size_t numel, double factor,
-                             double timeout_s, const Extents& out, const Extents& in) {
-        return engine.start(op.call(root, numel, factor, timeout_s, {chunks(out), chunks(in)}));
-      }, "Queues the same; returns its ticket.");
+      .def(
+          "run",
+          [](const Operation& op, Engine& engine, int root, size_t numel, double factor, double timeout_s,
+             Address out, size_t out_numel, Address in, size_t in_numel) {
+            return waiting([&] {
+              return engine.run(
+                  op.call(root, numel, factor, timeout_s, op.bind(out, out_numel, in, in_numel)));
+            });
+          },
+          "Runs to the end on one output and one input buffer; 0, or the kind of fault.")
+      .def(
+          "start",
+          [](const Operation& op, Engine& engine, int root, size_t numel, double factor, double timeout_s,
+             Address out, size_t out_numel, Address in, size_t in_numel) {
+            return engine.start(
+                op.call(root, numel, factor, timeout_s, op.bind(out, out_numel, in, in_numel)));
+          },
+          "Queues the same; returns its ticket.")
+      .def(
+          "run_lists",
+          [](const Operation& op, Engine& engine, int root, size_t numel, double factor, double timeout_s,
+             const Extents& out, const Extents& in) {
+            return waiting([&] {
+              return engine.run(op.call(root, numel, factor, timeout_s, {chunks(out), chunks(in)}));
+            });
+          },
+          "Runs to the end on lists of (address, numel), one per chunk.")
+      .def(
+          "start_lists",
+          [](const Operation& op, Engine& engine, int root, size_t numel, double factor, double timeout_s,
+             const Extents& out, const Extents& in) {
+            return engine.start(op.call(root, numel, factor, timeout_s, {chunks(out), chunks(in)}));
+          },
+          "Queues the same; returns its ticket.");
 }
 
 void bind_request(nb::module_& m) {
@@ -117,30 +135,41 @@ void bind_engine(nb::module_& m) {
   bind_operation(m);
   bind_quick(m);
   engine
-      .def("__init__", [](Engine* self, std::shared_ptr<Region> region, int rank, std::vector<int> pidfds,
-                          int status_fd, int cores, double spin_us) {
-        new (self) Engine(std::move(region), rank, {std::move(pidfds), status_fd, cores, spin_us});
-        self->set_interrupt(interrupted);
-      }, nb::arg("region"), nb::arg("rank"), nb::arg("pidfds"), nb::arg("status_fd"), nb::arg("cores"),
-         nb::arg("spin_us"))
+      .def(
+          "__init__",
+          [](Engine* self, std::shared_ptr<Region> region, int rank, std::vector<int> pidfds, int status_fd,
+             int cores, double spin_us) {
+            new (self) Engine(std::move(region), rank, {std::move(pidfds), status_fd, cores, spin_us});
+            self->set_interrupt(interrupted);
+          },
+          nb::arg("region"), nb::arg("rank"), nb::arg("pidfds"), nb::arg("status_fd"), nb::arg("cores"),
+          nb::arg("spin_us"))
       .def("operation", &operation, nb::arg("code"), nb::arg("kind"), nb::arg("dtype"), nb::arg("op"),
            "Loads a lowered plan for one element type and reduction.", nb::keep_alive<0, 1>())
       .def("done", &Engine::done, nb::arg("ticket"))
-      .def("wait", [](Engine& self, uint64_t ticket, double timeout_s) {
-        return waiting([&] { return self.wait(ticket, deadline_after(timeout_s)); });
-      }, nb::arg("ticket"), nb::arg("timeout_s"))
-      .def("post_send", [](Engine& self, int peer, int tag, int dtype, Address data, size_t nbytes, double timeout_s) {
-        return post(self, true, peer, tag, dtype, data, nbytes, timeout_s);
-      })
-      .def("post_recv", [](Engine& self, int peer, int tag, int dtype, Address data, size_t nbytes, double timeout_s) {
-        return post(self, false, peer, tag, dtype, data, nbytes, timeout_s);
-      })
+      .def(
+          "wait",
+          [](Engine& self, uint64_t ticket, double timeout_s) {
+            return waiting([&] { return self.wait(ticket, deadline_after(timeout_s)); });
+          },
+          nb::arg("ticket"), nb::arg("timeout_s"))
+      .def("post_send",
+           [](Engine& self, int peer, int tag, int dtype, Address data, size_t nbytes, double timeout_s) {
+             return post(self, true, peer, tag, dtype, data, nbytes, timeout_s);
+           })
+      .def("post_recv",
+           [](Engine& self, int peer, int tag, int dtype, Address data, size_t nbytes, double timeout_s) {
+             return post(self, false, peer, tag, dtype, data, nbytes, timeout_s);
+           })
       .def("detach", [](Engine& self) { self.channels().detach(); })
-      .def("wait_request", [](Engine& self, Request& request, double timeout_s, bool fatal) {
-        return waiting([&] {
-          return self.channels().wait(request, deadline_after(timeout_s), fatal, self.interrupt());
-        });
-      }, nb::arg("request"), nb::arg("timeout_s"), nb::arg("fatal"))
+      .def(
+          "wait_request",
+          [](Engine& self, Request& request, double timeout_s, bool fatal) {
+            return waiting([&] {
+              return self.channels().wait(request, deadline_after(timeout_s), fatal, self.interrupt());
+            });
+          },
+          nb::arg("request"), nb::arg("timeout_s"), nb::arg("fatal"))
       .def("fault", &fault)
       .def("standing", &standing, nb::arg("rank"))
       .def("remembered", &remembered, nb::arg("rank"), nb::arg("seq"))

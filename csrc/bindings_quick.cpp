@@ -1,10 +1,45 @@
 // The quickest way into an operation, for the calls a program makes all day.
+#include <algorithm>
+
 #include "bindings.hpp"
 
 namespace nb = nanobind;
 using namespace unisono;
 
 namespace {
+
+// Looks at torch CPU tensors as buffers.py does, by the same questions, for dtypes it has been told of.
+class Tensors {
+ public:
+  void know(nb::object dtype, nb::object layout, int code) {
+    const auto end = dtypes_ + count_;
+    if (count_ == kMost || std::find_if(dtypes_, end, [&](auto& one) { return one.is(dtype); }) != end)
+      return;
+    layout_ = std::move(layout);
+    dtypes_[count_] = std::move(dtype);
+    codes_[count_++] = code;
+  }
+  std::optional<std::tuple<Address, Py_ssize_t, int>> view(nb::handle tensor) const {
+    if (count_ == 0 || !nb::hasattr(tensor, "data_ptr")) return std::nullopt;
+    const nb::object dtype = tensor.attr("dtype");
+    size_t known = 0;
+    while (known < count_ && !dtypes_[known].is(dtype)) ++known;
+    const bool plain = known < count_ && tensor.attr("layout").is(layout_) &&
+                       nb::cast<bool>(tensor.attr("is_cpu")) &&
+                       nb::cast<bool>(tensor.attr("is_contiguous")()) &&
+                       !nb::cast<bool>(tensor.attr("is_conj")()) && !nb::cast<bool>(tensor.attr("is_neg")());
+    if (!plain) return std::nullopt;
+    return std::tuple(nb::cast<Address>(tensor.attr("data_ptr")()),
+                      nb::cast<Py_ssize_t>(tensor.attr("numel")()), codes_[known]);
+  }
+
+ private:
+  static constexpr size_t kMost = 12;
+  nb::object layout_;
+  nb::object dtypes_[kMost];
+  int codes_[kMost];
+  size_t count_ = 0;
+};
 
 // One in-place operation (collective, root, op), with a memory of the plans used for each dtype and size:
 // a call that repeats an earlier one takes no Python between the caller and the engine.
@@ -15,11 +50,9 @@ class Quick {
 
   // Runs on `array`; the kind of fault, or -1: not remembered, go the long way, nothing has happened.
   int call(nb::handle array) {
-    const auto seen = view(array, writable_);
-    return seen ? std::apply([&](auto... fields) { return at(fields...); }, *seen) : -1;
-  }
-  // The same for an array that Python has looked at.
-  int at(Address address, Py_ssize_t numel, int dtype) {
+    const auto seen = PyObject_CheckBuffer(array.ptr()) != 0 ? view(array, writable_) : tensors_.view(array);
+    if (!seen) return -1;
+    const auto [address, numel, dtype] = *seen;
     const Slot& slot = slot_of(dtype, numel);
     if (slot.operation.program == nullptr || slot.dtype != dtype || slot.numel != numel) return -1;
     const auto count = static_cast<size_t>(numel);
@@ -27,6 +60,10 @@ class Quick {
       return engine_.run(
           slot.operation.call(root_, count, factor_, timeout_s_, slot.operation.bind(address, count, 0, 0)));
     });
+  }
+  // From now on tensors of this torch dtype and layout are looked at without Python.
+  void know_tensor(nb::object dtype, nb::object layout, int code) {
+    tensors_.know(std::move(dtype), std::move(layout), code);
   }
   void remember(int dtype, Py_ssize_t numel, const Operation& operation) {
     slot_of(dtype, numel) = {dtype, numel, operation};
@@ -39,7 +76,8 @@ class Quick {
     Operation operation{};
   };
   Slot& slot_of(int dtype, Py_ssize_t numel) {
-    return slots_[(static_cast<size_t>(numel) * 0x9e3779b97f4a7c15ULL >> 58 ^ static_cast<size_t>(dtype)) % kSlots];
+    return slots_[(static_cast<size_t>(numel) * 0x9e3779b97f4a7c15ULL >> 58 ^ static_cast<size_t>(dtype)) %
+                  kSlots];
   }
 
   static constexpr size_t kSlots = 64;
@@ -48,15 +86,16 @@ class Quick {
   const double factor_, timeout_s_;
   const bool writable_;
   Slot slots_[kSlots];
+  Tensors tensors_;
 };
 
 }  // namespace
 
 void bind_quick(nb::module_& m) {
   nb::class_<Quick>(m, "Quick", "An in-place operation that remembers its plans by dtype and size.")
-      .def(nb::init<Engine&, int, double, double, bool>(), nb::arg("engine"), nb::arg("root"), nb::arg("factor"),
-           nb::arg("timeout_s"), nb::arg("writable"), nb::keep_alive<1, 2>())
+      .def(nb::init<Engine&, int, double, double, bool>(), nb::arg("engine"), nb::arg("root"),
+           nb::arg("factor"), nb::arg("timeout_s"), nb::arg("writable"), nb::keep_alive<1, 2>())
       .def("__call__", &Quick::call, nb::arg("array"))
-      .def("at", &Quick::at, nb::arg("address"), nb::arg("numel"), nb::arg("dtype"))
+      .def("know_tensor", &Quick::know_tensor, nb::arg("dtype"), nb::arg("layout"), nb::arg("code"))
       .def("remember", &Quick::remember, nb::arg("dtype"), nb::arg("numel"), nb::arg("operation"));
 }

@@ -27,7 +27,8 @@ Channels::~Channels() { leave(); }
 
 uint64_t Channels::room(int peer) const {
   const Channel& ring = region_.channel(rank_, peer);
-  return kChannelBytes - (ring.written.load(std::memory_order_relaxed) - ring.consumed.load(std::memory_order_seq_cst));
+  return kChannelBytes -
+         (ring.written.load(std::memory_order_relaxed) - ring.consumed.load(std::memory_order_seq_cst));
 }
 
 uint64_t Channels::available(int peer) const {

@@ -16,10 +16,10 @@
 namespace unisono {
 
 struct EngineOptions {
-  std::vector<int> pidfds;   // see Peers
+  std::vector<int> pidfds;  // see Peers
   int status_fd = -1;
-  int cores = 1;             // cores that the ranks of this host share
-  double spin_us = -1;       // < 0: chosen from ranks and cores
+  int cores = 1;        // cores that the ranks of this host share
+  double spin_us = -1;  // < 0: chosen from ranks and cores
 };
 
 // A collective as the caller means it. `numel` goes into the fingerprint: 0 where ranks may differ.
@@ -88,8 +88,8 @@ class Engine {
   std::mutex programs_mutex_;
   std::deque<Program> programs_;
 
-  std::mutex executing_;             // held by whoever runs a call
-  uint64_t seq_ = 0;                 // guarded by executing_
+  std::mutex executing_;  // held by whoever runs a call
+  uint64_t seq_ = 0;      // guarded by executing_
 
   std::atomic<uint64_t> queued_{0};  // tickets given out
   std::atomic<uint64_t> completed_{0};

@@ -37,8 +37,8 @@ Extent Chunks::slice(int32_t index, size_t first, size_t at_most, size_t item) c
   const size_t length = numel(index);
   const size_t count = length > first ? std::min(at_most, length - first) : 0;
   if (count == 0) return {nullptr, 0};
-  unsigned char* const start =
-      list_.empty() ? data_ + static_cast<size_t>(index) * per_ * item : list_[static_cast<size_t>(index)].data;
+  unsigned char* const start = list_.empty() ? data_ + static_cast<size_t>(index) * per_ * item
+                                             : list_[static_cast<size_t>(index)].data;
   return {start + first * item, count};
 }
 
@@ -54,9 +54,9 @@ struct Executor::Frame {
   const Job& job;
   Waiter& waiter;
   size_t item;
-  size_t first;    // the segment: elements [first, first + segment) of every chunk
+  size_t first;  // the segment: elements [first, first + segment) of every chunk
   size_t segment;
-  bool opening;    // the first segment: its messages exist even when they are empty
+  bool opening;  // the first segment: its messages exist even when they are empty
 };
 
 Executor::Executor(std::vector<Transport*> transports, int rank)
@@ -72,7 +72,8 @@ Executor::Executor(std::vector<Transport*> transports, int rank)
 
 // A sender can have two segments' messages outstanding, which is what lets segments overlap.
 size_t Executor::segment_elements(const Program& program, size_t item) const {
-  const auto chunks = static_cast<size_t>(std::max({1, program.chunks(Space::kOut), program.chunks(Space::kIn)}));
+  const auto chunks =
+      static_cast<size_t>(std::max({1, program.chunks(Space::kOut), program.chunks(Space::kIn)}));
   const size_t fair = kSegmentBytes / chunks;
   const size_t room = capacity_ / static_cast<size_t>(program.in_flight() + 1);
   const size_t bytes = std::min(fair, room);
@@ -83,7 +84,8 @@ void Executor::prepare_scratch(const Job& job, size_t segment, size_t item) {
   const auto chunks = static_cast<size_t>(job.program->chunks(Space::kTmp));
   const size_t spare = job.op == ReduceOp::kPremulSum ? 1 : 0;
   scratch_stride_ = round_up(segment * item, kLineElementsBytes);
-  if (scratch_.size() < (chunks + spare) * scratch_stride_) scratch_.resize((chunks + spare) * scratch_stride_);
+  if (scratch_.size() < (chunks + spare) * scratch_stride_)
+    scratch_.resize((chunks + spare) * scratch_stride_);
   if (inputs_.size() < job.program->widest_reduce()) inputs_.resize(job.program->widest_reduce());
 }
 
@@ -102,9 +104,12 @@ void Executor::run(const Job& job, Waiter& waiter) {
 
 void Executor::step(const Instruction& step, const Frame& frame) {
   switch (step.opcode) {
-    case Opcode::kSend: return send(step, frame);
-    case Opcode::kRecv: return receive(step, frame);
-    case Opcode::kReduce: return reduce(step, frame);
+    case Opcode::kSend:
+      return send(step, frame);
+    case Opcode::kRecv:
+      return receive(step, frame);
+    case Opcode::kReduce:
+      return reduce(step, frame);
     case Opcode::kCopy: {
       const Extent from = find(step.own, frame), to = find(step.dst, frame);
       if (from.numel > 0 && from.data != to.data) std::memmove(to.data, from.data, from.numel * frame.item);
@@ -122,7 +127,8 @@ Extent Executor::find(ChunkRef ref, const Frame& frame) {
   const bool in_model = binding.in.longest() > 0;
   const Chunks& model = in_model ? binding.in : binding.out;
   const int32_t chunks = frame.job.program->chunks(in_model ? Space::kIn : Space::kOut);
-  const size_t length = model.slice(ref.index < chunks ? ref.index : 0, frame.first, frame.segment, frame.item).numel;
+  const size_t length =
+      model.slice(ref.index < chunks ? ref.index : 0, frame.first, frame.segment, frame.item).numel;
   return {scratch_.data() + static_cast<size_t>(ref.index) * scratch_stride_, length};
 }
 

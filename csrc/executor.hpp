@@ -29,7 +29,9 @@ class Chunks {
   Extent slice(int32_t index, size_t first, size_t at_most, size_t item) const;
   size_t longest() const;
   size_t numel(int32_t index) const;
-  bool holds(int32_t index) const { return !list_.empty() ? static_cast<size_t>(index) < list_.size() : per_ > 0; }
+  bool holds(int32_t index) const {
+    return !list_.empty() ? static_cast<size_t>(index) < list_.size() : per_ > 0;
+  }
 
  private:
   std::vector<Extent> list_;

@@ -23,9 +23,9 @@ struct ChunkRef {
 struct Instruction {
   Opcode opcode;
   int32_t flags;
-  ChunkRef dst;      // Send: the chunk sent; Copy, Recv, Reduce: where the result goes
-  ChunkRef own;      // Copy: the source; Reduce: the own contribution
-  int32_t own_at;    // Reduce: the own chunk's place among the inputs; -1: it takes no part
+  ChunkRef dst;            // Send: the chunk sent; Copy, Recv, Reduce: where the result goes
+  ChunkRef own;            // Copy: the source; Reduce: the own contribution
+  int32_t own_at;          // Reduce: the own chunk's place among the inputs; -1: it takes no part
   std::vector<int> peers;  // Send: receivers; Recv: the sender; Reduce: senders in order, own left out
 };
 
@@ -45,8 +45,8 @@ class Program {
  private:
   std::vector<Instruction> instructions_;
   int32_t chunks_[kSpaces];
-  bool equal_blocks_;   // chunks are whole blocks (all_gather ...), not an even cut of one buffer
-  int32_t in_flight_;   // messages a sender must be able to have outstanding
+  bool equal_blocks_;  // chunks are whole blocks (all_gather ...), not an even cut of one buffer
+  int32_t in_flight_;  // messages a sender must be able to have outstanding
   int32_t algorithm_;
   int size_;
   size_t widest_reduce_ = 1;

@@ -147,16 +147,20 @@ template <class T>
 struct Sum {
   using A = typename Traits<T>::Acc;
   static A apply(A a, A b) {
-    if constexpr (requires { Traits<T>::add(a, b); }) return Traits<T>::add(a, b);
-    else return static_cast<A>(a + b);
+    if constexpr (requires { Traits<T>::add(a, b); })
+      return Traits<T>::add(a, b);
+    else
+      return static_cast<A>(a + b);
   }
 };
 template <class T>
 struct Product {
   using A = typename Traits<T>::Acc;
   static A apply(A a, A b) {
-    if constexpr (requires { Traits<T>::mul(a, b); }) return Traits<T>::mul(a, b);
-    else return static_cast<A>(a * b);
+    if constexpr (requires { Traits<T>::mul(a, b); })
+      return Traits<T>::mul(a, b);
+    else
+      return static_cast<A>(a * b);
   }
 };
 // A NaN on any rank is the result, as in NumPy's minimum and maximum.
@@ -164,16 +168,20 @@ template <class T>
 struct Min {
   using A = typename Traits<T>::Acc;
   static A apply(A a, A b) {
-    if constexpr (kIsFloat<A>) return (a < b || a != a) ? a : b;
-    else return b < a ? b : a;
+    if constexpr (kIsFloat<A>)
+      return (a < b || a != a) ? a : b;
+    else
+      return b < a ? b : a;
   }
 };
 template <class T>
 struct Max {
   using A = typename Traits<T>::Acc;
   static A apply(A a, A b) {
-    if constexpr (kIsFloat<A>) return (a > b || a != a) ? a : b;
-    else return a < b ? b : a;
+    if constexpr (kIsFloat<A>)
+      return (a > b || a != a) ? a : b;
+    else
+      return a < b ? b : a;
   }
 };
 template <class T>

@@ -16,10 +16,10 @@ namespace unisono {
 
 constexpr size_t kLineBytes = 128;
 constexpr size_t kPageBytes = 4096;
-constexpr uint32_t kHistory = 16;      // operations a rank remembers of itself, for error messages
-constexpr uint32_t kLaneEntries = 16;  // messages in flight on one edge
-constexpr size_t kInlineBytes = 40;    // a message this small travels inside its lane entry
-constexpr size_t kChannelBytes = 256 * 1024;  // point-to-point buffer of one ordered pair
+constexpr uint32_t kHistory = 16;                // operations a rank remembers of itself, for error messages
+constexpr uint32_t kLaneEntries = 16;            // messages in flight on one edge
+constexpr size_t kInlineBytes = 40;              // a message this small travels inside its lane entry
+constexpr size_t kChannelBytes = 256 * 1024;     // point-to-point buffer of one ordered pair
 constexpr uint64_t kMagic = 0x3130306f6e696e55;  // "Unino001"
 
 // What went wrong; also the values that reach Python.
@@ -27,11 +27,11 @@ enum class FaultKind : uint32_t { kNone, kTimeout, kPeerLost, kPeerLeft, kMismat
 
 struct Fault {
   FaultKind kind = FaultKind::kNone;
-  int32_t by = -1;      // the rank that found out
-  int32_t about = -1;   // the rank that died, differed or did not come
-  int32_t signal = 0;   // what ended `about`, when known
+  int32_t by = -1;     // the rank that found out
+  int32_t about = -1;  // the rank that died, differed or did not come
+  int32_t signal = 0;  // what ended `about`, when known
   int32_t exit_code = -1;
-  uint64_t seq = 0;     // the operation of `by` that was running
+  uint64_t seq = 0;  // the operation of `by` that was running
 };
 
 // The group's abort cell. The first fault wins; the group stays aborted.
@@ -58,11 +58,11 @@ struct alignas(kLineBytes) Bell {
 
 struct alignas(kLineBytes) RankCell {
   std::atomic<int32_t> pid;
-  std::atomic<uint32_t> left;       // closed the group in an orderly way
-  std::atomic<uint64_t> started;    // number of the newest operation begun; the first is 1
+  std::atomic<uint32_t> left;     // closed the group in an orderly way
+  std::atomic<uint64_t> started;  // number of the newest operation begun; the first is 1
   std::atomic<uint64_t> finished;
-  Bell bell;                        // rung by peers for the thread that runs collectives
-  Bell channel_bell;                // ... and for the one that moves point-to-point messages
+  Bell bell;          // rung by peers for the thread that runs collectives
+  Bell channel_bell;  // ... and for the one that moves point-to-point messages
   std::atomic<uint64_t> history[kHistory][sizeof(CallRecord) / sizeof(uint64_t)];
 };
 

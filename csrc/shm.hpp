@@ -38,7 +38,7 @@ class ShmTransport final : public Transport {
   const int rank_;
   unsigned char* const ring_;
   const size_t ring_bytes_;
-  std::vector<uint32_t> sent_;      // messages sent to each peer
+  std::vector<uint32_t> sent_;  // messages sent to each peer
   std::vector<uint32_t> known_acked_;
   std::vector<uint32_t> received_;  // messages released of each peer
 

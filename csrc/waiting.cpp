@@ -55,8 +55,7 @@ Peers::Peers(std::vector<int> pidfds, int status_fd) : pidfds_(std::move(pidfds)
 Peers::~Peers() {
   for (int fd : pidfds_)
     if (fd >= 0) close(fd);
-  if (board_ != nullptr)
-    munmap(const_cast<int32_t*>(board_), board_records_ * kBoardWidth * sizeof(int32_t));
+  if (board_ != nullptr) munmap(const_cast<int32_t*>(board_), board_records_ * kBoardWidth * sizeof(int32_t));
 }
 
 bool Peers::dead(int rank) const {

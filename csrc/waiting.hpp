@@ -47,9 +47,9 @@ class Peers {
 };
 
 struct Patience {
-  int spins;              // polls before the clock is looked at
-  Nanoseconds spin_ns;    // then poll this long
-  Nanoseconds yield_ns;   // then give the core away between polls this long, then sleep
+  int spins;             // polls before the clock is looked at
+  Nanoseconds spin_ns;   // then poll this long
+  Nanoseconds yield_ns;  // then give the core away between polls this long, then sleep
 };
 
 // One per thread of execution (collectives; point-to-point): holds what a wait has to know.
@@ -90,7 +90,8 @@ class Waiter {
   // Records the first fault of the group, wakes everybody, throws the fault that stands.
   [[noreturn]] void fail(Fault fault);
   void throw_if_aborted() {
-    if (region_.abort().state.load(std::memory_order_acquire) != 0) [[unlikely]] rethrow();
+    if (region_.abort().state.load(std::memory_order_acquire) != 0) [[unlikely]]
+      rethrow();
   }
   // Looks for what makes waiting pointless: an abort, a death, a mismatch, an interrupt, the deadline.
   // `gone`: the awaited rank has closed the group.

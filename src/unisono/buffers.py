@@ -15,7 +15,7 @@ import numpy as np
 
 from unisono import _native
 
-__all__ = ["DTYPES", "ITEMSIZES", "View", "dtype_code", "overlap", "view", "views"]
+__all__ = ["DTYPES", "ITEMSIZES", "View", "dtype_code", "is_tensor", "overlap", "view", "views"]
 
 DTYPES: tuple[str, ...] = tuple(name for name, _ in _native.dtypes())
 """Names of the element types; a dtype's place is its code."""
@@ -49,13 +49,18 @@ def view(array: Any, writable: bool = True, name: str = "buffer") -> tuple[int, 
     found = _native.view(array, writable)
     if found is not None:
         return found
-    if hasattr(array, "data_ptr") and hasattr(array, "is_contiguous"):
+    if is_tensor(array):
         return _tensor(array, name)
     if isinstance(array, np.ndarray | np.generic):
         return _awkward_numpy(np.asarray(array), writable, name)
     if hasattr(array, "__dlpack__"):
         return _dlpack(array, writable, name)
     return _refuse(array, writable, name)
+
+
+def is_tensor(array: Any) -> bool:
+    """Whether it is a torch tensor, as far as one can tell without importing torch."""
+    return hasattr(array, "data_ptr") and hasattr(array, "is_contiguous")
 
 
 def views(arrays: Sequence[Any], *, writable: bool, name: str) -> list[View]:

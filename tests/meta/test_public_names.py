@@ -82,7 +82,9 @@ def test_every_public_name_exists():
 
 @pytest.mark.parametrize("name", ["unisono", *modules()])
 def test_docstrings(name):
-    if name.startswith(("unisono.torch", "unisono.backends.torch", "unisono.demo")):
+    if name.startswith(
+        ("unisono.torch", "unisono.backends.torch", "unisono.bench.torch_contender", "unisono.demo")
+    ):
         pytest.importorskip("torch")
     module = importlib.import_module(name)
     undocumented = [f"{name}.{thing}" for thing, body in documented(module) if not inspect.getdoc(body)]

@@ -27,6 +27,7 @@ from unisono.group import Group
 from unisono.store import FileStore
 
 RECORD = struct.Struct("<iiii")
+WORD = struct.Struct("<i")
 RUNNING, SIGNALLED = 1, 3
 SIZES = [1, 100, 20_000, 3_000_000]
 
@@ -71,7 +72,9 @@ def one_round(size: int, folder: str, number: int, rng: random.Random) -> list[s
         killed_at = time.monotonic()
         os.kill(pids[victim], signal.SIGKILL)
         os.waitpid(pids[victim], 0)
-        RECORD.pack_into(records, victim * RECORD.size, pids[victim], SIGNALLED, signal.SIGKILL, 0)
+        # As the launcher does: how it ended first, then that it ended.
+        WORD.pack_into(records, victim * RECORD.size + 2 * WORD.size, signal.SIGKILL)
+        WORD.pack_into(records, victim * RECORD.size + WORD.size, SIGNALLED)
         wrong = reap(pids, victim)
         with os.fdopen(reader) as lines:
             told = [json.loads(line) for line in lines]

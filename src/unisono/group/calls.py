@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from unisono import _native
-from unisono.buffers import DTYPES, ITEMSIZES, view
+from unisono.buffers import DTYPES, ITEMSIZES, is_tensor, view
 from unisono.errors import GroupClosed, GroupError
 from unisono.group.faults import COLLECTIVES, Scene, explain
 from unisono.group.layout import Layout
@@ -86,7 +86,6 @@ class Caller:
 
         A call like an earlier one takes the quick way: straight into the engine, which remembers the plan.
         """
-        quick = None
         plain = algorithm is None and timeout is None and not async_op
         if plain:
             quick = self._quick.get((collective, root, op))
@@ -96,24 +95,20 @@ class Caller:
             if fault > 0:
                 raise self.failure(collective, self._timeout_s)
         address, numel, dtype = view(x, writable, "x")
-        if quick is not None:
-            fault = quick.at(address, numel, dtype)
-            if not fault:
-                return None
-            if fault > 0:
-                raise self.failure(collective, self._timeout_s)
         prepared = self.prepare(collective, algorithm, dtype, numel, op, root)
         if plain:
-            self._remember(prepared, dtype, numel, op, writable)
+            self._remember(prepared, x, dtype, numel, op, writable)
         return self.run(prepared, x, async_op, timeout, numel, address, numel, 0, 0)
 
-    def _remember(self, prepared: Prepared, dtype: int, numel: int, op: Op, writable: bool) -> None:
+    def _remember(self, prepared: Prepared, x: Any, dtype: int, numel: int, op: Op, writable: bool) -> None:
         key = (prepared.name, prepared.root, op)
         quick = self._quick.get(key)
         if quick is None:
             quick = _native.Quick(self.engine, prepared.root, prepared.factor, self._timeout_s, writable)
             self._quick[key] = quick
         quick.remember(dtype, numel, prepared.operation)
+        if is_tensor(x):
+            quick.know_tensor(x.dtype, x.layout, dtype)
 
     def prepare(
         self,
