@@ -79,10 +79,10 @@ class Call:
     Example: `call = Call("broadcast"); group.broadcast(call.inout(x), src=0); call.after and call.after()`
     """
 
-    __slots__ = ("_back", "_movable", "_what")
+    __slots__ = ("_back", "_movable", "what")
 
     def __init__(self, what: str, *, moves_only: bool = False) -> None:
-        self._what = what
+        self.what = what
         self._movable = moves_only
         self._back: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -118,7 +118,7 @@ class Call:
         if len(sizes) != count or sum(sizes) != whole:
             raise ValueError(
                 message(
-                    f"{self._what}: the split sizes do not fit the tensor",
+                    f"{self.what}: the split sizes do not fit the tensor",
                     observed=f"{list(sizes) or 'none'} for a first dimension of {whole}",
                     expected=f"{count} sizes that add up to {whole}",
                 )
@@ -146,7 +146,7 @@ class Call:
         if not x.is_cpu:
             raise ValueError(
                 message(
-                    f"{self._what} got a tensor on {x.device}",
+                    f"{self.what} got a tensor on {x.device}",
                     expected="a CPU tensor",
                     remedy="Passing CUDA tensors on to NCCL is not there yet: move the tensor with .cpu(), "
                     "or make a group with backend='nccl' for it.",
@@ -155,7 +155,7 @@ class Call:
         if x.layout is not _STRIDED:
             raise ValueError(
                 message(
-                    f"{self._what} got a tensor of layout {x.layout}",
+                    f"{self.what} got a tensor of layout {x.layout}",
                     expected="a dense tensor",
                     remedy="Call .to_dense() first.",
                 )
@@ -163,7 +163,7 @@ class Call:
         if type(x) not in PLAIN and x.numel() and x.data_ptr() == 0:
             raise ValueError(
                 message(
-                    f"{self._what} got a {type(x).__name__}, which holds no memory of its own",
+                    f"{self.what} got a {type(x).__name__}, which holds no memory of its own",
                     expected="a plain tensor",
                     remedy="A DTensor has .to_local().",
                 )

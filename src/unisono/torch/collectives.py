@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
     ScatterOptions,
 )
+from torch.autograd import profiler
 
 from .arguments import PLAIN, REDUCE_OPS, Call, options, reduce_op, single
 from .work import DONE, Together, TransferWork, UnisonoWork, seconds
@@ -59,7 +60,7 @@ class Collectives:
         if type(opts) is not AllreduceOptions:
             opts = options(AllreduceOptions, opts, reduceOp=opts if op is None else op, timeout=timeout)
         x = tensors[0] if type(tensors) is list and len(tensors) == 1 else single("all_reduce", tensors)
-        if type(x) in PLAIN and not opts.asyncOp:
+        if type(x) in PLAIN and not opts.asyncOp and not profiler._is_profiler_enabled:
             # What `dist.all_reduce(x)` does all day: no list, no copy, no Work. The Group checks `x` itself.
             op, timeout = opts.reduceOp, opts.timeout
             number = hash(op)
@@ -314,6 +315,24 @@ class Collectives:
     # ---- how a call is made ----
 
     def _run(
+        self,
+        method: Callable[..., Any],
+        opts: Any,
+        result: list[Tensor],
+        call: Call,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Work:
+        """Call the Group; while PyTorch's profiler is on, as an event "unisono:all_reduce"."""
+        if not profiler._is_profiler_enabled:
+            return self._called(method, opts, result, call, *args, **kwargs)
+        with profiler.record_function(f"unisono:{call.what}") as event:
+            work = self._called(method, opts, result, call, *args, **kwargs)
+            if work is not DONE:  # the event goes on until the work is complete
+                event._call_end_callbacks_on_future(work.get_future())
+        return work
+
+    def _called(
         self,
         method: Callable[..., Any],
         opts: Any,

@@ -99,3 +99,12 @@ def check_every_collective_asynchronously(rank, size):
         assert work.is_success()
     assert torch.equal(rows, torch.ones(size, 2))
     assert x[0] == size
+
+
+def check_the_profiler_sees_collectives(rank, size):
+    with torch.profiler.profile() as seen:
+        dist.all_reduce(torch.ones(5))
+        dist.broadcast(torch.ones(5), 0, async_op=True).wait()
+    names = [event.name for event in seen.events()]
+    assert names.count("unisono:all_reduce") == 1
+    assert names.count("unisono:broadcast") == 1
