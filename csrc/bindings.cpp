@@ -56,10 +56,11 @@ std::optional<std::tuple<Address, Py_ssize_t, int>> view(nb::handle object, bool
     return std::nullopt;
   }
   const int dtype = dtype_of_format(buffer.format, buffer.itemsize);
-  const std::tuple result(reinterpret_cast<Address>(buffer.buf), buffer.len / buffer.itemsize, dtype);
+  const auto address = reinterpret_cast<Address>(buffer.buf);
+  const Py_ssize_t nbytes = buffer.len, itemsize = buffer.itemsize;
   PyBuffer_Release(&buffer);
   if (dtype < 0) return std::nullopt;
-  return result;
+  return std::tuple(address, nbytes / itemsize, dtype);
 }
 
 namespace {
@@ -103,6 +104,7 @@ void bind_tables(nb::module_& m) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+  nb::set_leak_warnings(false);  // groups that live until the interpreter ends are closed, not leaked
   m.doc() = "The engine: shared memory, reductions, the executor of lowered plans.";
   bind_tables(m);
   bind_engine(m);

@@ -22,15 +22,17 @@ inline unisono::Nanoseconds duration(double timeout_s) {
 }
 inline unisono::Nanoseconds deadline_after(double timeout_s) { return unisono::later(duration(timeout_s)); }
 
-// Waits with the GIL released; a KeyboardInterrupt that ended the wait goes on as what it is.
+// Waits with the GIL released; what a signal handler raised meanwhile goes on as what it is.
 template <class Waiting>
-int waiting(Waiting wait) {
+int waiting(unisono::Engine& engine, Waiting wait) {
   unisono::FaultKind kind;
+  engine.callers.fetch_add(1, std::memory_order_relaxed);
   {
     const nanobind::gil_scoped_release no_gil;
     kind = wait();
   }
-  if (kind == unisono::FaultKind::kInterrupted && PyErr_Occurred() != nullptr) throw nanobind::python_error();
+  engine.callers.fetch_sub(1, std::memory_order_relaxed);
+  if (PyErr_Occurred() != nullptr) throw nanobind::python_error();
   return static_cast<int>(kind);
 }
 

@@ -5,6 +5,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <unistd.h>
+
 #include <cstring>
 
 #include "bindings.hpp"
@@ -14,10 +16,14 @@ using namespace unisono;
 
 namespace {
 
+constexpr Nanoseconds kComeOut = 1'000'000'000;
+
 using Extents = std::vector<std::pair<Address, size_t>>;
 
 // Runs Python's signal handlers. True: one of them raised, and the exception is set in this thread.
+// They run in the main thread only: others need not take the GIL for it.
 bool interrupted() {
+  if (getpid() != gettid()) return false;
   const nb::gil_scoped_acquire gil;
   return PyErr_CheckSignals() != 0;
 }
@@ -83,7 +89,7 @@ void bind_operation(nb::module_& m) {
           "run",
           [](const Operation& op, Engine& engine, int root, size_t numel, double factor, double timeout_s,
              Address out, size_t out_numel, Address in, size_t in_numel) {
-            return waiting([&] {
+            return waiting(engine, [&] {
               return engine.run(
                   op.call(root, numel, factor, timeout_s, op.bind(out, out_numel, in, in_numel)));
             });
@@ -101,7 +107,7 @@ void bind_operation(nb::module_& m) {
           "run_lists",
           [](const Operation& op, Engine& engine, int root, size_t numel, double factor, double timeout_s,
              const Extents& out, const Extents& in) {
-            return waiting([&] {
+            return waiting(engine, [&] {
               return engine.run(op.call(root, numel, factor, timeout_s, {chunks(out), chunks(in)}));
             });
           },
@@ -150,7 +156,7 @@ void bind_engine(nb::module_& m) {
       .def(
           "wait",
           [](Engine& self, uint64_t ticket, double timeout_s) {
-            return waiting([&] { return self.wait(ticket, deadline_after(timeout_s)); });
+            return waiting(self, [&] { return self.wait(ticket, deadline_after(timeout_s)); });
           },
           nb::arg("ticket"), nb::arg("timeout_s"))
       .def("post_send",
@@ -165,7 +171,7 @@ void bind_engine(nb::module_& m) {
       .def(
           "wait_request",
           [](Engine& self, Request& request, double timeout_s, bool fatal) {
-            return waiting([&] {
+            return waiting(self, [&] {
               return self.channels().wait(request, deadline_after(timeout_s), fatal, self.interrupt());
             });
           },
@@ -174,8 +180,16 @@ void bind_engine(nb::module_& m) {
       .def("standing", &standing, nb::arg("rank"))
       .def("remembered", &remembered, nb::arg("rank"), nb::arg("seq"))
       .def("abort", [](Engine& self) { self.abort(Fault{FaultKind::kAborted, self.rank(), self.rank()}); })
-      .def("leave", [](Engine& self) {
-        const nb::gil_scoped_release no_gil;
-        self.leave();
-      });
+      .def("leave",
+           [](Engine& self) {
+             const nb::gil_scoped_release no_gil;
+             self.leave();
+             // A thread that is still in a call needs the GIL to come out of it, which it cannot get once the
+             // interpreter ends: give it a moment.
+             const Nanoseconds end = later(kComeOut);
+             while (self.callers.load(std::memory_order_relaxed) > 0 && now_ns() < end) usleep(200);
+           })
+      .def(
+          "abandon", [](nb::handle_t<Engine> self) { self.inc_ref(); },
+          "In a fork's child: never destroy this copy, whose locks are the parent's.");
 }

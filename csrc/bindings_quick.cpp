@@ -56,10 +56,10 @@ class Quick {
     const Slot& slot = slot_of(dtype, numel);
     if (slot.operation.program == nullptr || slot.dtype != dtype || slot.numel != numel) return -1;
     const auto count = static_cast<size_t>(numel);
-    return waiting([&] {
-      return engine_.run(
-          slot.operation.call(root_, count, factor_, timeout_s_, slot.operation.bind(address, count, 0, 0)));
-    });
+    // Nothing of the slot is looked at once the GIL is gone.
+    Call call =
+        slot.operation.call(root_, count, factor_, timeout_s_, slot.operation.bind(address, count, 0, 0));
+    return waiting(engine_, [&] { return engine_.run(std::move(call)); });
   }
   // From now on tensors of this torch dtype and layout are looked at without Python.
   void know_tensor(nb::object dtype, nb::object layout, int code) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 namespace unisono {
 namespace {
@@ -21,7 +22,7 @@ Channels::Channels(Region& region, const Peers& peers, int rank, Patience patien
       incoming_(region.ranks()),
       backed_(region.ranks(), false) {}
 
-Channels::~Channels() { leave(); }
+Channels::~Channels() { leave(false); }
 
 // ---- the byte rings --------------------------------------------------------------------------------
 
@@ -70,10 +71,12 @@ void Channels::finish(Request& request, FaultKind fault) {
   request.fault.store(fault, std::memory_order_relaxed);
   request.done.store(true, std::memory_order_release);
   --open_;
+  ++changes_;
   Waiter::ring(region_.cell(rank_).channel_bell);  // another thread of this rank may wait for it
 }
 
 void Channels::progress() {
+  if (failed_) return;
   for (int peer = 0; peer < static_cast<int>(sends_.size()); ++peer) {
     if (peer == rank_) continue;
     push(peer);
@@ -117,7 +120,6 @@ bool Channels::read_header(int peer) {
   Incoming& incoming = incoming_[static_cast<size_t>(peer)];
   if (available(peer) < sizeof(Header)) return false;
   read(peer, &incoming.header, sizeof(Header));
-  incoming.open = true;
   incoming.moved = 0;
   incoming.request = match(peer, incoming.header);
   const Header& header = incoming.header;
@@ -125,12 +127,19 @@ bool Channels::read_header(int peer) {
     Request& request = *incoming.request;
     request.peer = peer;
     request.tag = header.tag;
-    if (request.nbytes == header.nbytes && request.dtype == static_cast<DType>(header.dtype)) return true;
+    incoming.open = request.nbytes == header.nbytes && request.dtype == static_cast<DType>(header.dtype);
+    if (incoming.open) return true;
     request.nbytes = header.nbytes;  // what came, for the message
     finish(request, FaultKind::kMismatch);
     incoming.request = nullptr;
   }
-  incoming.kept = kept_.insert(kept_.end(), Kept{peer, header, std::vector<unsigned char>(header.nbytes)});
+  try {
+    incoming.kept = kept_.insert(kept_.end(), Kept{peer, header, std::vector<unsigned char>(header.nbytes)});
+  } catch (const std::bad_alloc&) {
+    failed_ = true;  // the header is gone: what follows can no longer be told apart
+    throw;
+  }
+  incoming.open = true;
   return true;
 }
 
@@ -176,7 +185,7 @@ bool Channels::take_kept(Request& request) {
   for (auto kept = kept_.begin(); kept != kept_.end(); ++kept) {
     if (!ranks_match(request.peer, kept->peer) || !tags_match(request.tag, kept->header.tag)) continue;
     const Incoming& incoming = incoming_[static_cast<size_t>(kept->peer)];
-    if (incoming.open && !incoming.request && incoming.kept == kept) return false;
+    if (incoming.open && !incoming.request && incoming.kept == kept) continue;
     deliver(request, kept->peer, kept->header, kept->bytes.data());
     kept_.erase(kept);
     return true;
@@ -187,17 +196,32 @@ bool Channels::take_kept(Request& request) {
 // ---- requests --------------------------------------------------------------------------------------
 
 void Channels::post(std::shared_ptr<Request> request) {
-  const std::lock_guard lock(mutex_);
-  ++open_;
-  if (stopping_) return finish(*request, FaultKind::kAborted);
-  if (request->sending && request->peer == rank_) return loop_back(*request);
-  if (request->sending) {
-    if (!back(rank_, request->peer)) return finish(*request, FaultKind::kAborted);
-    sends_[static_cast<size_t>(request->peer)].push_back(std::move(request));
-  } else if (!take_kept(*request)) {
-    receives_.push_back(std::move(request));
+  try {
+    const std::lock_guard lock(mutex_);
+    enqueue(std::move(request));
+    progress();
+    Waiter::ring(region_.cell(rank_).channel_bell);  // the background thread has another deadline to keep
+  } catch (const std::bad_alloc&) {
+    Waiter waiter(region_, peers_, rank_, &RankCell::channel_bell, patience_);
+    out_of_memory(waiter);
   }
-  progress();
+}
+
+void Channels::enqueue(std::shared_ptr<Request> request) {
+  ++open_;
+  ++changes_;
+  if (stopping_ || failed_ || region_.abort().state.load(std::memory_order_acquire) != 0)
+    return finish(*request, FaultKind::kAborted);
+  if (!request->sending) {
+    if (!take_kept(*request)) receives_.push_back(std::move(request));
+  } else if (request->peer == rank_) {
+    loop_back(*request);
+  } else if (back(rank_, request->peer)) {
+    sends_[static_cast<size_t>(request->peer)].push_back(std::move(request));
+  } else {
+    finish(*request, FaultKind::kNoMemory);
+    throw std::bad_alloc();
+  }
 }
 
 // A message to oneself is kept, or goes to the receive that already asks for it.
@@ -226,13 +250,14 @@ FaultKind Channels::wait(Request& request, Nanoseconds deadline, bool fatal,
     awaited = request.peer;
   }
   Waiter waiter(region_, peers_, rank_, &RankCell::channel_bell, patience_);
-  waiter.begin(region_.cell(rank_).started.load(std::memory_order_relaxed), 0, fatal ? deadline : INT64_MAX);
+  waiter.begin(0, 0, fatal ? deadline : INT64_MAX);
   waiter.set_interrupt(interrupt);
   try {
     waiter.until(awaited, [&] {
       if (request.done.load(std::memory_order_acquire)) return true;
       const std::lock_guard lock(mutex_);
       progress();
+      awaited = request.peer;
       return request.done.load(std::memory_order_acquire) || (!fatal && now_ns() >= deadline);
     });
     if (!request.done.load(std::memory_order_acquire)) return FaultKind::kTimeout;
@@ -243,10 +268,26 @@ FaultKind Channels::wait(Request& request, Nanoseconds deadline, bool fatal,
     const std::lock_guard lock(mutex_);
     fail_all(fault.kind);
     return fault.kind;
+  } catch (const std::bad_alloc&) {
+    return out_of_memory(waiter);
   }
 }
 
+// A message that nobody asks for, or cannot be kept, ends the group: its bytes are lost.
+FaultKind Channels::out_of_memory(Waiter& waiter) {
+  FaultKind kind = FaultKind::kAborted;
+  try {
+    waiter.fail(Fault{FaultKind::kNoMemory, rank_, rank_});
+  } catch (const Fault& fault) {
+    kind = fault.kind;
+  }
+  const std::lock_guard lock(mutex_);
+  fail_all(kind);
+  return kind;
+}
+
 void Channels::fail_all(FaultKind fault) {
+  failed_ = true;
   for (auto& queue : sends_) {
     for (const auto& request : queue) finish(*request, fault);
     queue.clear();
@@ -276,7 +317,7 @@ void Channels::begin_wait(Waiter& waiter, int& awaited) {
   for (const auto& request : receives_) look(*request);
   for (const Incoming& incoming : incoming_)
     if (incoming.request) look(*incoming.request);
-  waiter.begin(region_.cell(rank_).started.load(std::memory_order_relaxed), 0, deadline);
+  waiter.begin(0, 0, deadline);
 }
 
 void Channels::serve() {
@@ -287,24 +328,31 @@ void Channels::serve() {
     if (stopping_) return;
     int awaited;
     begin_wait(waiter, awaited);
-    const size_t open = open_;
+    const uint64_t seen = changes_;
     lock.unlock();
     FaultKind fault = FaultKind::kNone;
     try {
       waiter.until(awaited, [&] {
         const std::lock_guard progressing(mutex_);
         progress();
-        return stopping_ || open_ != open;
+        return stopping_ || changes_ != seen;
       });
     } catch (const Fault& thrown) {
       fault = thrown.kind;
+    } catch (const std::bad_alloc&) {
+      fault = out_of_memory(waiter);
     }
     lock.lock();
     if (fault != FaultKind::kNone) fail_all(fault);
   }
 }
 
-void Channels::leave() {
+void Channels::leave(bool forked) {
+  if (forked) {
+    abandoned_ = true;
+    if (thread_.joinable()) thread_.detach();
+  }
+  if (abandoned_) return;
   {
     const std::lock_guard lock(mutex_);
     if (stopping_) return;

@@ -51,7 +51,8 @@ class Channels {
   void detach();
   // Waits for a request. When `deadline` passes first: kTimeout, and the group is aborted if `fatal`.
   FaultKind wait(Request& request, Nanoseconds deadline, bool fatal, const std::function<bool()>* interrupt);
-  void leave();
+  // Ends everything. `forked`: this is a fork's copy, whose thread and lock are the parent's.
+  void leave(bool forked);
 
  private:
   struct Header {
@@ -73,7 +74,8 @@ class Channels {
     std::list<Kept>::iterator kept;
   };
 
-  void progress();  // all of these: with mutex_ held
+  void enqueue(std::shared_ptr<Request> request);  // this one and those below: with mutex_ held
+  void progress();
   void push(int peer);
   void pull(int peer);
   bool read_header(int peer);
@@ -84,6 +86,7 @@ class Channels {
   void loop_back(Request& send);
   void finish(Request& request, FaultKind fault);
   void fail_all(FaultKind fault);
+  FaultKind out_of_memory(Waiter& waiter);
   bool idle() const { return open_ == 0; }
   void begin_wait(Waiter& waiter, int& awaited);
 
@@ -104,8 +107,11 @@ class Channels {
   std::vector<Incoming> incoming_;
   std::list<Kept> kept_;
   std::vector<bool> backed_;
-  size_t open_ = 0;  // requests not done
+  size_t open_ = 0;       // requests not done
+  uint64_t changes_ = 0;  // requests posted or ended
+  bool failed_ = false;   // after a fault: what is in the rings can no longer be told apart
   bool stopping_ = false;
+  bool abandoned_ = false;  // by a fork
   std::condition_variable work_came_;
   std::thread thread_;
 };

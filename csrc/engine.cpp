@@ -2,15 +2,17 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <new>
 #include <stdexcept>
 
 namespace unisono {
 namespace {
 
 constexpr Nanoseconds kMicrosecond = 1000;
-constexpr auto kWaitSlice = std::chrono::milliseconds(20);  // bounds how late an interrupt is seen
+constexpr auto kWaitSlice = std::chrono::nanoseconds(20'000'000);  // bounds how late an interrupt is seen
 
 // With a core for every rank a short spin beats every sleep. With more ranks than cores a spin keeps the
 // rank that is waited for from running, and giving the core away beats sleeping by far.
@@ -34,6 +36,7 @@ std::vector<Transport*> every_edge(Transport* transport, uint32_t ranks, int ran
 Engine::Engine(std::shared_ptr<Region> region, int rank, EngineOptions options)
     : region_(std::move(region)),
       rank_(rank),
+      owner_(getpid()),
       peers_(std::move(options.pidfds), options.status_fd),
       patience_(foreground(options, region_->ranks())),
       shm_(*region_, rank),
@@ -93,16 +96,25 @@ FaultKind Engine::execute(const Call& call, bool in_background) {
     executor_.run(Job{call.program, call.binding, call.dtype, call.op, call.factor, print}, waiter_);
   } catch (const Fault& fault) {
     return fault.kind;
+  } catch (const std::bad_alloc&) {
+    abort(Fault{FaultKind::kNoMemory, rank_, rank_});
+    return FaultKind::kNoMemory;
   }
   region_->cell(rank_).finished.store(seq, std::memory_order_release);
   return FaultKind::kNone;
 }
 
 FaultKind Engine::run(Call call) {
+  if (runner_.load(std::memory_order_relaxed) == std::this_thread::get_id())
+    throw std::runtime_error(
+        "called from a signal handler while an operation of the same group is under way");
   if (queued_.load(std::memory_order_relaxed) == completed_.load(std::memory_order_acquire) &&
       executing_.try_lock()) {
     const std::lock_guard lock(executing_, std::adopt_lock);
-    return execute(call, false);
+    runner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+    const FaultKind result = execute(call, false);
+    runner_.store(std::thread::id(), std::memory_order_relaxed);
+    return result;
   }
   return wait(enqueue(std::move(call)), INT64_MAX);
 }
@@ -112,13 +124,9 @@ uint64_t Engine::start(Call call) { return enqueue(std::move(call)); }
 uint64_t Engine::enqueue(Call call) {
   call.deadline = later(call.timeout);
   const std::lock_guard lock(queue_mutex_);
-  if (!thread_.joinable() && !stopping_) thread_ = std::thread([this] { serve(); });
+  if (stopping_) return kLateTicket;
+  if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
   const uint64_t ticket = queued_.fetch_add(1, std::memory_order_acq_rel) + 1;
-  if (stopping_) {  // left: the ticket is done, and failed
-    first_failed_.store(std::min(first_failed_.load(), ticket));
-    completed_.store(ticket, std::memory_order_release);
-    return ticket;
-  }
   queue_.push_back(std::move(call));
   queue_grew_.notify_one();
   return ticket;
@@ -148,17 +156,24 @@ void Engine::serve() {
 FaultKind Engine::wait(uint64_t ticket, Nanoseconds deadline) {
   if (!done(ticket)) {
     std::unique_lock lock(queue_mutex_);
-    while (!ticket_done_.wait_for(lock, kWaitSlice, [&] { return done(ticket); })) {
+    const auto slice = [&] {
+      return std::chrono::nanoseconds(std::clamp<Nanoseconds>(deadline - now_ns(), 0, kWaitSlice.count()));
+    };
+    while (!ticket_done_.wait_for(lock, slice(), [&] { return done(ticket); })) {
       if (now_ns() >= deadline) return FaultKind::kTimeout;
       if (!interrupted_) continue;
       lock.unlock();
       const bool interrupted = interrupted_();
       if (interrupted) abort(Fault{FaultKind::kInterrupted, rank_, rank_});
       lock.lock();
-      if (interrupted) return FaultKind::kInterrupted;
+      if (!interrupted) continue;
+      // The engine may still be moving these very bytes; an aborted call ends soon.
+      ticket_done_.wait(lock, [&] { return done(ticket); });
+      return FaultKind::kInterrupted;
     }
   }
-  if (first_failed_.load(std::memory_order_acquire) > ticket) return FaultKind::kNone;
+  if (ticket != kLateTicket && first_failed_.load(std::memory_order_acquire) > ticket)
+    return FaultKind::kNone;
   const FaultKind kind = fault().kind;
   return kind == FaultKind::kNone ? FaultKind::kAborted : kind;
 }
@@ -177,17 +192,25 @@ void Engine::abort(Fault fault) {
   }
 }
 
-// Queued calls that have not begun would never end: leaving with work in flight aborts the group.
+// Calls under way or queued would end at their deadlines only: leaving them behind aborts the group.
 void Engine::leave() {
   if (left_.exchange(true)) return;
-  if (!done(queued_.load(std::memory_order_acquire))) abort(Fault{FaultKind::kAborted, rank_, rank_});
+  if (getpid() != owner_) {  // a fork's copy: neither the shared cell nor the threads are this process's
+    if (thread_.joinable()) thread_.detach();
+    channels_.leave(true);
+    return;
+  }
   {
     const std::lock_guard lock(queue_mutex_);
     stopping_ = true;
     queue_grew_.notify_all();
   }
+  const bool running = !executing_.try_lock();  // a call of another thread, or of ours
+  if (!running) executing_.unlock();
+  if (running || !done(queued_.load(std::memory_order_acquire)))
+    abort(Fault{FaultKind::kAborted, rank_, rank_});
   if (thread_.joinable()) thread_.join();
-  channels_.leave();
+  channels_.leave(false);
   region_->cell(rank_).left.store(1, std::memory_order_seq_cst);
   Waiter(*region_, peers_, rank_, &RankCell::bell, patience_).ring_all();
 }

@@ -2,6 +2,8 @@
 // asked for later completion, in a thread of its own, and remembers what it did for error messages.
 #pragma once
 
+#include <sys/types.h>
+
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -14,6 +16,8 @@
 #include "shm.hpp"
 
 namespace unisono {
+
+constexpr uint64_t kLateTicket = UINT64_MAX;  // of a call queued after the group was left: done, and failed
 
 struct EngineOptions {
   std::vector<int> pidfds;  // see Peers
@@ -55,13 +59,18 @@ class Engine {
   FaultKind run(Call call);
   // Queues a call; its ticket. Calls end in the order of their tickets.
   uint64_t start(Call call);
-  bool done(uint64_t ticket) const { return completed_.load(std::memory_order_acquire) >= ticket; }
+  bool done(uint64_t ticket) const {
+    return completed_.load(std::memory_order_acquire) >= ticket || ticket == kLateTicket;
+  }
   // Waits for a ticket; kTimeout when it is not done by then (the call goes on).
   FaultKind wait(uint64_t ticket, Nanoseconds deadline);
 
   // The fault that aborted the group; kind kNone while there is none.
   Fault fault() const;
   void abort(Fault fault);
+  // Threads of the caller that are in a call; whoever leaves gives them a moment to come out.
+  std::atomic<int> callers{0};
+
   // Tells the others that this rank is gone and ends the thread. Idempotent.
   void leave();
 
@@ -78,6 +87,7 @@ class Engine {
 
   const std::shared_ptr<Region> region_;
   const int rank_;
+  const pid_t owner_;  // the process this engine belongs to; a fork's copy does nothing
   Peers peers_;
   const Patience patience_;
   ShmTransport shm_;
@@ -88,8 +98,9 @@ class Engine {
   std::mutex programs_mutex_;
   std::deque<Program> programs_;
 
-  std::mutex executing_;  // held by whoever runs a call
-  uint64_t seq_ = 0;      // guarded by executing_
+  std::mutex executing_;                   // held by whoever runs a call
+  std::atomic<std::thread::id> runner_{};  // the caller's thread that does
+  uint64_t seq_ = 0;                       // guarded by executing_
 
   std::atomic<uint64_t> queued_{0};  // tickets given out
   std::atomic<uint64_t> completed_{0};

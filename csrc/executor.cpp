@@ -96,6 +96,7 @@ void Executor::run(const Job& job, Waiter& waiter) {
   prepare_scratch(job, segment, item);
   size_t first = 0;
   do {
+    if (first > 0) waiter.throw_if_aborted();
     const Frame frame{job, waiter, item, first, segment, first == 0};
     for (const Instruction& instruction : job.program->instructions()) step(instruction, frame);
     first += segment;
@@ -146,9 +147,14 @@ void Executor::send_over(Transport& transport, std::span<const int> peers, Exten
                          const Frame& frame) {
   const size_t nbytes = piece.numel * frame.item;
   void* room = transport.reserve(peers, nbytes);
-  if (room == nullptr)
-    frame.waiter.until(transport.blocking_peer(),
-                       [&] { return (room = transport.reserve(peers, nbytes)) != nullptr; });
+  if (room == nullptr) {
+    int awaited = transport.blocking_peer();
+    frame.waiter.until(awaited, [&] {
+      room = transport.reserve(peers, nbytes);
+      awaited = transport.blocking_peer();
+      return room != nullptr;
+    });
+  }
   if (scaled)
     kernels().scale[static_cast<size_t>(frame.job.dtype)](room, piece.data, piece.numel, frame.job.factor);
   else if (nbytes > 0)

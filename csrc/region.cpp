@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -45,12 +46,15 @@ void allocate(int fd, const Layout& layout) {
 size_t Region::bytes_needed(uint32_t ranks, size_t staging_bytes) { return Layout(ranks, staging_bytes).end; }
 
 Region::Region(int fd, uint32_t ranks, size_t staging_bytes, bool create)
-    : fd_(fd), ranks_(ranks), staging_bytes_(staging_bytes) {
+    : fd_{fd}, ranks_(ranks), staging_bytes_(staging_bytes) {
   if (ranks == 0 || staging_bytes < 16 * kPageBytes || staging_bytes % kPageBytes != 0)
     throw std::invalid_argument("staging memory must be a multiple of 4096 and at least 65536 bytes");
   const Layout layout(ranks, staging_bytes);
   bytes_ = layout.end;
   if (fd >= 0 && create) allocate(fd, layout);
+  struct stat info;
+  if (fd >= 0 && (fstat(fd, &info) != 0 || static_cast<size_t>(info.st_size) < bytes_))
+    throw std::invalid_argument("the shared memory is smaller than the group needs");
   const int flags = fd >= 0 ? MAP_SHARED : MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE;
   void* const base = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, flags, fd, 0);
   if (base == MAP_FAILED)
@@ -72,16 +76,17 @@ Region::Region(int fd, uint32_t ranks, size_t staging_bytes, bool create)
   }
 }
 
-Region::~Region() {
-  munmap(base_, bytes_);
-  if (fd_ >= 0) close(fd_);
+Region::~Region() { munmap(base_, bytes_); }
+
+Region::Descriptor::~Descriptor() {
+  if (number >= 0) close(number);
 }
 
 bool Region::back_channel(int sender, int receiver) {
-  if (fd_ < 0) return true;
+  if (fd_.number < 0) return true;
   const size_t start = static_cast<size_t>(channel_bytes(sender, receiver) - base_);
   int failed;
-  do failed = posix_fallocate(fd_, static_cast<off_t>(start), kChannelBytes);
+  do failed = posix_fallocate(fd_.number, static_cast<off_t>(start), kChannelBytes);
   while (failed == EINTR);
   return failed == 0;
 }

@@ -1,7 +1,8 @@
 // The memory that the ranks of one group on one host share, and its layout. One mapping of one
 // nameless memfd: nothing to clean up after a kill.
 //
-//   header | one RankCell per rank | one Lane per ordered pair | p2p Lanes | staging per rank | p2p buffers
+//   header | one RankCell per rank | one Lane per ordered pair | Channels | staging per rank | Channels'
+//   buffers
 //
 // Fields that different ranks write lie on different cache lines (128 bytes apart: the prefetcher
 // fetches lines in pairs).
@@ -23,7 +24,16 @@ constexpr size_t kChannelBytes = 256 * 1024;     // point-to-point buffer of one
 constexpr uint64_t kMagic = 0x3130306f6e696e55;  // "Unino001"
 
 // What went wrong; also the values that reach Python.
-enum class FaultKind : uint32_t { kNone, kTimeout, kPeerLost, kPeerLeft, kMismatch, kInterrupted, kAborted };
+enum class FaultKind : uint32_t {
+  kNone,
+  kTimeout,
+  kPeerLost,
+  kPeerLeft,
+  kMismatch,
+  kInterrupted,
+  kAborted,
+  kNoMemory
+};
 
 struct Fault {
   FaultKind kind = FaultKind::kNone;
@@ -126,7 +136,11 @@ class Region {
   bool back_channel(int sender, int receiver);
 
  private:
-  int fd_;
+  struct Descriptor {
+    int number;
+    ~Descriptor();
+  };
+  const Descriptor fd_;  // first: closed also when the rest of the constructor throws
   uint32_t ranks_;
   size_t staging_bytes_;
   size_t bytes_;

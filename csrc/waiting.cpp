@@ -89,7 +89,7 @@ void Peers::look_up(int pid, Fault& fault) const {
 
 // ---- Waiter ----------------------------------------------------------------------------------------
 
-void Waiter::slowly(int awaited, Poll ready, void* context) {
+void Waiter::slowly(const int& awaited, Poll ready, void* context) {
   throw_if_aborted();
   if (deadline_ == 0) deadline_ = later(timeout_);
   Nanoseconds started = now_ns();
@@ -111,10 +111,21 @@ void Waiter::slowly(int awaited, Poll ready, void* context) {
   for (Nanoseconds slice = kFirstSlice;; slice = std::min(2 * slice, kLongestSlice)) {
     if (sleep_once(ready, context, slice)) return;
     // Whoever left has posted all it had before: look at that first, then for the message once more.
-    const bool gone = awaited >= 0 && region_.cell(awaited).left.load(std::memory_order_seq_cst) != 0;
+    const int suspect = awaited;
+    const bool left = gone(suspect);
     if (ready(context)) return;
-    look_around(awaited, gone);
+    look_around(awaited, left && awaited == suspect);
   }
+}
+
+// Whether whoever is awaited has closed the group; for a message from anybody: whether all others have.
+bool Waiter::gone(int awaited) const {
+  const auto left = [&](int rank) { return region_.cell(rank).left.load(std::memory_order_seq_cst) != 0; };
+  if (awaited >= 0) return left(awaited);
+  if (fingerprint_ != 0 || region_.ranks() == 1) return false;
+  for (int rank = 0; rank < static_cast<int>(region_.ranks()); ++rank)
+    if (rank != rank_ && !left(rank)) return false;
+  return true;
 }
 
 // Sleeps until the bell rings or `slice` has passed; true when the condition holds.
@@ -157,7 +168,7 @@ void Waiter::look_around(int awaited, bool gone) {
   }
   if (gone) {
     fault.kind = FaultKind::kPeerLeft;
-    fault.about = awaited;
+    fault.about = awaited >= 0 ? awaited : (rank_ == 0 ? 1 : 0);
     fail(fault);
   }
   if (interrupted_ != nullptr && *interrupted_ && (*interrupted_)()) {
@@ -182,9 +193,12 @@ int Waiter::find_mismatch() {
     const uint64_t started = cell.started.load(std::memory_order_acquire);
     if (rank == rank_ || started < seq_ || started >= seq_ + kHistory - 1) continue;
     const auto& record = cell.history[seq_ % kHistory];
-    if (record[0].load(std::memory_order_relaxed) == seq_ &&
-        record[1].load(std::memory_order_relaxed) != fingerprint_)
-      return rank;
+    const bool same_number = record[0].load(std::memory_order_relaxed) == seq_;
+    const bool differs = record[1].load(std::memory_order_relaxed) != fingerprint_;
+    std::atomic_signal_fence(std::memory_order_acquire);
+    // A rank far ahead may have written over the record while it was read.
+    const bool current = cell.started.load(std::memory_order_acquire) < seq_ + kHistory - 1;
+    if (same_number && differs && current) return rank;
   }
   return -1;
 }

@@ -69,9 +69,9 @@ class Waiter {
   void set_patience(Patience patience) { patience_ = patience; }
   void set_interrupt(const std::function<bool()>* interrupted) { interrupted_ = interrupted; }
 
-  // Waits for `ready`, which depends on rank `awaited` (-1: on anybody).
+  // Waits for `ready`, which depends on rank `awaited` (-1: on anybody), and may change whom it depends on.
   template <class Ready>
-  void until(int awaited, Ready ready) {
+  void until(const int& awaited, Ready ready) {
     for (int i = 0; i < patience_.spins; ++i) {
       if (ready()) return;
       cpu_pause();
@@ -99,7 +99,8 @@ class Waiter {
 
  private:
   using Poll = bool (*)(void*);
-  void slowly(int awaited, Poll ready, void* context);
+  void slowly(const int& awaited, Poll ready, void* context);
+  bool gone(int awaited) const;
   bool sleep_once(Poll ready, void* context, Nanoseconds slice);
   [[noreturn]] void rethrow();
   int find_mismatch();

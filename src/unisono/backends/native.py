@@ -75,7 +75,15 @@ def open_engine(
         region, introductions = _invite(store, size, deadline, settings)
     else:
         region, introductions = _join(store, rank, size, deadline)
-    pidfds = [_watch(one) for one in introductions]
+    pidfds: list[int] = []
+    try:
+        for one in introductions:
+            pidfds += [_watch(one)]
+    except BaseException:
+        for pidfd in pidfds:
+            if pidfd >= 0:
+                os.close(pidfd)
+        raise
     cores = len(os.sched_getaffinity(0))
     return _native.Engine(region, rank, pidfds, settings.status_fd, cores, settings.spin_us)
 
@@ -115,7 +123,7 @@ def _invite(
         address = b"\0unisono-" + secrets.token_hex(16).encode()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(address)
-            listener.listen(size)
+            listener.listen(size + 128)  # strangers may knock; they must not fill the queue
             store.set(_KEY, msgspec.msgpack.encode(_Invitation(address, settings.staging_bytes)))
             return region, _receive_all(listener, memory, size, deadline)
     finally:
@@ -137,7 +145,8 @@ def _receive_all(listener: socket.socket, memory: int, size: int, deadline: floa
             guest.sendall(answer)
         for guest in guests:  # leave only when all have it: the last byte is their goodbye
             guest.settimeout(_remaining(deadline))
-            guest.recv(1)
+            if guest.recv(1) != b"\0":
+                raise ConnectionResetError("it could not map the memory")
         return everybody
     except OSError as error:
         raise RendezvousError(f"a rank went away while the group was being made: {error}") from error
@@ -156,15 +165,21 @@ def _receive(
             guest, _ = listener.accept()
         except TimeoutError:
             raise RendezvousError(_missing(size, known)) from None
-        guest.settimeout(2.0)
+        guest.settimeout(min(2.0, _remaining(deadline)))
         try:
-            credentials = guest.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
-            introduction = msgspec.msgpack.decode(guest.recv(256), type=_Introduction)
-            if _PEER_CREDENTIALS.unpack(credentials)[1] == os.getuid() and 0 < introduction.rank < size:
-                return guest, introduction
+            if _same_user(guest):  # asked before a single byte is waited for
+                introduction = msgspec.msgpack.decode(guest.recv(256), type=_Introduction)
+                if 0 < introduction.rank < size:
+                    return guest, introduction
         except (OSError, msgspec.DecodeError):
             pass
         guest.close()
+
+
+def _same_user(peer: socket.socket) -> bool:
+    """Whether the other end of a Unix socket is a process of this user."""
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+    return bool(_PEER_CREDENTIALS.unpack(credentials)[1] == os.getuid())
 
 
 def _missing(size: int, known: dict[int, _Introduction]) -> str:
@@ -188,15 +203,37 @@ def _join(store: Store, rank: int, size: int, deadline: float) -> tuple[_native.
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as host:
         host.settimeout(_remaining(deadline))
         try:
-            host.connect(invitation.address)
+            _connect(host, invitation.address, deadline)
             host.sendall(msgspec.msgpack.encode(_introduction(rank)))
-            length, descriptors, _, _ = socket.recv_fds(host, 4, 1)
+            length, descriptors, _, _ = socket.recv_fds(host, 4, 1, socket.MSG_CMSG_CLOEXEC)
+        except TimeoutError as error:
+            text = f"rank {rank} waited for the group's shared memory, but not all ranks came to it in time"
+            raise RendezvousError(text) from error
+        except OSError as error:
+            raise RendezvousError(_unreachable(rank, error)) from error
+        if not descriptors:
+            raise RendezvousError("rank 0 gave up while the group was being made; its own error tells why")
+        region = _native.Region(descriptors[0], size, invitation.staging_bytes, False)
+        try:
             everybody = _read(host, length)
         except OSError as error:
             raise RendezvousError(_unreachable(rank, error)) from error
-        region = _native.Region(descriptors[0], size, invitation.staging_bytes, False)
         host.sendall(b"\0")
         return region, msgspec.msgpack.decode(everybody, type=list[_Introduction])
+
+
+def _connect(host: socket.socket, address: bytes, deadline: float) -> None:
+    """Connect to the first rank, which must be a process of this user."""
+    while True:
+        try:
+            host.connect(address)
+            break
+        except BlockingIOError:  # its queue is full at the moment
+            if time.monotonic() >= deadline:
+                raise TimeoutError("the queue stayed full") from None
+            time.sleep(0.01)
+    if not _same_user(host):
+        raise PermissionError("the process that offers it belongs to another user")
 
 
 def _read(host: socket.socket, length: bytes) -> bytes:

@@ -29,7 +29,6 @@ class Prepared(NamedTuple):
     start_lists: Callable[..., int]
     name: str
     root: int
-    factor: float
 
 
 class Caller:
@@ -45,7 +44,8 @@ class Caller:
         self.size = size
         self._timeout_s = timeout_s
         self._engine: _native.Engine | None = engine
-        self._prepared: dict[tuple[str, str, int, int, Op], Prepared] = {}
+        self._prepared: dict[tuple[str, str, int, int, int], Prepared] = {}
+        self._code: dict[tuple[str, str, int], list[int]] = {}
         self._quick: dict[tuple[str, int, Op], _native.Quick] = {}
         self._works: list[Work] = []
         self._works_lock = threading.Lock()
@@ -86,7 +86,7 @@ class Caller:
 
         A call like an earlier one takes the quick way: straight into the engine, which remembers the plan.
         """
-        plain = algorithm is None and timeout is None and not async_op
+        plain = algorithm is None and timeout is None and not async_op and type(op) is ReduceOp
         if plain:
             quick = self._quick.get((collective, root, op))
             fault = -1 if quick is None else quick(x)
@@ -98,13 +98,14 @@ class Caller:
         prepared = self.prepare(collective, algorithm, dtype, numel, op, root)
         if plain:
             self._remember(prepared, x, dtype, numel, op, writable)
-        return self.run(prepared, x, async_op, timeout, numel, address, numel, 0, 0)
+        factor = op.factor if isinstance(op, PremulSum) else 1.0
+        return self.run(prepared, x, async_op, timeout, numel, address, numel, 0, 0, factor=factor)
 
     def _remember(self, prepared: Prepared, x: Any, dtype: int, numel: int, op: Op, writable: bool) -> None:
         key = (prepared.name, prepared.root, op)
         quick = self._quick.get(key)
         if quick is None:
-            quick = _native.Quick(self.engine, prepared.root, prepared.factor, self._timeout_s, writable)
+            quick = _native.Quick(self.engine, prepared.root, 1.0, self._timeout_s, writable)
             self._quick[key] = quick
         quick.remember(dtype, numel, prepared.operation)
         if is_tensor(x):
@@ -130,27 +131,27 @@ class Caller:
         """
         if algorithm is None:
             algorithm = choose(collective, self.size, numel * ITEMSIZES[dtype])
-        key = (collective, algorithm, root, dtype, op)
+        if not isinstance(op, ReduceOp | PremulSum):
+            raise TypeError(
+                f"{collective}: op is {op!r}, expected a member of ReduceOp or premul_sum(factor)"
+            )
+        key = (collective, algorithm, root, dtype, op.value)
         found = self._prepared.get(key)
         if found is None:
-            found = self._prepared[key] = self._prepare(*key)
+            found = self._prepared[key] = self._prepare(collective, algorithm, root, dtype, op)
         return found
 
     def _prepare(self, collective: str, algorithm: str, root: int, dtype: int, op: Op) -> Prepared:
         engine = self.engine
         if not 0 <= root < self.size:
             raise ValueError(f"{collective}: rank {root} is not in group {self.name!r} of {self.size} ranks")
-        if not isinstance(op, ReduceOp | PremulSum):
-            raise TypeError(
-                f"{collective}: op is {op!r}, expected a member of ReduceOp or premul_sum(factor)"
-            )
         if not _native.reducible(dtype, op.value):
             raise TypeError(f"{collective}: {op.name} has no meaning for {DTYPES[dtype]}{_hint(op, dtype)}")
         if collective in ("scan", "exclusive_scan") and op is ReduceOp.AVG:
             raise ValueError(f"{collective}: AVG has no meaning for a prefix; use SUM")
-        code = lower(make(collective, algorithm, self.size, root))[self.rank]
-        operation = engine.operation(code, COLLECTIVES.index(collective), dtype, op.value)
-        factor = op.factor if isinstance(op, PremulSum) else 1.0
+        operation = engine.operation(
+            self._lowered(collective, algorithm, root), COLLECTIVES.index(collective), dtype, op.value
+        )
         return Prepared(
             operation,
             operation.run,
@@ -159,8 +160,15 @@ class Caller:
             operation.start_lists,
             collective,
             root,
-            factor,
         )
+
+    def _lowered(self, collective: str, algorithm: str, root: int) -> list[int]:
+        """This rank's code of a plan; the same for every dtype and operation."""
+        key = (collective, algorithm, root)
+        code = self._code.get(key)
+        if code is None:
+            code = self._code[key] = lower(make(collective, algorithm, self.size, root))[self.rank]
+        return code
 
     def run(
         self,
@@ -171,6 +179,7 @@ class Caller:
         numel: int,
         *extents: Any,
         lists: bool = False,
+        factor: float = 1.0,
     ) -> Work | None:
         """Run an operation, or queue it and hand out its work.
 
@@ -185,11 +194,11 @@ class Caller:
         engine = self._engine or self.engine
         if async_op:
             start = prepared.start_lists if lists else prepared.start
-            ticket = start(engine, prepared.root, numel, prepared.factor, timeout_s, *extents)
+            ticket = start(engine, prepared.root, numel, factor, timeout_s, *extents)
             return self._hand_out(engine, ticket, keep, prepared.name, timeout_s)
         run = prepared.run_lists if lists else prepared.run
-        if run(engine, prepared.root, numel, prepared.factor, timeout_s, *extents):
-            raise self.failure(prepared.name, timeout_s)
+        if run(engine, prepared.root, numel, factor, timeout_s, *extents):
+            raise self.failure(prepared.name, timeout_s, engine)
         return None
 
     def run_blocks(
@@ -202,12 +211,13 @@ class Caller:
         timeout: float | timedelta | None,
         numel: int,
         counts: tuple[int, int],
+        factor: float = 1.0,
     ) -> Work | None:
         """As `run`, for an output and an input that may be lists; `counts`: chunks of out and input."""
         if out.extents is None and given.extents is None:
             whole, piece = out.pieces[0], given.pieces[0]
             extents: tuple[Any, ...] = (whole.address, whole.numel, piece.address, piece.numel)
-            return self.run(prepared, keep, async_op, timeout, numel, *extents)
+            return self.run(prepared, keep, async_op, timeout, numel, *extents, factor=factor)
         return self.run(
             prepared,
             keep,
@@ -217,16 +227,18 @@ class Caller:
             out.spread(counts[0]),
             given.spread(counts[1]),
             lists=True,
+            factor=factor,
         )
 
-    def failure(self, operation: str, timeout_s: float) -> GroupError:
-        """The error for what aborted the group."""
-        return explain(Scene(self.engine, self.name, self.rank, self.size, operation, timeout_s))
+    def failure(self, operation: str, timeout_s: float, engine: _native.Engine | None = None) -> GroupError:
+        """The error for what aborted the group; `engine` is its engine, when the group may be closed."""
+        engine = engine or self.engine
+        return explain(Scene(engine, self.name, self.rank, self.size, operation, timeout_s))
 
     def _hand_out(
         self, engine: _native.Engine, ticket: int, keep: Any, name: str, timeout_s: float
     ) -> CollectiveWork:
-        work = CollectiveWork(engine, ticket, keep, lambda kind: self.failure(name, timeout_s))  # noqa: ARG005
+        work = CollectiveWork(engine, ticket, keep, lambda: self.failure(name, timeout_s, engine))
         self.keep(work)
         return work
 
@@ -236,14 +248,22 @@ class Caller:
             self._works = [one for one in self._works if not one.done()]
             self._works.append(work)
 
+    def abandon(self) -> None:
+        """In a fork's child: forget the parent's group without touching it."""
+        engine, self._engine = self._engine, None
+        self._prepared.clear()
+        self._quick.clear()
+        if engine is not None:
+            engine.abandon()
+
     def leave(self) -> None:
         """Stop: tell the others, end the threads, forget the memory."""
         engine, self._engine = self._engine, None
         self._prepared.clear()
         self._quick.clear()
-        self._works.clear()
         if engine is not None:
             engine.leave()
+        self._works.clear()  # only now no thread is left that moves bytes of their buffers
 
 
 def _hint(op: Op, dtype: int) -> str:

@@ -17,7 +17,7 @@ from unisono.group.layout import (
     one,
 )
 from unisono.group.work import Work
-from unisono.reduction import Op, ReduceOp
+from unisono.reduction import Op, PremulSum, ReduceOp
 
 __all__ = ["Collectives"]
 
@@ -245,8 +245,9 @@ class Collectives:
         check_equal(source, caller.size, numel, ("inputs", "out"))
         check_apart(source, target, caller.size, caller.rank, own_block=True)
         prepared = caller.prepare("reduce_scatter", algorithm, target.dtype, numel, op)
+        factor = op.factor if isinstance(op, PremulSum) else 1.0
         return caller.run_blocks(
-            prepared, target, source, (out, inputs), async_op, timeout, numel, (1, caller.size)
+            prepared, target, source, (out, inputs), async_op, timeout, numel, (1, caller.size), factor
         )
 
     def all_to_all(

@@ -20,7 +20,7 @@ COLLECTIVES: tuple[str, ...] = tuple(CONTRACTS)
 class FaultKind:
     """What the engine answers; csrc/region.hpp has the same list."""
 
-    NONE, TIMEOUT, PEER_LOST, PEER_LEFT, MISMATCH, INTERRUPTED, ABORTED = range(7)
+    NONE, TIMEOUT, PEER_LOST, PEER_LEFT, MISMATCH, INTERRUPTED, ABORTED, NO_MEMORY = range(8)
 
 
 class _Fault(NamedTuple):
@@ -62,6 +62,8 @@ def explain(scene: Scene) -> GroupError:
         return Aborted(
             message(f"{doing} failed: rank {fault.by} was interrupted (Ctrl-C)", where=scene.where())
         )
+    if fault.kind == FaultKind.NO_MEMORY:
+        return Aborted(message(f"{doing} failed: rank {fault.by} ran out of memory", where=scene.where()))
     return Aborted(
         message(
             f"{doing} failed: rank {fault.by} aborted the group",
@@ -104,6 +106,8 @@ def _signal_name(number: int) -> str:
 
 
 def _timeout(scene: Scene, fault: _Fault, doing: str) -> str:
+    if fault.seq == 0:  # a message between two ranks
+        return _message_timeout(scene, fault, doing)
     absent = [rank for rank in range(scene.size) if scene.engine.standing(rank)[1] < fault.seq]
     if absent:
         blamed = absent[0]
@@ -120,6 +124,17 @@ def _timeout(scene: Scene, fault: _Fault, doing: str) -> str:
     )
 
 
+def _message_timeout(scene: Scene, fault: _Fault, doing: str) -> str:
+    after = f" after {scene.timeout_s:.1f} s" if fault.by == scene.rank else f" on rank {fault.by}"
+    who = "nobody sent"
+    if fault.about >= 0:
+        pid = scene.engine.standing(fault.about)[0]
+        seen = _last_seen(scene, fault.about)
+        who = f"rank {fault.about} did not answer (pid {pid}, last seen {seen})"
+    remedy = "Raise timeout=, or look at the other rank's output."
+    return message(f"{doing} timed out{after}: {who}", where=scene.where(), remedy=remedy)
+
+
 def _last_seen(scene: Scene, rank: int) -> str:
     """Where a rank was: "in barrier #40", "after barrier #40", "before any operation"."""
     _, started, finished, _ = scene.engine.standing(rank)
@@ -131,14 +146,13 @@ def _last_seen(scene: Scene, rank: int) -> str:
 
 
 def _mismatch(scene: Scene, fault: _Fault) -> str:
+    if fault.seq == 0:
+        what = f"a message from rank {fault.about} had another size or dtype than rank {fault.by} expected"
+        return message(what, where=scene.where(), remedy="Send and receive arrays of one size and dtype.")
     seq = _first_difference(scene, fault.seq)
     calls = [_call_of(scene, rank, seq) for rank in range(scene.size)]
     lines = [f"ranks called different things [{scene.where()}]"]
     lines += [f"  rank {rank}  #{seq} {call}" for rank, call in enumerate(calls)]
-    if len(set(calls)) == 1:
-        lines.append(
-            f"  a message from rank {fault.about} had another size or dtype than rank {fault.by} expected"
-        )
     lines.append("Every rank of a group must make the same calls in the same order.")
     return "\n".join(lines)
 

@@ -164,6 +164,7 @@ class Group(Objects):
 
 def _close(caller: Caller, meeting: Rendezvous | None, pid: int) -> None:
     if os.getpid() != pid:  # a fork's copy: the parent's group is not the child's to leave
+        caller.abandon()
         return
     caller.leave()
     if meeting is not None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from unisono.buffers import DTYPES, ITEMSIZES, View, overlap, view, views
@@ -60,6 +61,8 @@ def blocks(arrays: Any, size: int, *, writable: bool, name: str) -> Layout:
         if len(arrays) != size:
             raise ValueError(f"{name} has {len(arrays)} arrays, expected {size}: one for every rank")
         pieces = tuple(views(arrays, writable=writable, name=name))
+        if writable:
+            _check_disjoint(pieces, name)
         return Layout(pieces, [(piece.address, piece.numel) for piece in pieces])
     whole = View(*view(arrays, writable, name))
     if whole.numel % size:
@@ -95,6 +98,14 @@ def check_apart(several: Layout, single: Layout, size: int, rank: int, *, own_bl
     raise ValueError(
         "output and input overlap in memory" + (f"; only block {rank} may be shared" if own_block else "")
     )
+
+
+def _check_disjoint(pieces: tuple[View, ...], name: str) -> None:
+    """No two arrays that are written share memory."""
+    order = sorted((piece for piece in pieces if piece.numel), key=lambda piece: piece.address)
+    for low, high in pairwise(order):
+        if overlap(low, high):
+            raise ValueError(f"two arrays of {name} overlap in memory")
 
 
 def _block(layout: Layout, size: int, rank: int) -> View:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -28,7 +29,7 @@ class Messages:
 
     def send(self, x: Any, dst: int, tag: int = 0, *, timeout: Timeout = None) -> None:
         """Send `x` to rank `dst`. Returns when `x` may be changed; it may not have been received yet."""
-        self._wait("send", self._post("send", x, dst, tag, timeout), timeout)
+        self._wait(self._post("send", x, dst, tag, timeout), timeout)
 
     def recv(self, x: Any, src: int | None = None, tag: int = 0, *, timeout: Timeout = None) -> int:
         """Receive into `x` from rank `src`, or from anybody (None); the rank it came from.
@@ -37,7 +38,7 @@ class Messages:
             tag: of the message; `ANY_TAG` takes any.
         """
         work = self._post("recv", x, src, tag, timeout)
-        self._wait("recv", work, timeout)
+        self._wait(work, timeout)
         return work.source
 
     def isend(self, x: Any, dst: int, tag: int = 0, *, timeout: Timeout = None) -> MessageWork:
@@ -52,22 +53,22 @@ class Messages:
         self, x: Any, dst: int, out: Any, src: int | None = None, tag: int = 0, *, timeout: Timeout = None
     ) -> int:
         """Send `x` to `dst` and receive into `out` from `src` at once; the rank it came from."""
-        incoming = self._post("sendrecv", out, src, tag, timeout, receiving=True)
-        self._wait("sendrecv", self._post("sendrecv", x, dst, tag, timeout, receiving=False), timeout)
-        self._wait("sendrecv", incoming, timeout)
+        receive = self._checked("sendrecv", out, src, tag, timeout, receiving=True)
+        send = self._checked("sendrecv", x, dst, tag, timeout, receiving=False)
+        incoming, outgoing = receive(), send()
+        self._caller.keep(incoming)
+        self._wait(outgoing, timeout)
+        self._wait(incoming, timeout)
         return incoming.source
 
-    def _post(
-        self,
-        name: str,
-        x: Any,
-        peer: int | None,
-        tag: int,
-        timeout: Timeout,
-        receiving: bool | None = None,
-    ) -> MessageWork:
+    def _post(self, name: str, x: Any, peer: int | None, tag: int, timeout: Timeout) -> MessageWork:
+        return self._checked(name, x, peer, tag, timeout, receiving=name.endswith("recv"))()
+
+    def _checked(
+        self, name: str, x: Any, peer: int | None, tag: int, timeout: Timeout, *, receiving: bool
+    ) -> Callable[[], MessageWork]:
+        """Check the arguments of one message; what is returned posts it."""
         caller = self._caller
-        receiving = name.endswith("recv") if receiving is None else receiving
         address, numel, dtype = view(x, receiving, "out" if name == "sendrecv" and receiving else "x")
         if peer is None and receiving:
             peer = ANY_RANK
@@ -78,13 +79,18 @@ class Messages:
         timeout_s = seconds(timeout, caller.timeout_s)
         engine = caller.engine
         post = engine.post_recv if receiving else engine.post_send
-        request = post(peer, tag, dtype, address, numel * ITEMSIZES[dtype], timeout_s)
-        return MessageWork(engine, request, x, lambda kind: caller.failure(name, timeout_s))  # noqa: ARG005
+        nbytes = numel * ITEMSIZES[dtype]
 
-    def _wait(self, name: str, work: MessageWork, timeout: Timeout) -> None:
+        def start() -> MessageWork:
+            request = post(peer, tag, dtype, address, nbytes, timeout_s)
+            return MessageWork(engine, request, x, lambda: caller.failure(name, timeout_s, engine))
+
+        return start
+
+    def _wait(self, work: MessageWork, timeout: Timeout) -> None:
         timeout_s = seconds(timeout, self._caller.timeout_s)
         if work.wait_or_abort(timeout_s):
-            raise self._caller.failure(name, timeout_s)
+            raise work.failure()
 
     def _detach(self, work: MessageWork) -> MessageWork:
         if not work.done():

@@ -13,8 +13,8 @@ from unisono.group.faults import FaultKind
 
 __all__ = ["CollectiveWork", "DoneWork", "MessageWork", "Work", "seconds"]
 
-Explain = Callable[[int], BaseException]
-"""Makes the error for a kind of fault."""
+Explain = Callable[[], BaseException]
+"""Makes the error for the fault that aborted the group."""
 
 
 def seconds(timeout: float | timedelta | None, default_s: float) -> float:
@@ -87,10 +87,12 @@ class CollectiveWork(Work):
     def wait(self, timeout: float | timedelta | None = None) -> None:
         """See `Work.wait`."""
         kind = self._engine.wait(self._ticket, seconds(timeout, float("inf")))
-        if kind == FaultKind.TIMEOUT and not self.done():
+        if kind == FaultKind.TIMEOUT and self.done():  # it ended in this very moment
+            kind = self._engine.wait(self._ticket, 1.0)
+        if kind == FaultKind.TIMEOUT and not self._engine.fault()[0]:
             raise Timeout(f"the operation is not done after {seconds(timeout, 0):.3f} s; it goes on")
         if kind:
-            raise self._explain(kind)
+            raise self._explain()
 
 
 class MessageWork(Work):
@@ -111,10 +113,16 @@ class MessageWork(Work):
     def wait(self, timeout: float | timedelta | None = None) -> None:
         """See `Work.wait`."""
         kind = self._engine.wait_request(self._request, seconds(timeout, float("inf")), False)
-        if kind == FaultKind.TIMEOUT and not self.done():
+        if kind == FaultKind.TIMEOUT and self.done():
+            kind = self._engine.wait_request(self._request, 1.0, False)
+        if kind == FaultKind.TIMEOUT and not self._engine.fault()[0]:
             raise Timeout(f"the message is not through after {seconds(timeout, 0):.3f} s; it goes on")
         if kind:
-            raise self._explain(kind)
+            raise self._explain()
+
+    def failure(self) -> BaseException:
+        """The error for what went wrong."""
+        return self._explain()
 
     def wait_or_abort(self, timeout_s: float) -> int:
         """Wait for its end; the kind of fault, 0 for none. Running out of time aborts the group."""

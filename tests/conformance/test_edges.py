@@ -1,0 +1,260 @@
+"""What happens at the edges of a group's life: closing early, forking, signals, exits, aborts."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ranks
+import unisono as un
+
+
+def run(size: int, program: str) -> list[str]:
+    """What `size` processes print; `group` is there already."""
+    opening = (
+        "import os, signal, sys, threading, time\nimport numpy as np\nimport unisono as un\n"
+        'group = un.init_process_group(init_method=os.environ["MEETING"], timeout=20)\n'
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "program.py"
+        path.write_text(opening + program)
+        return ranks.processes(size, path, timeout_s=40)
+
+
+def test_closing_with_large_work_in_flight_touches_no_freed_memory() -> None:
+    def work(group: un.Group) -> None:
+        for _ in range(3):
+            group.all_reduce(np.ones(1 << 21, np.float32), async_op=True)
+        if group.rank == 0:
+            time.sleep(0.002)
+        group.close()
+
+    for _ in range(5):
+        ranks.threads(2, work)
+
+
+def test_child_of_a_fork_leaves_the_group_alone() -> None:
+    told = run(
+        2,
+        """
+group.all_reduce(np.ones(1), async_op=True).wait()
+if os.fork() == 0:
+    sys.exit(0)
+os.wait()
+group.all_reduce(x := np.ones(1))
+print(x[0])
+group.barrier()
+""",
+    )
+    assert [each.split()[-1] for each in told] == ["2.0", "2.0"]
+
+
+def test_rank_that_waits_for_another_blames_nobody_who_has_left() -> None:
+    """Rank 1 takes its part and leaves; rank 0's staging memory is full because of rank 2."""
+
+    def work(group: un.Group) -> None:
+        if group.rank == 2:
+            time.sleep(0.5)
+        x = np.full(1 << 20, group.rank, np.float32)
+        group.broadcast(x, 0)
+        group.gather(np.ones(4), np.empty((3, 4)) if group.rank == 2 else None, 2)
+        assert not x.any()
+        group.close()
+
+    ranks.threads(3, work)
+
+
+def test_nothing_is_sent_after_an_abort() -> None:
+    def work(group: un.Group) -> None:
+        group.barrier()
+        group.abort()
+        with pytest.raises(un.Aborted):
+            group.send(np.ones(1), 1 - group.rank)
+        with pytest.raises(un.Aborted):
+            group.isend(np.ones(1), 1 - group.rank).wait()
+
+    ranks.threads(2, work)
+
+
+def test_abort_in_the_middle_of_a_long_message() -> None:
+    def work(group: un.Group) -> None:
+        big = np.full(4 << 20, 255, np.uint8)
+        with pytest.raises(un.GroupError):
+            if group.rank == 0:
+                group.send(big, 1)
+            else:
+                group.irecv(big, 0)
+                time.sleep(0.001)
+                group.abort()
+            group.recv(np.zeros(3), 1 - group.rank)
+        with pytest.raises(un.GroupError):
+            group.recv(np.zeros(3), 1 - group.rank)
+
+    for _ in range(5):
+        ranks.threads(2, work)
+
+
+def test_wrong_sendrecv_posts_nothing() -> None:
+    def work(group: un.Group) -> None:
+        peer = 1 - group.rank
+        out, x = np.zeros(1), np.zeros(1)
+        with pytest.raises(ValueError, match="rank 9"):
+            group.sendrecv(np.ones(1), 9, out, peer)
+        group.send(np.full(1, 7.0), peer)
+        group.recv(x, peer)
+        assert (x[0], out[0]) == (7, 0)
+
+    ranks.threads(2, work)
+
+
+def test_receive_from_anybody_hears_that_all_have_left() -> None:
+    def work(group: un.Group) -> None:
+        group.barrier()
+        if group.rank:
+            group.close()
+            return
+        started = time.monotonic()
+        with pytest.raises(un.PeerLost, match="has closed the group"):
+            group.recv(np.zeros(1))
+        assert time.monotonic() - started < 5
+
+    ranks.threads(3, work)
+
+
+def test_cause_is_still_told_after_close() -> None:
+    def work(group: un.Group) -> None:
+        if group.rank == 0:
+            reducing = group.all_reduce(np.ones(1), async_op=True)
+            group.close()
+            assert reducing is not None
+            assert isinstance(reducing.exception(), un.Aborted)
+        else:
+            with pytest.raises(un.GroupError):
+                group.all_reduce(np.ones(1))
+                group.barrier()
+
+    ranks.threads(2, work)
+
+
+def test_close_ends_a_call_of_another_thread() -> None:
+    def work(group: un.Group) -> None:
+        group.barrier()
+        if group.rank:
+            time.sleep(0.4)
+            return
+        told: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                group.all_reduce(np.ones(1))
+            except un.UnisonoError as error:
+                told.append(error)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        time.sleep(0.1)
+        group.close()
+        waiting.join(2)
+        assert not waiting.is_alive()
+        assert told
+
+    ranks.threads(2, work)
+
+
+def test_premultiplied_sums_are_remembered_once() -> None:
+    def work(group: un.Group) -> None:
+        for factor in range(1, 50):
+            x = np.ones(3)
+            group.all_reduce(x, un.premul_sum(factor))
+            assert (x == 2 * factor).all()
+        assert len(group._caller._prepared) == 1
+
+    ranks.threads(2, work)
+
+
+def test_numbers_and_bools_are_no_operations() -> None:
+    def work(group: un.Group) -> None:
+        group.all_reduce(np.ones(2), un.AVG)
+        for wrong in (True, 1, 1.0, None):
+            with pytest.raises(TypeError, match="expected a member of ReduceOp"):
+                group.all_reduce(np.ones(2), wrong)  # type: ignore[arg-type]
+
+    ranks.threads(1, work)
+
+
+def test_outputs_that_overlap_are_refused() -> None:
+    def work(group: un.Group) -> None:
+        one = np.zeros(4)
+        with pytest.raises(ValueError, match="two arrays of out overlap"):
+            group.all_gather([one, one], np.ones(4))
+
+    ranks.threads(2, work)
+
+
+def test_collective_in_a_signal_handler_is_refused() -> None:
+    told = run(
+        2,
+        """
+if group.rank:
+    time.sleep(1)
+else:
+    def handler(*_):
+        try:
+            group.barrier()
+        except RuntimeError as error:
+            print(error)
+    signal.signal(signal.SIGUSR1, handler)
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+group.all_reduce(x := np.ones(1))
+print(x[0])
+group.barrier()
+""",
+    )
+    assert "called from a signal handler" in told[0]
+    assert told[0].split()[-1] == "2.0"
+
+
+def test_exception_of_a_signal_handler_comes_through() -> None:
+    told = run(
+        2,
+        """
+if group.rank == 0:
+    def handler(*_):
+        group.abort()
+        raise SystemExit(0)
+    signal.signal(signal.SIGTERM, handler)
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    try:
+        group.all_reduce(np.ones(1))
+    except SystemExit:
+        print("came through")
+        raise
+else:
+    try:
+        time.sleep(0.6)
+        group.barrier()
+    except un.Aborted:
+        print("told")
+""",
+    )
+    assert "came through" in told[0]
+    assert "told" in told[1]
+
+
+def test_exit_while_a_daemon_thread_waits() -> None:
+    run(
+        2,
+        """
+group.barrier()
+if group.rank == 0:
+    threading.Thread(target=lambda: group.recv(np.zeros(1), 1), daemon=True).start()
+    time.sleep(0.2)
+else:
+    time.sleep(0.5)
+""",
+    )
