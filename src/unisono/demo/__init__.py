@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-n", "--ranks", type=int, default=4, help="processes (default 4)")
     add("--steps", type=int, default=300, help="training steps (default 300)")
-    add("--seconds", type=float, default=50.0, help="fewer steps when they would take longer (default 60)")
+    add("--seconds", type=float, default=50.0, help="fewer steps when they would take longer (default 50)")
     add("--batch", type=int, default=4, help="sequences per rank and step (default 4)")
     add("--seed", type=int, default=0, help="of weights, data order and sample (default 0)")
     add("--backends", default="unisono,gloo", help="comma list, one run each (default unisono,gloo)")
