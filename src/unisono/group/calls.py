@@ -230,15 +230,19 @@ class Caller:
             factor=factor,
         )
 
+    def scene(self, engine: _native.Engine, operation: str, timeout_s: float) -> Scene:
+        """What an error of an operation has to say of its place."""
+        return Scene(engine, self.name, self.rank, self.size, operation, timeout_s)
+
     def failure(self, operation: str, timeout_s: float, engine: _native.Engine | None = None) -> GroupError:
         """The error for what aborted the group; `engine` is its engine, when the group may be closed."""
         engine = engine or self.engine
-        return explain(Scene(engine, self.name, self.rank, self.size, operation, timeout_s))
+        return explain(self.scene(engine, operation, timeout_s))
 
     def _hand_out(
         self, engine: _native.Engine, ticket: int, keep: Any, name: str, timeout_s: float
     ) -> CollectiveWork:
-        work = CollectiveWork(engine, ticket, keep, lambda: self.failure(name, timeout_s, engine))
+        work = CollectiveWork(engine, ticket, keep, self.scene(engine, name, timeout_s))
         self.keep(work)
         return work
 

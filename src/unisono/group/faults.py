@@ -11,7 +11,7 @@ from unisono.errors import Aborted, GroupError, Mismatch, PeerLost, Timeout, mes
 from unisono.plans import CONTRACTS, algorithm_names
 from unisono.reduction import PremulSum, ReduceOp
 
-__all__ = ["COLLECTIVES", "FaultKind", "explain"]
+__all__ = ["COLLECTIVES", "FaultKind", "Scene", "explain", "late"]
 
 COLLECTIVES: tuple[str, ...] = tuple(CONTRACTS)
 """Names of the collectives; a collective's place is its number in the engine."""
@@ -70,6 +70,18 @@ def explain(scene: Scene) -> GroupError:
             where=scene.where(),
             remedy="Its own error tells why.",
         )
+    )
+
+
+def late(scene: Scene, waited_s: float) -> str:
+    """What to say of work that is not done yet, and goes on: who has not come."""
+    seq = scene.engine.standing(scene.rank)[1]
+    absent = [rank for rank in range(scene.size) if scene.engine.standing(rank)[1] < seq]
+    who = ""
+    if absent and scene.operation in COLLECTIVES:
+        who = f"rank {', '.join(map(str, absent))} has not arrived, last seen {_last_seen(scene, absent[0])}"
+    return message(
+        f"{scene.operation} is not done after {waited_s:.3f} s; it goes on", where=scene.where(), observed=who
     )
 
 

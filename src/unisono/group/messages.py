@@ -83,7 +83,7 @@ class Messages:
 
         def start() -> MessageWork:
             request = post(peer, tag, dtype, address, nbytes, timeout_s)
-            return MessageWork(engine, request, x, lambda: caller.failure(name, timeout_s, engine))
+            return MessageWork(engine, request, x, caller.scene(engine, name, timeout_s))
 
         return start
 

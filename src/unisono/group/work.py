@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 from unisono import _native
 from unisono.errors import GroupError, Timeout
-from unisono.group.faults import FaultKind
+from unisono.group.faults import FaultKind, Scene, explain, late
 
 __all__ = ["CollectiveWork", "DoneWork", "MessageWork", "Work", "seconds"]
-
-Explain = Callable[[], BaseException]
-"""Makes the error for the fault that aborted the group."""
 
 
 def seconds(timeout: float | timedelta | None, default_s: float) -> float:
@@ -72,13 +68,13 @@ class DoneWork(Work):
 class CollectiveWork(Work):
     """A queued collective: done when the engine has come to its ticket."""
 
-    __slots__ = ("_engine", "_explain", "_keep", "_ticket")
+    __slots__ = ("_engine", "_keep", "_scene", "_ticket")
 
-    def __init__(self, engine: _native.Engine, ticket: int, keep: Any, explain: Explain) -> None:
+    def __init__(self, engine: _native.Engine, ticket: int, keep: Any, scene: Scene) -> None:
         self._engine = engine
         self._ticket = ticket
         self._keep = keep
-        self._explain = explain
+        self._scene = scene
 
     def done(self) -> bool:
         """Whether it has ended, well or not."""
@@ -90,21 +86,21 @@ class CollectiveWork(Work):
         if kind == FaultKind.TIMEOUT and self.done():  # it ended in this very moment
             kind = self._engine.wait(self._ticket, 1.0)
         if kind == FaultKind.TIMEOUT and not self._engine.fault()[0]:
-            raise Timeout(f"the operation is not done after {seconds(timeout, 0):.3f} s; it goes on")
+            raise Timeout(late(self._scene, seconds(timeout, 0.0)))
         if kind:
-            raise self._explain()
+            raise explain(self._scene)
 
 
 class MessageWork(Work):
     """A send or receive on its way."""
 
-    __slots__ = ("_engine", "_explain", "_keep", "_request")
+    __slots__ = ("_engine", "_keep", "_request", "_scene")
 
-    def __init__(self, engine: _native.Engine, request: _native.Request, keep: Any, explain: Explain) -> None:
+    def __init__(self, engine: _native.Engine, request: _native.Request, keep: Any, scene: Scene) -> None:
         self._engine = engine
         self._request = request
         self._keep = keep
-        self._explain = explain
+        self._scene = scene
 
     def done(self) -> bool:
         """Whether it has ended, well or not."""
@@ -116,13 +112,13 @@ class MessageWork(Work):
         if kind == FaultKind.TIMEOUT and self.done():
             kind = self._engine.wait_request(self._request, 1.0, False)
         if kind == FaultKind.TIMEOUT and not self._engine.fault()[0]:
-            raise Timeout(f"the message is not through after {seconds(timeout, 0):.3f} s; it goes on")
+            raise Timeout(late(self._scene, seconds(timeout, 0.0)))
         if kind:
-            raise self._explain()
+            raise explain(self._scene)
 
     def failure(self) -> BaseException:
         """The error for what went wrong."""
-        return self._explain()
+        return explain(self._scene)
 
     def wait_or_abort(self, timeout_s: float) -> int:
         """Wait for its end; the kind of fault, 0 for none. Running out of time aborts the group."""
