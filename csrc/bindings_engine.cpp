@@ -121,6 +121,36 @@ void bind_operation(nb::module_& m) {
           "Queues the same; returns its ticket.");
 }
 
+void leave(Engine& engine) {
+  const nb::gil_scoped_release no_gil;
+  engine.leave();
+  // A thread that is still in a call needs the GIL to come out of it, which it cannot get once the
+  // interpreter ends: give it a moment.
+  const Nanoseconds end = later(kComeOut);
+  while (engine.callers.load(std::memory_order_relaxed) > 0 && now_ns() < end) usleep(200);
+}
+
+void bind_messages(nb::class_<Engine>& engine) {
+  engine
+      .def("post_send",
+           [](Engine& self, int peer, int tag, int dtype, Address data, size_t nbytes, double timeout_s) {
+             return post(self, true, peer, tag, dtype, data, nbytes, timeout_s);
+           })
+      .def("post_recv",
+           [](Engine& self, int peer, int tag, int dtype, Address data, size_t nbytes, double timeout_s) {
+             return post(self, false, peer, tag, dtype, data, nbytes, timeout_s);
+           })
+      .def("detach", [](Engine& self) { self.channels().detach(); })
+      .def(
+          "wait_request",
+          [](Engine& self, Request& request, double timeout_s, bool fatal) {
+            return waiting(self, [&] {
+              return self.channels().wait(request, deadline_after(timeout_s), fatal, self.interrupt());
+            });
+          },
+          nb::arg("request"), nb::arg("timeout_s"), nb::arg("fatal"));
+}
+
 void bind_request(nb::module_& m) {
   nb::class_<Request>(m, "Request", "A send or a receive on its way.")
       .def_prop_ro("done", [](const Request& r) { return r.done.load(std::memory_order_acquire); })
@@ -140,6 +170,7 @@ void bind_engine(nb::module_& m) {
   nb::class_<Engine> engine(m, "Engine", "One rank of one group.");
   bind_operation(m);
   bind_quick(m);
+  bind_messages(engine);
   engine
       .def(
           "__init__",
@@ -159,36 +190,11 @@ void bind_engine(nb::module_& m) {
             return waiting(self, [&] { return self.wait(ticket, deadline_after(timeout_s)); });
           },
           nb::arg("ticket"), nb::arg("timeout_s"))
-      .def("post_send",
-           [](Engine& self, int peer, int tag, int dtype, Address data, size_t nbytes, double timeout_s) {
-             return post(self, true, peer, tag, dtype, data, nbytes, timeout_s);
-           })
-      .def("post_recv",
-           [](Engine& self, int peer, int tag, int dtype, Address data, size_t nbytes, double timeout_s) {
-             return post(self, false, peer, tag, dtype, data, nbytes, timeout_s);
-           })
-      .def("detach", [](Engine& self) { self.channels().detach(); })
-      .def(
-          "wait_request",
-          [](Engine& self, Request& request, double timeout_s, bool fatal) {
-            return waiting(self, [&] {
-              return self.channels().wait(request, deadline_after(timeout_s), fatal, self.interrupt());
-            });
-          },
-          nb::arg("request"), nb::arg("timeout_s"), nb::arg("fatal"))
       .def("fault", &fault)
       .def("standing", &standing, nb::arg("rank"))
       .def("remembered", &remembered, nb::arg("rank"), nb::arg("seq"))
       .def("abort", [](Engine& self) { self.abort(Fault{FaultKind::kAborted, self.rank(), self.rank()}); })
-      .def("leave",
-           [](Engine& self) {
-             const nb::gil_scoped_release no_gil;
-             self.leave();
-             // A thread that is still in a call needs the GIL to come out of it, which it cannot get once the
-             // interpreter ends: give it a moment.
-             const Nanoseconds end = later(kComeOut);
-             while (self.callers.load(std::memory_order_relaxed) > 0 && now_ns() < end) usleep(200);
-           })
+      .def("leave", &leave)
       .def(
           "abandon", [](nb::handle_t<Engine> self) { self.inc_ref(); },
           "In a fork's child: never destroy this copy, whose locks are the parent's.");
