@@ -180,9 +180,15 @@ def test_torchrun_itself(tmp_path: Path, port: int) -> None:
     script = tmp_path / "script.py"
     script.write_text(START + MEET)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}  # a rank's line in one piece
     for options in (["--standalone"], ["--master-port", str(port)]):
         done = subprocess.run(
-            [*command, *options, str(script)], capture_output=True, text=True, timeout=100, check=False
+            [*command, *options, str(script)],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+            env=buffered,
         )
         assert done.returncode == 0, done.stderr
         assert sorted(text.split()[0] for text in done.stdout.splitlines()) == ["0", "1"]
