@@ -43,8 +43,8 @@ format: $(VENV)/.installed  ## rewrite the sources in the project's format
 	$(BIN)/ruff check --fix $(FORMATTED)
 	$(if $(CSRC),$(BIN)/clang-format -i $(CSRC))
 
-bench: $(VENV)/.installed  ## measure all_reduce on this machine, against Gloo where PyTorch is there
-	$(BIN)/unisono bench all_reduce -n 2 -b 4 -e 64M $(ARGS)
+bench: $(VENV)/.installed  ## measure all_reduce on this machine, against memcpy (ARGS="--interface torch --against gloo": against Gloo)
+	$(BIN)/unisono bench all_reduce -n 2 -b 4 -e 64M -f 16 --against memcpy $(ARGS)
 
 sanitize:  ## run the tests under ASan+UBSan, then TSan
 	tools/sanitize.sh address $(ARGS)

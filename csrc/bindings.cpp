@@ -45,6 +45,11 @@ int dtype_of_format(const char* format, Py_ssize_t itemsize) {
   }
 }
 
+// NumPy's scalars say that their memory may be written to, and lose what is written.
+bool is_scalar(nb::handle object) {
+  return nb::isinstance(object, nb::module_::import_("numpy").attr("generic"));
+}
+
 }  // namespace
 
 std::optional<std::tuple<Address, Py_ssize_t, int>> view(nb::handle object, bool writable) {
@@ -58,8 +63,9 @@ std::optional<std::tuple<Address, Py_ssize_t, int>> view(nb::handle object, bool
   const int dtype = dtype_of_format(buffer.format, buffer.itemsize);
   const auto address = reinterpret_cast<Address>(buffer.buf);
   const Py_ssize_t nbytes = buffer.len, itemsize = buffer.itemsize;
+  const bool constant = writable && buffer.ndim == 0 && is_scalar(object);
   PyBuffer_Release(&buffer);
-  if (dtype < 0) return std::nullopt;
+  if (dtype < 0 || constant) return std::nullopt;
   return std::tuple(address, nbytes / itemsize, dtype);
 }
 

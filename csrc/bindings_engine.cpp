@@ -46,6 +46,7 @@ Operation operation(Engine& engine, const std::vector<int32_t>& code, int kind, 
 
 std::shared_ptr<Request> post(Engine& engine, bool sending, int peer, int tag, int dtype, Address data,
                               size_t nbytes, double timeout_s) {
+  engine.check_process();
   auto request = std::make_shared<Request>();
   request->sending = sending;
   request->peer = peer;

@@ -1,5 +1,6 @@
 #include "engine.hpp"
 
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <cstring>
 #include <new>
 #include <stdexcept>
+#include <string>
 
 namespace unisono {
 namespace {
@@ -25,6 +27,15 @@ Patience foreground(const EngineOptions& options, uint32_t ranks) {
 // The background thread competes with the caller's computation for the core: it spins hardly at all.
 constexpr Patience kBackground{50, 0, 50 * kMicrosecond};
 
+// How many forks lie between this process and the first: counted in each child, for looking is cheaper
+// than asking for one's pid.
+uint32_t forks() {
+  static std::atomic<uint32_t> count{0};
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { count.fetch_add(1); });
+  (void)registered;
+  return count.load(std::memory_order_relaxed);
+}
+
 std::vector<Transport*> every_edge(Transport* transport, uint32_t ranks, int rank) {
   std::vector<Transport*> edges(ranks, transport);
   edges.at(static_cast<size_t>(rank)) = nullptr;
@@ -36,6 +47,7 @@ std::vector<Transport*> every_edge(Transport* transport, uint32_t ranks, int ran
 Engine::Engine(std::shared_ptr<Region> region, int rank, EngineOptions options)
     : region_(std::move(region)),
       rank_(rank),
+      forks_(forks()),
       owner_(getpid()),
       peers_(std::move(options.pidfds), options.status_fd),
       patience_(foreground(options, region_->ranks())),
@@ -104,7 +116,14 @@ FaultKind Engine::execute(const Call& call, bool in_background) {
   return FaultKind::kNone;
 }
 
+void Engine::check_process() const {
+  if (forks() != forks_) [[unlikely]]
+    throw std::runtime_error("this group belongs to process " + std::to_string(owner_) +
+                             "; a process that was forked from it makes a group of its own");
+}
+
 FaultKind Engine::run(Call call) {
+  check_process();
   if (runner_.load(std::memory_order_relaxed) == std::this_thread::get_id())
     throw std::runtime_error(
         "called from a signal handler while an operation of the same group is under way");
@@ -119,7 +138,10 @@ FaultKind Engine::run(Call call) {
   return wait(enqueue(std::move(call)), INT64_MAX);
 }
 
-uint64_t Engine::start(Call call) { return enqueue(std::move(call)); }
+uint64_t Engine::start(Call call) {
+  check_process();
+  return enqueue(std::move(call));
+}
 
 uint64_t Engine::enqueue(Call call) {
   call.deadline = later(call.timeout);

@@ -52,6 +52,9 @@ class Engine {
   Region& region() { return *region_; }
   Channels& channels() { return channels_; }
 
+  // Throws std::runtime_error in a fork's child: the group is its parent's.
+  void check_process() const;
+
   // Keeps a program for the life of the engine.
   const Program* load(std::span<const int32_t> code);
 
@@ -87,7 +90,8 @@ class Engine {
 
   const std::shared_ptr<Region> region_;
   const int rank_;
-  const pid_t owner_;  // the process this engine belongs to; a fork's copy does nothing
+  const uint32_t forks_;  // of this process, when the engine was made
+  const pid_t owner_;     // the process this engine belongs to; a fork's copy does nothing
   Peers peers_;
   const Patience patience_;
   ShmTransport shm_;

@@ -51,6 +51,8 @@ def view(array: Any, writable: bool = True, name: str = "buffer") -> tuple[int, 
         return found
     if is_tensor(array):
         return _tensor(array, name)
+    if writable and isinstance(array, np.generic):
+        raise ValueError(f"{name} is a NumPy scalar, which cannot be changed; use np.array({name})")
     if isinstance(array, np.ndarray | np.generic):
         return _awkward_numpy(np.asarray(array), writable, name)
     if hasattr(array, "__dlpack__"):
@@ -118,11 +120,14 @@ def _tensor(tensor: Any, name: str) -> tuple[int, int, int]:
 def _awkward_numpy(array: np.ndarray[Any, Any], writable: bool, name: str) -> View:
     """Arrays that export no buffer: bfloat16 of ml_dtypes; or whatever is wrong with an ordinary one."""
     if not array.flags.c_contiguous:
-        raise ValueError(f"{name} is not contiguous (strides {array.strides}); use np.ascontiguousarray")
+        remedy = f"use y = np.ascontiguousarray({name})"
+        if writable:
+            remedy += f", call with y, then {name}[...] = y"
+        raise ValueError(f"{name} is not contiguous (strides {array.strides}); {remedy}")
     if writable and not array.flags.writeable:
         raise ValueError(f"{name} is read-only, and the operation writes to it")
     if array.dtype.byteorder not in ("=", "|", "<"):
-        raise TypeError(f"{name} has the byte order of another machine ({array.dtype})")
+        raise TypeError(f"{name} has the byte order of another machine ({array.dtype}); convert it first")
     return View(array.__array_interface__["data"][0], array.size, dtype_code(array.dtype.name))
 
 

@@ -22,6 +22,13 @@ F = np.float32
 WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("read-only", lambda g: g.all_reduce(read_only(3)), ValueError, "read-only"),
     ("not contiguous", lambda g: g.all_reduce(np.zeros((4, 4))[:, 1]), ValueError, "not contiguous"),
+    ("scalar", lambda g: g.all_reduce(np.float32(3)), ValueError, "NumPy scalar"),
+    (
+        "scalar after an array of its size",
+        lambda g: (g.all_reduce(np.ones(1, F)), g.all_reduce(np.float32(3))),
+        ValueError,
+        "NumPy scalar",
+    ),
     ("not an array", lambda g: g.all_reduce([1, 2, 3]), TypeError, "is a list"),
     ("object dtype", lambda g: g.all_reduce(np.array([None])), TypeError, "dtype|format"),
     ("unsigned 32 bit", lambda g: g.all_reduce(np.zeros(3, np.uint32)), TypeError, "format|dtype"),

@@ -54,6 +54,27 @@ group.barrier()
     assert [each.split()[-1] for each in told] == ["2.0", "2.0"]
 
 
+def test_child_of_a_fork_cannot_use_the_group() -> None:
+    told = run(
+        2,
+        """
+group.all_reduce(np.ones(1))
+if group.rank == 0 and os.fork() == 0:
+    for call in (lambda: group.all_reduce(np.ones(1)), lambda: group.send(np.ones(1), 1)):
+        try:
+            call()
+        except RuntimeError as error:
+            print(error, flush=True)
+    os._exit(0)
+group.all_reduce(x := np.ones(1))
+print(x[0])
+group.barrier()
+""",
+    )
+    assert told[0].count("this group belongs to process") == 2
+    assert told[0].count("2.0") == told[1].count("2.0") == 1
+
+
 def test_rank_that_waits_for_another_blames_nobody_who_has_left() -> None:
     """Rank 1 takes its part and leaves; rank 0's staging memory is full because of rank 2."""
 

@@ -28,7 +28,8 @@ def meet(method=None, timeout_s=30, **changed):
 """
 MEET = """
 world = meet(sys.argv[1] if len(sys.argv) > 1 else None)
-print(world.rank, world.world_size, [member.pid for member in world.members], flush=True)
+pids = [member.pid for member in world.members]
+print(f"{world.rank} {world.world_size} {pids}\\n", end="", flush=True)  # in one piece
 world.store.add("n", 1)
 world.close()
 """

@@ -41,7 +41,7 @@ from unisono.store import FileStore, PrefixStore, Store, TCPStore
 
 __all__ = ["Member", "Rendezvous", "probe_ports", "rendezvous"]
 
-FAILED_LINGER_S = 2.5  # for the others to come and read what went wrong
+FAILED_LINGER_S = 1.0  # for the others to come and read what went wrong
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def rendezvous(
             # A quick rank may come back while rank 0 is still closing the store of the world before.
             outlived = meeting.generation > 0 and place.rank > 0 and type(error) is StoreError
             left = max(0.0, deadline - time.monotonic()) if isinstance(opened, FileStore) else FAILED_LINGER_S
-            _close_after_failure(opened, min(left, FAILED_LINGER_S), place.world_size)
+            opened.close(linger_s=min(left, FAILED_LINGER_S))
             if not outlived or time.monotonic() >= deadline:
                 raise
         except BaseException:  # an interrupt waits for nobody
@@ -127,11 +127,3 @@ def _meet(meeting: Meeting, base: Store, place: Place, owned: TCPStore | FileSto
     store = PrefixStore(f"unisono/world/{meeting.generation}", base)
     store.timeout_s = room.timeout_s
     return Rendezvous(store, members, *place, room, owned)
-
-
-def _close_after_failure(opened: TCPStore | FileStore, linger_s: float, world_size: int) -> None:
-    """Close the store, but not before every rank has come and read the verdict, or `linger_s` have passed."""
-    if isinstance(opened, TCPStore):
-        opened.close(linger_s=linger_s, world_size=world_size)
-    else:
-        opened.close(linger_s=linger_s)
