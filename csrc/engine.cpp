@@ -227,7 +227,9 @@ void Engine::leave() {
     stopping_ = true;
     queue_grew_.notify_all();
   }
-  const bool running = !executing_.try_lock();  // a call of another thread, or of ours
+  // A call of another thread, or of this one, which then is in a signal handler and must not lock again.
+  const bool ours = runner_.load(std::memory_order_relaxed) == std::this_thread::get_id();
+  const bool running = ours || !executing_.try_lock();
   if (!running) executing_.unlock();
   if (running || !done(queued_.load(std::memory_order_acquire)))
     abort(Fault{FaultKind::kAborted, rank_, rank_});
