@@ -21,9 +21,9 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
     ScatterOptions,
 )
-from torch.autograd import profiler
 
 from .arguments import PLAIN, REDUCE_OPS, Call, options, reduce_op, single
+from .profiling import Event, is_on
 from .work import DONE, Together, TransferWork, UnisonoWork, seconds
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ class Collectives:
     _size: int
     _issued: int
     _batch: list[UnisonoWork] | None
+    _coalescing = False  # within a call that is several calls of the Group, and one event
+    _backend = "unisono"  # the name it goes by
     _recent: deque[UnisonoWork]
 
     # ---- reductions ----
@@ -60,7 +62,7 @@ class Collectives:
         if type(opts) is not AllreduceOptions:
             opts = options(AllreduceOptions, opts, reduceOp=opts if op is None else op, timeout=timeout)
         x = tensors[0] if type(tensors) is list and len(tensors) == 1 else single("all_reduce", tensors)
-        if type(x) in PLAIN and not opts.asyncOp and not profiler._is_profiler_enabled:
+        if type(x) in PLAIN and not opts.asyncOp and not is_on():
             # What `dist.all_reduce(x)` does all day: no list, no copy, no Work. The Group checks `x` itself.
             op, timeout = opts.reduceOp, opts.timeout
             number = hash(op)
@@ -81,7 +83,11 @@ class Collectives:
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
         """Reduce several tensors over the group, each in place."""
         opts = options(AllreduceCoalescedOptions, opts)
-        return self._each([self.allreduce([x], _single_options(AllreduceOptions, opts)) for x in tensors])
+        return self._coalesced(
+            "all_reduce",
+            tensors,
+            lambda: [self.allreduce([x], _single_options(AllreduceOptions, opts)) for x in tensors],
+        )
 
     def reduce(
         self,
@@ -141,7 +147,9 @@ class Collectives:
         _same_length("reduce_scatter", outputs, inputs)
         opts = options(ReduceScatterOptions, opts)
         pairs = zip(outputs, inputs, strict=True)
-        return self._each([self.reduce_scatter_single(out, x, opts) for out, x in pairs])
+        return self._coalesced(
+            "reduce_scatter", inputs, lambda: [self.reduce_scatter_single(out, x, opts) for out, x in pairs]
+        )
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -215,7 +223,9 @@ class Collectives:
         _same_length("all_gather", outputs, inputs)
         opts = options(AllgatherOptions, opts)
         pairs = zip(outputs, inputs, strict=True)
-        return self._each([self.all_gather_single(out, x, opts) for out, x in pairs])
+        return self._coalesced(
+            "all_gather", inputs, lambda: [self.all_gather_single(out, x, opts) for out, x in pairs]
+        )
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -226,9 +236,9 @@ class Collectives:
         opts = options(AllgatherOptions, opts)
         for outputs in output_lists:
             _same_length("all_gather", outputs, inputs)
-        columns = zip(*output_lists, strict=True)
-        return self._each(
-            [self.allgather([list(column)], [x], opts) for column, x in zip(columns, inputs, strict=True)]
+        columns = zip(zip(*output_lists, strict=True), inputs, strict=True)
+        return self._coalesced(
+            "all_gather", inputs, lambda: [self.allgather([list(outs)], [x], opts) for outs, x in columns]
         )
 
     def alltoall(
@@ -285,21 +295,15 @@ class Collectives:
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
         """Send one tensor to a rank of the group."""
-        call = Call("send", moves_only=True)
-        x = single("send", tensors)
-        return self._transfer(self._group.isend(call.read(x), dst, tag), [x], call)
+        return self._transfer("send", self._group.isend, tensors, dst, tag)
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
         """Receive one tensor from a rank of the group."""
-        call = Call("recv", moves_only=True)
-        x = single("recv", tensors)
-        return self._transfer(self._group.irecv(call.write(x), src, tag), [x], call)
+        return self._transfer("recv", self._group.irecv, tensors, src, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         """Receive one tensor from whoever sends first; the Work knows from whom."""
-        call = Call("recv", moves_only=True)
-        x = single("recv", tensors)
-        return self._transfer(self._group.irecv(call.write(x), None, tag), [x], call)
+        return self._transfer("recv", self._group.irecv, tensors, None, tag)
 
     # ---- several calls in one ----
 
@@ -323,37 +327,56 @@ class Collectives:
         *args: Any,
         **kwargs: Any,
     ) -> Work:
-        """Call the Group; while PyTorch's profiler is on, as an event "unisono:all_reduce"."""
-        if not profiler._is_profiler_enabled:
-            return self._called(method, opts, result, call, *args, **kwargs)
-        with profiler.record_function(f"unisono:{call.what}") as event:
-            work = self._called(method, opts, result, call, *args, **kwargs)
-            if work is not DONE:  # the event goes on until the work is complete
-                event._call_end_callbacks_on_future(work.get_future())
-        return work
-
-    def _called(
-        self,
-        method: Callable[..., Any],
-        opts: Any,
-        result: list[Tensor],
-        call: Call,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Work:
         """Call the Group; at once, or as a Work when PyTorch wants to wait later."""
         self._issued += 1
         timeout = seconds(opts.timeout)
-        if opts.asyncOp:
+        event = self._event(call.what, call.inputs)
+        if event or opts.asyncOp:
             native = method(*args, **kwargs, async_op=True, timeout=timeout)
-            return self._handed_out(UnisonoWork(native, result, self._futures, call.after))
+            after = event.ends_with(native, self._futures, call.after) if event else call.after
+            work = UnisonoWork(native, result, self._futures, after)
+            if opts.asyncOp:
+                return self._handed_out(work)
+            work.wait()
+            return DONE
         method(*args, **kwargs, timeout=timeout)
         if call.after:
             call.after()
         return DONE
 
-    def _transfer(self, native: NativeWork, result: list[Tensor], call: Call) -> Work:
-        return self._handed_out(TransferWork(native, result, self._futures, call.after))
+    def _transfer(
+        self, what: str, method: Callable[..., NativeWork], tensors: Any, peer: int | None, tag: int
+    ) -> Work:
+        """Start a send or a receive."""
+        x, call = single(what, tensors), Call(what, moves_only=True)
+        buffer = call.read(x) if what == "send" else call.write(x)
+        event = self._event("recvAnySource" if peer is None else what, [x])
+        native = method(buffer, peer, tag)
+        after = event.ends_with(native, self._futures, call.after, ordered=False) if event else call.after
+        return self._handed_out(TransferWork(native, [x], self._futures, after))
+
+    def _coalesced(self, what: str, inputs: Sequence[Tensor], make: Callable[[], list[Any]]) -> Work:
+        """Call the Group several times, as one Work and one event."""
+        event = self._event(what, inputs)
+        outer, self._coalescing = self._coalescing, True
+        try:
+            work = self._each(make())
+        finally:
+            self._coalescing = outer
+        if not event:
+            return work
+        native = Together([work] if isinstance(work, UnisonoWork) else [])
+        together = UnisonoWork(native, list(inputs), self._futures, event.ends_with(native, self._futures))
+        if work is not DONE:
+            return together
+        together.wait()
+        return DONE
+
+    def _event(self, what: str, inputs: Sequence[Tensor] | None) -> Event | None:
+        """Begin an event, such as "unisono:all_reduce", if PyTorch's profiler is on."""
+        if self._coalescing or not is_on():
+            return None
+        return Event(f"{self._backend}:{what}", inputs or ())
 
     def _each(self, works: Sequence[Any]) -> Work:
         pending = [work for work in works if work is not DONE]
