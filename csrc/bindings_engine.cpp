@@ -191,6 +191,7 @@ void bind_engine(nb::module_& m) {
             return waiting(self, [&] { return self.wait(ticket, deadline_after(timeout_s)); });
           },
           nb::arg("ticket"), nb::arg("timeout_s"))
+      .def_prop_ro("issued", &Engine::issued)
       .def("fault", &fault)
       .def("standing", &standing, nb::arg("rank"))
       .def("remembered", &remembered, nb::arg("rank"), nb::arg("seq"))

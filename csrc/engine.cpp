@@ -131,6 +131,7 @@ FaultKind Engine::run(Call call) {
       executing_.try_lock()) {
     const std::lock_guard lock(executing_, std::adopt_lock);
     runner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+    direct_.store(direct_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     const FaultKind result = execute(call, false);
     runner_.store(std::thread::id(), std::memory_order_relaxed);
     return result;

@@ -60,6 +60,8 @@ class Engine {
 
   // Runs a call to its end: here, or behind those that `start` has queued. kNone: all went well.
   FaultKind run(Call call);
+  // How many calls were made so far, under way or ended, well or not.
+  uint64_t issued() const { return direct_.load() + queued_.load(); }
   // Queues a call; its ticket. Calls end in the order of their tickets.
   uint64_t start(Call call);
   bool done(uint64_t ticket) const {
@@ -106,6 +108,7 @@ class Engine {
   std::atomic<std::thread::id> runner_{};  // the caller's thread that does
   uint64_t seq_ = 0;                       // guarded by executing_
 
+  std::atomic<uint64_t> direct_{0};  // calls that were not queued; written with executing_ held
   std::atomic<uint64_t> queued_{0};  // tickets given out
   std::atomic<uint64_t> completed_{0};
   std::atomic<uint64_t> first_failed_{UINT64_MAX};

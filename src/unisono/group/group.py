@@ -76,6 +76,15 @@ class Group(Objects):
         self._caller.timeout_s = seconds(value, 0.0)
 
     @property
+    def sequence(self) -> int:
+        """How many collectives this rank has called, asynchronous ones included. Equal numbers are one call.
+
+        Raises:
+            GroupClosed: the group was closed.
+        """
+        return self._caller.engine.issued
+
+    @property
     def closed(self) -> bool:
         """Whether `close` was called."""
         return not self._finalizer.alive

@@ -43,12 +43,22 @@ def create(given: Any, backend_options: Any) -> ProcessGroupUnisono:  # noqa: AR
 class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
     """`torch.distributed` over one `unisono.Group`."""
 
-    def __init__(self, store: c10d.Store, rank: int, size: int, timeout: timedelta, name: str) -> None:
+    def __init__(
+        self,
+        store: c10d.Store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        name: str,
+        *,
+        backend: str = "unisono",
+    ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # the one with a store has no virtual methods
         self._rank = rank
         self._size = size
         self._store = store
         self._timeout = timeout
+        self._backend = backend
         self._group_name = name
         self._group_desc = ""
         self._batch = None
@@ -71,8 +81,8 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         return self._size
 
     def getBackendName(self) -> str:  # noqa: N802
-        """Return "unisono"."""
-        return "unisono"
+        """Return "unisono", or "gloo" where the group stands in for that."""
+        return self._backend
 
     name = getBackendName
     _get_backend_name = getBackendName
@@ -104,7 +114,9 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         return self._store
 
     def __repr__(self) -> str:
-        return f"ProcessGroupUnisono({self._group_name!r}, rank={self._rank}, size={self._size})"
+        place = f"rank={self._rank}, size={self._size}"
+        instead = "" if self._backend == "unisono" else f", in place of {self._backend}"
+        return f"ProcessGroupUnisono({self._group_name!r}, {place}{instead})"
 
     # ---- as its own backend ----
 
@@ -177,7 +189,12 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         name = group_name or f"{self._group_name} split {'_'.join(map(str, ranks))}"
         store = c10d.PrefixStore(f"split/{name}/", self._store)
         split = ProcessGroupUnisono(
-            store, ranks.index(self._rank), len(ranks), timeout or self._timeout, f"group {name}"
+            store,
+            ranks.index(self._rank),
+            len(ranks),
+            timeout or self._timeout,
+            f"group {name}",
+            backend=self._backend,
         )
         split.setGroupName(name)
         split.setGroupDesc(group_desc or f"{self._group_desc}:split")
