@@ -23,35 +23,27 @@ from torch._C._distributed_c10d import (
 )
 
 from .arguments import PLAIN, REDUCE_OPS, Call, options, reduce_op, single
-from .profiling import Event, is_on
-from .work import DONE, Together, TransferWork, UnisonoWork, seconds
+from .calling import Calling
+from .cuda import any_device
+from .profiling import is_on
+from .work import DONE, seconds
 
 if TYPE_CHECKING:
-    from collections import deque
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from datetime import timedelta
 
     from torch import Tensor
     from torch._C._distributed_c10d import Work
 
-    from unisono.group import Group
-
-    from .work import Futures, NativeWork
+    from .monitored import MonitoredBarrier
 
 __all__ = ["Collectives"]
 
 
-class Collectives:
+class Collectives(Calling):
     """The part of the process group that moves data. `_group` does the work."""
 
-    _group: Group
-    _futures: Futures
-    _size: int
-    _issued: int
-    _batch: list[UnisonoWork] | None
-    _coalescing = False  # within a call that is several calls of the Group, and one event
-    _backend = "unisono"  # the name it goes by
-    _recent: deque[UnisonoWork]
+    _monitored: MonitoredBarrier
 
     # ---- reductions ----
 
@@ -77,9 +69,15 @@ class Collectives:
             else:
                 self._issued += 1
                 return DONE
+        if x.is_cuda:
+            passed_on: Work = self._cuda.group.allreduce([x], opts)
+            return passed_on
+        if x.layout is torch.sparse_coo:
+            return self._sparse_sum(x, opts)
         call = Call("all_reduce")
         return self._run(self._group.all_reduce, opts, [x], call, call.inout(x), reduce_op(opts.reduceOp))
 
+    @any_device
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
         """Reduce several tensors over the group, each in place."""
         opts = options(AllreduceCoalescedOptions, opts)
@@ -89,6 +87,7 @@ class Collectives:
             lambda: [self.allreduce([x], _single_options(AllreduceOptions, opts)) for x in tensors],
         )
 
+    @any_device
     def reduce(
         self,
         tensors: Any,
@@ -108,6 +107,7 @@ class Collectives:
             self._group.reduce, opts, [x], call, buffer, dst=opts.rootRank, op=reduce_op(opts.reduceOp)
         )
 
+    @any_device
     def reduce_scatter(
         self,
         output_tensors: Any,
@@ -127,6 +127,7 @@ class Collectives:
             self._group.reduce_scatter, opts, [out], call, call.write(out), buffers, reduce_op(opts.reduceOp)
         )
 
+    @any_device
     def reduce_scatter_single(
         self, output: Tensor, given: Tensor, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
@@ -140,6 +141,7 @@ class Collectives:
 
     _reduce_scatter_base = reduce_scatter_single
 
+    @any_device
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:
@@ -155,6 +157,7 @@ class Collectives:
 
     # ---- one to all, all to one ----
 
+    @any_device
     def broadcast(
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None
     ) -> Work:
@@ -163,6 +166,7 @@ class Collectives:
         x, call = single("broadcast", tensors), Call("broadcast", moves_only=True)
         return self._run(self._group.broadcast, opts, [x], call, call.inout(x), src=opts.rootRank)
 
+    @any_device
     def gather(
         self,
         output_tensors: Any,
@@ -179,6 +183,7 @@ class Collectives:
         out = [call.write(each) for each in outputs] or None
         return self._run(self._group.gather, opts, outputs, call, call.read(x), out, dst=opts.rootRank)
 
+    @any_device
     def scatter(
         self,
         output_tensors: Any,
@@ -196,6 +201,7 @@ class Collectives:
 
     # ---- all to all ----
 
+    @any_device
     def allgather(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
@@ -206,6 +212,7 @@ class Collectives:
         out = [call.write(each) for each in outputs]
         return self._run(self._group.all_gather, opts, outputs, call, out, call.read(x))
 
+    @any_device
     def all_gather_single(
         self, output: Tensor, given: Tensor, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
@@ -216,6 +223,7 @@ class Collectives:
 
     _allgather_base = all_gather_single
 
+    @any_device
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:
@@ -229,6 +237,7 @@ class Collectives:
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
+    @any_device
     def allgather_coalesced(
         self, output_lists: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:
@@ -241,6 +250,7 @@ class Collectives:
             "all_gather", inputs, lambda: [self.allgather([list(outs)], [x], opts) for outs, x in columns]
         )
 
+    @any_device
     def alltoall(
         self,
         outputs: Sequence[Tensor],
@@ -255,6 +265,7 @@ class Collectives:
         written = [call.write(x) for x in outputs]
         return self._run(self._group.all_to_all, opts, list(outputs), call, written, read)
 
+    @any_device
     def all_to_all_single(
         self,
         output: Tensor,
@@ -282,117 +293,34 @@ class Collectives:
     alltoall_base = all_to_all_single
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        """Wait until every rank of the group is here. `device_ids` mean nothing on the CPU."""
+        """Wait until every rank of the group is here; with a CUDA device in the options, on that."""
         opts = options(BarrierOptions, opts, timeout=timeout)
+        if opts.device is not None and opts.device.type == "cuda":
+            passed_on: Work = self._cuda.group.barrier(opts)
+            return passed_on
         return self._run(self._group.barrier, opts, [], Call("barrier"))
 
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:  # noqa: ARG002
-        """Wait for every rank; the Timeout names those that did not come, all of them, on every rank."""
-        self._issued += 1
-        self._group.barrier(timeout=seconds(timeout))
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Wait for every rank; see `MonitoredBarrier.wait`. A failure leaves the group usable."""
+        timeout_s = self._group.timeout_s if timeout is None else timeout.total_seconds()
+        self._monitored.wait(timeout_s, wait_all_ranks)
 
     # ---- point to point ----
 
+    @any_device
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
         """Send one tensor to a rank of the group."""
         return self._transfer("send", self._group.isend, tensors, dst, tag)
 
+    @any_device
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
         """Receive one tensor from a rank of the group."""
         return self._transfer("recv", self._group.irecv, tensors, src, tag)
 
+    @any_device
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         """Receive one tensor from whoever sends first; the Work knows from whom."""
         return self._transfer("recv", self._group.irecv, tensors, None, tag)
-
-    # ---- several calls in one ----
-
-    def _start_coalescing(self, device: torch.device) -> None:  # noqa: ARG002
-        """Begin to remember the works that are handed out."""
-        self._batch = []
-
-    def _end_coalescing(self, device: torch.device) -> Work:  # noqa: ARG002
-        """Hand out one Work for all since `_start_coalescing`."""
-        batch, self._batch = self._batch or [], None
-        return self._each(batch)
-
-    # ---- how a call is made ----
-
-    def _run(
-        self,
-        method: Callable[..., Any],
-        opts: Any,
-        result: list[Tensor],
-        call: Call,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Work:
-        """Call the Group; at once, or as a Work when PyTorch wants to wait later."""
-        self._issued += 1
-        timeout = seconds(opts.timeout)
-        event = self._event(call.what, call.inputs)
-        if event or opts.asyncOp:
-            native = method(*args, **kwargs, async_op=True, timeout=timeout)
-            after = event.ends_with(native, self._futures, call.after) if event else call.after
-            work = UnisonoWork(native, result, self._futures, after)
-            if opts.asyncOp:
-                return self._handed_out(work)
-            work.wait()
-            return DONE
-        method(*args, **kwargs, timeout=timeout)
-        if call.after:
-            call.after()
-        return DONE
-
-    def _transfer(
-        self, what: str, method: Callable[..., NativeWork], tensors: Any, peer: int | None, tag: int
-    ) -> Work:
-        """Start a send or a receive."""
-        x, call = single(what, tensors), Call(what, moves_only=True)
-        buffer = call.read(x) if what == "send" else call.write(x)
-        event = self._event("recvAnySource" if peer is None else what, [x])
-        native = method(buffer, peer, tag)
-        after = event.ends_with(native, self._futures, call.after, ordered=False) if event else call.after
-        return self._handed_out(TransferWork(native, [x], self._futures, after))
-
-    def _coalesced(self, what: str, inputs: Sequence[Tensor], make: Callable[[], list[Any]]) -> Work:
-        """Call the Group several times, as one Work and one event."""
-        event = self._event(what, inputs)
-        outer, self._coalescing = self._coalescing, True
-        try:
-            work = self._each(make())
-        finally:
-            self._coalescing = outer
-        if not event:
-            return work
-        native = Together([work] if isinstance(work, UnisonoWork) else [])
-        together = UnisonoWork(native, list(inputs), self._futures, event.ends_with(native, self._futures))
-        if work is not DONE:
-            return together
-        together.wait()
-        return DONE
-
-    def _event(self, what: str, inputs: Sequence[Tensor] | None) -> Event | None:
-        """Begin an event, such as "unisono:all_reduce", if PyTorch's profiler is on."""
-        if self._coalescing or not is_on():
-            return None
-        return Event(f"{self._backend}:{what}", inputs or ())
-
-    def _each(self, works: Sequence[Any]) -> Work:
-        pending = [work for work in works if work is not DONE]
-        if not pending:
-            return DONE
-        result = [x for work in pending for x in work.outputs]
-        return UnisonoWork(Together(pending), result, self._futures)
-
-    def _handed_out(self, work: UnisonoWork) -> UnisonoWork:
-        if self._batch is not None:
-            self._batch.append(work)
-        # C++ that keeps a Work does not keep its Python half, without which `wait` is PyTorch's own, for
-        # ever. `Join(divide_by_initial_world_size=False)` does so with a count of one element.
-        if sum(x.numel() for x in work.outputs) <= 16:
-            self._recent.append(work)
-        return work
 
 
 def _flat(lists: Any) -> list[Tensor]:

@@ -17,6 +17,8 @@ from torch._C import _distributed_c10d as c10d
 import unisono.group
 
 from .collectives import Collectives
+from .cuda import CUDA, CudaGroup, why_not
+from .monitored import MonitoredBarrier
 from .store import TorchStore
 from .work import Futures
 
@@ -66,9 +68,12 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         self._recent = deque(maxlen=16)
         self._futures = Futures(f"unisono futures {name}")
         timeout_s = timeout.total_seconds()
+        room = _fresh(store, rank)
         self._group = unisono.group.connect(
-            TorchStore(_fresh(store, rank), timeout_s=timeout_s), rank, size, name=name, timeout_s=timeout_s
+            TorchStore(room, timeout_s=timeout_s), rank, size, name=name, timeout_s=timeout_s
         )
+        self._cuda = CudaGroup(room, rank, size, timeout)
+        self._monitored = MonitoredBarrier(room, rank, size, self._group.last_seen)
 
     # ---- who it is ----
 
@@ -122,13 +127,20 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """The devices whose tensors it moves."""
-        return [torch.device("cpu")]
+        """The devices whose tensors it takes."""
+        return [torch.device("cpu")] if why_not() else [torch.device("cpu"), torch.device("cuda")]
 
-    def _get_backend(self, device: torch.device | str) -> ProcessGroupUnisono:  # type: ignore[override]
-        """Return the backend for `device`: itself."""
-        if torch.device(device).type != "cpu":
-            raise RuntimeError(f"unisono has no backend for device {device}: it moves CPU tensors")
+    def _get_backend(self, device: torch.device | str) -> Any:
+        """Return the backend for `device`: itself for the CPU, PyTorch's ProcessGroupNCCL for CUDA.
+
+        Raises:
+            RuntimeError: there is none; says what is missing.
+        """
+        kind = torch.device(device).type
+        if kind == "cuda":
+            return self._cuda.group._get_backend(CUDA)
+        if kind != "cpu":
+            raise RuntimeError(f"unisono has no backend for device {device}: it takes CPU and CUDA tensors")
         return self
 
     def _backend_id(self, backend_type: Any) -> int:  # noqa: ARG002
@@ -156,6 +168,7 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         """Set the timeout of the calls that do not bring their own."""
         self._timeout = timeout
         self._group.timeout_s = timeout.total_seconds()
+        self._cuda.set_timeout(timeout)
 
     _set_default_timeout = set_timeout
     setTimeout = set_timeout  # noqa: N815
@@ -165,7 +178,7 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
 
     def _get_sequence_number_for_group(self) -> int:
         """Return the number of collectives issued."""
-        return self._issued
+        return self._group.sequence
 
     def _has_hooks(self) -> bool:
         return False
@@ -206,12 +219,14 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Close the group; `destroy_process_group` calls this. Works that are not complete fail."""
+        self._cuda.shutdown()
         self._group.close()
         self._futures.close()
         self._recent.clear()
 
     def abort(self) -> None:
         """Abort the group: whatever waits in it, here or on another rank, raises."""
+        self._cuda.abort()
         self._group.abort()
         self.shutdown()
 

@@ -15,7 +15,7 @@ from unisono import env
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from torch.distributed import ProcessGroup, Store
+    from torch._C._distributed_c10d import ProcessGroup, Store
 
 __all__ = ["ORIGINAL", "register"]
 
@@ -30,11 +30,11 @@ def register() -> None:
         ValueError: UNISONO_REPLACE is malformed.
     """
     c10d.Backend.register_backend("unisono", _create, extended_api=True, devices=["cpu", "cuda"])
-    if env.replaced() == "gloo" and not isinstance(c10d.ProcessGroupGloo, StandIn):
-        c10d.Backend.register_backend(ORIGINAL, c10d.ProcessGroupGloo, devices=["cpu"])
-        setattr(
-            c10d, "ProcessGroupGloo", StandIn("ProcessGroupGloo", (), {"original": c10d.ProcessGroupGloo})
-        )  # noqa: B010
+    module: Any = c10d  # a type checker knows its classes as constants
+    original = getattr(module, "ProcessGroupGloo", None)  # None: PyTorch without Gloo says so itself
+    if env.replaced() == "gloo" and type(original) not in (StandIn, type(None)):
+        module.Backend.register_backend(ORIGINAL, original, devices=["cpu"])
+        module.ProcessGroupGloo = StandIn("ProcessGroupGloo", (), {"original": original})
 
 
 def _create(given: Any, backend_options: Any) -> ProcessGroup:
@@ -52,7 +52,7 @@ class StandIn(type):
 
     original: Any
 
-    def __call__(cls, store: Store, rank: int, size: int, timeout: timedelta) -> ProcessGroup:  # type: ignore[override]
+    def __call__(cls, store: Store, rank: int, size: int, timeout: timedelta) -> ProcessGroup:
         """Make a group that answers to the name "gloo"."""
         from .process_group import ProcessGroupUnisono
 

@@ -1,0 +1,145 @@
+"""How the process group makes a call of its Group: at once, as a Work, several as one.
+
+`Collectives` translates PyTorch's arguments and calls these.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .arguments import Call, reduce_op, single
+from .profiling import Event, is_on
+from .sparse import SparseSum
+from .work import DONE, Together, TransferWork, UnisonoWork, seconds
+
+if TYPE_CHECKING:
+    from collections import deque
+    from collections.abc import Callable, Sequence
+
+    import torch
+    from torch import Tensor
+    from torch._C._distributed_c10d import Work
+
+    from unisono.group import Group
+
+    from .cuda import CudaGroup
+    from .work import Futures, NativeWork
+
+__all__ = ["Calling"]
+
+
+class Calling:
+    """What every method of the process group that moves data is made with."""
+
+    _group: Group
+    _cuda: CudaGroup
+    _futures: Futures
+    _size: int
+    _issued: int
+    _batch: list[UnisonoWork] | None
+    _backend: str  # the name it goes by
+    _coalescing = False  # within a call that is several calls of the Group, and one event
+    _recent: deque[UnisonoWork]
+
+    # ---- several calls in one ----
+
+    def _start_coalescing(self, device: torch.device | None) -> None:
+        """Begin to remember the works that are handed out."""
+        if device is not None and device.type == "cuda":
+            self._cuda.group._start_coalescing(device)
+        else:
+            self._batch = []
+
+    def _end_coalescing(self, device: torch.device | None) -> Work:
+        """Hand out one Work for all since `_start_coalescing`."""
+        if device is not None and device.type == "cuda":
+            work: Work = self._cuda.group._end_coalescing(device)
+            return work
+        batch, self._batch = self._batch or [], None
+        return self._each(batch)
+
+    # ---- how a call is made ----
+
+    def _run(
+        self,
+        method: Callable[..., Any],
+        opts: Any,
+        result: list[Tensor],
+        call: Call,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Work:
+        """Call the Group; at once, or as a Work when PyTorch wants to wait later."""
+        timeout = seconds(opts.timeout)
+        event = self._event(call.what, call.inputs)
+        if event or opts.asyncOp:
+            native = method(*args, **kwargs, async_op=True, timeout=timeout)
+            after = event.ends_with(native, self._futures, call.after) if event else call.after
+            work = UnisonoWork(native, result, self._futures, after)
+            if opts.asyncOp:
+                return self._handed_out(work)
+            work.wait()
+            return DONE
+        method(*args, **kwargs, timeout=timeout)
+        if call.after:
+            call.after()
+        return DONE
+
+    def _transfer(
+        self, what: str, method: Callable[..., NativeWork], tensors: Any, peer: int | None, tag: int
+    ) -> Work:
+        """Start a send or a receive."""
+        x, call = single(what, tensors), Call(what, moves_only=True)
+        buffer = call.read(x) if what == "send" else call.write(x)
+        event = self._event("recvAnySource" if peer is None else what, [x])
+        native = method(buffer, peer, tag)
+        after = event.ends_with(native, self._futures, call.after, ordered=False) if event else call.after
+        return self._handed_out(TransferWork(native, [x], self._futures, after))
+
+    def _coalesced(self, what: str, inputs: Sequence[Tensor], make: Callable[[], list[Any]]) -> Work:
+        """Call the Group several times, as one Work and one event."""
+        event = self._event(what, inputs)
+        outer, self._coalescing = self._coalescing, True
+        try:
+            work = self._each(make())
+        finally:
+            self._coalescing = outer
+        if not event:
+            return work
+        native = Together([work] if isinstance(work, UnisonoWork) else [])
+        together = UnisonoWork(native, list(inputs), self._futures, event.ends_with(native, self._futures))
+        if work is not DONE:
+            return together
+        together.wait()
+        return DONE
+
+    def _event(self, what: str, inputs: Sequence[Tensor] | None) -> Event | None:
+        """Begin an event, such as "unisono:all_reduce", if PyTorch's profiler is on."""
+        if self._coalescing or not is_on():
+            return None
+        return Event(f"{self._backend}:{what}", inputs or ())
+
+    def _each(self, works: Sequence[Any]) -> Work:
+        pending = [work for work in works if work is not DONE]
+        if not pending:
+            return DONE
+        result = [x for work in pending for x in work.outputs]
+        return UnisonoWork(Together(pending), result, self._futures)
+
+    def _handed_out(self, work: UnisonoWork) -> UnisonoWork:
+        if self._batch is not None:
+            self._batch.append(work)
+        # C++ that keeps a Work does not keep its Python half, without which `wait` is PyTorch's own, for
+        # ever. `Join(divide_by_initial_world_size=False)` does so with a count of one element.
+        if sum(x.numel() for x in work.outputs) <= 16:
+            self._recent.append(work)
+        return work
+
+    def _sparse_sum(self, x: Tensor, opts: Any) -> Work:
+        adding = SparseSum(self._group, x, reduce_op(opts.reduceOp), seconds(opts.timeout))
+        natives = adding.start(opts.asyncOp)
+        if not opts.asyncOp:
+            adding.finish()
+            return DONE
+        parts = [UnisonoWork(native, [], self._futures) for native in natives]
+        return self._handed_out(UnisonoWork(Together(parts), [x], self._futures, adding.finish))
