@@ -5,7 +5,8 @@ function of PyTorch's distributed modules and of the adapter that it enters, onc
 
     tests/torch/test_checks.py::test_check[2-works.check_x]<TAB>torch/distributed/distributed_c10d.py:2954<TAB>op=SUM
 
-A line is written when a function is first seen, so nothing is lost when a process is killed.
+A place of "type" is a class of `torch.distributed` that one of the arguments was an instance of. A line is
+written when something is first seen, so nothing is lost when a process is killed.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ SOURCES = (
     "torch/nn/modules/batchnorm.py",
     "unisono/torch/",
 )
+TYPES = ("torch.distributed", "torch._C._distributed_c10d")
 API = "torch/distributed/distributed_c10d.py"  # here arguments matter as well
 
 
@@ -32,7 +34,7 @@ class Recorder:
     def __init__(self) -> None:
         self._test = ""
         self._places: dict[Any, str] = {}  # code object -> "torch/distributed/x.py:12"; "": not interesting
-        self._noted: set[tuple[str, str, str]] = set()
+        self._noted: set[tuple[str, ...]] = set()
         self._file: Any = None
 
     def begin(self, test: str) -> None:
@@ -53,17 +55,25 @@ class Recorder:
         place = self._places.get(code)
         if place is None:
             place = self._places[code] = place_of(code)
-        if place:
-            self._note(place, details(frame.f_locals) if place.startswith(API) else "")
-
-    def _note(self, place: str, detail: str) -> None:
-        key = (self._test or os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0], place, detail)
-        if key in self._noted:
+        if not place:
             return
-        self._noted.add(key)
+        test = self._test or os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
+        if self._note(test, place, ""):
+            for value in frame.f_locals.values():
+                if type(value).__module__.startswith(TYPES):
+                    self._note(test, "type", f"{type(value).__module__}.{type(value).__qualname__}")
+        if place.startswith(API):
+            for detail in details(frame.f_locals):
+                self._note(test, place, detail)
+
+    def _note(self, *line: str) -> bool:
+        if line in self._noted:
+            return False
+        self._noted.add(line)
         if self._file is None:
             self._file = Path(FOLDER, f"calls-{os.getpid()}.txt").open("a", buffering=1)
-        self._file.write("\t".join(key) + "\n")
+        self._file.write("\t".join(line) + "\n")
+        return True
 
 
 def place_of(code: Any) -> str:
@@ -76,16 +86,22 @@ def place_of(code: Any) -> str:
     return ""
 
 
-def details(given: dict[str, Any]) -> str:
+def details(given: dict[str, Any]) -> list[str]:
     """Return what is worth a line of its own among the arguments of a call."""
     noted = []
-    if "op" in given and type(given["op"]).__name__ in ("RedOpType", "ReduceOp"):
-        noted.append("op=" + str(given["op"]).removeprefix("RedOpType.").removeprefix("ReduceOp."))
+    op = given.get("op")
+    if type(op).__name__ in ("RedOpType", "ReduceOp"):
+        noted.append(f"op={str(op).rpartition('.')[2]}")
     if given.get("async_op") is True:
         noted.append("async_op")
-    if given.get("tag") not in (0, None):
-        noted.append("tag")
-    return " ".join(noted)
+    if type(given.get("tensor")).__name__ in ("Tensor", "Parameter"):
+        noted.append(f"dtype={given['tensor'].dtype}".replace("torch.", ""))
+    store = given.get("store")
+    while type(store).__name__ == "PrefixStore":
+        store = store.underlying_store
+    if type(store).__name__ in ("TCPStore", "FileStore", "HashStore"):
+        noted.append(f"store={type(store).__name__}")
+    return noted
 
 
 _RECORDER = Recorder()
