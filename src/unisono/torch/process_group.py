@@ -16,11 +16,13 @@ from torch._C import _distributed_c10d as c10d
 
 import unisono.group
 
+from .calling import Calling
 from .collectives import Collectives
 from .cuda import CUDA, CudaGroup, why_not
 from .monitored import MonitoredBarrier
 from .store import TorchStore
-from .work import Futures
+from .tracing import skip
+from .work import Futures, TransferWork, UnisonoWork
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,11 +88,14 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         return self._size
 
     def getBackendName(self) -> str:  # noqa: N802
+        """Return "unisono". C++ asks, and what it hears "gloo" of it takes for a C++ ProcessGroupGloo."""
+        return "unisono"
+
+    def name(self) -> str:
         """Return "unisono", or "gloo" where the group stands in for that."""
         return self._backend
 
-    name = getBackendName
-    _get_backend_name = getBackendName
+    _get_backend_name = name
 
     def getGroupName(self) -> str:  # noqa: N802
         """Return the name functional collectives look the group up by."""
@@ -162,7 +167,7 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
     @property
     def options(self) -> Any:
         """PyTorch's Backend.Options: the backend's name and the timeout."""
-        return c10d.Backend.Options(self.getBackendName(), self._timeout)
+        return c10d.Backend.Options(self._backend, self._timeout)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of the calls that do not bring their own."""
@@ -229,6 +234,9 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         self._cuda.abort()
         self._group.abort()
         self.shutdown()
+
+
+skip(ProcessGroupUnisono, Collectives, Calling, UnisonoWork, TransferWork)
 
 
 def _fresh(store: c10d.Store, rank: int) -> c10d.Store:

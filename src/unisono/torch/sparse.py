@@ -58,7 +58,7 @@ class SparseSum:
             torch.cat(self._indices, dim=1), torch.cat(self._values), self._own.shape, check_invariants=False
         )
         with torch.no_grad():
-            self._x.detach().copy_(total.coalesce())
+            self._x.copy_(total.coalesce())  # a detached sparse tensor would keep this for itself
 
     def _sizes(self, group: Group, timeout: float | None) -> list[int]:
         """Everybody's number of entries.

@@ -55,7 +55,7 @@ def check_every_collective_is_passed_on(rank, size):
     with recording() as (group, nccl):
         assert nccl.calls == []  # on first use, not before
         dist.all_reduce(x, group=group)
-        dist.broadcast(x, 0, group=group, async_op=True).wait()
+        group.broadcast([x], dist.BroadcastOptions()).wait()  # dist.broadcast asks CUDA for its version
         dist.reduce(x, 0, group=group)
         dist.all_gather(many, many[0], group=group)
         dist.all_gather_single(x, many[0], group=group)
@@ -73,7 +73,8 @@ def check_every_collective_is_passed_on(rank, size):
         group.barrier(options).wait()
         assert [name.strip("_") for name in nccl.calls] == [
             "allreduce", "broadcast", "reduce", "allgather", "all_gather_single", "gather", "scatter",
-            "reduce_scatter", "reduce_scatter_single", "alltoall", "all_to_all_single", "send", "recv", "barrier",
+            "reduce_scatter", "reduce_scatter_single", "alltoall", "all_to_all_single", "send", "recv",
+            "barrier",
         ]  # fmt: skip
 
 
@@ -88,9 +89,7 @@ def check_both_halves_of_one_group(rank, size):
         assert group._get_backend("cuda:0") == "its backend"
         assert group._get_backend("cpu") is group
         with pytest.raises(ValueError, match="of one device"):
-            dist.all_gather([fake(1)] * size, torch.ones(1), group=group) if rank < 0 else dist.all_gather(
-                [torch.ones(1)] * (size - 1) + [fake(1)], torch.ones(1), group=group
-            )
+            dist.all_gather([torch.ones(1)] * (size - 1) + [fake(1)], torch.ones(1), group=group)
 
 
 def check_without_cuda_the_error_says_what_is_missing(rank, size):
@@ -100,7 +99,7 @@ def check_without_cuda_the_error_says_what_is_missing(rank, size):
     assert group._device_types == [torch.device("cpu")]
     for call in (
         lambda: dist.all_reduce(fake(2)),
-        lambda: dist.broadcast(fake(2), 0),
+        lambda: dist.reduce(fake(2), 0),
         lambda: group._get_backend(torch.device("cuda")),
     ):
         with pytest.raises(

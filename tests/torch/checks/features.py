@@ -1,4 +1,4 @@
-"""What PyTorch builds on a process group and the other modules do not show: FSDP1, DCP, compile, schedules."""
+"""What PyTorch builds on a process group: FSDP1, checkpoints, torch.compile, pipeline schedules."""
 
 from __future__ import annotations
 
@@ -56,11 +56,20 @@ def check_all_reduce_inside_a_compiled_function(rank, size):
     assert torch.equal(step(torch.ones(3)), torch.full((3,), 4.0 * size))
 
 
+def bf16_hook(state, bucket):
+    """What PyTorch's bf16_compress_hook does, which DDP takes with NCCL and XCCL only."""
+    return default_hooks._compress_hook(torch.bfloat16, None, bucket)
+
+
 def check_more_communication_hooks(rank, size):
+    with pytest.raises(TypeError, match="NCCL"):
+        DistributedDataParallel(model()).register_comm_hook(None, default_hooks.bf16_compress_hook)
     hooks = {
-        default_hooks.bf16_compress_hook: None,
+        bf16_hook: None,
         default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook): None,
-        powerSGD_hook.batched_powerSGD_hook: powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2),
+        default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook): powerSGD_hook.PowerSGDState(
+            None, start_powerSGD_iter=2
+        ),
     }
     for hook, state in hooks.items():
         net = model()

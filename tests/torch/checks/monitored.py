@@ -16,7 +16,7 @@ def check_monitored_barrier_passes_again_and_again(rank, size):
     for count in range(5):
         group.monitored_barrier(timedelta(seconds=20), wait_all_ranks=bool(count % 2))
         dist.all_reduce(torch.ones(1))
-    dist.new_group([rank for rank in range(size)]).monitored_barrier()
+    dist.new_group(list(range(size))).monitored_barrier()
 
 
 def check_who_did_not_come_is_named(rank, size):
