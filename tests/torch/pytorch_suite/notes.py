@@ -5,8 +5,8 @@ from __future__ import annotations
 # PyTorch's tests that fail in one of the ways to run them, and why. Anything else that fails is an error.
 REASONS: dict[str, dict[str, str]] = {
     "test_ddp_logging_data_cpu": {
-        "gloo": 'the log of DDP says "unisono": a group that told C++ "gloo" would be taken for a ProcessGroupGloo '
-        "and read as one. It passes as unisono"
+        "gloo": 'the log of DDP says "unisono": a group that calls itself "gloo" is read by C++ as a '
+        "ProcessGroupGloo. It passes as `unisono`"
     },
 }
 

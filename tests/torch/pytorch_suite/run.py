@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 WAYS = ("unisono", "gloo", "mpi", "real-gloo")
 LIMIT_S = 120  # for one test
-RECORDING = Path(__file__).resolve().parents[1] / "recording"
 
 
 def main() -> int:
@@ -77,9 +76,9 @@ def prepare(arguments: argparse.Namespace, folder: str) -> None:
 
 def import_suite(way: str) -> ModuleType:
     """Import PyTorch's module. While it is imported it reads BACKEND, and what that backend can do."""
-    import unisono.torch  # noqa: F401
-
     from torch.testing._internal.common_distributed import DistTestCases
+
+    import unisono.torch.process_group  # noqa: F401  (registering alone would leave that to every rank)
 
     for feature in ("ddp", "subgroup", "plugin"):
         DistTestCases.backend_feature[feature].add(os.environ["BACKEND"])
@@ -99,13 +98,11 @@ def make_class(suite: ModuleType, title: str, *, spawn: bool) -> Any:
     """Make the test class as PyTorch's test_distributed_spawn.py does, with ranks started our way."""
     import torch.multiprocessing
 
-    sys.path.append(str(RECORDING))
-    import recorder
-
     class TestDistributed(suite.TestDistBackend, suite.DistributedTest._DistTestBase):
         def setUp(self) -> None:
             super().setUp()
-            recorder.begin(f"{title} {self._testMethodName}")
+            if "recorder" in sys.modules:
+                sys.modules["recorder"].begin(f"{title} {self._testMethodName}")
             if spawn:
                 self._spawn_processes()
             else:

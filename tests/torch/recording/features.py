@@ -1,7 +1,7 @@
-"""What the table has rows for: everything `torch.distributed` exports, and what PyTorch builds on a process group.
+"""The rows of the table: all that `torch.distributed` exports, and what PyTorch builds on a process group.
 
-The names are taken from PyTorch itself, so none is forgotten. A row is found again in what the recorder wrote by
-where its code stands, or by the name of its type.
+The names are taken from PyTorch itself, so none is forgotten. A row is found again in what the recorder wrote
+by where its code stands, or by the name of its type.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from recorder import API, place_of
 from torch.distributed import distributed_c10d as c10d
 
+from recording.recorder import place_of
 from unisono.torch.process_group import ProcessGroupUnisono
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ MODULES = {
 SYNC_BATCH_NORM = ("SyncBatchNorm", torch.nn.SyncBatchNorm)
 OPERATIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 DTYPES = (
-    "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64",
-    "complex128",
+    "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64",
+    "complex64", "complex128",
 )  # fmt: skip
 STORES = ("TCPStore", "FileStore", "HashStore")
 COLLECTIVES_WITH_ASYNC = ("all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter", "barrier")
@@ -116,7 +116,7 @@ def _details() -> Iterator[Feature]:
 
 
 def _methods() -> Iterator[Feature]:
-    """Give the methods PyTorch may call on the group, which the adapter answers itself or leaves to PyTorch."""
+    """Give the methods PyTorch may call on the group, whoever answers them."""
     for name in sorted(dir(dist.ProcessGroup)):
         if (
             name.startswith("__")
@@ -159,6 +159,3 @@ def keys(thing: Any) -> frozenset[str]:
     code = getattr(thing, "__code__", None)
     place = place_of(code) if code else ""
     return frozenset([place] if place else [])
-
-
-__all__ = ["API", "Feature", "features"]

@@ -1,7 +1,7 @@
-"""Notes which functions of `torch.distributed` a test runs. The table of what works is made from these notes.
+"""Notes which functions of `torch.distributed` a test runs. docs/pytorch-table.md is made from these notes.
 
-With a folder in UNISONO_TESTS_RECORD and this folder in PYTHONPATH, every Python process of a test run notes each
-function of PyTorch's distributed modules and of the adapter that it enters, once per test:
+With a folder in UNISONO_TESTS_RECORD and this folder in PYTHONPATH, every Python process of a test run notes
+each function of PyTorch's distributed modules and of the adapter that it enters, once per test:
 
     tests/torch/test_checks.py::test_check[2-works.check_x]<TAB>torch/distributed/distributed_c10d.py:2954<TAB>op=SUM
 
@@ -71,7 +71,8 @@ class Recorder:
             return False
         self._noted.add(line)
         if self._file is None:
-            self._file = Path(FOLDER, f"calls-{os.getpid()}.txt").open("a", buffering=1)
+            path = Path(FOLDER, f"calls-{os.getpid()}.txt")
+            self._file = path.open("a", buffering=1)
         self._file.write("\t".join(line) + "\n")
         return True
 
@@ -108,7 +109,7 @@ _RECORDER = Recorder()
 
 
 def begin(test: str) -> None:
-    """Say which test this process, and those it forks, run from now on. Does nothing unless asked to record."""
+    """Say which test this process, and those it forks, run from now on. Unless recording, do nothing."""
     if FOLDER:
         _RECORDER.begin(test)
 

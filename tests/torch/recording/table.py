@@ -1,4 +1,4 @@
-"""Makes docs/pytorch-table.md from what the tests ran: `collect` reads the notes of a run, `render` writes the page.
+"""Makes docs/pytorch-table.md from what the tests ran: `rows` sums up the notes of a run, `render` the page.
 
 The results in between, results.json, are kept: the page can be checked against them without a run.
 """
@@ -19,18 +19,20 @@ ON_GLOO = "real-gloo"
 
 HEAD = """# torch.distributed over Unisono
 
-Every function and class of `torch.distributed`, and what PyTorch builds on a process group, with PyTorch {torch}. Made by
-`make test-torch`, which notes what each test runs: Unisono's own tests and those of PyTorch's distributed test suite,
-on CPU tensors. **works**: tests that pass run it. **differs**, **not yet**: see the remark. **not tested**: no test runs
-it, which says nothing against it. A test is named for each row; many rows have dozens.
+Every function and class of `torch.distributed`, and what PyTorch builds on a process group, with PyTorch
+{torch}. Made by `make test-torch`, which notes what each test runs: Unisono's own tests and those of
+PyTorch's distributed test suite, on CPU tensors. **works**: tests that pass run it. **differs**, **not yet**:
+see the remark. **not tested**: no test runs it, which says nothing against it. One test is named for each
+row; many rows have dozens.
 """
 
 SUITE = """## PyTorch's own distributed test suite
 
-{passed} of its {total} tests pass over Unisono; Gloo, on the same machine, passes {gloo}. Of what passes on Gloo,
-{missing} does not pass over Unisono. The others need GPUs, or are switched off by PyTorch itself. Many are reserved for
-a backend by name, so the suite is run in several ways: as `unisono`, with Unisono in the place of `gloo`
-(`UNISONO_REPLACE=gloo`), and with the tests for `mpi` let in; on 3 ranks, and on 4 and 8 what needs as many.
+{passed} of its {total} tests pass over Unisono; Gloo, on the same machine, passes {gloo}. Of what passes on
+Gloo, {missing} does not pass over Unisono. The others need GPUs, or are switched off by PyTorch itself. Many
+are reserved for a backend by name, so the suite is run in several ways: as `unisono`, with Unisono in the
+place of `gloo` (`UNISONO_REPLACE=gloo`), and with the tests for `mpi` let in; on 3 ranks, and on 4 and 8 what
+needs as many.
 
 | run | ranks | passed | failed | skipped |
 |---|---|---|---|---|
@@ -40,7 +42,7 @@ a backend by name, so the suite is run in several ways: as `unisono`, with Uniso
 def outcomes_of_pytest(junit: Path) -> dict[str, str]:
     """Read what pytest says of each test: "passed", "skipped" or "failed"."""
     found = {}
-    for case in ET.parse(junit).getroot().iter("testcase"):  # noqa: S314  (pytest wrote it)
+    for case in ET.parse(junit).getroot().iter("testcase"):
         module = case.get("classname", "").replace(".", "/")
         ends = {child.tag for child in case}
         outcome = "failed" if ends & {"failure", "error"} else "skipped" if "skipped" in ends else "passed"
@@ -55,7 +57,7 @@ def seen_by(folder: Path) -> dict[str, set[str]]:
         lines = [line.split("\t") for line in path.read_text().splitlines()]
         ours = {test for test, place, *_ in lines if place.startswith(OURS)}
         for test, place, *detail in lines:
-            if test in ours or test.startswith("suite unisono"):
+            if test in ours:
                 seen.setdefault(test, set()).add(f"{place} {' '.join(detail)}".strip())
     return seen
 
