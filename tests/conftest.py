@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 import leaks
 
@@ -15,13 +17,22 @@ import leaks
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
+# Examples of every property. `ci` draws the same ones each time; `pytest --hypothesis-profile nightly` (or
+# HYPOTHESIS_PROFILE=nightly) draws thousands of new ones, keeps those that failed, and prints how to draw them again.
+settings.register_profile("ci", deadline=None, derandomize=True, max_examples=200)
+settings.register_profile("nightly", deadline=None, max_examples=5000, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
 HERE = Path(__file__).resolve().parent
 HAVE_TORCH = importlib.util.find_spec("torch") is not None
 
 
 def pytest_configure() -> None:
-    """Mark what the tests start, so that a grandchild whose parent died is seen as left behind."""
+    """Mark what the tests start, so that a grandchild whose parent died is seen as left behind; hear Ctrl-C."""
     leaks.mark_descendants()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Started in the background by a shell: Ctrl-C is ignored, here and in whatever the tests start.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> str:
