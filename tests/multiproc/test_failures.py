@@ -141,6 +141,20 @@ def test_ranks_that_call_different_things_are_all_told_within_a_second(name: str
         assert all(f"rank {rank}  #2" in text for rank in range(size))
 
 
+def test_ranks_that_could_all_finish_alone_are_told_in_the_next_call() -> None:
+    """Rank 0 and rank 6 only send, to each other, and no barrier among nine ever reads those two edges."""
+
+    def work(group: un.Group) -> None:
+        with pytest.raises(un.Mismatch) as caught:
+            group.reduce(np.ones(4), 0) if group.rank == 6 else group.broadcast(np.ones(4), 0)
+            for _ in range(3):
+                group.barrier()
+        assert "rank 0  #1 broadcast(" in str(caught.value)
+        assert "rank 6  #1 reduce(" in str(caught.value)
+
+    ranks.threads(9, work)
+
+
 def test_mismatch_shows_both_calls() -> None:
     def work(group: un.Group) -> None:
         with pytest.raises(un.Mismatch) as caught:
