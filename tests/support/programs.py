@@ -1,4 +1,4 @@
-"""Random programs of calls, and the ranks that run them: threads with groups that are made once and reused."""
+"""Random programs of calls, and the ranks that run them: threads, with groups made once and reused."""
 
 from __future__ import annotations
 
