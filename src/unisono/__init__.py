@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 _HOMES = {
-    "unisono.group": ("ANY_TAG", "Group", "Work", "init_process_group"),
+    "unisono.group": ("ANY_TAG", "Group", "Recv", "Send", "Work", "init_process_group"),
     "unisono.reduction": ("ReduceOp", "premul_sum"),
     "unisono.store": ("FileStore", "HashStore", "PrefixStore", "Store", "StoreServer", "TCPStore"),
     "unisono.errors": (
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
         Timeout,
         UnisonoError,
     )
-    from unisono.group import ANY_TAG, Group, Work, init_process_group
+    from unisono.group import ANY_TAG, Group, Recv, Send, Work, init_process_group
     from unisono.reduction import ReduceOp, premul_sum
     from unisono.store import FileStore, HashStore, PrefixStore, Store, StoreServer, TCPStore
 
@@ -79,8 +79,10 @@ __all__ = [
     "PeerLost",
     "PlanError",
     "PrefixStore",
+    "Recv",
     "ReduceOp",
     "RendezvousError",
+    "Send",
     "Store",
     "StoreError",
     "StoreServer",
