@@ -156,7 +156,8 @@ void leave(Engine& engine) {
   const nb::gil_scoped_release no_gil;
   engine.leave();
   // A thread that is still in a call needs the GIL to come out of it, which it cannot get once the
-  // interpreter ends: give it a moment.
+  // interpreter ends: give it a moment. A call of this thread ends only after its signal handler.
+  if (engine.within()) return;
   const Nanoseconds end = later(kComeOut);
   while (engine.callers.load(std::memory_order_relaxed) > 0 && now_ns() < end) usleep(200);
 }

@@ -138,7 +138,7 @@ void Engine::check_process() const {
 
 FaultKind Engine::run(Call call) {
   check_process();
-  if (runner_.load(std::memory_order_relaxed) == std::this_thread::get_id())
+  if (within())
     throw std::runtime_error(
         "called from a signal handler while an operation of the same group is under way");
   if (queued_.load(std::memory_order_relaxed) == completed_.load(std::memory_order_acquire) &&
@@ -258,8 +258,7 @@ void Engine::leave() {
     queue_grew_.notify_all();
   }
   // A call of another thread, or of this one, which then is in a signal handler and must not lock again.
-  const bool ours = runner_.load(std::memory_order_relaxed) == std::this_thread::get_id();
-  const bool running = ours || !executing_.try_lock();
+  const bool running = within() || !executing_.try_lock();
   if (!running) executing_.unlock();
   if (running || !done(queued_.load(std::memory_order_acquire)))
     abort(Fault{FaultKind::kAborted, rank_, rank_});

@@ -63,6 +63,9 @@ class Engine {
   Region& region() { return *region_; }
   Channels& channels() { return channels_; }
 
+  // Whether this very thread is in a call: then it is in a signal handler.
+  bool within() const { return runner_.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
+
   // Throws std::runtime_error in a fork's child: the group is its parent's.
   void check_process() const;
 

@@ -134,11 +134,18 @@ def _awkward_numpy(array: np.ndarray[Any, Any], writable: bool, name: str) -> Vi
 
 
 def _dlpack(array: Any, writable: bool, name: str) -> View:
+    """Some exporters copy without saying so: then two looks at one array, both alive, differ in place."""
     try:
-        found = np.from_dlpack(array)
+        found, again = np.from_dlpack(array), np.from_dlpack(array)
     except (TypeError, BufferError, RuntimeError, ValueError) as error:
         raise ValueError(f"{name} cannot be seen as CPU memory through DLPack: {error}") from error
-    return _awkward_numpy(found, writable, name)
+    seen = _awkward_numpy(found, writable, name)
+    if found.nbytes and again.__array_interface__["data"][0] != seen.address:
+        raise ValueError(
+            f"{name} is a {type(array).__name__}, which hands out copies of itself through DLPack. "
+            f"Use y = np.from_dlpack({name}) and call with y"
+        )
+    return seen
 
 
 def _refuse(array: Any, writable: bool, name: str) -> View:

@@ -59,6 +59,9 @@ def explain(scene: Scene) -> GroupError:
     """The error for the fault that aborted the group."""
     fault = _Fault(*scene.engine.fault())
     doing = scene.operation or "an operation"
+    own_end = fault.kind == FaultKind.PEER_LEFT and fault.about == scene.rank
+    if own_end or fault.kind == FaultKind.NONE:
+        return Aborted(message(f"{doing} failed: this rank closed the group meanwhile", where=scene.where()))
     if fault.kind in (FaultKind.PEER_LOST, FaultKind.PEER_LEFT):
         return _peer_lost(scene, fault, doing)
     if fault.kind == FaultKind.MISMATCH:
