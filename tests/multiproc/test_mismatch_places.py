@@ -86,8 +86,8 @@ def test_all_ranks_show_the_lines_of_all() -> None:
         assert f"recv {at['G']}" in message
         assert "got int32[2], expected float64[3]" in message
         assert "from rank 1 with tag 5" in message
-    for one, other in zip(*outputs, strict=True):
-        assert one.replace("rank=0/2", "rank=1/2") == other
+    for one, other in zip(*outputs, strict=True):  # but for the first line, which says who tells
+        assert one.splitlines()[1:] == other.splitlines()[1:]
 
 
 def test_line_of_a_call_through_torch_is_the_users() -> None:
