@@ -17,6 +17,7 @@ __version__ = "0.1.0.dev0"
 
 _HOMES = {
     "unisono.group": ("ANY_TAG", "Group", "Recv", "Send", "Work", "init_process_group"),
+    "unisono.backends": ("is_available",),
     "unisono.reduction": ("ReduceOp", "premul_sum"),
     "unisono.store": ("FileStore", "HashStore", "PrefixStore", "Store", "StoreServer", "TCPStore"),
     "unisono.errors": (
@@ -37,6 +38,7 @@ _HOMES = {
 _OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
 if TYPE_CHECKING:
+    from unisono.backends import is_available
     from unisono.errors import (
         Aborted,
         GroupClosed,
@@ -93,6 +95,7 @@ __all__ = [
     "Work",
     "__version__",
     "init_process_group",
+    "is_available",
     "premul_sum",
 ]
 

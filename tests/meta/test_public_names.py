@@ -45,6 +45,7 @@ PUBLIC = [
     "Work",
     "__version__",
     "init_process_group",
+    "is_available",
     "premul_sum",
 ]
 

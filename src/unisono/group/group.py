@@ -82,6 +82,20 @@ class Group(Objects):
         self._caller.timeout_s = seconds(value, 0.0)
 
     @property
+    def sequence(self) -> int:
+        """How many collectives this rank has called, asynchronous ones included. Equal numbers are one call.
+
+        Raises:
+            GroupClosed: the group was closed.
+        """
+        return self._caller.engine.issued
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return not self._finalizer.alive
+
+    @property
     def reproducible(self) -> bool:
         """Whether all reductions combine contributions in the order of ranks."""
         return self._caller.reproducible
@@ -89,16 +103,6 @@ class Group(Objects):
     @reproducible.setter
     def reproducible(self, value: bool) -> None:
         self._caller.reproducible = value
-
-    @property
-    def sequence(self) -> int:
-        """Collectives issued by this rank up to now."""
-        return self._caller.engine.issued
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return not self._finalizer.alive
 
     @property
     def members(self) -> tuple[int, ...]:
