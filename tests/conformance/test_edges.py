@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import ranks
 import unisono as un
-
-
-def run(size: int, program: str) -> list[str]:
-    """What `size` processes print; `group` is there already."""
-    opening = (
-        "import os, signal, sys, threading, time\nimport numpy as np\nimport unisono as un\n"
-        'group = un.init_process_group(init_method=os.environ["MEETING"], timeout=20)\n'
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "program.py"
-        path.write_text(opening + program)
-        return ranks.processes(size, path, timeout_s=40)
+from ranks import run
 
 
 def test_closing_with_large_work_in_flight_touches_no_freed_memory() -> None:
