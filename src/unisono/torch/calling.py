@@ -35,7 +35,6 @@ class Calling:
     _cuda: CudaGroup
     _futures: Futures
     _size: int
-    _issued: int
     _batch: list[UnisonoWork] | None
     _backend: str  # the name it goes by
     _coalescing = False  # within a call that is several calls of the Group, and one event
