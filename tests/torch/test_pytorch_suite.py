@@ -26,7 +26,7 @@ KNOWN = json.loads(table.RESULTS.read_text())
 
 def runs(way: str) -> list[str]:
     """List the tests that run on 3 ranks in this way, and for MPI those that run in no other."""
-    others = ("unisono x3", "gloo x3", "gloo x8") if way == "mpi" else ()
+    others = ("unisono x3", "gloo x3") if way == "mpi" else ()
     return [
         test
         for test, ends in KNOWN["suite"].items()
