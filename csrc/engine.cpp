@@ -68,7 +68,7 @@ const Program* Engine::load(std::span<const int32_t> code) {
 }
 
 uint64_t Engine::fingerprint(const Call& call, uint64_t seq) const {
-  uint64_t mixed = seq * 0x9e3779b97f4a7c15ULL;
+  uint64_t mixed = seq * 0x9e3779b97f4a7c15ULL ^ before_;
   mixed ^= (call.numel + 1) * 0xc2b2ae3d27d4eb4fULL;
   if (call.luggage != nullptr) mixed ^= call.luggage->out.shape() + 3 * call.luggage->in.shape();
   mixed = (mixed ^ (mixed >> 29)) * 0xbf58476d1ce4e5b9ULL;
@@ -100,6 +100,7 @@ void Engine::record(const Call& call, uint64_t seq, uint64_t fingerprint) {
 FaultKind Engine::execute(const Call& call, bool in_background) {
   const uint64_t seq = ++seq_;
   const uint64_t print = fingerprint(call, seq);
+  before_ = print;
   waiter_.begin(seq, print, call.deadline, call.timeout);
   waiter_.set_patience(in_background ? kBackground : patience_);
   waiter_.set_interrupt(in_background ? nullptr : &interrupted_);

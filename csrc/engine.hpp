@@ -130,6 +130,9 @@ class Engine {
   std::mutex executing_;                   // held by whoever runs a call
   std::atomic<std::thread::id> runner_{};  // the caller's thread that does
   uint64_t seq_ = 0;                       // guarded by executing_
+  // The last operation's fingerprint, part of the next one's: ranks that differed in an operation that each
+  // could finish alone (one only sent, another too) differ in all that follow. Guarded by executing_.
+  uint64_t before_ = 0;
   std::atomic<uint64_t> direct_{0};        // calls that were not queued; written under executing_
 
   std::atomic<uint64_t> queued_{0};  // tickets given out
