@@ -1,4 +1,4 @@
-"""What is seen of an array: the same whichever way it is looked at, and nothing of what has no plain memory."""
+"""What is seen of an array: the same however one looks, and nothing of what has no plain memory."""
 
 from __future__ import annotations
 
