@@ -37,7 +37,6 @@ class Calling:
     _cuda: CudaGroup
     _futures: Futures
     _size: int
-    _issued: int
     _batch: list[UnisonoWork] | None
     _recent: deque[UnisonoWork]
 

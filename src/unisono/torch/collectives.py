@@ -67,7 +67,6 @@ class Collectives(Calling):
             except ValueError:
                 pass  # no byte has moved: what is wrong with `x` can perhaps be helped below
             else:
-                self._issued += 1
                 return DONE
         if x.is_cuda:
             passed_on: Work = self._cuda.group.allreduce([x], opts)

@@ -66,7 +66,6 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         self._group_name = name
         self._group_desc = ""
         self._batch = None
-        self._issued = 0
         self._recent = deque(maxlen=16)
         self._futures = Futures(f"unisono futures {name}")
         timeout_s = timeout.total_seconds()
