@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 from unisono import _native
 from unisono.buffers import DTYPES, ITEMSIZES, is_tensor, view
+from unisono.choose import Chooser
 from unisono.errors import GroupClosed, GroupError
 from unisono.group.faults import COLLECTIVES, Scene, explain
 from unisono.group.layout import Layout
 from unisono.group.work import CollectiveWork, Work, seconds
-from unisono.plans import choose, lower, make
+from unisono.plans import lower_rank
 from unisono.reduction import Op, PremulSum, ReduceOp
 
 __all__ = ["Caller", "Prepared"]
@@ -36,6 +37,7 @@ class Caller:
 
     Attributes:
         name, rank, size: of the group.  timeout_s: of an operation that names none.
+        hosts: the number of the host of each rank; all on one until somebody says otherwise.
     """
 
     def __init__(self, engine: _native.Engine, name: str, rank: int, size: int, timeout_s: float) -> None:
@@ -47,6 +49,7 @@ class Caller:
         self._prepared: dict[tuple[str, str, int, int, int], Prepared] = {}
         self._code: dict[tuple[str, str, int], list[int]] = {}
         self._quick: dict[tuple[str, int, Op], _native.Quick] = {}
+        self.hosts = (0,) * size
         self._works: list[Work] = []
         self._works_lock = threading.Lock()
 
@@ -58,6 +61,21 @@ class Caller:
     @timeout_s.setter
     def timeout_s(self, value: float) -> None:
         self._timeout_s = value
+        self._quick.clear()
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """The number of the host of each rank, by which algorithms are chosen and planned; alike on all."""
+        return self._hosts
+
+    @hosts.setter
+    def hosts(self, value: tuple[int, ...]) -> None:
+        if len(value) != self.size:
+            raise ValueError(f"got the hosts of {len(value)} ranks, expected {self.size}")
+        self._hosts = tuple(value)
+        self._chooser = Chooser(self.size, self._hosts)
+        self._prepared.clear()  # what was planned for another placement
+        self._code.clear()
         self._quick.clear()
 
     @property
@@ -130,7 +148,7 @@ class Caller:
             GroupClosed: the group was closed.
         """
         if algorithm is None:
-            algorithm = choose(collective, self.size, numel * ITEMSIZES[dtype])
+            algorithm = self._chooser.choose(collective, numel * ITEMSIZES[dtype])
         if not isinstance(op, ReduceOp | PremulSum):
             raise TypeError(
                 f"{collective}: op is {op!r}, expected a member of ReduceOp or premul_sum(factor)"
@@ -167,7 +185,8 @@ class Caller:
         key = (collective, algorithm, root)
         code = self._code.get(key)
         if code is None:
-            code = self._code[key] = lower(make(collective, algorithm, self.size, root))[self.rank]
+            code = lower_rank(self.rank, collective, algorithm, self.size, root, self._hosts)
+            self._code[key] = code
         return code
 
     def run(
