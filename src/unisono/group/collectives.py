@@ -9,6 +9,7 @@ from typing import Any
 from unisono.group.calls import Caller
 from unisono.group.layout import (
     NOTHING,
+    Layout,
     blocks,
     check_apart,
     check_block,
@@ -31,7 +32,7 @@ class Collectives:
     Arrays are NumPy arrays, torch CPU tensors or other contiguous CPU buffers. Of all operations:
 
     Args:
-        algorithm: a name of `unisono.plans.ALGORITHMS`; None chooses by size and ranks.
+        algorithm: a name of `unisono.plans.ALGORITHMS`; None chooses by size, ranks and hosts.
         async_op: return a `Work` at once. The buffers are the operation's until it is done.
         timeout: seconds (or a timedelta) for the whole operation; None: the group's.
     Raises:
@@ -125,9 +126,11 @@ class Collectives:
         """
         return self._caller.in_place("exclusive_scan", x, True, op, 0, algorithm, async_op, timeout)
 
-    def barrier(self, *, async_op: bool = False, timeout: Timeout = None) -> Work | None:
+    def barrier(
+        self, *, algorithm: str | None = None, async_op: bool = False, timeout: Timeout = None
+    ) -> Work | None:
         """Wait until every rank has come here. Cost: ceil(log2 p) rounds (dissemination)."""
-        prepared = self._caller.prepare("barrier", None, 1, 0)
+        prepared = self._caller.prepare("barrier", algorithm, 1, 0)
         return self._caller.run(prepared, None, async_op, timeout, 0, 0, 0, 0, 0)
 
     def all_gather(
@@ -158,7 +161,13 @@ class Collectives:
         )
 
     def all_gather_v(
-        self, out: Sequence[Any], x: Any, *, async_op: bool = False, timeout: Timeout = None
+        self,
+        out: Sequence[Any],
+        x: Any,
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        timeout: Timeout = None,
     ) -> Work | None:
         """As `all_gather`, for ranks whose `x` differ in size: `out` is a list of p arrays of those sizes.
 
@@ -170,16 +179,24 @@ class Collectives:
         check_same_dtype(target, source, ("out", "x"))
         check_block(target, caller.size, caller.rank, source.pieces[0].numel, ("out", "x"))
         check_apart(target, source, caller.size, caller.rank, own_block=True)
-        prepared = caller.prepare("all_gather", None, source.dtype, 0)
+        mean = sum(piece.numel for piece in target.pieces) // caller.size
+        prepared = caller.prepare("all_gather", algorithm, source.dtype, mean)
         return caller.run_blocks(prepared, target, source, (out, x), async_op, timeout, 0, (caller.size, 1))
 
     def gather(
-        self, x: Any, out: Any = None, dst: int = 0, *, async_op: bool = False, timeout: Timeout = None
+        self,
+        x: Any,
+        out: Any = None,
+        dst: int = 0,
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        timeout: Timeout = None,
     ) -> Work | None:
         """Gather `x` of every rank into `out` on rank `dst`.
 
         Shapes: x [numel]; out on `dst` [p, numel] or a list of p arrays (their sizes may differ, as the
-        ranks' do), elsewhere None.
+        ranks' do, unless an algorithm other than direct is asked for), elsewhere None.
         """
         caller = self._caller
         source = one(x, writable=False, name="x")
@@ -189,20 +206,27 @@ class Collectives:
                 raise ValueError(f"gather: rank {dst} is dst and needs out=")
             target = blocks(out, caller.size, writable=True, name="out")
             check_same_dtype(target, source, ("out", "x"))
-            check_block(target, caller.size, caller.rank, source.pieces[0].numel, ("out", "x"))
+            _check_blocks(target, algorithm, caller, source.pieces[0].numel, ("out", "x"))
             check_apart(target, source, caller.size, caller.rank, own_block=True)
         elif out is not None:
             raise ValueError(f"gather: out= is given on rank {caller.rank}, which is not dst={dst}")
-        prepared = caller.prepare("gather", None, source.dtype, 0, SUM, dst)
+        prepared = caller.prepare("gather", algorithm, source.dtype, 0, SUM, dst)
         return caller.run_blocks(prepared, target, source, (out, x), async_op, timeout, 0, (caller.size, 1))
 
     def scatter(
-        self, out: Any, inputs: Any = None, src: int = 0, *, async_op: bool = False, timeout: Timeout = None
+        self,
+        out: Any,
+        inputs: Any = None,
+        src: int = 0,
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        timeout: Timeout = None,
     ) -> Work | None:
         """Hand block i of `inputs` on rank `src` to rank i.
 
         Shapes: out [numel]; inputs on `src` [p, numel] or a list of p arrays (their sizes may differ, as
-        the ranks' do), elsewhere None.
+        the ranks' do, unless an algorithm other than direct is asked for), elsewhere None.
         """
         caller = self._caller
         target = one(out, writable=True, name="out")
@@ -212,11 +236,11 @@ class Collectives:
                 raise ValueError(f"scatter: rank {src} is src and needs inputs=")
             source = blocks(inputs, caller.size, writable=False, name="inputs")
             check_same_dtype(source, target, ("inputs", "out"))
-            check_block(source, caller.size, caller.rank, target.pieces[0].numel, ("inputs", "out"))
+            _check_blocks(source, algorithm, caller, target.pieces[0].numel, ("inputs", "out"))
             check_apart(source, target, caller.size, caller.rank, own_block=True)
         elif inputs is not None:
             raise ValueError(f"scatter: inputs= is given on rank {caller.rank}, which is not src={src}")
-        prepared = caller.prepare("scatter", None, target.dtype, 0, SUM, src)
+        prepared = caller.prepare("scatter", algorithm, target.dtype, 0, SUM, src)
         return caller.run_blocks(
             prepared, target, source, (out, inputs), async_op, timeout, 0, (1, caller.size)
         )
@@ -251,7 +275,13 @@ class Collectives:
         )
 
     def all_to_all(
-        self, out: Any, inputs: Any, *, async_op: bool = False, timeout: Timeout = None
+        self,
+        out: Any,
+        inputs: Any,
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        timeout: Timeout = None,
     ) -> Work | None:
         """Hand block i of `inputs` to rank i, into its block of this rank's number.
 
@@ -266,6 +296,16 @@ class Collectives:
         given = source.spread(caller.size)[caller.rank][1]
         check_block(target, caller.size, caller.rank, given, ("out", "inputs"))
         check_apart(target, source, caller.size, caller.rank, own_block=False)
-        prepared = caller.prepare("all_to_all", None, target.dtype, 0)
+        prepared = caller.prepare("all_to_all", algorithm, target.dtype, 0)
         counts = (caller.size, caller.size)
         return caller.run_blocks(prepared, target, source, (out, inputs), async_op, timeout, 0, counts)
+
+
+def _check_blocks(
+    layout: Layout, algorithm: str | None, caller: Caller, numel: int, names: tuple[str, str]
+) -> None:
+    """Blocks may differ in size where each goes straight to its rank; others on the way would not know it."""
+    if algorithm in (None, "direct"):
+        check_block(layout, caller.size, caller.rank, numel, names)
+    else:
+        check_equal(layout, caller.size, numel, names)

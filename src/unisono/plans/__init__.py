@@ -11,7 +11,7 @@ all other modules   the algorithms
 
 from __future__ import annotations
 
-from unisono.plans.catalog import ALGORITHMS, algorithm_names, make
+from unisono.plans.catalog import ALGORITHMS, PLACED, algorithm_names, make
 from unisono.plans.contracts import CONTRACTS
 from unisono.plans.lowering import lower, lower_rank
 from unisono.plans.plan import (
@@ -34,6 +34,7 @@ from unisono.plans.proof import prove
 __all__ = [
     "ALGORITHMS",
     "CONTRACTS",
+    "PLACED",
     "Chunk",
     "Copy",
     "In",
