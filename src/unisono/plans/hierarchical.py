@@ -54,7 +54,7 @@ class Here:
 
     Attributes:
         hosts: the ranks of each host, the root's host first.  place: of this rank's host.
-        ranks: of this host.  near: those but this one.
+        ranks: of this host.  near: those but this one, the next one first.
         leader: speaks for this host: the root, or the first rank.
     """
 
@@ -65,7 +65,8 @@ class Here:
         self._root = root
         self.place = next(number for number, ranks in enumerate(self.hosts) if rank in ranks)
         self.ranks = self.hosts[self.place]
-        self.near = tuple(peer for peer in self.ranks if peer != rank)
+        after = self.ranks.index(rank) + 1
+        self.near = self.ranks[after:] + self.ranks[: after - 1]
         self.leader = self.leader_of(self.place)
 
     def leader_of(self, place: int) -> int:
