@@ -24,8 +24,8 @@ Generated from the plans by `python tools/algorithms.py > docs/algorithms.md`; d
 
 For each algorithm and {sizes} ranks of one host: **rounds**, how often a latency is paid one after the
 other; **messages** and **bytes**, the most that one rank sends; and the **time** until the last rank is done,
-where a message of l bytes takes a + b l, adding takes g per byte, and L is the size of the whole buffer (of the
-larger one, where input and output differ). Every rank sends one message and takes one at a time
+where a message of l bytes takes a + b l, adding takes g per byte, and L is the size of the whole buffer (of
+the larger one, where input and output differ). Every rank sends one message and takes one at a time
 (`unisono/cost.py`); sends that stand side by side and go to the same ranks are one message. Within one host
 the engine writes once for all readers, so there the direct algorithms are better than this says. Time is
 counted with a, b and g each alone, and added up. Every plan is proved by the tests for 1 to 17 ranks, and for
@@ -105,8 +105,8 @@ def choices() -> Iterator[str]:
     """What is taken when."""
     yield "\n## What is chosen\n"
     between = f"a = {BETWEEN.a * 1e6:g} us and {1e-9 / BETWEEN.b:.0f} GB/s between hosts"
-    yield "On one host: all_reduce takes one_shot while (p-1) times the bytes are at most 16 KB, then two_shot;"
-    yield "barrier takes dissemination; everything else takes direct. On several hosts the cheapest of a few"
+    yield "On one host: all_reduce takes one_shot while (p-1) times the bytes are at most 16 KB, then"
+    yield "two_shot; barrier takes dissemination; everything else takes direct. On several hosts the cheapest of a few"
     yield f"candidates is taken, at a = {INSIDE.a * 1e6:g} us and {1e-9 / INSIDE.b:.0f} GB/s within a host,"
     yield f"{between}, {1e-9 / REDUCING_S_PER_BYTE:.0f} GB/s added (`unisono/choose.py`):\n"
     yield f"| collective | hosts | {' | '.join(BYTES)} |"
@@ -118,8 +118,8 @@ def choices() -> Iterator[str]:
             chooser = Chooser(len(hosts), hosts)
             taken = [chooser.choose(collective, nbytes) for nbytes in BYTES.values()]
             yield f"| {collective} | {name} | {' | '.join(taken)} |"
-    yield "\ngather, scatter and exclusive_scan take direct, whatever the hosts: with blocks of different sizes"
-    yield "only ranks at the ends know them. Bytes are those of one rank, of a block for all_gather and"
+    yield "\ngather, scatter and exclusive_scan take direct, whatever the hosts: with blocks of different"
+    yield "sizes only ranks at the ends know them. Bytes are those of one rank, of a block for all_gather and"
     yield "reduce_scatter."
 
 
@@ -150,7 +150,7 @@ def markdown() -> str:
     ]
     lines += ["have of it. Two hosts, one with ranks 0 and 1, one with rank 2:"]
     lines += picture(make("all_reduce", "hierarchical", 3, 0, (0, 0, 1)))
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+    return "\n".join(line.rstrip(" ") for line in lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ class Chooser:
     def choose(self, collective: str, nbytes: int) -> str:
         """The algorithm for `nbytes` per rank (all_gather, reduce_scatter: per block); ranks ask alike."""
         if self._one_host:
-            return self._direct(collective, nbytes)
+            return self.direct(collective, nbytes)
         if len(CANDIDATES[collective]) == 1:
             return CANDIDATES[collective][0]
         whole = nbytes * self._size if collective in ("all_gather", "reduce_scatter") else nbytes
@@ -92,7 +92,8 @@ class Chooser:
             }
         return found
 
-    def _direct(self, collective: str, nbytes: int) -> str:
+    def direct(self, collective: str, nbytes: int) -> str:
+        """The choice on one host; also where contributions have to be combined in the order of ranks."""
         if collective == "all_reduce":
             return "one_shot" if nbytes * (self._size - 1) <= ONE_SHOT_BYTES else "two_shot"
         return "dissemination" if collective == "barrier" else "direct"

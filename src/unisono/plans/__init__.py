@@ -29,7 +29,7 @@ from unisono.plans.plan import (
     exchange,
     others,
 )
-from unisono.plans.proof import prove
+from unisono.plans.proof import Proof, prove
 
 __all__ = [
     "ALGORITHMS",
@@ -40,6 +40,7 @@ __all__ = [
     "In",
     "Out",
     "Plan",
+    "Proof",
     "Recv",
     "Reduce",
     "Send",
