@@ -107,7 +107,8 @@ def choices() -> Iterator[str]:
     between = f"a = {BETWEEN.a * 1e6:g} us and {1e-9 / BETWEEN.b:.0f} GB/s between hosts"
     yield "On one host: all_reduce takes one_shot while (p-1) times the bytes are at most 16 KB, then"
     yield "two_shot; barrier takes dissemination; everything else takes direct. On several hosts the cheapest"
-    yield f"of a few candidates is taken, at a = {INSIDE.a * 1e6:g} us and {1e-9 / INSIDE.b:.0f} GB/s within a host,"
+    yield "of a few candidates is taken,"
+    yield f"at a = {INSIDE.a * 1e6:g} us and {1e-9 / INSIDE.b:.0f} GB/s within a host,"
     yield f"{between}, {1e-9 / REDUCING_S_PER_BYTE:.0f} GB/s added (`unisono/choose.py`):\n"
     yield f"| collective | hosts | {' | '.join(BYTES)} |"
     yield "|---|---|" + "---|" * len(BYTES)
