@@ -93,7 +93,8 @@ def _functions() -> Iterator[Feature]:
         if inspect.isfunction(thing):
             yield Feature("Functions", f"{name}", keys(thing))
         elif inspect.isclass(thing):
-            yield Feature("Classes", name, keys(thing))
+            made_over = _over(name) if name in STORES else frozenset()
+            yield Feature("Classes", name, keys(thing) | made_over)
 
 
 def _details() -> Iterator[Feature]:
@@ -108,11 +109,12 @@ def _details() -> Iterator[Feature]:
         found = frozenset(f"{key} async_op" for key in keys(getattr(dist, name)))
         yield Feature("Asynchronous calls", f"{name}(async_op=True)", found)
     for name in STORES:
-        yield Feature(
-            "Stores a group is made over",
-            name,
-            frozenset(f"{key} store={name}" for key in keys(c10d._new_process_group_helper)),
-        )
+        yield Feature("Stores a group is made over", name, _over(name))
+
+
+def _over(store: str) -> frozenset[str]:
+    """What is written when a group is made over a store."""
+    return frozenset(f"{key} store={store}" for key in keys(c10d._new_process_group_helper))
 
 
 def _methods() -> Iterator[Feature]:
