@@ -21,6 +21,7 @@ _HOMES = {
     "unisono.store": ("FileStore", "HashStore", "PrefixStore", "Store", "StoreServer", "TCPStore"),
     "unisono.errors": (
         "Aborted",
+        "AuthenticationError",
         "GroupClosed",
         "GroupError",
         "LaunchError",
@@ -39,6 +40,7 @@ _OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 if TYPE_CHECKING:
     from unisono.errors import (
         Aborted,
+        AuthenticationError,
         GroupClosed,
         GroupError,
         LaunchError,
@@ -69,6 +71,7 @@ __all__ = [
     "PRODUCT",
     "SUM",
     "Aborted",
+    "AuthenticationError",
     "FileStore",
     "Group",
     "GroupClosed",

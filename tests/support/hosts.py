@@ -116,7 +116,7 @@ class Host:
         return found
 
     def kill(self) -> None:
-        """Kill every process of this host, as when it loses its power. What it had sent is still delivered."""
+        """Kill every process of this host. Its kernel says goodbye for them unless `cut` came before."""
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -175,8 +175,8 @@ class Network:
         self._relay: subprocess.Popen[str] | None = None
         self.switch = Host(SWITCH)
         try:
-            add = f"ip link add {SWITCH} type bridge forward_delay 0 mcast_snooping 0 && ip link set {SWITCH} up"
-            self.switch.must("sh", "-c", add)
+            self.switch.must("ip", "link", "add", SWITCH, "type", "bridge", "mcast_snooping", "0")
+            self.switch.must("ip", "link", "set", SWITCH, "up")
             for each in range(count):
                 self.nodes.append(Node(each, self.switch, number))
         except BaseException:
@@ -198,7 +198,7 @@ class Network:
             node.shape(rate)
 
     def disturb(self, *, delay_s: float = 0.0, loss: float = 0.0, seed: int = 1) -> None:
-        """Between hosts 0 and 1, delay every packet and drop a share of them. For good; both links end elsewhere.
+        """Between hosts 0 and 1, delay every packet and drop a share of them; for good.
 
         The two ports leave the bridge, and `lossy.py` carries packets from one to the other.
         """
