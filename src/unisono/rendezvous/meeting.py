@@ -108,8 +108,8 @@ class Meeting:
     def _await_verdict(self, room: Store) -> None:
         try:
             verdict = room.get("verdict", self._left()).decode()
-        except StoreTimeout as error:
-            raise RendezvousError(self._who_is_missing(room)) from error
+        except StoreTimeout:
+            raise RendezvousError(self._who_is_missing(room)) from None
         if verdict != "ok":
             raise RendezvousError(verdict)
 
