@@ -99,7 +99,7 @@ def rendezvous(
     if store is not None and init_method is not None:
         raise ValueError("init_method and store exclude each other: give one of them")
     target = parse(init_method) if init_method is not None else Target("env" if store is None else "store")
-    if store is None and init_method is None and _is_alone(rank, world_size, settings):
+    if store is None and init_method is None and world_size == 1 and rank in (-1, 0) and not _led(settings):
         alone = HashStore(timeout_s)
         return _meet(Meeting(alone, Place(0, 1), deadline, timeout_s), alone, Place(0, 1), None)
     place = find_place(target, rank, world_size, settings)
@@ -113,7 +113,8 @@ def rendezvous(
             return _meet(meeting, opened, place, opened)
         except Exception as error:
             # A quick rank may come back while rank 0 is still closing the store of the world before.
-            outlived = meeting.generation > 0 and place.rank > 0 and type(error) is StoreError
+            early = meeting.generation > 0 or not meeting.claimed
+            outlived = early and place.rank > 0 and type(error) is StoreError
             left = max(0.0, deadline - time.monotonic()) if isinstance(opened, FileStore) else FAILED_LINGER_S
             _linger(opened, min(left, FAILED_LINGER_S), place)
             if not outlived or time.monotonic() >= deadline:
@@ -123,15 +124,13 @@ def rendezvous(
             raise
 
 
-def _is_alone(rank: int, world_size: int, settings: Settings) -> bool:
-    """Whether this is a world of one, by argument or environment, that nobody has to be met for."""
-    size = settings.world_size if world_size == -1 else world_size
-    mine = settings.rank if rank == -1 else rank
-    return size == 1 and mine in (None, 0)
+def _led(settings: Settings) -> bool:
+    """Whether the environment says where to meet. A world of one has nobody to meet and needs none of that."""
+    return settings.store_address is not None or settings.master_addr is not None
 
 
 def _linger(opened: TCPStore | FileStore, seconds: float, place: Place) -> None:
-    """Close, but first let those who have yet to come read what went wrong: they cannot learn it elsewhere."""
+    """Close, but first let those who have yet to come read what went wrong; they cannot elsewhere."""
     if isinstance(opened, TCPStore):
         opened.close(linger_s=seconds, world_size=place.world_size)
     else:

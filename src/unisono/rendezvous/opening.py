@@ -71,8 +71,8 @@ def _warn_if_open(host: str) -> None:
         warnings.warn(
             message(
                 f"this job has no token: whoever reaches {host} over the network can take part in it",
-                remedy="Make one (openssl rand -hex 32 > FILE; chmod 600 FILE) and set UNISONO_TOKEN_FILE for "
-                "every rank, or start the ranks with `unisono run`, which does.",
+                remedy="Make one (openssl rand -hex 32 > FILE; chmod 600 FILE) and set UNISONO_TOKEN_FILE "
+                "for every rank, or start the ranks with `unisono run`, which does.",
             ),
             stacklevel=2,
         )

@@ -1,7 +1,8 @@
 """TLS 1.3 between processes that share the job's token: each makes the same key and certificate from it.
 
 Both sides show that one certificate and trust nothing else, so a connection that comes up has the token at
-both ends; no authority, no files, no names to check. Only what has already proved the token at the `door` gets this far, so a stranger never reaches the TLS library.
+both ends; no authority, no files, no names to check. Only what has already proved the token
+at the `door` gets this far, so a stranger never reaches the TLS library.
 
 Python's `ssl` makes no certificates and has pre-shared keys only since 3.13, hence the few lines of Ed25519
 and DER below. They make one key at start; every signature of a connection is the TLS library's own. Their
