@@ -21,7 +21,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -255,3 +255,11 @@ def hosts(count: int, *, rate: str = "") -> Iterator[Network]:
         yield network
     finally:
         network.remove()
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    """Wait until `condition()` holds; fail when it does not within `seconds`."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.01)

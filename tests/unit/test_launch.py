@@ -15,7 +15,7 @@ import pytest
 
 from unisono.errors import LaunchError
 from unisono.launch.board import StatusBoard
-from unisono.launch.job import Job, rank_environment
+from unisono.launch.job import Assignment, Job, rank_environment
 from unisono.launch.options import add_arguments, job_from
 from unisono.launch.screen import Screen, prefix_of
 from unisono.launch.streams import LONGEST_LINE_NBYTES, RankStream, Streams
@@ -82,8 +82,10 @@ def test_torchrun_lines_are_understood(script: str) -> None:
         (["-m", "pack"], "has no __main__"),
         (["--no-python", "nope-program"], "'nope-program' was not found"),
         (["--no-python", "-m", "json"], "exclude each other"),
-        (["--nnodes", "2", "train.py"], "only one machine"),
-        (["--nnodes", "1:4", "train.py"], "only one machine"),
+        (["--nnodes", "2", "train.py"], "--nnodes above 1 needs --master-addr"),
+        (["--nnodes", "2", "--master-addr", "a", "train.py"], "several nodes need one token"),
+        (["--nnodes", "1:4", "train.py"], "ranks do not come and go"),
+        (["--token-file", "/no/such/dir/token", "train.py"], "--token-file"),
         (["--node_rank", "1", "train.py"], "--node-rank does not fit: got '1', expected 0"),
         (["--master-port", "70000", "train.py"], "--master-port does not fit"),
         (["--max-restarts", "3", "train.py"], "not restarted"),
@@ -119,10 +121,10 @@ def test_environment_drops_the_place_another_launcher_gave(script: str) -> None:
         "TORCHELASTIC_RUN_ID": "x",
         "HOME": "/",
     }
-    made = rank_environment(job, 1, base, store="127.0.0.1:5", master_port=6, status_fd=7)
+    made = rank_environment(job, 1, base, assignment=Assignment("127.0.0.1:5", 6, 3, 8), status_fd=7)
     assert made.keys() & base.keys() == {"SLURM_JOB_ID", "HOME"}
     assert (made["RANK"], made["MASTER_PORT"], made["UNISONO_STORE"], made["UNISONO_STATUS_FD"]) == (
-        "1", "6", "127.0.0.1:5", "7",
+        "4", "6", "127.0.0.1:5", "7",
     )  # fmt: skip
 
 
@@ -281,7 +283,7 @@ def test_reading_pauses_while_the_console_is_behind(pipe: tuple[io.FileIO, io.Fi
     with selectors.DefaultSelector() as selector:
         screen = Screen(color=False, on_progress=lambda: None)  # never started: nothing is ever taken
         streams = Streams(job, screen, selector)
-        streams.add(0, reader, 1)
+        streams.add(0, 0, reader, 1)
         feeder = threading.Thread(target=lambda: (writer.write(b"x\n" * (4 << 20)), writer.close()))
         feeder.start()
         while selector.get_map():

@@ -11,8 +11,20 @@ import re
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-__all__ = ["Ending", "exit_status", "first_failure", "last_words", "report"]
+__all__ = [
+    "Ending",
+    "Failure",
+    "exit_status",
+    "failure_of",
+    "first_failure",
+    "follow_up",
+    "foreign_report",
+    "last_words",
+    "report",
+    "signal_name",
+]
 
 _HEADER = "Traceback (most recent call last):"
 _FATAL = "Fatal Python error:"
@@ -38,6 +50,7 @@ class Ending:
         asked: the launcher had signalled it before; its end says nothing about its own fate.
         order: 0 for the rank that ended first.
         stderr: the last bytes of its standard error.
+        ended_at: seconds since the epoch; nodes' clocks agree well enough to choose between equals.
     """
 
     rank: int
@@ -47,6 +60,7 @@ class Ending:
     asked: bool
     order: int
     stderr: bytes = b""
+    ended_at: float = 0.0
 
     @property
     def failed(self) -> bool:
@@ -134,6 +148,38 @@ def report(first: Ending, endings: Iterable[Ending], *, log_dir: str | None) -> 
     if log_dir:
         lines.append(f"unisono run: full output in {log_dir}")
     return "\n".join(lines)
+
+
+class Failure(NamedTuple):
+    """A node's first failure, as the other nodes are told of it."""
+
+    rank: int
+    how: str
+    status: int
+    consequence: bool
+    ended_at: float
+    words: list[str]
+
+
+def failure_of(first: Ending) -> Failure:
+    """What other nodes are told about `first`."""
+    words = last_words(first)
+    return Failure(first.rank, first.how(), exit_status(first), _is_consequence(first), first.ended_at, words)
+
+
+def foreign_report(failure: Failure, node: int, host: str) -> str:
+    """Write the summary of a job whose first failure was on another node."""
+    lines = [f"unisono run: rank {failure.rank} on node {node} (host {host}) failed first: {failure.how}"]
+    return "\n".join(lines + ["  " + line for line in failure.words])
+
+
+def follow_up(endings: Sequence[Ending]) -> str:
+    """Say in one line what happened on this node, where nothing began."""
+    parts = [f"{_ranks(group)} failed {cause}" for cause, group in _by_cause(endings).items()]
+    asked = [e for e in endings if e.asked]
+    if asked:
+        parts.append(f"{_ranks(asked)} {'were' if len(asked) > 1 else 'was'} ended by the launcher")
+    return "unisono run: then on this node " + "; ".join(parts) if parts else ""
 
 
 def _by_cause(endings: Iterable[Ending]) -> dict[str, list[Ending]]:

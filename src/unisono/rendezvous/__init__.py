@@ -125,7 +125,7 @@ def rendezvous(
 
 
 def _led(settings: Settings) -> bool:
-    """Whether the environment says where to meet. A world of one has nobody to meet and needs none of that."""
+    """Whether the environment says where to meet. A world of one does without."""
     return settings.store_address is not None or settings.master_addr is not None
 
 
