@@ -166,6 +166,24 @@ def test_last_words_are_the_whole_last_chain() -> None:
     assert "OSError: told" not in words
 
 
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("unisono.errors.Timeout: all_reduce timed out after 2.0 s: rank 1 never arrived (pid 3)", "rank 1"),
+        ("unisono.errors.Timeout: barrier timed out after 2.0 s: ranks 1, 3 never arrived", "ranks 1, 3"),
+        ("RendezvousError: 2 of 4 ranks came within 2 s [x]: missing ranks 1, 3. See whether", "ranks 1, 3"),
+        ("RendezvousError: 2 of 3 ranks came within 2 s [x]: missing rank 12. See whether", "rank 12"),
+    ],
+)
+def test_the_first_line_names_who_never_came_not_who_gave_up(said: str, cause: str) -> None:
+    first = ending(0, 0, TRACEBACK.replace("{}: told", "{}").format(said))
+    lines = report(first, [first], log_dir=None, shown=True).splitlines()
+    assert lines[0] == (
+        f"unisono run: {cause} never came; rank 0 gave up waiting first: exit code 1 (pid 100)"
+    )
+    assert lines[1] == f"  {said}" and len(lines) == 2
+
+
 def test_last_words_without_a_traceback_and_in_colour() -> None:
     assert last_words(ending(0, 0, "".join(f"{i}\n" for i in range(9)))) == ["4", "5", "6", "7", "8"]
     assert last_words(ending(0, 0, "\x1b[35mTraceback (most recent call last):\x1b[0m\nE: x\n"))[

@@ -37,6 +37,7 @@ _CONSEQUENCE = re.compile(
     r"PeerLost|\bAborted\b|Connection (?:reset|closed|refused)|ConnectionResetError|BrokenPipeError"
     r"|DistNetworkError|remote process exited"
 )
+_ABSENT = re.compile(r"(ranks? [\d, -]+) never arrived|missing (ranks? \d[\d, .]*\d|rank \d+)")
 _MAX_LINES = 60
 _MAX_LINE_CHARS = 2000
 
@@ -126,15 +127,18 @@ def _chain_start(lines: Sequence[str], start: int) -> int:
     return start
 
 
-def report(first: Ending, endings: Iterable[Ending], *, log_dir: str | None) -> str:
-    """Write the summary: the first failure with its traceback, then in one line what followed from it.
+def report(first: Ending, endings: Iterable[Ending], *, log_dir: str | None, shown: bool = False) -> str:
+    """Write the summary: the first failure and its error, then in one line what followed from it.
 
     unisono run: rank 2 failed first: exit code 1 (pid 4121)
-      Traceback (most recent call last): ...
+      ValueError: label 10 is out of range
     unisono run: then ranks 0-1 failed because a peer was gone (exit code 1); rank 3 was ended by the launcher
+
+    Args:
+        shown: the rank's standard error is on the console already, so its traceback is not repeated.
     """
-    lines = [f"unisono run: rank {first.rank} failed first: {first.how()} (pid {first.pid})"]
-    lines += ["  " + line for line in last_words(first)]
+    lines = [headline(first)]
+    lines += ["  " + line for line in (_error(last_words(first)) if shown else last_words(first))]
     others = sorted((e for e in endings if e.rank != first.rank), key=lambda e: e.rank)
     parts = [f"{_ranks(group)} failed {cause}" for cause, group in _by_cause(others).items()]
     asked = [e for e in others if e.asked]
@@ -148,6 +152,25 @@ def report(first: Ending, endings: Iterable[Ending], *, log_dir: str | None) -> 
     if log_dir:
         lines.append(f"unisono run: full output in {log_dir}")
     return "\n".join(lines)
+
+
+def headline(first: Ending) -> str:
+    """The cause in one line: who failed, or who was waited for in vain."""
+    how = f"{first.how()} (pid {first.pid})"
+    absent = _ABSENT.search("\n".join(_error(last_words(first))))
+    if absent is not None and not first.signaled:
+        who = next(group for group in absent.groups() if group)
+        return f"unisono run: {who} never came; rank {first.rank} gave up waiting first: {how}"
+    return f"unisono run: rank {first.rank} failed first: {how}"
+
+
+def _error(words: list[str]) -> list[str]:
+    """Of a traceback, the error it ends with; everything else as it is."""
+    if not words or not words[0].startswith(_HEADER):
+        return words
+    start = max(i for i, line in enumerate(words) if line.startswith(_HEADER))
+    body = [i for i in range(start + 1, len(words)) if words[i] and not words[i].startswith((" ", "\t"))]
+    return words[body[0] :] if body else words
 
 
 class Failure(NamedTuple):

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from unisono.launch.board import StatusBoard
-from unisono.launch.job import Assignment, Job, rank_environment, usable_cores
+from unisono.launch.job import STDERR, Assignment, Job, rank_environment, usable_cores
 from unisono.launch.process import become_subreaper, children, end_children, signal_rank, start
 from unisono.launch.screen import Screen
 from unisono.launch.streams import RankStream, Streams
@@ -347,7 +347,7 @@ class Supervisor:
         self._reported = True
         endings = self._endings()
         first = first_failure(endings)
-        said = report(first, endings, log_dir=self._job.log_dir) if first is not None else ""
+        said = self._summary(first, endings) if first is not None else ""
         if self._news_fd >= 0:
             failure = failure_of(first) if first is not None else None
             self._tell({"failure": failure, "report": said, "follow": follow_up(endings)})
@@ -360,6 +360,11 @@ class Supervisor:
             self._status = exit_status(first)
         else:
             self._status = 1 if self._start_failed else 0
+
+    def _summary(self, first: Ending, endings: list[Ending]) -> str:
+        local_rank = first.rank - self._assignment.first_rank
+        shown = bool(self._job.shown[local_rank] & STDERR)
+        return report(first, endings, log_dir=self._job.log_dir, shown=shown)
 
     def _tell(self, news: Mapping[str, object]) -> None:
         """Send one line to the front, which tells the other nodes."""
