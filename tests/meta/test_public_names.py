@@ -32,8 +32,10 @@ PUBLIC = [
     "PeerLost",
     "PlanError",
     "PrefixStore",
+    "Recv",
     "ReduceOp",
     "RendezvousError",
+    "Send",
     "Store",
     "StoreError",
     "StoreServer",
@@ -44,6 +46,7 @@ PUBLIC = [
     "Work",
     "__version__",
     "init_process_group",
+    "is_available",
     "premul_sum",
 ]
 

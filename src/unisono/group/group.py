@@ -31,6 +31,11 @@ class Group(Objects):
     Attributes:
         rank: of this process, 0..size-1.  size: number of ranks.  name: for error texts.
         timeout_s: seconds for an operation that names no timeout of its own.
+        reproducible: all reductions are, as if each were called with reproducible=True; set it on all ranks.
+        sequence: collectives issued by this rank up to now, those under way included.
+
+    An error of an operation nobody waits for is not lost: it has aborted the group, and the next call
+    raises it.
     """
 
     def __init__(
@@ -43,8 +48,9 @@ class Group(Objects):
         store: Store | None = None,
         meeting: Rendezvous | None = None,
         members: tuple[int, ...] | None = None,
+        reproducible: bool = False,
     ) -> None:
-        self._caller = Caller(engine, name, rank, size, timeout_s)
+        self._caller = Caller(engine, name, rank, size, timeout_s, reproducible)
         self._store = store
         self._meeting = meeting
         self._members = tuple(range(size)) if members is None else members
@@ -77,9 +83,27 @@ class Group(Objects):
         self._caller.timeout_s = seconds(value, 0.0)
 
     @property
+    def sequence(self) -> int:
+        """How many collectives this rank has called, asynchronous ones included. Equal numbers are one call.
+
+        Raises:
+            GroupClosed: the group was closed.
+        """
+        return self._caller.engine.issued
+
+    @property
     def closed(self) -> bool:
         """Whether `close` was called."""
         return not self._finalizer.alive
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether all reductions combine contributions in the order of ranks."""
+        return self._caller.reproducible
+
+    @reproducible.setter
+    def reproducible(self, value: bool) -> None:
+        self._caller.reproducible = value
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -105,7 +129,15 @@ class Group(Objects):
         members = tuple(self._members[rank] for rank in chosen)
         room = PrefixStore(f"subgroup/{self._subgroups}/{'_'.join(map(str, chosen))}", self._store)
         place = chosen.index(self.rank)
-        return connect(room, place, len(chosen), name=name, timeout_s=self.timeout_s, members=members)
+        return connect(
+            room,
+            place,
+            len(chosen),
+            name=name,
+            timeout_s=self.timeout_s,
+            members=members,
+            reproducible=self.reproducible,
+        )
 
     def split(self, color: int | None, key: int = 0) -> Group | None:
         """Cut this group into one group for every `color`; None for a rank whose color is None.
@@ -181,6 +213,7 @@ def init_process_group(
     rank: int = -1,
     store: Store | None = None,
     group_name: str = "world",
+    reproducible: bool = False,
 ) -> Group:
     """Meet the other ranks and form a group with them.
 
@@ -191,6 +224,7 @@ def init_process_group(
         world_size, rank: -1 takes them from the URL or the environment.
         store: an open store to meet in; it stays the caller's.
         group_name: appears in error texts.
+        reproducible: of the group and its subgroups, see `Group`.
     Raises:
         ValueError: an argument, the URL or an environment variable is wrong.
         RendezvousError: the ranks did not come together; says who is missing.
@@ -216,7 +250,16 @@ def init_process_group(
     except BaseException:
         meeting.close()
         raise
-    return Group(engine, meeting.rank, meeting.world_size, group_name, timeout_s, meeting.store, meeting)
+    return Group(
+        engine,
+        meeting.rank,
+        meeting.world_size,
+        group_name,
+        timeout_s,
+        meeting.store,
+        meeting,
+        reproducible=reproducible,
+    )
 
 
 def _other_backend(backend: object) -> str:
@@ -241,6 +284,7 @@ def connect(
     name: str = "world",
     timeout_s: float | None = None,
     members: tuple[int, ...] | None = None,
+    reproducible: bool = False,
 ) -> Group:
     """A group of ranks that already share a store and know their numbers. The store stays the caller's.
 
@@ -250,4 +294,4 @@ def connect(
     timeout_s = settings.timeout_s if timeout_s is None else timeout_s
     room = PrefixStore(name, store)
     engine = open_engine(room, rank, size, timeout_s=timeout_s, settings=EngineSettings.of(settings))
-    return Group(engine, rank, size, name, timeout_s, room, members=members)
+    return Group(engine, rank, size, name, timeout_s, room, members=members, reproducible=reproducible)
