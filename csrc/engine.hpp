@@ -133,7 +133,7 @@ class Engine {
   // The last operation's fingerprint, part of the next one's: ranks that differed in an operation that each
   // could finish alone (one only sent, another too) differ in all that follow. Guarded by executing_.
   uint64_t before_ = 0;
-  std::atomic<uint64_t> direct_{0};        // calls that were not queued; written under executing_
+  std::atomic<uint64_t> direct_{0};  // calls that were not queued; written under executing_
 
   std::atomic<uint64_t> queued_{0};  // tickets given out
   std::atomic<uint64_t> completed_{0};

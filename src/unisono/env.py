@@ -23,6 +23,7 @@ from unisono.errors import message
 from unisono.secure import Token, parse_token, read_token_file
 
 __all__ = [
+    "REPLACEABLE",
     "VARIABLES",
     "Settings",
     "Variable",
@@ -31,6 +32,7 @@ __all__ = [
     "markdown",
     "parse_size",
     "read",
+    "replaced",
     "unknown",
 ]
 
@@ -40,6 +42,8 @@ ELSEWHERE = {"UNISONO_SANITIZED"}  # set by tools/sanitize.sh for the tests
 SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 TRUE_WORDS = ("1", "true", "yes", "on")
 FALSE_WORDS = ("", "0", "false", "no", "off")
+REPLACEABLE = ("gloo",)
+"""Backends of PyTorch whose place Unisono can take."""
 
 
 def _whole_number(least: int, most: int) -> Parser:
@@ -102,6 +106,13 @@ def _present(text: str) -> bool:
     return bool(text)
 
 
+def _backend(text: str) -> str:
+    name = text.strip().lower()
+    if name not in ("", *REPLACEABLE):
+        raise ValueError(" or ".join(REPLACEABLE))
+    return name
+
+
 _rank = _whole_number(0, INT32_MAX)
 _count = _whole_number(1, INT32_MAX)
 _port = _whole_number(1, 65535)
@@ -143,6 +154,7 @@ VARIABLES: tuple[Variable, ...] = (
         _whole_number(-1, INT32_MAX),
         "microseconds to spin before giving the core up; -1: choose from ranks and cores",
     ),
+    Variable("UNISONO_REPLACE", "replace", _backend, "PyTorch's backend whose place Unisono takes: gloo"),
     Variable(
         "UNISONO_SOCKET_IFNAME",
         "socket_ifname",
@@ -227,6 +239,7 @@ class Settings:
     timeout_s: float = 300.0
     staging_bytes: int = 1 << 20
     spin_us: int = -1
+    replace: str = ""
     socket_ifname: str = ""
     port_range: tuple[int, int] | None = None
     advertise: tuple[str, int] | None = None
@@ -274,6 +287,18 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
         elif values[variable.setting] != value and not variable.yields:
             raise ValueError(_disagreement(origins[variable.setting], variable, environ))
     return Settings(**values, launcher=launcher, origins=MappingProxyType(origins))
+
+
+def replaced(environ: Mapping[str, str] | None = None) -> str:
+    """UNISONO_REPLACE alone, for `import torch`, where the other variables are nobody's business.
+
+    Raises:
+        ValueError: it is malformed.
+    """
+    environ = os.environ if environ is None else environ
+    variable = next(variable for variable in VARIABLES if variable.setting == "replace")
+    name: str = _parsed(variable, environ.get(variable.name, ""))
+    return name
 
 
 def copy() -> dict[str, str]:

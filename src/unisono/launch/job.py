@@ -32,6 +32,7 @@ class Job:
         token: the job's; every connection of its processes proves it.
         advertise, tls: UNISONO_ADVERTISE and UNISONO_TLS of the ranks.
         grace_s: seconds the others get to end by themselves after the first failure.
+        replace: the PyTorch backend whose place Unisono takes in the ranks; "" leaves it to the environment.
         stdin: rank 0 inherits the launcher's standard input (everybody else reads nothing).
     """
 
@@ -44,6 +45,7 @@ class Job:
     master_port: int = 0
     grace_s: float = 1.0
     stdin: bool = False
+    replace: str = ""
     nnodes: int = 1
     node_rank: int = 0
     token: Token = field(default_factory=Token, repr=False)
@@ -122,4 +124,6 @@ def rank_environment(
         environ["UNISONO_TLS"] = "1"
     if job.advertise:
         environ["UNISONO_ADVERTISE"] = job.advertise
+    if job.replace:
+        environ["UNISONO_REPLACE"] = job.replace
     return environ

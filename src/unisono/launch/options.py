@@ -72,6 +72,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(*_both("--local-ranks-filter"), metavar="R,R", default="", help="show only these ranks")
     add("--grace", type=float, default=1.0, metavar="S", help="seconds others get after a failure (1.0)")
     add("--stdin", action="store_true", help="rank 0 reads this terminal or pipe; without it nobody does")
+    add(
+        "--replace", choices=env.REPLACEABLE,
+        help="PyTorch scripts that ask for this backend get Unisono (sets UNISONO_REPLACE)",
+    )  # fmt: skip
     add("--nnodes", default="1", metavar="N", help="machines; start this command on each (1)")
     add(*_both("--node-rank"), default="0", metavar="R", help="which machine this is, 0 to N-1")
     add(*_both("--master-addr"), metavar="A", help="node 0, as all reach it; one machine: 127.0.0.1")
@@ -129,6 +133,7 @@ def job_from(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Job,
         token=_token(args, environ, nnodes, node_rank),
         advertise=args.advertise or "",
         tls=args.tls,
+        replace=_replaced(args.replace, environ),
     )
     remarks += env.unknown(environ)
     _check_environment(job, environ)
@@ -215,6 +220,15 @@ def _grace(seconds: float) -> float:
     if not 0 <= seconds <= 86400:
         raise LaunchError(message("--grace does not fit", observed=str(seconds), expected="0..86400 seconds"))
     return seconds
+
+
+def _replaced(backend: str | None, environ: Mapping[str, str]) -> str:
+    """Refuse what would run over the very backend that is to be replaced, and say nothing."""
+    if backend and environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
+        raise LaunchError(
+            f"--replace {backend} needs PyTorch's autoloading: unset TORCH_DEVICE_BACKEND_AUTOLOAD."
+        )
+    return backend or ""
 
 
 def _world_size(text: str, environ: Mapping[str, str]) -> int:
