@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 from unisono import _native
 from unisono.buffers import DTYPES, ITEMSIZES, view
+from unisono.choose import Chooser
 from unisono.errors import GroupClosed, GroupError
 from unisono.group.canon import Canon
 from unisono.group.faults import COLLECTIVES, Scene, explain
 from unisono.group.layout import SIDES, Extents, lay_out
 from unisono.group.site import site
 from unisono.group.work import CollectiveWork, Work, seconds
-from unisono.plans import choose, lower, make
+from unisono.plans import lower_rank
 from unisono.reduction import Op, PremulSum, ReduceOp
 
 __all__ = ["Caller", "Options", "Prepared", "named"]
@@ -45,6 +46,7 @@ class Caller:
 
     Attributes:
         name, rank, size: of the group.  timeout_s: of an operation that names none.
+        hosts: the number of the host of each rank; all on one until somebody says otherwise.
         reproducible: all reductions are, whether they ask for it or not.
     """
 
@@ -57,10 +59,10 @@ class Caller:
         self._reproducible = reproducible
         self._timeout_s = timeout_s
         self._engine: _native.Engine | None = engine
-        self._canon = Canon(size)
         self._prepared: dict[tuple[str, str, int, int, int], Prepared] = {}
         self._code: dict[tuple[str, str, int], list[int]] = {}
         self._quick: dict[tuple[str, int, Op, bool], _native.Quick] = {}
+        self.hosts = (0,) * size
         self._works: list[Work] = []
         self._works_lock = threading.Lock()
 
@@ -72,6 +74,22 @@ class Caller:
     @timeout_s.setter
     def timeout_s(self, value: float) -> None:
         self._timeout_s = value
+        self._quick.clear()
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """The number of the host of each rank, by which algorithms are chosen and planned; alike on all."""
+        return self._hosts
+
+    @hosts.setter
+    def hosts(self, value: tuple[int, ...]) -> None:
+        if len(value) != self.size:
+            raise ValueError(f"got the hosts of {len(value)} ranks, expected {self.size}")
+        self._hosts = tuple(value)
+        self._chooser = Chooser(self.size, self._hosts)
+        self._prepared.clear()  # what was planned for another placement
+        self._code.clear()
+        self._canon = Canon(self.size, self._hosts)
         self._quick.clear()
 
     @property
@@ -144,8 +162,13 @@ class Caller:
         numel = 0
         if sides.equal:  # then all ranks agree on it, and it goes into the fingerprint
             numel = source[0][1] if sides.out_blocks else target[0][1]
+        if sides.root and options.algorithm not in (None, "direct"):
+            self._check_alike(collective, target if sides.out_blocks else source)
+        typical = numel
+        if collective == "all_gather_v":  # every rank knows all sizes
+            typical = sum(length for _, length in target) // self.size
         name = "all_gather" if collective == "all_gather_v" else collective
-        prepared = self.prepare(name, options.algorithm, dtype, numel, op, root, options.reproducible)
+        prepared = self.prepare(name, options.algorithm, dtype, typical, op, root, options.reproducible)
         return self.run(prepared, (out, given), options, numel, target, source, op)
 
     def prepare(
@@ -170,7 +193,10 @@ class Caller:
         """
         asked = algorithm is not None
         if algorithm is None:
-            algorithm = choose(collective, self.size, numel * ITEMSIZES[dtype])
+            whole = numel * ITEMSIZES[dtype]
+            in_order = reproducible or self._reproducible
+            ask = self._chooser.direct if in_order else self._chooser.choose
+            algorithm = ask(collective, whole)
         if reproducible or self._reproducible:
             self._check_root(collective, root)
             algorithm = self._canon.algorithm(collective, algorithm, root, asked)
@@ -254,8 +280,18 @@ class Caller:
         key = (collective, algorithm, root)
         code = self._code.get(key)
         if code is None:
-            code = self._code[key] = lower(make(collective, algorithm, self.size, root))[self.rank]
+            code = lower_rank(self.rank, collective, algorithm, self.size, root, self._hosts)
+            self._code[key] = code
         return code
+
+    def _check_alike(self, collective: str, blocks: Extents) -> None:
+        """Blocks may differ in size where each goes straight to its rank; others on the way cannot know."""
+        sizes = {numel for _, numel in blocks}
+        if len(sizes) > 1:
+            raise ValueError(
+                f"{collective}: blocks have {min(sizes)} to {max(sizes)} elements; sizes may differ with "
+                "algorithm='direct' only"
+            )
 
     def _check_root(self, collective: str, root: int) -> None:
         if not 0 <= root < self.size:
