@@ -42,6 +42,12 @@ uint32_t forks() {
   return count.load(std::memory_order_relaxed);
 }
 
+Limits limits(World& world) {
+  if (!world.spans_hosts()) return {kSegmentBytes, ShmTransport::capacity(world.region())};
+  const size_t staged = world.shares_memory() ? ShmTransport::capacity(world.region()) : SIZE_MAX;
+  return {kFarSegmentBytes, std::min(staged, TcpTransport::kCapacity)};
+}
+
 // Makes the lists of a group on one host complete.
 Connections completed(Connections given, uint32_t ranks) {
   if (!given.places.empty()) return given;
@@ -71,7 +77,7 @@ Engine::Engine(const std::shared_ptr<Region>& region, int rank, const EngineOpti
       tcp_(control_ ? std::make_unique<TcpTransport>(world_, *control_, rank, std::move(connections.data))
                     : nullptr),
       shm_(world_, rank),
-      executor_(edges(), rank, tcp_ ? kFarSegmentBytes : kSegmentBytes),
+      executor_(edges(), rank, limits(world_)),
       waiter_(world_, peers_, rank, &RankCell::bell, patience_, tcp_.get(), control_.get()),
       channels_(world_, peers_, rank, patience_, kBackground, std::move(connections.messages),
                 control_.get()) {

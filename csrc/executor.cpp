@@ -56,18 +56,15 @@ struct Executor::Frame {
   bool opening;  // the first segment: its messages exist even when they are empty
 };
 
-Executor::Executor(std::vector<Transport*> transports, int rank, size_t segment_bytes)
-    : transports_(std::move(transports)), rank_(rank), segment_bytes_(segment_bytes), capacity_(SIZE_MAX) {
-  for (const Transport* transport : transports_)
-    if (transport != nullptr) capacity_ = std::min(capacity_, transport->capacity());
-}
+Executor::Executor(std::vector<Transport*> transports, int rank, Limits limits)
+    : transports_(std::move(transports)), rank_(rank), limits_(limits) {}
 
 // A sender can have two segments' messages outstanding, which is what lets segments overlap.
 size_t Executor::segment_elements(const Program& program, size_t item) const {
   const auto chunks =
       static_cast<size_t>(std::max({1, program.chunks(Space::kOut), program.chunks(Space::kIn)}));
-  const size_t fair = segment_bytes_ / chunks;
-  const size_t room = capacity_ / static_cast<size_t>(program.in_flight() + 1);
+  const size_t fair = limits_.segment_bytes / chunks;
+  const size_t room = limits_.capacity / static_cast<size_t>(program.in_flight() + 1);
   const size_t bytes = std::min(fair, room);
   return std::max<size_t>(1, (bytes >= kSliceAlign ? bytes / kSliceAlign * kSliceAlign : bytes) / item);
 }

@@ -53,11 +53,16 @@ struct Job {
   uint64_t fingerprint;
 };
 
+// The same on every rank of a group, for all must cut alike.
+struct Limits {
+  size_t segment_bytes;  // what one pass over all chunks should touch
+  size_t capacity;       // what all messages a sender has outstanding may take
+};
+
 class Executor {
  public:
   // transports[peer]: what carries the edges to and from that peer; nullptr for this rank itself.
-  // segment_bytes: what one pass over all chunks should touch.
-  Executor(std::vector<Transport*> transports, int rank, size_t segment_bytes);
+  Executor(std::vector<Transport*> transports, int rank, Limits limits);
 
   // Runs one collective. Throws Fault (by way of the waiter).
   void run(const Job& job, Waiter& waiter);
@@ -77,8 +82,7 @@ class Executor {
 
   std::vector<Transport*> transports_;
   const int rank_;
-  const size_t segment_bytes_;
-  size_t capacity_;
+  const Limits limits_;
   std::vector<const void*> inputs_;
   std::vector<unsigned char> scratch_;  // Tmp chunks, and the scaled own chunk at the end
   size_t scratch_stride_ = 0;

@@ -19,7 +19,8 @@ class ShmTransport final : public Transport {
   void commit(std::span<const int> peers, size_t nbytes, uint64_t fingerprint, const void* from) override;
   bool peek(int peer, size_t nbytes, void* into, Message& message) override;
   void release(int peer) override;
-  size_t capacity() const override { return ring_bytes_ / 2; }
+  // What one sender's messages may take together: a message lies in one piece, wherever the ring begins.
+  static size_t capacity(const Region& region) { return region.staging_bytes() / 2; }
 
  private:
   // The two lanes between this rank and a peer, and how far they are.

@@ -30,7 +30,8 @@ class TcpTransport final : public Transport, public Sockets {
   void commit(std::span<const int> peers, size_t nbytes, uint64_t fingerprint, const void* from) override;
   bool peek(int peer, size_t nbytes, void* into, Message& message) override;
   void release(int peer) override;
-  size_t capacity() const override { return kMostUnsent / 2; }
+  // What one sender's messages to one peer may take together.
+  static constexpr size_t kCapacity = 4 << 20;
 
   void flush() override;
   bool busy() const override { return unsent_bytes_ > 0; }
@@ -41,7 +42,7 @@ class TcpTransport final : public Transport, public Sockets {
   }
 
  private:
-  static constexpr size_t kMostUnsent = 8 << 20;
+  static constexpr size_t kMostUnsent = 2 * kCapacity;
 
   struct Header {
     uint64_t nbytes, fingerprint;

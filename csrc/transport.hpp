@@ -30,9 +30,6 @@ class Transport {
   // and may lie at `into` already, where its receiver wants it (nullptr: anywhere).
   virtual bool peek(int peer, size_t nbytes, void* into, Message& message) = 0;
   virtual void release(int peer) = 0;
-
-  // The largest message that `reserve` can ever grant.
-  virtual size_t capacity() const = 0;
 };
 
 }  // namespace unisono

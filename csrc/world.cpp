@@ -45,6 +45,12 @@ bool World::has_mates(int rank) const {
   return false;
 }
 
+bool World::shares_memory() const {
+  for (int rank = 0; rank < ranks(); ++rank)
+    if (has_mates(rank)) return true;
+  return false;
+}
+
 void World::abort_with(const Fault& fault) {
   AbortCell& cell = abort();
   uint32_t fine = 0;

@@ -25,6 +25,8 @@ class World {
   bool spans_hosts() const { return far_ != nullptr; }
   // Whether `rank` shares its host with another rank.
   bool has_mates(int rank) const;
+  // Whether any two ranks of the group share a host.
+  bool shares_memory() const;
   int place(int rank) const { return places_[static_cast<size_t>(rank)]; }
   RankCell& cell(int rank) { return *cells_[static_cast<size_t>(rank)]; }
   AbortCell& abort() { return region_->abort(); }

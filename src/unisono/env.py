@@ -117,6 +117,18 @@ VARIABLES: tuple[Variable, ...] = (
         _whole_number(-1, INT32_MAX),
         "microseconds to spin before giving the core up; -1: choose from ranks and cores",
     ),
+    Variable(
+        "UNISONO_PEER_TIMEOUT_S",
+        "peer_timeout_s",
+        _seconds,
+        "seconds after which a host that no longer answers counts as lost",
+    ),
+    Variable(
+        "UNISONO_RANKS_PER_HOST",
+        "ranks_per_host",
+        _rank,
+        "at most so many successive ranks share memory, as if the others were on other hosts; 0: all that can",
+    ),
     Variable("UNISONO_SOCKET_IFNAME", "socket_ifname", _text, "network interfaces to use (reserved)"),
     Variable(
         "UNISONO_STATUS_FD", "status_fd", _rank, "descriptor of the launcher's status board", "unisono run"
@@ -179,6 +191,8 @@ class Settings:
     timeout_s: float = 300.0
     staging_bytes: int = 1 << 20
     spin_us: int = -1
+    peer_timeout_s: float = 10.0
+    ranks_per_host: int = 0
     socket_ifname: str = ""
     status_fd: int | None = None
     store_address: tuple[str, int] | None = None

@@ -36,8 +36,8 @@ def survive(path: str, rank: int, size: int, board: int, report: int) -> None:
     """A rank: reduces until somebody dies, then reports what it was told."""
     store = FileStore(path, size)
     settings = EngineSettings(1 << 20, -1.0, board)
-    engine = open_engine(store, rank, size, timeout_s=30, settings=settings)
-    group = Group(engine, rank, size, "world", 30.0)
+    opened = open_engine(store, rank, size, timeout_s=30, settings=settings)
+    group = Group(opened.engine, rank, size, "world", 30.0, hosts=opened.hosts)
     try:
         while True:
             for numel in SIZES:

@@ -38,11 +38,20 @@ class Caller:
         name, rank, size: of the group.  timeout_s: of an operation that names none.
     """
 
-    def __init__(self, engine: _native.Engine, name: str, rank: int, size: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        engine: _native.Engine,
+        name: str,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        hosts: tuple[str, ...],
+    ) -> None:
         self.name = name
         self.rank = rank
         self.size = size
         self._timeout_s = timeout_s
+        self._hosts = hosts
         self._engine: _native.Engine | None = engine
         self._prepared: dict[tuple[str, str, int, int, int], Prepared] = {}
         self._code: dict[tuple[str, str, int], list[int]] = {}
@@ -232,7 +241,7 @@ class Caller:
 
     def scene(self, engine: _native.Engine, operation: str, timeout_s: float) -> Scene:
         """What an error of an operation has to say of its place."""
-        return Scene(engine, self.name, self.rank, self.size, operation, timeout_s)
+        return Scene(engine, self.name, self.rank, self.size, self._hosts, operation, timeout_s)
 
     def failure(self, operation: str, timeout_s: float, engine: _native.Engine | None = None) -> GroupError:
         """The error for what aborted the group; `engine` is its engine, when the group may be closed."""

@@ -42,8 +42,10 @@ class Group(Objects):
         store: Store | None = None,
         meeting: Rendezvous | None = None,
         members: tuple[int, ...] | None = None,
+        hosts: tuple[str, ...] = (),
     ) -> None:
-        self._caller = Caller(engine, name, rank, size, timeout_s)
+        self._hosts = hosts or (os.uname().nodename,) * size
+        self._caller = Caller(engine, name, rank, size, timeout_s, self._hosts)
         self._store = store
         self._meeting = meeting
         self._members = tuple(range(size)) if members is None else members
@@ -130,10 +132,12 @@ class Group(Objects):
                 raise ValueError(f"subgroup: rank {rank} is not in group {self.name!r} of {self.size} ranks")
 
     def host_of(self, rank: int) -> str:
-        """The name of the host a rank runs on."""
+        """The name of the host a rank runs on. Ranks have one host when they share memory; two hosts of one
+        name are told apart: "node", "node#2".
+        """
         if not 0 <= rank < self.size:
             raise ValueError(f"rank {rank} is not in group {self.name!r} of {self.size} ranks")
-        return self._meeting.members[rank].host if self._meeting is not None else os.uname().nodename
+        return self._hosts[rank]
 
     def abort(self) -> None:
         """End every operation of the group, on every rank, with an error; then only `close` works."""
@@ -202,7 +206,7 @@ def init_process_group(
         init_method, store=store, rank=rank, world_size=world_size, timeout_s=timeout_s, settings=settings
     )
     try:
-        engine = open_engine(
+        opened = open_engine(
             meeting.store,
             meeting.rank,
             meeting.world_size,
@@ -212,7 +216,16 @@ def init_process_group(
     except BaseException:
         meeting.close()
         raise
-    return Group(engine, meeting.rank, meeting.world_size, group_name, timeout_s, meeting.store, meeting)
+    return Group(
+        opened.engine,
+        meeting.rank,
+        meeting.world_size,
+        group_name,
+        timeout_s,
+        meeting.store,
+        meeting,
+        hosts=opened.hosts,
+    )
 
 
 def connect(
@@ -231,5 +244,5 @@ def connect(
     settings = env.read()
     timeout_s = settings.timeout_s if timeout_s is None else timeout_s
     room = PrefixStore(name, store)
-    engine = open_engine(room, rank, size, timeout_s=timeout_s, settings=EngineSettings.of(settings))
-    return Group(engine, rank, size, name, timeout_s, room, members=members)
+    opened = open_engine(room, rank, size, timeout_s=timeout_s, settings=EngineSettings.of(settings))
+    return Group(opened.engine, rank, size, name, timeout_s, room, members=members, hosts=opened.hosts)
