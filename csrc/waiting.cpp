@@ -99,22 +99,9 @@ void Peers::look_up(int pid, Fault& fault) const {
 void Waiter::slowly(const int& awaited, Poll ready, void* context) {
   throw_if_aborted();
   if (deadline_ == 0) deadline_ = later(timeout_);
-  Nanoseconds started = now_ns();
-  for (Nanoseconds now = started; now < started + patience_.spin_ns; now = now_ns()) {
-    for (int i = 0; i < 32; ++i) {
-      if (poll_once(ready, context)) return;
-      cpu_pause();
-    }
-    throw_if_aborted();
-  }
-  started = now_ns();
-  for (Nanoseconds now = started; now < started + patience_.yield_ns; now = now_ns()) {
-    for (int i = 0; i < 4; ++i) {
-      sched_yield();
-      if (poll_once(ready, context)) return;
-    }
-    throw_if_aborted();
-  }
+  // Polling a socket has taken its time already, and to give the core away helps nobody on another host.
+  if (!far(awaited) && spin_and_yield(ready, context)) return;
+  const Nanoseconds started = now_ns();
   Nanoseconds ask_at = started + kFirstAsk, ask_again = 4 * kFirstAsk;
   for (Nanoseconds slice = kFirstSlice;; slice = std::min(2 * slice, kLongestSlice)) {
     if (sleep_once(awaited, ready, context, slice)) return;
@@ -129,6 +116,26 @@ void Waiter::slowly(const int& awaited, Poll ready, void* context) {
     if (ready(context)) return;
     look_around(awaited, left && awaited == suspect);
   }
+}
+
+bool Waiter::spin_and_yield(Poll ready, void* context) {
+  Nanoseconds started = now_ns();
+  for (Nanoseconds now = started; now < started + patience_.spin_ns; now = now_ns()) {
+    for (int i = 0; i < 32; ++i) {
+      if (poll_once(ready, context)) return true;
+      cpu_pause();
+    }
+    throw_if_aborted();
+  }
+  started = now_ns();
+  for (Nanoseconds now = started; now < started + patience_.yield_ns; now = now_ns()) {
+    for (int i = 0; i < 4; ++i) {
+      sched_yield();
+      if (poll_once(ready, context)) return true;
+    }
+    throw_if_aborted();
+  }
+  return false;
 }
 
 bool Waiter::poll_once(Poll ready, void* context) {
@@ -153,7 +160,7 @@ bool Waiter::gone(int awaited) const {
 bool Waiter::sleep_once(int awaited, Poll ready, void* context, Nanoseconds slice) {
   if (sockets_ != nullptr) {
     if (poll_once(ready, context)) return true;
-    if (awaited < 0 || !world_.near(awaited)) {
+    if (far(awaited)) {
       if (world_.abort().state.load(std::memory_order_seq_cst) == 0)
         sockets_->sleep(awaited, std::min(slice, kSocketSlice));
       return poll_once(ready, context);

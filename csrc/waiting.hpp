@@ -120,7 +120,10 @@ class Waiter {
   void slowly(const int& awaited, Poll ready, void* context);
   bool gone(int awaited) const;
   bool sleep_once(int awaited, Poll ready, void* context, Nanoseconds slice);
+  bool spin_and_yield(Poll ready, void* context);
   bool poll_once(Poll ready, void* context);
+  // Whether what is waited for comes through a socket.
+  bool far(int awaited) const { return sockets_ != nullptr && (awaited < 0 || !world_.near(awaited)); }
   [[noreturn]] void rethrow();
   int find_mismatch();
   int find_absent();

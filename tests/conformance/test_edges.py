@@ -13,6 +13,8 @@ import pytest
 import ranks
 import unisono as un
 
+pytestmark = pytest.mark.usefixtures("hosts")
+
 
 def run(size: int, program: str) -> list[str]:
     """What `size` processes print; `group` is there already."""

@@ -35,7 +35,7 @@ SIZES = [1, 100, 20_000, 3_000_000]
 def survive(path: str, rank: int, size: int, board: int, report: int) -> None:
     """A rank: reduces until somebody dies, then reports what it was told."""
     store = FileStore(path, size)
-    settings = EngineSettings(1 << 20, -1.0, board)
+    settings = EngineSettings(1 << 20, -1.0, board, int(os.environ.get("UNISONO_RANKS_PER_HOST", "0")))
     opened = open_engine(store, rank, size, timeout_s=30, settings=settings)
     group = Group(opened.engine, rank, size, "world", 30.0, hosts=opened.hosts)
     try:
