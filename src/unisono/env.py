@@ -127,7 +127,7 @@ VARIABLES: tuple[Variable, ...] = (
         "UNISONO_RANKS_PER_HOST",
         "ranks_per_host",
         _rank,
-        "at most so many successive ranks share memory, as if the others were on other hosts; 0: all that can",
+        "at most so many successive ranks share memory, others are as if on other hosts; 0: no limit",
     ),
     Variable("UNISONO_SOCKET_IFNAME", "socket_ifname", _text, "network interfaces to use (reserved)"),
     Variable(

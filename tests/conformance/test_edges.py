@@ -157,6 +157,7 @@ def test_cause_is_still_told_after_close() -> None:
             assert reducing is not None
             assert isinstance(reducing.exception(), un.Aborted)
         else:
+            time.sleep(0.2)
             with pytest.raises(un.GroupError):
                 group.all_reduce(np.ones(1))
                 group.barrier()

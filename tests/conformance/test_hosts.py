@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -69,3 +71,37 @@ def test_hosts_have_names() -> None:
         assert names[0] == names[1] != names[2] == names[3] != names[4]
 
     ranks.threads(5, work, per_host=2)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_small_buffers_in_the_kernel(size: int) -> None:
+    """All ranks send at once far more than the kernel holds; nobody may wait for the others to receive."""
+
+    def work(group: un.Group) -> None:
+        for algorithm in ("two_shot", "ring"):
+            cases.all_reduce(group, "float32", un.SUM, algorithm, 400_003)
+        cases.moves(group, "float64", 50_000)
+        right, left = (group.rank + 1) % size, (group.rank - 1) % size
+        mine, got = np.full(300_000, group.rank, np.float64), np.empty(300_000)
+        reducing = group.all_reduce(x := np.ones(300_000), async_op=True)
+        group.send(mine, right)
+        group.recv(got, left)
+        assert reducing is not None
+        reducing.wait()
+        assert (got == left).all()
+        assert (x == size).all()
+
+    ranks.threads(size, work, per_host=1, socket_bytes=32768)
+
+
+def test_message_to_a_rank_that_comes_late() -> None:
+    """A sender is not done before the kernel has all; the receiver sleeps longer than a lost host may."""
+
+    def work(group: un.Group) -> None:
+        if group.rank:
+            time.sleep(1.5)
+        x = np.full(1_000_000, group.rank)
+        group.broadcast(x, 0)
+        assert not x.any()
+
+    ranks.threads(2, work, per_host=1, socket_bytes=32768, peer_timeout_s=1.0)

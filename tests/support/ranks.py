@@ -27,17 +27,24 @@ STAGING_BYTES = 1 << 20
 
 
 def groups(
-    size: int, *, timeout_s: float = 60.0, staging_bytes: int = STAGING_BYTES, per_host: int | None = None
+    size: int,
+    *,
+    timeout_s: float = 60.0,
+    staging_bytes: int = STAGING_BYTES,
+    per_host: int | None = None,
+    socket_bytes: int = 0,
+    peer_timeout_s: float = 10.0,
 ) -> list[Group]:
     """The group objects of `size` ranks, all in this process.
 
     per_host: so many successive ranks share memory, the others have connections; None: as the environment
     has it (see the fixture `hosts`), all of them without.
+    socket_bytes: of the kernel's buffers, 0 for its own choice.
     """
     store = HashStore(timeout_s)
     per_host = int(os.environ.get("UNISONO_RANKS_PER_HOST", "0")) if per_host is None else per_host
     if per_host:
-        settings = EngineSettings(staging_bytes, -1.0, -1, per_host)
+        settings = EngineSettings(staging_bytes, -1.0, -1, per_host, peer_timeout_s, None, socket_bytes)
 
         def opened(rank: int) -> Group:
             engine, hosts = open_engine(store, rank, size, timeout_s=timeout_s, settings=settings)

@@ -1,7 +1,6 @@
-"""How two ranks recognise each other on a new connection: both know a number that only the group's store holds.
+"""How two ranks recognise each other on a new connection: both know a number that only their store holds.
 
-A stand-in for an authenticated handshake, with its shape. It turns away strangers and stray connections; it does
-not withstand somebody who reads the traffic or the store.
+It turns away strangers and stray connections. It does not withstand somebody who reads the store.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def greet(
         raise Stranger(f"the other end did not introduce itself: {error}") from error
     if expect is not None and name != expect:
         raise Stranger(f"the other end is {name!r}, expected {expect!r}")
-    return name
+    return str(name)
 
 
 def _proof(token: bytes, role: str, job: str, names: tuple[str, str], nonce: bytes) -> bytes:

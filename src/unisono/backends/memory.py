@@ -176,7 +176,7 @@ def _connect(host: socket.socket, address: bytes, deadline: float) -> None:
 
 def _unreachable(rank: int, first: int, error: OSError) -> str:
     return message(
-        f"rank {rank} cannot map the memory of rank {first}, with which it shares a kernel and its namespaces",
+        f"rank {rank} cannot map the memory of rank {first}, though both are on one host",
         observed=str(error),
         remedy="Set UNISONO_RANKS_PER_HOST=1 if something here forbids passing descriptors.",
     )

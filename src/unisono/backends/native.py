@@ -20,7 +20,12 @@ __all__ = ["EngineSettings", "Opened", "open_engine"]
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """What of the settings the engine takes."""
+    """What of the settings the engine takes.
+
+    Attributes:
+        master: a host that every rank reaches; None: unknown.
+        socket_bytes: of the kernel's buffers of a connection; 0: as the kernel sees fit.
+    """
 
     staging_bytes: int
     spin_us: float
@@ -28,6 +33,7 @@ class EngineSettings:
     ranks_per_host: int = 0
     peer_timeout_s: float = 10.0
     master: str | None = None
+    socket_bytes: int = 0
 
     @classmethod
     def of(cls, settings: Settings) -> EngineSettings:
@@ -75,6 +81,7 @@ def open_engine(store: Store, rank: int, size: int, *, timeout_s: float, setting
             deadline=deadline,
             master=settings.master,
             peer_timeout_s=settings.peer_timeout_s,
+            buffer_bytes=settings.socket_bytes,
         )
     try:
         pidfds = _watch_all(roster, mates)
@@ -108,7 +115,7 @@ def _watch_all(roster: Roster, mates: list[int]) -> list[int]:
     pidfds: list[int] = []
     try:
         for card in roster.cards:
-            pidfds.append(_watch(card) if card.rank in mates else -1)
+            pidfds += [_watch(card) if card.rank in mates else -1]
     except BaseException:
         for pidfd in pidfds:
             if pidfd >= 0:

@@ -1,11 +1,12 @@
 """Connects every rank with those on other hosts.
 
-Each rank listens on one port and publishes it in the store; of two ranks the lower connects to the higher, once
-for each kind of connection. Both show that they know a secret of this group before a byte is believed. When all
-ranks have all their connections nobody listens any more: a running group cannot be reached by strangers.
+Each rank listens on one port and publishes it in the store; of two ranks the lower connects to the higher,
+once for each kind of connection. Both show that they know a secret of this group before a byte is believed.
+When all ranks have all their connections nobody listens any more: a group at work cannot be reached by
+strangers.
 
 Kinds: `control` (who is where, who left or died; the engine reads it at all times), `data` (collectives),
-`messages` (point to point). A connection that is full says nothing about its peer, so only `control` carries the
+`messages` (point to point). A connection that is full says nothing of its peer, so only `control` carries the
 timeouts by which a vanished host is noticed.
 """
 
@@ -30,7 +31,9 @@ __all__ = ["KINDS", "Sockets", "connect_hosts"]
 KINDS = ("control", "data", "messages")
 STRANGER_S = 2.0  # all the time a stranger gets
 GUESTS = 16  # connections looked at at once
+DIAL_S = 20.0  # until a connection is given up that nobody answers
 POLL_S = 0.2
+WELCOME = b"\1"
 NOWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}  # addresses that lead nowhere
 
 
@@ -77,17 +80,25 @@ class Endpoint(msgspec.Struct, frozen=True, array_like=True):
 
 
 def connect_hosts(
-    store: Store, roster: Roster, rank: int, *, deadline: float, master: str | None, peer_timeout_s: float
+    store: Store,
+    roster: Roster,
+    rank: int,
+    *,
+    deadline: float,
+    master: str | None,
+    peer_timeout_s: float,
+    buffer_bytes: int = 0,
 ) -> Sockets:
     """The connections of `rank` to all ranks on other hosts.
 
     Args:
         master: name or address of the host that everybody reaches; tells which interface to use.
         peer_timeout_s: seconds after which a host that does not answer counts as lost.
+        buffer_bytes: of the kernel's buffers; 0: as the kernel sees fit.
     Raises:
         RendezvousError: two ranks cannot reach each other; all ranks raise it, naming the two.
     """
-    return _Connector(store, roster, rank, deadline, master, peer_timeout_s).connect()
+    return _Connector(store, roster, rank, deadline, master, peer_timeout_s, buffer_bytes).connect()
 
 
 class _Connector:
@@ -99,6 +110,7 @@ class _Connector:
         deadline: float,
         master: str | None,
         peer_timeout_s: float,
+        buffer_bytes: int,
     ) -> None:
         self._store = store
         self._roster = roster
@@ -107,6 +119,7 @@ class _Connector:
         self._deadline = deadline
         self._master = master
         self._peer_timeout_s = peer_timeout_s
+        self._buffer_bytes = buffer_bytes
         self._sockets = Sockets(self._size)
         mates = roster.mates(rank)
         far = [card.rank for card in roster.cards if card.rank not in mates]
@@ -185,26 +198,39 @@ class _Connector:
                 result.result()
 
     def _dial(self, peer: int, kind: str, endpoint: Endpoint) -> None:
-        patience = self._left()
-        try:
-            sock = socket.create_connection((endpoint.host, endpoint.port), timeout=patience)
-        except OSError as error:
-            self._unreachable(peer, endpoint, str(error))
-        try:
-            greet(
-                sock,
-                self._roster.nonce,
-                role="connect",
-                me=f"{kind} of rank {self._rank}",
-                expect=f"rank {peer}",
-                job="data",
-                deadline_s=min(self._left(), 10 * STRANGER_S),
-            )
-            self._prepare(sock, kind)
-        except (OSError, Stranger) as error:
-            sock.close()
-            self._unreachable(peer, endpoint, str(error))
-        self._sockets.put(kind, peer, sock)
+        """Connect, until the other side has said that it took the connection in.
+
+        One that is busy for long may take this rank for a stranger who says nothing: then once more.
+        """
+        while True:
+            try:
+                sock = socket.create_connection((endpoint.host, endpoint.port), min(self._left(), DIAL_S))
+            except OSError as error:
+                self._unreachable(peer, endpoint, str(error))
+            try:
+                self._introduce(sock, peer, kind)
+                self._sockets.put(kind, peer, sock)
+                return
+            except (OSError, Stranger) as error:
+                sock.close()
+                if time.monotonic() >= self._deadline:
+                    self._unreachable(peer, endpoint, str(error))
+            self._raise_if_failed()
+            time.sleep(POLL_S)
+
+    def _introduce(self, sock: socket.socket, peer: int, kind: str) -> None:
+        greet(
+            sock,
+            self._roster.nonce,
+            role="connect",
+            me=f"{kind} of rank {self._rank}",
+            expect=f"rank {peer}",
+            job="data",
+            deadline_s=min(self._left(), DIAL_S),
+        )
+        if sock.recv(1) != WELCOME:
+            raise ConnectionResetError("it closed the connection")
+        self._prepare(sock, kind)
 
     def _unreachable(self, peer: int, endpoint: Endpoint, why: str) -> NoReturn:
         here = "the route to it"
@@ -224,7 +250,7 @@ class _Connector:
     def _accept(self, listener: socket.socket) -> None:
         listener.settimeout(POLL_S)
         with ThreadPoolExecutor(GUESTS) as pool:
-            while not self._stopped.is_set() and self._sockets.missing(self._lower):
+            while not self._stopped.is_set():
                 with contextlib.suppress(TimeoutError, OSError):
                     guest, _ = listener.accept()
                     pool.submit(self._receive, guest)
@@ -245,6 +271,7 @@ class _Connector:
             peer = int(text) if text.isdecimal() else -1
             if kind not in KINDS or peer not in self._lower:
                 raise Stranger(f"{name!r} has no business here")
+            guest.sendall(WELCOME)
             self._prepare(guest, kind)
         except (OSError, Stranger):
             guest.close()
@@ -295,6 +322,9 @@ class _Connector:
     def _prepare(self, sock: socket.socket, kind: str) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            if self._buffer_bytes:
+                sock.setsockopt(socket.SOL_SOCKET, option, self._buffer_bytes)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         seconds = max(1, round(self._peer_timeout_s))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, seconds // 4))
@@ -320,4 +350,3 @@ def local_address(master: str | None) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((target, 9))
         return str(probe.getsockname()[0])
-
