@@ -103,6 +103,16 @@ void bind_tables(nb::module_& m) {
   m.def("isa", [] { return std::string(kernels().isa); }, "The instruction set the reductions use.");
   m.def("view", &view, nb::arg("object"), nb::arg("writable"),
         "(address, numel, dtype) of a C-contiguous buffer, or None.");
+  nb::enum_<FaultKind>(m, "FaultKind", nb::is_arithmetic(),
+                       "What the engine answers: how an operation ended.")
+      .value("NONE", FaultKind::kNone)
+      .value("TIMEOUT", FaultKind::kTimeout)
+      .value("PEER_LOST", FaultKind::kPeerLost)
+      .value("PEER_LEFT", FaultKind::kPeerLeft)
+      .value("MISMATCH", FaultKind::kMismatch)
+      .value("INTERRUPTED", FaultKind::kInterrupted)
+      .value("ABORTED", FaultKind::kAborted)
+      .value("NO_MEMORY", FaultKind::kNoMemory);
   m.attr("LANE_ENTRIES") = kLaneEntries;
   m.attr("HISTORY") = kHistory;
 }

@@ -52,7 +52,6 @@ struct Operation {
     return {cut(Space::kOut, out, out_numel), cut(Space::kIn, in, in_numel)};
   }
 
- private:
   unisono::Chunks cut(unisono::Space space, Address address, size_t numel) const {
     return unisono::Chunks(reinterpret_cast<unsigned char*>(address), numel, program->chunks(space),
                            unisono::itemsize(dtype), program->equal_blocks());

@@ -2,6 +2,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -18,7 +19,8 @@ namespace {
 
 constexpr Nanoseconds kComeOut = 1'000'000'000;
 
-using Extents = std::vector<std::pair<Address, size_t>>;
+// (address, numel) of buffers. Read by hand: it costs a call of all_gather a tenth of its time to convert.
+using Extents = nb::typed<nb::list, nb::typed<nb::tuple, Address, size_t>>;
 
 // Runs Python's signal handlers. True: one of them raised, and the exception is set in this thread.
 // They run in the main thread only: others need not take the GIL for it.
@@ -28,12 +30,21 @@ bool interrupted() {
   return PyErr_CheckSignals() != 0;
 }
 
-Chunks chunks(const Extents& extents) {
+Extent extent(nb::handle pair) {
+  PyObject* const both = pair.ptr();
+  if (!PyTuple_CheckExact(both) || PyTuple_GET_SIZE(both) != 2)
+    throw nb::type_error("expected (address, numel)");
+  const size_t address = PyLong_AsSize_t(PyTuple_GET_ITEM(both, 0));
+  const size_t numel = PyLong_AsSize_t(PyTuple_GET_ITEM(both, 1));
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  return {reinterpret_cast<unsigned char*>(address), numel};
+}
+
+std::vector<Extent> all(const Extents& extents) {
   std::vector<Extent> list;
   list.reserve(extents.size());
-  for (const auto& [address, numel] : extents)
-    list.push_back({reinterpret_cast<unsigned char*>(address), numel});
-  return Chunks(std::move(list));
+  for (const nb::handle pair : extents) list.push_back(extent(pair));
+  return list;
 }
 
 Operation operation(Engine& engine, const std::vector<int32_t>& code, int kind, int dtype, int op) {
@@ -65,6 +76,12 @@ std::tuple<int, int, int, int, int, uint64_t> fault(Engine& engine) {
   return {static_cast<int>(f.kind), f.by, f.about, f.signal, f.exit_code, f.seq};
 }
 
+// (tag, dtype wanted, dtype got, bytes wanted, bytes got) of the message that ended the group.
+std::tuple<int, uint32_t, uint32_t, uint64_t, uint64_t> misfit(Engine& engine) {
+  const Misfit m = engine.fault().misfit;
+  return {m.tag, m.wanted_dtype, m.got_dtype, m.wanted_nbytes, m.got_nbytes};
+}
+
 // (pid, started, finished, left) of a rank.
 std::tuple<int, uint64_t, uint64_t, bool> standing(Engine& engine, int rank) {
   RankCell& cell = engine.world().cell(rank);
@@ -80,49 +97,63 @@ std::optional<std::tuple<int, int, int, int, uint64_t, int>> remembered(Engine& 
                                                        record.root, record.numel, record.algorithm};
 }
 
+// One extent is cut into the program's chunks; several are one chunk each.
+Chunks bound(const Operation& op, Space space, const Extents& extents) {
+  if (extents.size() > 1) return Chunks(all(extents));
+  const Extent whole = extents.size() == 0 ? Extent{} : extent(extents[0]);
+  return op.cut(space, reinterpret_cast<Address>(whole.data), whole.numel);
+}
+
+Binding bound_together(const Operation& op, const Luggage& luggage) {
+  const auto cut = [&](Space space, const Packing& packed) {
+    return op.cut(space, reinterpret_cast<Address>(packed.data()), packed.numel());
+  };
+  return {cut(Space::kOut, luggage.out), cut(Space::kIn, luggage.in)};
+}
+
+Call call(const Operation& op, int root, size_t numel, double factor, double timeout_s, const Extents& out,
+          const Extents& in, bool together, std::string site) {
+  std::shared_ptr<Luggage> luggage;
+  if (together || !site.empty()) luggage = std::make_shared<Luggage>();
+  if (together) {
+    luggage->out = Packing(all(out), itemsize(op.dtype));
+    luggage->in = Packing(all(in), itemsize(op.dtype));
+  }
+  if (!site.empty()) luggage->site = std::move(site);
+  Binding binding = together ? bound_together(op, *luggage)
+                             : Binding{bound(op, Space::kOut, out), bound(op, Space::kIn, in)};
+  Call made = op.call(root, numel, factor, timeout_s, std::move(binding));
+  made.luggage = std::move(luggage);
+  return made;
+}
+
 void bind_operation(nb::module_& m) {
   nb::class_<Operation>(m, "Operation", "A loaded plan with its element type and reduction.")
       .def(
           "run",
           [](const Operation& op, Engine& engine, int root, size_t numel, double factor, double timeout_s,
-             Address out, size_t out_numel, Address in, size_t in_numel) {
-            return waiting(engine, [&] {
-              return engine.run(
-                  op.call(root, numel, factor, timeout_s, op.bind(out, out_numel, in, in_numel)));
-            });
+             const Extents& out, const Extents& in, bool together) {
+            Call made = call(op, root, numel, factor, timeout_s, out, in, together, {});
+            return waiting(engine, [&] { return engine.run(std::move(made)); });
           },
-          "Runs to the end on one output and one input buffer; 0, or the kind of fault.")
+          "Runs to the end; 0, or the kind of fault. out, given: (address, numel) of one buffer, or of one "
+          "for "
+          "each chunk; `together`: of buffers that are to be treated as one.")
       .def(
           "start",
           [](const Operation& op, Engine& engine, int root, size_t numel, double factor, double timeout_s,
-             Address out, size_t out_numel, Address in, size_t in_numel) {
-            return engine.start(
-                op.call(root, numel, factor, timeout_s, op.bind(out, out_numel, in, in_numel)));
+             const Extents& out, const Extents& in, bool together, std::string site) {
+            return engine.start(call(op, root, numel, factor, timeout_s, out, in, together, std::move(site)));
           },
-          "Queues the same; returns its ticket.")
-      .def(
-          "run_lists",
-          [](const Operation& op, Engine& engine, int root, size_t numel, double factor, double timeout_s,
-             const Extents& out, const Extents& in) {
-            return waiting(engine, [&] {
-              return engine.run(op.call(root, numel, factor, timeout_s, {chunks(out), chunks(in)}));
-            });
-          },
-          "Runs to the end on lists of (address, numel), one per chunk.")
-      .def(
-          "start_lists",
-          [](const Operation& op, Engine& engine, int root, size_t numel, double factor, double timeout_s,
-             const Extents& out, const Extents& in) {
-            return engine.start(op.call(root, numel, factor, timeout_s, {chunks(out), chunks(in)}));
-          },
-          "Queues the same; returns its ticket.");
+          "Queues the same; returns its ticket. site: where in the caller's source, for a Mismatch.");
 }
 
 void leave(Engine& engine) {
   const nb::gil_scoped_release no_gil;
   engine.leave();
   // A thread that is still in a call needs the GIL to come out of it, which it cannot get once the
-  // interpreter ends: give it a moment.
+  // interpreter ends: give it a moment. A call of this thread ends only after its signal handler.
+  if (engine.within()) return;
   const Nanoseconds end = later(kComeOut);
   while (engine.callers.load(std::memory_order_relaxed) > 0 && now_ns() < end) usleep(200);
 }
@@ -200,9 +231,15 @@ void bind_engine(nb::module_& m) {
             return waiting(self, [&] { return self.wait(ticket, deadline_after(timeout_s)); });
           },
           nb::arg("ticket"), nb::arg("timeout_s"))
+      .def_prop_ro("issued", &Engine::issued, "Collectives issued up to now.")
+      .def("remark", &Engine::remark, nb::arg("seq"), nb::arg("text"),
+           "Tells the others what this rank knows of the fault; only the first word counts.")
+      .def("remark_of", &Engine::remark_of, nb::arg("rank"),
+           "(seq, text) of what a rank had to say, or None.")
       .def("fault", &fault)
       .def("refresh", &Engine::refresh, nb::call_guard<nb::gil_scoped_release>(),
            "Learns where the ranks of other hosts stand; takes a moment.")
+      .def("misfit", &misfit)
       .def("standing", &standing, nb::arg("rank"))
       .def("remembered", &remembered, nb::arg("rank"), nb::arg("seq"))
       .def("abort", [](Engine& self) { self.abort(Fault{FaultKind::kAborted, self.rank(), self.rank()}); })

@@ -1,4 +1,7 @@
 // The quickest way into an operation, for the calls a program makes all day.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
+
 #include <algorithm>
 
 #include "bindings.hpp"
@@ -92,6 +95,10 @@ class Quick {
 }  // namespace
 
 void bind_quick(nb::module_& m) {
+  nb::class_<Tensors>(m, "Tensors", "Looks at torch tensors, for the dtypes it has been told of.")
+      .def(nb::init<>())
+      .def("know", &Tensors::know, nb::arg("dtype"), nb::arg("layout"), nb::arg("code"))
+      .def("view", &Tensors::view, nb::arg("tensor"), "(address, numel, dtype), or None: look yourself.");
   nb::class_<Quick>(m, "Quick", "An in-place operation that remembers its plans by dtype and size.")
       .def(nb::init<Engine&, int, double, double, bool>(), nb::arg("engine"), nb::arg("root"),
            nb::arg("factor"), nb::arg("timeout_s"), nb::arg("writable"), nb::keep_alive<1, 2>())

@@ -96,8 +96,7 @@ bool Channels::read_header(int peer) {
     request.tag = header.tag;
     incoming.open = request.nbytes == header.nbytes && request.dtype == static_cast<DType>(header.dtype);
     if (incoming.open) return true;
-    request.nbytes = header.nbytes;  // what came, for the message
-    finish(request, FaultKind::kMismatch);
+    refuse(request, peer, header);
     incoming.request = nullptr;
   }
   try {
@@ -137,11 +136,24 @@ void Channels::finish_incoming(int peer) {
 
 void Channels::deliver(Request& request, int peer, const Header& header, const unsigned char* bytes) {
   const bool fits = request.nbytes == header.nbytes && request.dtype == static_cast<DType>(header.dtype);
-  if (fits && header.nbytes > 0) std::memcpy(request.data, bytes, header.nbytes);
   request.peer = peer;
   request.tag = header.tag;
+  if (!fits) return refuse(request, peer, header);
+  if (header.nbytes > 0) std::memcpy(request.data, bytes, header.nbytes);
+  finish(request, FaultKind::kNone);
+}
+
+// Not what was asked for. The group ends here and now: whoever asked may never look at the request again.
+void Channels::refuse(Request& request, int peer, const Header& header) {
+  Fault fault{FaultKind::kMismatch, rank_, peer};
+  fault.misfit = {header.tag, static_cast<uint32_t>(request.dtype), header.dtype, request.nbytes,
+                  header.nbytes};
   request.nbytes = header.nbytes;
-  finish(request, fits ? FaultKind::kNone : FaultKind::kMismatch);
+  finish(request, FaultKind::kMismatch);
+  try {
+    waiter(patience_).fail(fault);
+  } catch (const Fault&) {  // this or an earlier one: it stands in the abort cell
+  }
 }
 
 // A message of this kind that has arrived whole before it was asked for. One that is still arriving

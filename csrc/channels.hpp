@@ -88,6 +88,7 @@ class Channels {
   bool take_kept(Request& request);
   void deliver(Request& request, int peer, const Header& header, const unsigned char* bytes);
   void loop_back(Request& send);
+  void refuse(Request& request, int peer, const Header& header);
   void finish(Request& request, FaultKind fault);
   void fail_all(FaultKind fault);
   FaultKind out_of_memory(Waiter& waiter);

@@ -55,6 +55,12 @@ void Control::refresh(Nanoseconds patience) {
   answers_came_.wait_for(lock, std::chrono::nanoseconds(patience), [&] { return due_ == 0 || leaving_; });
 }
 
+void Control::announce() {
+  const std::lock_guard lock(mutex_);
+  announce_ = true;
+  world_.sound_alarm();
+}
+
 void Control::doubt(int peer) {
   const std::lock_guard lock(mutex_);
   lost(peer, kDoubtGrace);
@@ -154,12 +160,13 @@ void Control::speak() {
     if (!link.open()) continue;
     flush(link);
     if (tell) send_to(peer, Kind::kAbort);
+    if (announce_) send_to(peer, Kind::kAnswer);
     if (ask_ && link.asked) send_to(peer, Kind::kAsk);
     if (!leaving_) continue;
     send_to(peer, Kind::kLeft);
     shutdown(link.fd, SHUT_WR);
   }
-  ask_ = false;
+  ask_ = announce_ = false;
 }
 
 // ---- frames ----------------------------------------------------------------------------------------

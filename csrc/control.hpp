@@ -24,6 +24,8 @@ class Control {
   void ask();
   // ... and waits for the answers, but not longer than `patience`.
   void refresh(Nanoseconds patience);
+  // Tells all others where this rank stands, without being asked.
+  void announce();
   // A connection to `peer` broke, while this one may not have noticed yet.
   void doubt(int peer);
   // Says goodbye and ends the thread. `forked`: this is a fork's copy, whose thread is the parent's.
@@ -69,7 +71,7 @@ class Control {
   std::condition_variable answers_came_;
   std::vector<Link> links_;  // guarded by mutex_
   bool leaving_ = false, told_ = false;
-  bool ask_ = false;
+  bool ask_ = false, announce_ = false;
   size_t due_ = 0;            // answers that have not come
   std::vector<bool> buried_;  // ranks of this host whose death was seen
   std::thread thread_;

@@ -104,8 +104,9 @@ const Program* Engine::load(std::span<const int32_t> code) {
 }
 
 uint64_t Engine::fingerprint(const Call& call, uint64_t seq) const {
-  uint64_t mixed = seq * 0x9e3779b97f4a7c15ULL;
+  uint64_t mixed = seq * 0x9e3779b97f4a7c15ULL ^ before_;
   mixed ^= (call.numel + 1) * 0xc2b2ae3d27d4eb4fULL;
+  if (call.luggage != nullptr) mixed ^= call.luggage->out.shape() + 3 * call.luggage->in.shape();
   mixed = (mixed ^ (mixed >> 29)) * 0xbf58476d1ce4e5b9ULL;
   mixed ^= uint64_t{call.kind} | uint64_t{static_cast<uint8_t>(call.dtype)} << 8 |
            uint64_t{static_cast<uint8_t>(call.op)} << 16 |
@@ -132,6 +133,7 @@ void Engine::record(const Call& call, uint64_t seq, uint64_t fingerprint) {
 FaultKind Engine::execute(const Call& call, bool in_background) {
   const uint64_t seq = ++seq_;
   const uint64_t print = fingerprint(call, seq);
+  before_ = print;
   waiter_.begin(seq, print, call.deadline, call.timeout);
   waiter_.set_patience(in_background ? kBackground : patience_);
   waiter_.set_interrupt(in_background ? nullptr : &interrupted_);
@@ -139,10 +141,12 @@ FaultKind Engine::execute(const Call& call, bool in_background) {
     waiter_.throw_if_aborted();
     record(call, seq, print);
     if (tcp_) tcp_->begin(seq, print);
-    executor_.run(Job{call.program, call.binding, call.dtype, call.op, call.factor, print}, waiter_);
+    perform(call, print);
     if (tcp_) drain();
   } catch (const Fault& fault) {
     world_.sound_alarm();  // whoever of this host found out may not live to tell the others
+    if (fault.kind == FaultKind::kMismatch && call.luggage != nullptr && !call.luggage->site.empty())
+      remark(seq, call.luggage->site);
     return fault.kind;
   } catch (const std::bad_alloc&) {
     abort(Fault{FaultKind::kNoMemory, rank_, rank_});
@@ -162,6 +166,17 @@ void Engine::drain() {
   });
 }
 
+// Buffers that travel together are copied together before, and apart after.
+void Engine::perform(const Call& call, uint64_t fingerprint) {
+  const bool in_place = !call.program->equal_blocks();
+  if (call.luggage != nullptr) {
+    call.luggage->in.gather();
+    if (in_place) call.luggage->out.gather();
+  }
+  executor_.run(Job{call.program, call.binding, call.dtype, call.op, call.factor, fingerprint}, waiter_);
+  if (call.luggage != nullptr && call.program->writes_out()) call.luggage->out.scatter();
+}
+
 void Engine::check_process() const {
   if (forks() != forks_) [[unlikely]]
     throw std::runtime_error("this group belongs to process " + std::to_string(owner_) +
@@ -170,13 +185,14 @@ void Engine::check_process() const {
 
 FaultKind Engine::run(Call call) {
   check_process();
-  if (runner_.load(std::memory_order_relaxed) == std::this_thread::get_id())
+  if (within())
     throw std::runtime_error(
         "called from a signal handler while an operation of the same group is under way");
   if (queued_.load(std::memory_order_relaxed) == completed_.load(std::memory_order_acquire) &&
       executing_.try_lock()) {
     const std::lock_guard lock(executing_, std::adopt_lock);
     runner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+    direct_.store(direct_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     const FaultKind result = execute(call, false);
     runner_.store(std::thread::id(), std::memory_order_relaxed);
     return result;
@@ -251,6 +267,17 @@ Fault Engine::fault() {
   return cell.state.load(std::memory_order_acquire) == 2 ? cell.fault : Fault{};
 }
 
+void Engine::remark(uint64_t seq, const std::string& text) {
+  if (!write_remark(world_.cell(rank_), seq, text)) return;
+  if (control_) control_->announce();
+}
+
+std::optional<std::pair<uint64_t, std::string>> Engine::remark_of(int rank) {
+  const Remark& remark = world_.cell(rank).remark;
+  if (remark.state.load(std::memory_order_acquire) != 2) return std::nullopt;
+  return std::pair(remark.seq, std::string(remark.text));
+}
+
 void Engine::abort(Fault fault) {
   Waiter waiter(world_, peers_, rank_, &RankCell::bell, patience_);
   waiter.begin(world_.cell(rank_).started.load(std::memory_order_relaxed), 0, INT64_MAX);
@@ -279,8 +306,7 @@ void Engine::leave() {
     queue_grew_.notify_all();
   }
   // A call of another thread, or of this one, which then is in a signal handler and must not lock again.
-  const bool ours = runner_.load(std::memory_order_relaxed) == std::this_thread::get_id();
-  const bool running = ours || !executing_.try_lock();
+  const bool running = within() || !executing_.try_lock();
   if (!running) executing_.unlock();
   if (running || !done(queued_.load(std::memory_order_acquire)))
     abort(Fault{FaultKind::kAborted, rank_, rank_});

@@ -9,10 +9,14 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <thread>
+#include <utility>
 
 #include "channels.hpp"
 #include "executor.hpp"
+#include "packing.hpp"
 #include "shm.hpp"
 #include "tcp.hpp"
 
@@ -33,6 +37,12 @@ struct EngineOptions {
   double spin_us = -1;  // < 0: chosen from ranks and cores
 };
 
+// What only some calls have: buffers that travel together, and where in the caller's source the call is.
+struct Luggage {
+  Packing out, in;
+  std::string site;
+};
+
 // A collective as the caller means it. `numel` goes into the fingerprint: 0 where ranks may differ.
 struct Call {
   uint8_t kind;
@@ -45,6 +55,7 @@ struct Call {
   Binding binding;
   Nanoseconds timeout;       // counted from the first time the call has to sleep
   Nanoseconds deadline = 0;  // ... or up to here, for a call that was queued; 0: unset
+  std::shared_ptr<Luggage> luggage = nullptr;
 };
 
 class Engine {
@@ -58,6 +69,9 @@ class Engine {
   int size() const { return world_.ranks(); }
   World& world() { return world_; }
   Channels& channels() { return channels_; }
+
+  // Whether this very thread is in a call: then it is in a signal handler.
+  bool within() const { return runner_.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
 
   // Throws std::runtime_error in a fork's child: the group is its parent's.
   void check_process() const;
@@ -74,6 +88,16 @@ class Engine {
   }
   // Waits for a ticket; kTimeout when it is not done by then (the call goes on).
   FaultKind wait(uint64_t ticket, Nanoseconds deadline);
+
+  // Calls issued up to now: those run and those queued.
+  uint64_t issued() const {
+    return direct_.load(std::memory_order_relaxed) + queued_.load(std::memory_order_relaxed);
+  }
+
+  // Tells the others what this rank knows of the fault that ended the group; only the first word counts.
+  void remark(uint64_t seq, const std::string& text);
+  // What a rank had to say: (operation, text).
+  std::optional<std::pair<uint64_t, std::string>> remark_of(int rank);
 
   // The fault that aborted the group; kind kNone while there is none.
   Fault fault();
@@ -94,6 +118,7 @@ class Engine {
   Engine(const std::shared_ptr<Region>& region, int rank, const EngineOptions& options,
          Connections connections, int complete);
   FaultKind execute(const Call& call, bool in_background);
+  void perform(const Call& call, uint64_t fingerprint);
   uint64_t fingerprint(const Call& call, uint64_t seq) const;
   void record(const Call& call, uint64_t seq, uint64_t fingerprint);
   std::vector<Transport*> edges();
@@ -120,6 +145,10 @@ class Engine {
   std::mutex executing_;                   // held by whoever runs a call
   std::atomic<std::thread::id> runner_{};  // the caller's thread that does
   uint64_t seq_ = 0;                       // guarded by executing_
+  // The last operation's fingerprint, part of the next one's: ranks that differed in an operation that each
+  // could finish alone (one only sent, another too) differ in all that follow. Guarded by executing_.
+  uint64_t before_ = 0;
+  std::atomic<uint64_t> direct_{0};  // calls that were not queued; written under executing_
 
   std::atomic<uint64_t> queued_{0};  // tickets given out
   std::atomic<uint64_t> completed_{0};

@@ -58,6 +58,7 @@ Program::Program(std::span<const int32_t> code, int rank, int size) : size_(size
     if (step.opcode == Opcode::kRecv && peers != 1)
       throw std::invalid_argument("lowered plan: a Recv has one sender");
     widest_reduce_ = inputs > widest_reduce_ ? inputs : widest_reduce_;
+    writes_out_ |= step.opcode != Opcode::kSend && step.dst.space == Space::kOut;
     instructions_.push_back(std::move(step));
   }
 }

@@ -42,6 +42,7 @@ class Program {
   const std::vector<Instruction>& instructions() const { return instructions_; }
   int32_t chunks(Space space) const { return chunks_[static_cast<size_t>(space)]; }
   bool equal_blocks() const { return equal_blocks_; }
+  bool writes_out() const { return writes_out_; }
   int32_t in_flight() const { return in_flight_; }
   int32_t algorithm() const { return algorithm_; }
   int size() const { return size_; }
@@ -50,8 +51,9 @@ class Program {
  private:
   std::vector<Instruction> instructions_;
   int32_t chunks_[kSpaces];
-  bool equal_blocks_;  // chunks are whole blocks (all_gather ...), not an even cut of one buffer
-  int32_t in_flight_;  // messages a sender must be able to have outstanding
+  bool equal_blocks_;        // chunks are whole blocks (all_gather ...), not an even cut of one buffer
+  bool writes_out_ = false;  // this rank's steps write the output
+  int32_t in_flight_;        // messages a sender must be able to have outstanding
   int32_t algorithm_;
   int size_;
   size_t widest_reduce_ = 1;

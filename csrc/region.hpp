@@ -17,11 +17,12 @@ namespace unisono {
 
 constexpr size_t kLineBytes = 128;
 constexpr size_t kPageBytes = 4096;
-constexpr uint32_t kHistory = 16;                // operations a rank remembers of itself, for error messages
-constexpr uint32_t kLaneEntries = 16;            // messages in flight on one edge
-constexpr size_t kInlineBytes = 40;              // a message this small travels inside its lane entry
-constexpr size_t kChannelBytes = 256 * 1024;     // point-to-point buffer of one ordered pair
-constexpr uint64_t kMagic = 0x3130306f6e696e55;  // "Unino001"
+constexpr uint32_t kHistory = 16;             // operations a rank remembers of itself, for error messages
+constexpr uint32_t kLaneEntries = 16;         // messages in flight on one edge
+constexpr size_t kInlineBytes = 40;           // a message this small travels inside its lane entry
+constexpr size_t kChannelBytes = 256 * 1024;  // point-to-point buffer of one ordered pair
+constexpr size_t kRemarkBytes = 240;
+constexpr uint64_t kMagic = 0x3230306f6e696e55;  // "Unino002"
 
 // What went wrong; also the values that reach Python.
 enum class FaultKind : uint32_t {
@@ -35,13 +36,21 @@ enum class FaultKind : uint32_t {
   kNoMemory
 };
 
+// A message that is not what its receiver asked for.
+struct Misfit {
+  int32_t tag = 0;
+  uint32_t wanted_dtype = 0, got_dtype = 0;
+  uint64_t wanted_nbytes = 0, got_nbytes = 0;
+};
+
 struct Fault {
   FaultKind kind = FaultKind::kNone;
   int32_t by = -1;     // the rank that found out
   int32_t about = -1;  // the rank that died, differed or did not come
   int32_t signal = 0;  // what ended `about`, when known
   int32_t exit_code = -1;
-  uint64_t seq = 0;  // the operation of `by` that was running
+  uint64_t seq = 0;  // the operation of `by` that was running; 0: a message
+  Misfit misfit{};   // kMismatch of a message
 };
 
 // The group's abort cell. The first fault wins; the group stays aborted.
@@ -66,6 +75,13 @@ struct alignas(kLineBytes) Bell {
   std::atomic<uint32_t> sleepers;
 };
 
+// What a rank has to say of the fault that ended the group: written once, and only then.
+struct alignas(kLineBytes) Remark {
+  std::atomic<uint32_t> state;  // 0 none, 1 being written, 2 set
+  uint64_t seq;                 // the operation it was in; 0: a message
+  char text[kRemarkBytes];      // ends with a zero
+};
+
 struct alignas(kLineBytes) RankCell {
   std::atomic<int32_t> pid;
   std::atomic<uint32_t> left;     // closed the group in an orderly way
@@ -74,6 +90,7 @@ struct alignas(kLineBytes) RankCell {
   Bell bell;          // rung by peers for the thread that runs collectives
   Bell channel_bell;  // ... and for the one that moves point-to-point messages
   std::atomic<uint64_t> history[kHistory][sizeof(CallRecord) / sizeof(uint64_t)];
+  Remark remark;
 };
 
 // A message on an edge. The receiver sees it when `number` becomes the number it expects.

@@ -89,6 +89,16 @@ void write_record(RankCell& cell, const CallRecord& record) {
   for (size_t i = 0; i < std::size(words); ++i) slot[i].store(words[i], std::memory_order_relaxed);
 }
 
+bool write_remark(RankCell& cell, uint64_t seq, std::string_view text) {
+  Remark& remark = cell.remark;
+  uint32_t none = 0;
+  if (!remark.state.compare_exchange_strong(none, 1)) return false;
+  remark.seq = seq;
+  remark.text[text.copy(remark.text, kRemarkBytes - 1)] = '\0';
+  remark.state.store(2, std::memory_order_release);
+  return true;
+}
+
 CallRecord read_record(const RankCell& cell, uint64_t seq) {
   const auto& slot = cell.history[seq % kHistory];
   uint64_t words[sizeof(CallRecord) / sizeof(uint64_t)];
@@ -99,10 +109,15 @@ CallRecord read_record(const RankCell& cell, uint64_t seq) {
 }
 
 Standing read_standing(RankCell& cell) {
-  Standing standing;
+  Standing standing{};
   standing.finished = cell.finished.load(std::memory_order_acquire);
   standing.started = cell.started.load(std::memory_order_acquire);
   for (uint64_t i = 0; i < kHistory; ++i) standing.history[i] = read_record(cell, i);
+  if (cell.remark.state.load(std::memory_order_acquire) == 2) {
+    standing.remarked = 1;
+    standing.remark_seq = cell.remark.seq;
+    std::memcpy(standing.remark, cell.remark.text, kRemarkBytes);
+  }
   return standing;
 }
 
@@ -116,6 +131,8 @@ void write_standing(RankCell& cell, const Standing& standing) {
     if (record.seq > read_record(cell, record.seq).seq) write_record(cell, record);
   raise(cell.started, standing.started);
   raise(cell.finished, standing.finished);
+  if (standing.remarked != 0)
+    write_remark(cell, standing.remark_seq, {standing.remark, strnlen(standing.remark, kRemarkBytes)});
 }
 
 }  // namespace unisono

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "region.hpp"
@@ -59,11 +60,16 @@ inline void ring(Bell& bell) {
 struct Standing {
   uint64_t started, finished;
   CallRecord history[kHistory];
+  uint32_t remarked;  // whether it has said the following
+  uint64_t remark_seq;
+  char remark[kRemarkBytes];
 };
 Standing read_standing(RankCell& cell);
 // Takes over what another rank told, unless more is known already.
 void write_standing(RankCell& cell, const Standing& standing);
 void write_record(RankCell& cell, const CallRecord& record);
+// Only the first remark counts; whether this is it.
+bool write_remark(RankCell& cell, uint64_t seq, std::string_view text);
 CallRecord read_record(const RankCell& cell, uint64_t seq);
 
 }  // namespace unisono

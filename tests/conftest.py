@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 import leaks
 
@@ -15,13 +17,23 @@ import leaks
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
+# Examples of every property. `ci` draws the same ones each time. HYPOTHESIS_PROFILE=nightly draws thousands
+# of new ones, keeps those that failed, and prints how to draw them again.
+settings.register_profile("ci", deadline=None, derandomize=True, max_examples=200)
+settings.register_profile("nightly", deadline=None, max_examples=5000, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
 HERE = Path(__file__).resolve().parent
+NIGHTLY_TIMEOUT_S = 3600
 HAVE_TORCH = importlib.util.find_spec("torch") is not None
 
 
 def pytest_configure() -> None:
     """Mark what the tests start, so that a grandchild whose parent died is seen as left behind."""
     leaks.mark_descendants()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Started in the background by a shell: Ctrl-C is ignored, here and in whatever the tests start.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> str:
@@ -34,11 +46,13 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if not HAVE_TORCH and collection_path == HERE / "torch" else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     """Mark everything under tests/torch, and skip what this machine cannot run."""
     for item in items:
         if HERE / "torch" in item.path.parents:
             item.add_marker("torch")
+        if settings.get_current_profile_name() == "nightly" and hasattr(item.function, "hypothesis"):
+            item.add_marker(pytest.mark.timeout(NIGHTLY_TIMEOUT_S))
         reason = _missing(item)
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 _HOMES = {
-    "unisono.group": ("ANY_TAG", "Group", "Work", "init_process_group"),
+    "unisono.group": ("ANY_TAG", "Group", "Recv", "Send", "Work", "init_process_group"),
+    "unisono.backends": ("is_available",),
     "unisono.reduction": ("ReduceOp", "premul_sum"),
     "unisono.store": ("FileStore", "HashStore", "PrefixStore", "Store", "StoreServer", "TCPStore"),
     "unisono.errors": (
@@ -37,6 +38,7 @@ _HOMES = {
 _OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
 if TYPE_CHECKING:
+    from unisono.backends import is_available
     from unisono.errors import (
         Aborted,
         GroupClosed,
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
         Timeout,
         UnisonoError,
     )
-    from unisono.group import ANY_TAG, Group, Work, init_process_group
+    from unisono.group import ANY_TAG, Group, Recv, Send, Work, init_process_group
     from unisono.reduction import ReduceOp, premul_sum
     from unisono.store import FileStore, HashStore, PrefixStore, Store, StoreServer, TCPStore
 
@@ -79,8 +81,10 @@ __all__ = [
     "PeerLost",
     "PlanError",
     "PrefixStore",
+    "Recv",
     "ReduceOp",
     "RendezvousError",
+    "Send",
     "Store",
     "StoreError",
     "StoreServer",
@@ -91,6 +95,7 @@ __all__ = [
     "Work",
     "__version__",
     "init_process_group",
+    "is_available",
     "premul_sum",
 ]
 

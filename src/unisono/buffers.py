@@ -15,12 +15,16 @@ import numpy as np
 
 from unisono import _native
 
-__all__ = ["DTYPES", "ITEMSIZES", "View", "dtype_code", "is_tensor", "overlap", "view", "views"]
+__all__ = ["DTYPES", "ITEMSIZES", "View", "dtype_code", "is_tensor", "view", "views"]
 
 DTYPES: tuple[str, ...] = tuple(name for name, _ in _native.dtypes())
 """Names of the element types; a dtype's place is its code."""
 
 ITEMSIZES: tuple[int, ...] = tuple(nbytes for _, nbytes in _native.dtypes())
+
+
+_TENSORS = _native.Tensors()
+"""Which torch dtypes have been seen: later tensors of them are looked at without Python."""
 
 
 class View(NamedTuple):
@@ -29,11 +33,6 @@ class View(NamedTuple):
     address: int
     numel: int
     dtype: int
-
-    @property
-    def nbytes(self) -> int:
-        """Its length in bytes."""
-        return self.numel * ITEMSIZES[self.dtype]
 
 
 def view(array: Any, writable: bool = True, name: str = "buffer") -> tuple[int, int, int]:
@@ -46,7 +45,7 @@ def view(array: Any, writable: bool = True, name: str = "buffer") -> tuple[int, 
         TypeError: it is no array, or of a dtype that collectives do not know.
         ValueError: it is not contiguous, not writable, or not in CPU memory.
     """
-    found = _native.view(array, writable)
+    found = _native.view(array, writable) or _TENSORS.view(array)
     if found is not None:
         return found
     if is_tensor(array):
@@ -65,21 +64,22 @@ def is_tensor(array: Any) -> bool:
     return hasattr(array, "data_ptr") and hasattr(array, "is_contiguous")
 
 
-def views(arrays: Sequence[Any], *, writable: bool, name: str) -> list[View]:
-    """Look at a list of arrays; they must share one dtype."""
-    found = [View(*view(array, writable, f"{name}[{i}]")) for i, array in enumerate(arrays)]
-    for i, one in enumerate(found):
-        if one.dtype != found[0].dtype:
-            raise ValueError(
-                f"{name}[{i}] is {DTYPES[one.dtype]}, {name}[0] is {DTYPES[found[0].dtype]}: "
-                "the arrays of one call share a dtype"
-            )
-    return found
-
-
-def overlap(a: View, b: View) -> bool:
-    """Whether two pieces of memory share a byte."""
-    return a.address < b.address + b.nbytes and b.address < a.address + a.nbytes
+def views(arrays: Sequence[Any], *, writable: bool, name: str) -> tuple[int, list[tuple[int, int]]]:
+    """Look at a list of arrays, which must share one dtype: it, and (address, numel) of each."""
+    extents = []
+    first = -1
+    for i, array in enumerate(arrays):
+        seen = _native.view(array, writable) or _TENSORS.view(array)
+        address, numel, dtype = seen or view(array, writable, f"{name}[{i}]")
+        if dtype != first:
+            if i:
+                raise ValueError(
+                    f"{name}[{i}] is {DTYPES[dtype]}, {name}[0] is {DTYPES[first]}: "
+                    "the arrays of one call share a dtype"
+                )
+            first = dtype
+        extents.append((address, numel))
+    return first, extents
 
 
 def dtype_code(name: str) -> int:
@@ -114,7 +114,9 @@ def _tensor(tensor: Any, name: str) -> tuple[int, int, int]:
         raise ValueError(f"{name} is not contiguous (strides {tensor.stride()}); use .contiguous()")
     if tensor.is_conj() or tensor.is_neg():
         raise ValueError(f"{name} is a lazy conjugate or negative; use .resolve_conj().resolve_neg()")
-    return tensor.data_ptr(), tensor.numel(), _torch_dtype(tensor.dtype)
+    dtype = _torch_dtype(tensor.dtype)
+    _TENSORS.know(tensor.dtype, tensor.layout, dtype)
+    return tensor.data_ptr(), tensor.numel(), dtype
 
 
 def _awkward_numpy(array: np.ndarray[Any, Any], writable: bool, name: str) -> View:
@@ -132,11 +134,18 @@ def _awkward_numpy(array: np.ndarray[Any, Any], writable: bool, name: str) -> Vi
 
 
 def _dlpack(array: Any, writable: bool, name: str) -> View:
+    """Some exporters copy without saying so: then two looks at one array, both alive, differ in place."""
     try:
-        found = np.from_dlpack(array)
+        found, again = np.from_dlpack(array), np.from_dlpack(array)
     except (TypeError, BufferError, RuntimeError, ValueError) as error:
         raise ValueError(f"{name} cannot be seen as CPU memory through DLPack: {error}") from error
-    return _awkward_numpy(found, writable, name)
+    seen = _awkward_numpy(found, writable, name)
+    if found.nbytes and again.__array_interface__["data"][0] != seen.address:
+        raise ValueError(
+            f"{name} is a {type(array).__name__}, which hands out copies of itself through DLPack. "
+            f"Use y = np.from_dlpack({name}) and call with y"
+        )
+    return seen
 
 
 def _refuse(array: Any, writable: bool, name: str) -> View:

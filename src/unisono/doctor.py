@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes.util
 import importlib.metadata
 import importlib.util
 import os
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from unisono import __version__, _native, env
+from unisono.backends import BACKENDS, is_available
 from unisono.buffers import DTYPES
 from unisono.plans import ALGORITHMS
 from unisono.reduction import PremulSum, ReduceOp
@@ -21,6 +23,12 @@ from unisono.reduction import PremulSum, ReduceOp
 __all__ = ["add_arguments", "main"]
 
 GIB = 1 << 30
+DEVICES = ("cpu", "cuda")
+OTHERS = {  # what is no plan, or made of others
+    "send, recv": ("byte ring per pair of ranks",),
+    "objects": ("encoded, then as bytes",),
+    "coalesced": ("small buffers copied together, then as above",),
+}
 PACKAGES = ("numpy", "msgspec", "torch", "mpi4py", "ray", "matplotlib", "ml_dtypes")
 
 
@@ -34,8 +42,8 @@ def main(args: argparse.Namespace) -> int:  # noqa: ARG001
         ("machine", _machine()),
         ("software", _software()),
         ("backends", _backends()),
-        ("collectives of the native backend, on CPU memory", _collectives()),
-        ("reductions", _reductions()),
+        ("operations: the backend for each device, algorithms", _operations()),
+        ("reductions of the native backend", _reductions()),
     ):
         _section(title, lines)
     try:
@@ -43,8 +51,7 @@ def main(args: argparse.Namespace) -> int:  # noqa: ARG001
     except ValueError as error:
         _section("settings", [str(error)])
         return 1
-    shown = [f"{name:18} {value:22} {origin}" for name, value, origin in env.listing(settings) if value]
-    _section("settings (value, where it comes from)", shown)
+    _section("settings", _settings(settings))
     return 0
 
 
@@ -59,12 +66,33 @@ def _machine() -> Iterator[str]:
     yield f"{platform.system()} {platform.release()}, {platform.machine()}, host {socket.gethostname()}"
     usable = len(os.sched_getaffinity(0))
     yield f"{usable} usable cores of {os.cpu_count()}; reductions use the {_native.isa()} kernels"
-    pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-    free = os.sysconf("SC_AVPHYS_PAGES") * page
-    yield f"memory {pages * page / GIB:.1f} GiB, {free / GIB:.1f} GiB free"
-    yield "interfaces " + ", ".join(name for _, name in socket.if_nameindex())
-    gpus = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))
+    page = os.sysconf("SC_PAGE_SIZE")
+    total, free = (os.sysconf(name) * page / GIB for name in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
+    yield f"memory {total:.1f} GiB, {free:.1f} GiB free"
+    yield "interfaces " + ", ".join(_interface(name) for _, name in socket.if_nameindex())
+    gpus = [_gpu(path) for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]
     yield "GPUs " + (", ".join(gpus) if gpus else "none")
+
+
+def _interface(name: str) -> str:
+    """A network interface as the kernel describes it: "eth0 (up, 10000 Mbit/s)"."""
+    state = _first_line(Path("/sys/class/net", name, "operstate")) or "unknown"
+    speed = _first_line(Path("/sys/class/net", name, "speed"))
+    known = speed.isdecimal() and int(speed) > 0
+    return f"{name} ({state}, {speed} Mbit/s)" if known else f"{name} ({state})"
+
+
+def _gpu(information: Path) -> str:
+    lines = information.read_text().splitlines()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    return models[0] if models else information.parent.name
+
+
+def _first_line(path: Path) -> str:
+    try:
+        return path.read_text().partition("\n")[0]
+    except OSError:  # an interface that is down has no speed
+        return ""
 
 
 def _software() -> Iterator[str]:
@@ -74,7 +102,8 @@ def _software() -> Iterator[str]:
             yield f"{name} {importlib.metadata.version(name)}"
         except importlib.metadata.PackageNotFoundError:
             yield f"{name} not installed"
-    yield f"mpiexec {shutil.which('mpiexec') or 'not found'}"
+    library, command = ctypes.util.find_library("mpi"), shutil.which("mpiexec")
+    yield f"MPI library {library or 'not found'}, mpiexec {command or 'not found'}"
 
 
 def _backends() -> Iterator[str]:
@@ -82,13 +111,30 @@ def _backends() -> Iterator[str]:
     torch = importlib.util.find_spec("torch") is not None
     state = "import unisono.torch registers it" if torch else "pip install torch==2.13.0"
     yield f'torch       torch.distributed backend "unisono", CPU tensors: {state}'
-    yield "mpi, gloo, nccl  not selectable yet"
+    closed = [name for name, devices in BACKENDS.items() if not devices]
+    yield f"{', '.join(closed)}: not selectable yet"
 
 
-def _collectives() -> Iterator[str]:
-    for collective, algorithms in ALGORITHMS.items():
-        yield f"{collective:16} {', '.join(algorithms)}"
-    yield f"{'send, recv':16} byte ring per pair of ranks"
+def _operations() -> Iterator[str]:
+    here = {device: ", ".join(_moving(device)) or "none" for device in DEVICES}
+    yield f"{'':16} " + " ".join(f"{device:8}" for device in DEVICES) + " algorithms"
+    for operation, algorithms in [*ALGORITHMS.items(), *OTHERS.items()]:
+        backends = " ".join(f"{here[device]:8}" for device in DEVICES)
+        yield f"{operation:16} {backends} {', '.join(algorithms)}"
+
+
+def _moving(device: str) -> list[str]:
+    """The backends that move a device's memory here."""
+    return [name for name in BACKENDS if is_available(name, device)]
+
+
+def _settings(settings: env.Settings) -> Iterator[str]:
+    """What a user may set, and what a launcher has set; by the names of the variables."""
+    names = {variable.setting: variable.name for variable in reversed(env.VARIABLES)}
+    for setting, value, origin in env.listing(settings):
+        name = names.get(setting, setting) if origin == "default" else origin
+        if value and (origin != "default" or name.startswith("UNISONO_")):
+            yield f"{name:24} {value:22} {'default' if origin == 'default' else 'environment'}"
 
 
 def _reductions() -> Iterator[str]:

@@ -87,6 +87,96 @@ def test_wrong_arguments_are_refused_and_the_group_goes_on(call: Any, error: Any
     ranks.threads(2, work)
 
 
+def frozen(*shape: int) -> np.ndarray:
+    x = np.zeros(shape)
+    x.flags.writeable = False
+    return x
+
+
+READ_ONLY = {
+    "all_reduce": lambda g: g.all_reduce(frozen(2)),
+    "broadcast": lambda g: g.broadcast(frozen(2), 1 - g.rank),
+    "reduce": lambda g: g.reduce(frozen(2), g.rank),
+    "scan": lambda g: g.scan(frozen(2)),
+    "exclusive_scan": lambda g: g.exclusive_scan(frozen(2)),
+    "all_gather": lambda g: g.all_gather(frozen(2, 2), np.zeros(2)),
+    "all_gather_v": lambda g: g.all_gather_v([np.zeros(2), frozen(2)], np.zeros(2)),
+    "gather": lambda g: g.gather(np.zeros(2), frozen(2, 2), g.rank),
+    "scatter": lambda g: g.scatter(frozen(2), np.zeros((2, 2)), g.rank),
+    "reduce_scatter": lambda g: g.reduce_scatter(frozen(2), np.zeros((2, 2))),
+    "all_to_all": lambda g: g.all_to_all([frozen(1), np.zeros(1)], np.zeros(2)),
+    "recv": lambda g: g.recv(frozen(2), 1 - g.rank),
+    "irecv": lambda g: g.irecv(frozen(2), 1 - g.rank),
+    "sendrecv": lambda g: g.sendrecv(np.zeros(2), 1 - g.rank, frozen(2), 1 - g.rank),
+    "all_reduce_coalesced": lambda g: g.all_reduce_coalesced([np.zeros(2), frozen(2)]),
+    "broadcast_coalesced": lambda g: g.broadcast_coalesced([frozen(2)], 1 - g.rank),
+    "all_gather_coalesced": lambda g: g.all_gather_coalesced([frozen(2, 2)], [np.zeros(2)]),
+    "reduce_scatter_coalesced": lambda g: g.reduce_scatter_coalesced([frozen(2)], [np.zeros((2, 2))]),
+}
+
+X = np.zeros(12)
+OVERLAPPING = {
+    "all_gather": lambda g: g.all_gather(X[:8], X[6:10]),
+    "all_gather_v": lambda g: g.all_gather_v([X[:2], X[2:4]], X[1:3]),
+    "gather": lambda g: g.gather(X[:2], X[1:5], g.rank),
+    "scatter": lambda g: g.scatter(X[:2], X[1:5], g.rank),
+    "reduce_scatter": lambda g: g.reduce_scatter(X[:2], X[1:5]),
+    "all_to_all": lambda g: g.all_to_all(X[:4], X[2:6]),
+    "all_gather_coalesced": lambda g: g.all_gather_coalesced([X[:4], X[4:8]], [X[8:10], X[0:2]]),
+}
+
+SHORT_LISTS = {
+    "all_gather": lambda g: g.all_gather([np.zeros(1)], np.zeros(1)),
+    "all_gather_v": lambda g: g.all_gather_v([np.zeros(1)], np.zeros(1)),
+    "gather": lambda g: g.gather(np.zeros(1), [np.zeros(1)], g.rank),
+    "scatter": lambda g: g.scatter(np.zeros(1), [np.zeros(1)], g.rank),
+    "reduce_scatter": lambda g: g.reduce_scatter(np.zeros(1), [np.zeros(1)]),
+    "all_to_all": lambda g: g.all_to_all(np.zeros(2), [np.zeros(1)]),
+}
+
+
+@pytest.mark.parametrize(
+    ("calls", "text"),
+    [(READ_ONLY, "is read-only"), (OVERLAPPING, "overlap"), (SHORT_LISTS, "1 arrays, expected 2")],
+)
+def test_every_call_refuses_them_by_its_name(calls: dict[str, Any], text: str) -> None:
+    def work(group: un.Group) -> None:
+        for name, call in calls.items():
+            with pytest.raises(ValueError, match=rf"^{name}: .*{text}"):
+                call(group)
+        x = np.ones(1)
+        group.sendrecv(x.copy(), 1 - group.rank, x, 1 - group.rank)
+        group.all_reduce(x)
+        assert (x[0], group.sequence) == (2, 1)
+
+    ranks.threads(2, work)
+
+
+class Exporter:
+    """Something that is known by DLPack alone."""
+
+    def __init__(self, array: np.ndarray, copies: bool) -> None:
+        self.array, self.copies = array, copies
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return (self.array.copy() if self.copies else self.array).__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+
+def test_dlpack_exporters_that_copy_are_recognised() -> None:
+    def work(group: un.Group) -> None:
+        x = np.ones(3)
+        group.all_reduce(Exporter(x, copies=False))
+        assert (x == 2).all()
+        for call in (group.all_reduce, lambda y: group.all_gather(np.zeros((2, 3)), y)):
+            with pytest.raises(ValueError, match="x is a Exporter, which hands out copies of itself"):
+                call(Exporter(x, copies=True))
+
+    ranks.threads(2, work)
+
+
 def test_bfloat16_of_ml_dtypes_is_known() -> None:
     def work(group: un.Group) -> None:
         x = np.full(3, 1.5, ml_dtypes.bfloat16)

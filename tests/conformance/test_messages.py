@@ -170,6 +170,64 @@ def test_wrong_arguments(call, text: str) -> None:
     ranks.threads(1, work)
 
 
+@pytest.mark.parametrize("numel", [1, 400_000])
+def test_batch_of_messages_completes_in_any_order_it_is_listed_in(numel: int) -> None:
+    def work(group: un.Group) -> None:
+        inboxes = {peer: np.empty(numel) for peer in range(group.size) if peer != group.rank}
+        messages: list[un.Send | un.Recv] = []
+        for peer, inbox in inboxes.items():
+            messages += [un.Send(np.full(numel, group.rank + 0.5), peer, 3), un.Recv(inbox, peer, tag=3)]
+        messages = messages[group.rank :] + messages[: group.rank]
+        works = group.batch(messages)
+        for message, one in zip(messages, works, strict=True):
+            one.wait()
+            assert one.source == (message.dst if isinstance(message, un.Send) else message.src)
+        assert all((inbox == peer + 0.5).all() for peer, inbox in inboxes.items())
+        assert group.batch([]) == []
+
+    ranks.threads(4, work)
+
+
+def test_wrong_batch_posts_nothing() -> None:
+    def work(group: un.Group) -> None:
+        peer, x = 1 - group.rank, np.zeros(1)
+        with pytest.raises(ValueError, match="batch: rank 7 is not in group"):
+            group.batch([un.Send(np.ones(1), peer), un.Recv(x, 7)])
+        with pytest.raises(TypeError, match="batch: message 1 is a tuple, expected Send or Recv"):
+            group.batch([un.Send(np.ones(1), peer), (x, peer)])  # type: ignore[list-item]
+        with pytest.raises(ValueError, match="batch: x is read-only"):
+            group.batch([un.Send(np.ones(1), peer), un.Recv(np.frombuffer(b"12345678"), peer)])
+        group.send(np.full(1, 7.0), peer)
+        group.recv(x, peer)
+        assert x[0] == 7
+
+    ranks.threads(2, work)
+
+
+@pytest.mark.parametrize("asked_first", [True, False])
+def test_message_that_does_not_fit_shows_both_sides(asked_first: bool) -> None:
+    def work(group: un.Group) -> None:
+        with pytest.raises(un.Mismatch) as caught:
+            if group.rank == 0:
+                if asked_first:
+                    group.recv(np.zeros(2, np.int64), 1, 4)
+                group.recv(np.zeros(1), 1, 9)
+                group.recv(np.zeros(2, np.int64), 1, 4)
+            else:
+                if not asked_first:
+                    group.send(np.zeros(3, np.float32), 0, 4)
+                    group.send(np.zeros(1), 0, 9)
+                group.send(np.zeros(3, np.float32), 0, 4)
+                group.recv(np.zeros(1), 0)
+        text = str(caught.value)
+        assert "message from rank 1 with tag 4" in text
+        assert "rank 0 expected in recv at " in text
+        assert "test_messages.py:" in text
+        assert "got float32[3], expected int64[2]" in text
+
+    ranks.threads(2, work)
+
+
 def test_objects() -> None:
     def work(group: un.Group) -> None:
         mine = {"rank": group.rank, "list": [1, 2.5, None, "ä"]}

@@ -21,6 +21,15 @@ def short_grace(monkeypatch):
     monkeypatch.setattr(leaks, "GRACE_S", 0.05)
 
 
+def test_the_fixture_is_on_every_test(request):
+    missing = [
+        item.nodeid for item in request.session.items if "nothing_left_behind" not in item.fixturenames
+    ]
+    assert not missing
+    first = next(iter(request.node.fixturenames))
+    assert first == "nothing_left_behind", f"{first} is made before the fixture looks"
+
+
 def test_nothing_left():
     assert leaks.left_behind(leaks.snapshot()) == []
 

@@ -31,8 +31,10 @@ PUBLIC = [
     "PeerLost",
     "PlanError",
     "PrefixStore",
+    "Recv",
     "ReduceOp",
     "RendezvousError",
+    "Send",
     "Store",
     "StoreError",
     "StoreServer",
@@ -43,6 +45,7 @@ PUBLIC = [
     "Work",
     "__version__",
     "init_process_group",
+    "is_available",
     "premul_sum",
 ]
 

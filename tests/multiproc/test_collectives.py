@@ -1,4 +1,4 @@
-"""The same checks as in conformance/, between real processes."""
+"""The same checks as in conformance/, between real processes: only what joins them is new, so few sizes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import ranks
 PROGRAM = Path(__file__).with_name("collectives_program.py")
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("size", [1, 2, 5])
 def test_collectives_between_processes(size: int) -> None:
     outputs = ranks.processes(size, PROGRAM)
     assert [output.split()[-1] for output in outputs] == [str(rank) for rank in range(size)]

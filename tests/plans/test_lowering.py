@@ -11,7 +11,7 @@ import pytest
 
 from unisono import _native
 from unisono.errors import PlanError
-from unisono.group.faults import COLLECTIVES, FaultKind
+from unisono.group.faults import COLLECTIVES
 from unisono.plans import ALGORITHMS, CONTRACTS, Out, Plan, Reduce, Send, algorithm_names, lower, make
 from unisono.plans.proof import EDGE_CAPACITY
 from unisono.reduction import PremulSum, ReduceOp
@@ -138,15 +138,6 @@ def test_reductions() -> None:
 def test_collectives() -> None:
     assert tuple(CONTRACTS) == COLLECTIVES
     assert len(COLLECTIVES) < 255
-
-
-def test_kinds_of_fault() -> None:
-    enumerators = re.search(r"enum class FaultKind[^{]*\{([^}]*)\}", (SOURCES / "region.hpp").read_text())
-    assert enumerators is not None
-    names = [re.sub(r"(?<!^)([A-Z])", r"_\1", name.strip()[1:]).upper() for name in enumerators[1].split(",")]
-    assert {name: number for number, name in enumerate(names)} == {
-        name: value for name, value in vars(FaultKind).items() if name.isupper()
-    }
 
 
 def test_opcodes_spaces_and_flags() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from functools import reduce as fold
 
@@ -73,12 +73,17 @@ def _total(group_size: int, numel: int, dtype: str, op: un.ReduceOp) -> np.ndarr
     return reduced([data(rank, numel, dtype, op) for rank in range(group_size)], op)
 
 
-def reduced(parts: list[np.ndarray], op: un.ReduceOp) -> np.ndarray:
-    """The reduction in the order of ranks; 16-bit floats are widened, and rounded once."""
+def reduced(parts: list[np.ndarray], op: un.ReduceOp, factors: Sequence[float] | None = None) -> np.ndarray:
+    """The reduction in the order of ranks; 16-bit floats are widened, and rounded once.
+
+    `factors`: what each part is multiplied by before.
+    """
     dtype = parts[0].dtype
     wide = [
         part.astype(np.float32) if dtype.itemsize == 2 and dtype.name in FLOATS else part for part in parts
     ]
+    if factors is not None:
+        wide = [part * part.dtype.type(factor) for part, factor in zip(wide, factors, strict=True)]
     with np.errstate(over="ignore"):
         result = fold(FOLDS[op], wide)
         if op is un.AVG:

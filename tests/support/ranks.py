@@ -108,6 +108,18 @@ def processes(size: int, program: str | Path, *arguments: str, timeout_s: float 
         return _collect(running, time.monotonic() + timeout_s)
 
 
+def run(size: int, program: str) -> list[str]:
+    """What `size` processes print that run the text of a program; `group` is there already."""
+    opening = (
+        "import os, signal, sys, threading, time\nimport numpy as np\nimport unisono as un\n"
+        'group = un.init_process_group(init_method=os.environ["MEETING"], timeout=20)\n'
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "program.py"
+        path.write_text(opening + program)
+        return processes(size, path, timeout_s=40)
+
+
 def _collect(running: list[subprocess.Popen[str]], deadline: float) -> list[str]:
     outputs = []
     try:

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from unisono import doctor
+from unisono import doctor, is_available
 from unisono.buffers import DTYPES
 from unisono.plans import ALGORITHMS
 
@@ -14,7 +14,27 @@ from unisono.plans import ALGORITHMS
 def test_report_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor.main(argparse.Namespace()) == 0
     report = capsys.readouterr().out
-    assert all(word in report for word in [*ALGORITHMS, *DTYPES, "usable cores", "numpy", "timeout_s"])
+    assert all(word in report for word in [*ALGORITHMS, *DTYPES, "usable cores", "numpy", "lo (", "cuda"])
+
+
+def test_settings_have_the_names_that_a_user_can_set(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNISONO_TIMEOUT_S", "7")
+    monkeypatch.setenv("RANK", "3")
+    assert doctor.main(argparse.Namespace()) == 0
+    lines = [line.split() for line in capsys.readouterr().out.partition("\nsettings\n")[2].splitlines()]
+    assert ["UNISONO_TIMEOUT_S", "7.0", "environment"] in lines
+    assert ["RANK", "3", "environment"] in lines
+    assert ["UNISONO_STAGING_BYTES", "1048576", "default"] in lines
+    assert all(line[0].isupper() for line in lines if line)
+
+
+def test_only_the_native_backend_is_available() -> None:
+    assert is_available()
+    assert not is_available("native", "cuda")
+    assert not is_available("mpi")
+    assert not is_available("nonsense")
 
 
 def test_malformed_variable_is_shown(

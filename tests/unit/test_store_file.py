@@ -169,7 +169,7 @@ def test_writers_killed_at_random_moments_leave_whole_values(tmp_path: Path) -> 
     """
     chance = random.Random(7)
     with FileStore(path, timeout_s=20) as store:
-        for turn in range(8):
+        for turn in range(5):
             children = [process(text, path, f"{turn}-{number}") for number in range(2)]
             for child in children:
                 assert line(child) == "open"

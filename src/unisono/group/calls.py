@@ -3,32 +3,41 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 from unisono import _native
 from unisono.buffers import DTYPES, ITEMSIZES, is_tensor, view
 from unisono.errors import GroupClosed, GroupError
+from unisono.group.canon import Canon
 from unisono.group.faults import COLLECTIVES, Scene, explain
-from unisono.group.layout import Layout
+from unisono.group.layout import SIDES, Extents, lay_out
+from unisono.group.site import site
 from unisono.group.work import CollectiveWork, Work, seconds
 from unisono.plans import choose, lower, make
 from unisono.reduction import Op, PremulSum, ReduceOp
 
-__all__ = ["Caller", "Prepared"]
+__all__ = ["Caller", "Options", "Prepared", "named"]
+
+_NONE: Extents = []
+_OPS = (ReduceOp, PremulSum)
 
 
 class Prepared(NamedTuple):
     """An operation of the engine, ready to be bound to buffers."""
 
     operation: _native.Operation
-    run: Callable[..., int]
-    start: Callable[..., int]
-    run_lists: Callable[..., int]
-    start_lists: Callable[..., int]
     name: str
     root: int
+
+
+class Options(NamedTuple):
+    """What every collective takes beside its buffers; see `Collectives`."""
+
+    async_op: bool
+    timeout: float | timedelta | None
+    algorithm: str | None = None
+    reproducible: bool = False
 
 
 class Caller:
@@ -36,6 +45,7 @@ class Caller:
 
     Attributes:
         name, rank, size: of the group.  timeout_s: of an operation that names none.
+        reproducible: all reductions are, whether they ask for it or not.
     """
 
     def __init__(
@@ -46,16 +56,19 @@ class Caller:
         size: int,
         timeout_s: float,
         hosts: tuple[str, ...],
+        reproducible: bool,
     ) -> None:
         self.name = name
         self.rank = rank
         self.size = size
+        self._reproducible = reproducible
         self._timeout_s = timeout_s
         self._hosts = hosts
         self._engine: _native.Engine | None = engine
+        self._canon = Canon(size)
         self._prepared: dict[tuple[str, str, int, int, int], Prepared] = {}
         self._code: dict[tuple[str, str, int], list[int]] = {}
-        self._quick: dict[tuple[str, int, Op], _native.Quick] = {}
+        self._quick: dict[tuple[str, int, Op, bool], _native.Quick] = {}
         self._works: list[Work] = []
         self._works_lock = threading.Lock()
 
@@ -70,6 +83,16 @@ class Caller:
         self._quick.clear()
 
     @property
+    def reproducible(self) -> bool:
+        """Whether all reductions are, whether they ask for it or not."""
+        return self._reproducible
+
+    @reproducible.setter
+    def reproducible(self, value: bool) -> None:
+        self._reproducible = value
+        self._quick.clear()
+
+    @property
     def engine(self) -> _native.Engine:
         """The engine.
 
@@ -80,6 +103,8 @@ class Caller:
             raise GroupClosed(f"group {self.name!r} was closed; rank {self.rank} used it afterwards")
         return self._engine
 
+    # ---- calls -----------------------------------------------------------------------------------------
+
     def in_place(
         self,
         collective: str,
@@ -88,6 +113,7 @@ class Caller:
         op: Op,
         root: int,
         algorithm: str | None,
+        reproducible: bool,
         async_op: bool,
         timeout: float | timedelta | None,
     ) -> Work | None:
@@ -97,28 +123,38 @@ class Caller:
         """
         plain = algorithm is None and timeout is None and not async_op and type(op) is ReduceOp
         if plain:
-            quick = self._quick.get((collective, root, op))
+            quick = self._quick.get((collective, root, op, reproducible))
             fault = -1 if quick is None else quick(x)
             if not fault:
                 return None
             if fault > 0:
                 raise self.failure(collective, self._timeout_s)
-        address, numel, dtype = view(x, writable, "x")
-        prepared = self.prepare(collective, algorithm, dtype, numel, op, root)
+        try:
+            address, numel, dtype = view(x, writable, "x")
+        except (TypeError, ValueError) as error:
+            raise named(collective, error) from None
+        prepared = self.prepare(collective, algorithm, dtype, numel, op, root, reproducible)
         if plain:
-            self._remember(prepared, x, dtype, numel, op, writable)
-        factor = op.factor if isinstance(op, PremulSum) else 1.0
-        return self.run(prepared, x, async_op, timeout, numel, address, numel, 0, 0, factor=factor)
+            self._remember(prepared, x, dtype, numel, op, writable, reproducible)
+        options = Options(async_op, timeout)
+        return self.run(prepared, x, options, numel, [(address, numel)], _NONE, op)
 
-    def _remember(self, prepared: Prepared, x: Any, dtype: int, numel: int, op: Op, writable: bool) -> None:
-        key = (prepared.name, prepared.root, op)
-        quick = self._quick.get(key)
-        if quick is None:
-            quick = _native.Quick(self.engine, prepared.root, 1.0, self._timeout_s, writable)
-            self._quick[key] = quick
-        quick.remember(dtype, numel, prepared.operation)
-        if is_tensor(x):
-            quick.know_tensor(x.dtype, x.layout, dtype)
+    def between(
+        self, collective: str, out: Any, given: Any, options: Options, op: Op = ReduceOp.SUM, root: int = 0
+    ) -> Work | None:
+        """Run a collective that has an output and an input: one of `SIDES`."""
+        sides = SIDES[collective]
+        self._check_root(collective, root)
+        try:
+            dtype, target, source = lay_out(sides, out, given, self.size, self.rank, root)
+        except (TypeError, ValueError) as error:
+            raise named(collective, error) from None
+        numel = 0
+        if sides.equal:  # then all ranks agree on it, and it goes into the fingerprint
+            numel = source[0][1] if sides.out_blocks else target[0][1]
+        name = "all_gather" if collective == "all_gather_v" else collective
+        prepared = self.prepare(name, options.algorithm, dtype, numel, op, root, options.reproducible)
+        return self.run(prepared, (out, given), options, numel, target, source, op)
 
     def prepare(
         self,
@@ -128,19 +164,25 @@ class Caller:
         numel: int,
         op: Op = ReduceOp.SUM,
         root: int = 0,
+        reproducible: bool = False,
     ) -> Prepared:
         """The operation for a call.
 
         Args:
             algorithm: a name of the catalogue; None chooses by size.
             numel: elements per rank, by which an algorithm is chosen; the same on every rank.
+            reproducible: it has to combine contributions in the order of ranks.
         Raises:
             ValueError: there is no such root or algorithm.  TypeError: the dtype has no such operation.
             GroupClosed: the group was closed.
         """
+        asked = algorithm is not None
         if algorithm is None:
             algorithm = choose(collective, self.size, numel * ITEMSIZES[dtype])
-        if not isinstance(op, ReduceOp | PremulSum):
+        if reproducible or self._reproducible:
+            self._check_root(collective, root)
+            algorithm = self._canon.algorithm(collective, algorithm, root, asked)
+        if type(op) not in _OPS:
             raise TypeError(
                 f"{collective}: op is {op!r}, expected a member of ReduceOp or premul_sum(factor)"
             )
@@ -150,26 +192,73 @@ class Caller:
             found = self._prepared[key] = self._prepare(collective, algorithm, root, dtype, op)
         return found
 
+    def run(
+        self,
+        prepared: Prepared,
+        keep: Any,
+        options: Options,
+        numel: int,
+        out: Extents,
+        given: Extents,
+        op: Op = ReduceOp.SUM,
+        *,
+        together: bool = False,
+    ) -> Work | None:
+        """Run an operation, or queue it and hand out its work.
+
+        Args:
+            keep: the arrays behind the addresses, kept alive while the work is under way.
+            numel: what all ranks must agree on; 0 where they may differ.
+            out, given: (address, numel) of one buffer, or of one for each chunk.
+            together: of buffers that are to be treated as one.
+        Raises:
+            GroupError: what went wrong; the group is aborted.
+        """
+        timeout_s = self._timeout_s if options.timeout is None else seconds(options.timeout, 0.0)
+        factor = op.factor if type(op) is PremulSum else 1.0
+        engine = self._engine or self.engine
+        operation, name, root = prepared
+        if not options.async_op:
+            if operation.run(engine, root, numel, factor, timeout_s, out, given, together):
+                raise self.failure(name, timeout_s, engine)
+            return None
+        where = site()
+        ticket = operation.start(engine, root, numel, factor, timeout_s, out, given, together, where)
+        work = CollectiveWork(engine, ticket, keep, self.scene(engine, name, timeout_s, where))
+        self.keep(work)
+        return work
+
+    # ---- what calls need -------------------------------------------------------------------------------
+
+    def _remember(
+        self,
+        prepared: Prepared,
+        x: Any,
+        dtype: int,
+        numel: int,
+        op: Op,
+        writable: bool,
+        reproducible: bool,
+    ) -> None:
+        key = (prepared.name, prepared.root, op, reproducible)
+        quick = self._quick.get(key)
+        if quick is None:
+            quick = _native.Quick(self.engine, prepared.root, 1.0, self._timeout_s, writable)
+            self._quick[key] = quick
+        quick.remember(dtype, numel, prepared.operation)
+        if is_tensor(x):
+            quick.know_tensor(x.dtype, x.layout, dtype)
+
     def _prepare(self, collective: str, algorithm: str, root: int, dtype: int, op: Op) -> Prepared:
         engine = self.engine
-        if not 0 <= root < self.size:
-            raise ValueError(f"{collective}: rank {root} is not in group {self.name!r} of {self.size} ranks")
+        self._check_root(collective, root)
         if not _native.reducible(dtype, op.value):
             raise TypeError(f"{collective}: {op.name} has no meaning for {DTYPES[dtype]}{_hint(op, dtype)}")
         if collective in ("scan", "exclusive_scan") and op is ReduceOp.AVG:
             raise ValueError(f"{collective}: AVG has no meaning for a prefix; use SUM")
-        operation = engine.operation(
-            self._lowered(collective, algorithm, root), COLLECTIVES.index(collective), dtype, op.value
-        )
-        return Prepared(
-            operation,
-            operation.run,
-            operation.start,
-            operation.run_lists,
-            operation.start_lists,
-            collective,
-            root,
-        )
+        code = self._lowered(collective, algorithm, root)
+        operation = engine.operation(code, COLLECTIVES.index(collective), dtype, op.value)
+        return Prepared(operation, collective, root)
 
     def _lowered(self, collective: str, algorithm: str, root: int) -> list[int]:
         """This rank's code of a plan; the same for every dtype and operation."""
@@ -179,81 +268,19 @@ class Caller:
             code = self._code[key] = lower(make(collective, algorithm, self.size, root))[self.rank]
         return code
 
-    def run(
-        self,
-        prepared: Prepared,
-        keep: Any,
-        async_op: bool,
-        timeout: float | timedelta | None,
-        numel: int,
-        *extents: Any,
-        lists: bool = False,
-        factor: float = 1.0,
-    ) -> Work | None:
-        """Run an operation, or queue it and hand out its work.
+    def _check_root(self, collective: str, root: int) -> None:
+        if not 0 <= root < self.size:
+            raise ValueError(f"{collective}: rank {root} is not in group {self.name!r} of {self.size} ranks")
 
-        Args:
-            keep: the arrays behind the addresses, kept alive while the work is under way.
-            numel: what all ranks must agree on; 0 where they may differ.
-            extents: address and numel of the output and of the input, or (`lists`) a list of those each.
-        Raises:
-            GroupError: what went wrong; the group is aborted.
-        """
-        timeout_s = self.timeout_s if timeout is None else seconds(timeout, 0.0)
-        engine = self._engine or self.engine
-        if async_op:
-            start = prepared.start_lists if lists else prepared.start
-            ticket = start(engine, prepared.root, numel, factor, timeout_s, *extents)
-            return self._hand_out(engine, ticket, keep, prepared.name, timeout_s)
-        run = prepared.run_lists if lists else prepared.run
-        if run(engine, prepared.root, numel, factor, timeout_s, *extents):
-            raise self.failure(prepared.name, timeout_s, engine)
-        return None
+    # ---- errors, works, the end ------------------------------------------------------------------------
 
-    def run_blocks(
-        self,
-        prepared: Prepared,
-        out: Layout,
-        given: Layout,
-        keep: Any,
-        async_op: bool,
-        timeout: float | timedelta | None,
-        numel: int,
-        counts: tuple[int, int],
-        factor: float = 1.0,
-    ) -> Work | None:
-        """As `run`, for an output and an input that may be lists; `counts`: chunks of out and input."""
-        if out.extents is None and given.extents is None:
-            whole, piece = out.pieces[0], given.pieces[0]
-            extents: tuple[Any, ...] = (whole.address, whole.numel, piece.address, piece.numel)
-            return self.run(prepared, keep, async_op, timeout, numel, *extents, factor=factor)
-        return self.run(
-            prepared,
-            keep,
-            async_op,
-            timeout,
-            numel,
-            out.spread(counts[0]),
-            given.spread(counts[1]),
-            lists=True,
-            factor=factor,
-        )
-
-    def scene(self, engine: _native.Engine, operation: str, timeout_s: float) -> Scene:
+    def scene(self, engine: _native.Engine, operation: str, timeout_s: float, where: str = "") -> Scene:
         """What an error of an operation has to say of its place."""
-        return Scene(engine, self.name, self.rank, self.size, self._hosts, operation, timeout_s)
+        return Scene(engine, self.name, self.rank, self.size, self._hosts, operation, timeout_s, where)
 
     def failure(self, operation: str, timeout_s: float, engine: _native.Engine | None = None) -> GroupError:
         """The error for what aborted the group; `engine` is its engine, when the group may be closed."""
-        engine = engine or self.engine
-        return explain(self.scene(engine, operation, timeout_s))
-
-    def _hand_out(
-        self, engine: _native.Engine, ticket: int, keep: Any, name: str, timeout_s: float
-    ) -> CollectiveWork:
-        work = CollectiveWork(engine, ticket, keep, self.scene(engine, name, timeout_s))
-        self.keep(work)
-        return work
+        return explain(self.scene(engine or self.engine, operation, timeout_s))
 
     def keep(self, work: Work) -> None:
         """Keep a work, and with it its buffers, until it is done, whatever the caller does with it."""
@@ -263,20 +290,27 @@ class Caller:
 
     def abandon(self) -> None:
         """In a fork's child: forget the parent's group without touching it."""
-        engine, self._engine = self._engine, None
-        self._prepared.clear()
-        self._quick.clear()
+        engine = self._forget()
         if engine is not None:
             engine.abandon()
 
     def leave(self) -> None:
         """Stop: tell the others, end the threads, forget the memory."""
-        engine, self._engine = self._engine, None
-        self._prepared.clear()
-        self._quick.clear()
+        engine = self._forget()
         if engine is not None:
             engine.leave()
         self._works.clear()  # only now no thread is left that moves bytes of their buffers
+
+    def _forget(self) -> _native.Engine | None:
+        engine, self._engine = self._engine, None
+        self._prepared.clear()
+        self._quick.clear()
+        return engine
+
+
+def named(collective: str, error: Exception) -> Exception:
+    """The same error, beginning with the name of the call."""
+    return type(error)(f"{collective}: {error}")
 
 
 def _hint(op: Op, dtype: int) -> str:

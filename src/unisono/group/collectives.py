@@ -6,18 +6,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from unisono.group.calls import Caller
-from unisono.group.layout import (
-    NOTHING,
-    blocks,
-    check_apart,
-    check_block,
-    check_equal,
-    check_same_dtype,
-    one,
-)
+from unisono.group.calls import Caller, Options
 from unisono.group.work import Work
-from unisono.reduction import Op, PremulSum, ReduceOp
+from unisono.reduction import Op, ReduceOp
 
 __all__ = ["Collectives"]
 
@@ -32,6 +23,9 @@ class Collectives:
 
     Args:
         algorithm: a name of `unisono.plans.ALGORITHMS`; None chooses by size and ranks.
+        reproducible: contributions are combined in the order of ranks, in one accumulation, whatever the
+            size and placement: the bits are those of NumPy's fold from rank 0 to p-1 (16-bit floats are
+            widened and rounded once). An `algorithm` that does not is refused.
         async_op: return a `Work` at once. The buffers are the operation's until it is done.
         timeout: seconds (or a timedelta) for the whole operation; None: the group's.
     Raises:
@@ -47,6 +41,7 @@ class Collectives:
         op: Op = SUM,
         *,
         algorithm: str | None = None,
+        reproducible: bool = False,
         async_op: bool = False,
         timeout: Timeout = None,
     ) -> Work | None:
@@ -56,7 +51,7 @@ class Collectives:
         Cost: one_shot 1 round, p-1 reads; two_shot 2 rounds; ring 2(p-1) rounds and 2(p-1)/p * nbytes sent.
         Example (p=2): [1, 2] and [3, 4] -> [4, 6] on both.
         """
-        return self._caller.in_place("all_reduce", x, True, op, 0, algorithm, async_op, timeout)
+        return self._caller.in_place("all_reduce", x, True, op, 0, algorithm, reproducible, async_op, timeout)
 
     def broadcast(
         self,
@@ -73,7 +68,7 @@ class Collectives:
         Example (p=2, src=0): [1, 2] and [0, 0] -> [1, 2] on both.
         """
         return self._caller.in_place(
-            "broadcast", x, self._caller.rank != src, SUM, src, algorithm, async_op, timeout
+            "broadcast", x, self._caller.rank != src, SUM, src, algorithm, False, async_op, timeout
         )
 
     def reduce(
@@ -83,6 +78,7 @@ class Collectives:
         op: Op = SUM,
         *,
         algorithm: str | None = None,
+        reproducible: bool = False,
         async_op: bool = False,
         timeout: Timeout = None,
     ) -> Work | None:
@@ -92,7 +88,7 @@ class Collectives:
         Example (p=2, dst=0): [1, 2] and [3, 4] -> [4, 6] and [3, 4].
         """
         return self._caller.in_place(
-            "reduce", x, self._caller.rank == dst, op, dst, algorithm, async_op, timeout
+            "reduce", x, self._caller.rank == dst, op, dst, algorithm, reproducible, async_op, timeout
         )
 
     def scan(
@@ -101,6 +97,7 @@ class Collectives:
         op: Op = SUM,
         *,
         algorithm: str | None = None,
+        reproducible: bool = False,
         async_op: bool = False,
         timeout: Timeout = None,
     ) -> Work | None:
@@ -108,7 +105,7 @@ class Collectives:
 
         Example (p=3): [1], [2], [3] -> [1], [3], [6].
         """
-        return self._caller.in_place("scan", x, True, op, 0, algorithm, async_op, timeout)
+        return self._caller.in_place("scan", x, True, op, 0, algorithm, reproducible, async_op, timeout)
 
     def exclusive_scan(
         self,
@@ -116,6 +113,7 @@ class Collectives:
         op: Op = SUM,
         *,
         algorithm: str | None = None,
+        reproducible: bool = False,
         async_op: bool = False,
         timeout: Timeout = None,
     ) -> Work | None:
@@ -123,12 +121,14 @@ class Collectives:
 
         Example (p=3): [1], [2], [3] -> [1], [1], [3].
         """
-        return self._caller.in_place("exclusive_scan", x, True, op, 0, algorithm, async_op, timeout)
+        return self._caller.in_place(
+            "exclusive_scan", x, True, op, 0, algorithm, reproducible, async_op, timeout
+        )
 
     def barrier(self, *, async_op: bool = False, timeout: Timeout = None) -> Work | None:
         """Wait until every rank has come here. Cost: ceil(log2 p) rounds (dissemination)."""
         prepared = self._caller.prepare("barrier", None, 1, 0)
-        return self._caller.run(prepared, None, async_op, timeout, 0, 0, 0, 0, 0)
+        return self._caller.run(prepared, None, Options(async_op, timeout), 0, [], [])
 
     def all_gather(
         self,
@@ -145,17 +145,8 @@ class Collectives:
         `x` may be this rank's own block of `out`.
         Example (p=2): [1], [2] -> [[1], [2]] on both.
         """
-        caller = self._caller
-        source = one(x, writable=False, name="x")
-        target = blocks(out, caller.size, writable=True, name="out")
-        numel = source.pieces[0].numel
-        check_same_dtype(target, source, ("out", "x"))
-        check_equal(target, caller.size, numel, ("out", "x"))
-        check_apart(target, source, caller.size, caller.rank, own_block=True)
-        prepared = caller.prepare("all_gather", algorithm, source.dtype, numel)
-        return caller.run_blocks(
-            prepared, target, source, (out, x), async_op, timeout, numel, (caller.size, 1)
-        )
+        options = Options(async_op, timeout, algorithm)
+        return self._caller.between("all_gather", out, x, options)
 
     def all_gather_v(
         self, out: Sequence[Any], x: Any, *, async_op: bool = False, timeout: Timeout = None
@@ -164,14 +155,7 @@ class Collectives:
 
         Every rank passes the same list of sizes.
         """
-        caller = self._caller
-        source = one(x, writable=False, name="x")
-        target = blocks(list(out), caller.size, writable=True, name="out")
-        check_same_dtype(target, source, ("out", "x"))
-        check_block(target, caller.size, caller.rank, source.pieces[0].numel, ("out", "x"))
-        check_apart(target, source, caller.size, caller.rank, own_block=True)
-        prepared = caller.prepare("all_gather", None, source.dtype, 0)
-        return caller.run_blocks(prepared, target, source, (out, x), async_op, timeout, 0, (caller.size, 1))
+        return self._caller.between("all_gather_v", list(out), x, Options(async_op, timeout))
 
     def gather(
         self, x: Any, out: Any = None, dst: int = 0, *, async_op: bool = False, timeout: Timeout = None
@@ -181,20 +165,7 @@ class Collectives:
         Shapes: x [numel]; out on `dst` [p, numel] or a list of p arrays (their sizes may differ, as the
         ranks' do), elsewhere None.
         """
-        caller = self._caller
-        source = one(x, writable=False, name="x")
-        target = NOTHING
-        if caller.rank == dst:
-            if out is None:
-                raise ValueError(f"gather: rank {dst} is dst and needs out=")
-            target = blocks(out, caller.size, writable=True, name="out")
-            check_same_dtype(target, source, ("out", "x"))
-            check_block(target, caller.size, caller.rank, source.pieces[0].numel, ("out", "x"))
-            check_apart(target, source, caller.size, caller.rank, own_block=True)
-        elif out is not None:
-            raise ValueError(f"gather: out= is given on rank {caller.rank}, which is not dst={dst}")
-        prepared = caller.prepare("gather", None, source.dtype, 0, SUM, dst)
-        return caller.run_blocks(prepared, target, source, (out, x), async_op, timeout, 0, (caller.size, 1))
+        return self._caller.between("gather", out, x, Options(async_op, timeout), SUM, dst)
 
     def scatter(
         self, out: Any, inputs: Any = None, src: int = 0, *, async_op: bool = False, timeout: Timeout = None
@@ -204,22 +175,7 @@ class Collectives:
         Shapes: out [numel]; inputs on `src` [p, numel] or a list of p arrays (their sizes may differ, as
         the ranks' do), elsewhere None.
         """
-        caller = self._caller
-        target = one(out, writable=True, name="out")
-        source = NOTHING
-        if caller.rank == src:
-            if inputs is None:
-                raise ValueError(f"scatter: rank {src} is src and needs inputs=")
-            source = blocks(inputs, caller.size, writable=False, name="inputs")
-            check_same_dtype(source, target, ("inputs", "out"))
-            check_block(source, caller.size, caller.rank, target.pieces[0].numel, ("inputs", "out"))
-            check_apart(source, target, caller.size, caller.rank, own_block=True)
-        elif inputs is not None:
-            raise ValueError(f"scatter: inputs= is given on rank {caller.rank}, which is not src={src}")
-        prepared = caller.prepare("scatter", None, target.dtype, 0, SUM, src)
-        return caller.run_blocks(
-            prepared, target, source, (out, inputs), async_op, timeout, 0, (1, caller.size)
-        )
+        return self._caller.between("scatter", out, inputs, Options(async_op, timeout), SUM, src)
 
     def reduce_scatter(
         self,
@@ -228,6 +184,7 @@ class Collectives:
         op: Op = SUM,
         *,
         algorithm: str | None = None,
+        reproducible: bool = False,
         async_op: bool = False,
         timeout: Timeout = None,
     ) -> Work | None:
@@ -237,18 +194,8 @@ class Collectives:
         `out` may be this rank's own block of `inputs`.
         Example (p=2): [[1], [2]] and [[3], [4]] -> [4] and [6].
         """
-        caller = self._caller
-        target = one(out, writable=True, name="out")
-        source = blocks(inputs, caller.size, writable=False, name="inputs")
-        numel = target.pieces[0].numel
-        check_same_dtype(source, target, ("inputs", "out"))
-        check_equal(source, caller.size, numel, ("inputs", "out"))
-        check_apart(source, target, caller.size, caller.rank, own_block=True)
-        prepared = caller.prepare("reduce_scatter", algorithm, target.dtype, numel, op)
-        factor = op.factor if isinstance(op, PremulSum) else 1.0
-        return caller.run_blocks(
-            prepared, target, source, (out, inputs), async_op, timeout, numel, (1, caller.size), factor
-        )
+        options = Options(async_op, timeout, algorithm, reproducible)
+        return self._caller.between("reduce_scatter", out, inputs, options, op)
 
     def all_to_all(
         self, out: Any, inputs: Any, *, async_op: bool = False, timeout: Timeout = None
@@ -259,13 +206,4 @@ class Collectives:
         block i here has the size of this rank's block there.
         Example (p=2): [[1], [2]] and [[3], [4]] -> [[1], [3]] and [[2], [4]].
         """
-        caller = self._caller
-        target = blocks(out, caller.size, writable=True, name="out")
-        source = blocks(inputs, caller.size, writable=False, name="inputs")
-        check_same_dtype(target, source, ("out", "inputs"))
-        given = source.spread(caller.size)[caller.rank][1]
-        check_block(target, caller.size, caller.rank, given, ("out", "inputs"))
-        check_apart(target, source, caller.size, caller.rank, own_block=False)
-        prepared = caller.prepare("all_to_all", None, target.dtype, 0)
-        counts = (caller.size, caller.size)
-        return caller.run_blocks(prepared, target, source, (out, inputs), async_op, timeout, 0, counts)
+        return self._caller.between("all_to_all", out, inputs, Options(async_op, timeout))

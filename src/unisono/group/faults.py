@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import signal
+import time
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from unisono import _native
-from unisono.buffers import DTYPES
+from unisono._native import FaultKind
+from unisono.buffers import DTYPES, ITEMSIZES
 from unisono.errors import Aborted, GroupError, Mismatch, PeerLost, Timeout, message
+from unisono.group.site import site
 from unisono.plans import CONTRACTS, algorithm_names
 from unisono.reduction import PremulSum, ReduceOp
 
-__all__ = ["COLLECTIVES", "FaultKind", "Scene", "explain", "late"]
+__all__ = ["COLLECTIVES", "Scene", "explain", "late"]
+
+REMARK_PATIENCE_S = 0.5
+"""How long a rank that explains a mismatch waits for the others to say where they are."""
 
 COLLECTIVES: tuple[str, ...] = tuple(CONTRACTS)
 """Names of the collectives; a collective's place is its number in the engine."""
-
-
-class FaultKind:
-    """What the engine answers; csrc/region.hpp has the same list."""
-
-    NONE, TIMEOUT, PEER_LOST, PEER_LEFT, MISMATCH, INTERRUPTED, ABORTED, NO_MEMORY = range(8)
 
 
 class _Fault(NamedTuple):
@@ -33,7 +34,12 @@ class _Fault(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """Where an error happened, for its text. `operation` is what this rank was doing, if anything."""
+    """Where an error happened, for its text.
+
+    Attributes:
+        operation: what this rank was doing, if anything.
+        called_at: where in the caller's source; "" when the call is still on the stack of whoever asks.
+    """
 
     engine: _native.Engine
     group: str
@@ -42,6 +48,7 @@ class Scene(NamedTuple):
     hosts: tuple[str, ...]
     operation: str = ""
     timeout_s: float = 0.0
+    called_at: str = ""
 
     def where(self) -> str:
         """The place of an error: group, operation number, rank."""
@@ -59,6 +66,9 @@ def explain(scene: Scene) -> GroupError:
     scene.engine.refresh()
     fault = _Fault(*scene.engine.fault())
     doing = scene.operation or "an operation"
+    own_end = fault.kind == FaultKind.PEER_LEFT and fault.about == scene.rank
+    if own_end or fault.kind == FaultKind.NONE:
+        return Aborted(message(f"{doing} failed: this rank closed the group meanwhile", where=scene.where()))
     if fault.kind in (FaultKind.PEER_LOST, FaultKind.PEER_LEFT):
         return _peer_lost(scene, fault, doing)
     if fault.kind == FaultKind.MISMATCH:
@@ -165,14 +175,58 @@ def _last_seen(scene: Scene, rank: int) -> str:
 
 def _mismatch(scene: Scene, fault: _Fault) -> str:
     if fault.seq == 0:
-        what = f"a message from rank {fault.about} had another size or dtype than rank {fault.by} expected"
-        return message(what, where=scene.where(), remedy="Send and receive arrays of one size and dtype.")
+        return _message_mismatch(scene, fault)
+    _, started, finished, _ = scene.engine.standing(scene.rank)
+    mine = started if started > finished else started + 1  # a call of a group aborted before was not begun
+    scene.engine.remark(mine, scene.called_at or site())
     seq = _first_difference(scene, fault.seq)
+    there = [rank for rank in range(scene.size) if scene.engine.remembered(rank, seq) is not None]
+    _listen(scene, there)
     calls = [_call_of(scene, rank, seq) for rank in range(scene.size)]
     lines = [f"ranks called different things [{scene.where()}]"]
-    lines += [f"  rank {rank}  #{seq} {call}" for rank, call in enumerate(calls)]
+    lines += [f"  rank {rank}  #{seq} {call}{_place(scene, rank, seq)}" for rank, call in enumerate(calls)]
+    if len(set(calls)) == 1:
+        lines.append("The buffers that travel together in it differ in their sizes.")
     lines.append("Every rank of a group must make the same calls in the same order.")
     return "\n".join(lines)
+
+
+def _listen(scene: Scene, ranks: Iterable[int]) -> None:
+    """Wait until these ranks have said where they are: each is in its call, and finds out as we did."""
+    end = time.monotonic() + REMARK_PATIENCE_S
+    for rank in ranks:
+        while scene.engine.remark_of(rank) is None and time.monotonic() < end:
+            time.sleep(0.001)
+
+
+def _place(scene: Scene, rank: int, seq: int) -> str:
+    """Where in its source a rank made the call, or where it had come to when it found out."""
+    remark = scene.engine.remark_of(rank)
+    if remark is None or not remark[1]:
+        return ""
+    return f"  at {remark[1]}" if remark[0] == seq else f"  (by now at {remark[1]})"
+
+
+def _message_mismatch(scene: Scene, fault: _Fault) -> str:
+    if scene.rank == fault.by:
+        receiving = scene.operation in ("recv", "irecv", "sendrecv", "batch")
+        scene.engine.remark(0, f"{scene.operation} at {scene.called_at or site()}" if receiving else "")
+    _listen(scene, (fault.by,))
+    remark = scene.engine.remark_of(fault.by)
+    place = f" in {remark[1]}" if remark is not None and remark[1] else ""
+    tag, wanted_dtype, got_dtype, wanted, got = scene.engine.misfit()
+    return message(
+        f"a message from rank {fault.about} with tag {tag} had another size or dtype than rank {fault.by} "
+        f"expected{place}",
+        where=scene.where(),
+        observed=_array_text(got_dtype, got),
+        expected=_array_text(wanted_dtype, wanted),
+        remedy="Send and receive arrays of one size and dtype.",
+    )
+
+
+def _array_text(dtype: int, nbytes: int) -> str:
+    return f"{DTYPES[dtype]}[{nbytes // ITEMSIZES[dtype]}]"
 
 
 def _first_difference(scene: Scene, found_at: int) -> int:

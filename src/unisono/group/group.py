@@ -30,6 +30,11 @@ class Group(Objects):
     Attributes:
         rank: of this process, 0..size-1.  size: number of ranks.  name: for error texts.
         timeout_s: seconds for an operation that names no timeout of its own.
+        reproducible: all reductions are, as if each were called with reproducible=True; set it on all ranks.
+        sequence: collectives issued by this rank up to now, those under way included.
+
+    An error of an operation nobody waits for is not lost: it has aborted the group, and the next call
+    raises it.
     """
 
     def __init__(
@@ -42,10 +47,11 @@ class Group(Objects):
         store: Store | None = None,
         meeting: Rendezvous | None = None,
         members: tuple[int, ...] | None = None,
+        reproducible: bool = False,
         hosts: tuple[str, ...] = (),
     ) -> None:
         self._hosts = hosts or (os.uname().nodename,) * size
-        self._caller = Caller(engine, name, rank, size, timeout_s, self._hosts)
+        self._caller = Caller(engine, name, rank, size, timeout_s, self._hosts, reproducible)
         self._store = store
         self._meeting = meeting
         self._members = tuple(range(size)) if members is None else members
@@ -78,9 +84,27 @@ class Group(Objects):
         self._caller.timeout_s = seconds(value, 0.0)
 
     @property
+    def sequence(self) -> int:
+        """How many collectives this rank has called, asynchronous ones included. Equal numbers are one call.
+
+        Raises:
+            GroupClosed: the group was closed.
+        """
+        return self._caller.engine.issued
+
+    @property
     def closed(self) -> bool:
         """Whether `close` was called."""
         return not self._finalizer.alive
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether all reductions combine contributions in the order of ranks."""
+        return self._caller.reproducible
+
+    @reproducible.setter
+    def reproducible(self, value: bool) -> None:
+        self._caller.reproducible = value
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -106,7 +130,15 @@ class Group(Objects):
         members = tuple(self._members[rank] for rank in chosen)
         room = PrefixStore(f"subgroup/{self._subgroups}/{'_'.join(map(str, chosen))}", self._store)
         place = chosen.index(self.rank)
-        return connect(room, place, len(chosen), name=name, timeout_s=self.timeout_s, members=members)
+        return connect(
+            room,
+            place,
+            len(chosen),
+            name=name,
+            timeout_s=self.timeout_s,
+            members=members,
+            reproducible=self.reproducible,
+        )
 
     def split(self, color: int | None, key: int = 0) -> Group | None:
         """Cut this group into one group for every `color`; None for a rank whose color is None.
@@ -184,6 +216,7 @@ def init_process_group(
     rank: int = -1,
     store: Store | None = None,
     group_name: str = "world",
+    reproducible: bool = False,
 ) -> Group:
     """Meet the other ranks and form a group with them.
 
@@ -194,6 +227,7 @@ def init_process_group(
         world_size, rank: -1 takes them from the URL or the environment.
         store: an open store to meet in; it stays the caller's.
         group_name: appears in error texts.
+        reproducible: of the group and its subgroups, see `Group`.
     Raises:
         ValueError: an argument, the URL or an environment variable is wrong.
         RendezvousError: the ranks did not come together; says who is missing.
@@ -224,6 +258,7 @@ def init_process_group(
         timeout_s,
         meeting.store,
         meeting,
+        reproducible=reproducible,
         hosts=opened.hosts,
     )
 
@@ -236,6 +271,7 @@ def connect(
     name: str = "world",
     timeout_s: float | None = None,
     members: tuple[int, ...] | None = None,
+    reproducible: bool = False,
 ) -> Group:
     """A group of ranks that already share a store and know their numbers. The store stays the caller's.
 
@@ -245,4 +281,14 @@ def connect(
     timeout_s = settings.timeout_s if timeout_s is None else timeout_s
     room = PrefixStore(name, store)
     opened = open_engine(room, rank, size, timeout_s=timeout_s, settings=EngineSettings.of(settings))
-    return Group(opened.engine, rank, size, name, timeout_s, room, members=members, hosts=opened.hosts)
+    return Group(
+        opened.engine,
+        rank,
+        size,
+        name,
+        timeout_s,
+        room,
+        members=members,
+        reproducible=reproducible,
+        hosts=opened.hosts,
+    )

@@ -1,6 +1,7 @@
 """How the buffers of a call lie: argument checks of the collectives that have an input and an output.
 
-`out` and `inputs` are one array with a leading axis of p, or a list of p arrays.
+A side is a list of (address, numel): of one buffer, or of one for each rank. `out` and `inputs` may be one
+array with a leading axis of p, which the engine cuts, or a list of p arrays.
 """
 
 from __future__ import annotations
@@ -8,105 +9,167 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from unisono.buffers import DTYPES, ITEMSIZES, View, overlap, view, views
+from unisono.buffers import DTYPES, ITEMSIZES, view, views
 
-__all__ = [
-    "NOTHING",
-    "Extents",
-    "Layout",
-    "blocks",
-    "check_apart",
-    "check_block",
-    "check_equal",
-    "check_same_dtype",
-    "one",
-]
+__all__ = ["SIDES", "Extents", "Sides", "blocks", "lay_out", "spread"]
 
 Extents = list[tuple[int, int]]
 
-
-class Layout(NamedTuple):
-    """Where chunks lie: one piece of memory, or a list of pieces (then `extents` is not None)."""
-
-    pieces: tuple[View, ...]
-    extents: Extents | None
-
-    @property
-    def dtype(self) -> int:
-        """The code of the element type."""
-        return self.pieces[0].dtype
-
-    def spread(self, count: int) -> Extents:
-        """The chunks one by one; one piece of memory is cut into `count` equal ones."""
-        if self.extents is not None:
-            return self.extents
-        whole = self.pieces[0]
-        numel = whole.numel // count
-        nbytes = numel * ITEMSIZES[whole.dtype]
-        return [(whole.address + i * nbytes, numel) for i in range(count)]
+_LISTS = (list, tuple)  # written as a union it would be made anew in every call
 
 
-NOTHING = Layout((View(0, 0, 0),), None)
-"""The side of a call that a rank does not have."""
+class Sides(NamedTuple):
+    """What the two sides of a collective look like.
+
+    Attributes:
+        out, given: what its arguments are called.  out_blocks, given_blocks: which side has p blocks.
+        equal: all blocks are of one size; otherwise only this rank's own has to fit.
+        root: the argument that names the only rank with p blocks; "" where every rank has both sides.
+    """
+
+    out: str
+    given: str
+    out_blocks: bool
+    given_blocks: bool
+    equal: bool
+    root: str = ""
 
 
-def one(array: Any, *, writable: bool, name: str) -> Layout:
-    """A single buffer."""
-    return Layout((View(*view(array, writable, name)),), None)
+SIDES: dict[str, Sides] = {
+    "all_gather": Sides("out", "x", True, False, True),
+    "all_gather_v": Sides("out", "x", True, False, False),
+    "gather": Sides("out", "x", True, False, False, "dst"),
+    "scatter": Sides("out", "inputs", False, True, False, "src"),
+    "reduce_scatter": Sides("out", "inputs", False, True, True),
+    "all_to_all": Sides("out", "inputs", True, True, False),
+}
 
 
-def blocks(arrays: Any, size: int, *, writable: bool, name: str) -> Layout:
-    """p blocks: a list or tuple of p arrays, or one array that can be cut into p equal blocks."""
-    if isinstance(arrays, list | tuple):
+def lay_out(
+    sides: Sides, out: Any, given: Any, size: int, rank: int, root: int
+) -> tuple[int, Extents, Extents]:
+    """(dtype, output, input) of a call, all checked.
+
+    Raises:
+        ValueError, TypeError: an array, its size, dtype or place in memory is wrong.
+    """
+    if sides.root and rank != root:
+        return _away_from_root(sides, out, given, rank, root)
+    if sides.out_blocks:
+        dtype, target = blocks(_present(sides, out, sides.out, rank), size, True, sides.out)
+    else:
+        address, numel, dtype = view(out, True, sides.out)
+        target = [(address, numel)]
+    if sides.given_blocks:
+        other, source = blocks(_present(sides, given, sides.given, rank), size, False, sides.given)
+    else:
+        address, numel, other = view(given, False, sides.given)
+        source = [(address, numel)]
+    if dtype != other:
+        raise ValueError(f"{sides.out} is {DTYPES[dtype]}, {sides.given} is {DTYPES[other]}; they must agree")
+    if sides.out_blocks and sides.given_blocks:
+        _check_exchange(sides, target, source, dtype, size, rank)
+    elif sides.out_blocks:
+        _check_blocks(target, source[0], dtype, size, rank, sides.equal, (sides.out, sides.given))
+    else:
+        _check_blocks(source, target[0], dtype, size, rank, sides.equal, (sides.given, sides.out))
+    return dtype, target, source
+
+
+def blocks(arrays: Any, size: int, writable: bool, name: str) -> tuple[int, Extents]:
+    """Dtype and place of p blocks: a list or tuple of p arrays, or one array of p equal blocks."""
+    if isinstance(arrays, _LISTS):
         if len(arrays) != size:
             raise ValueError(f"{name} has {len(arrays)} arrays, expected {size}: one for every rank")
-        pieces = tuple(views(arrays, writable=writable, name=name))
+        dtype, extents = views(arrays, writable=writable, name=name)
         if writable:
-            _check_disjoint(pieces, name)
-        return Layout(pieces, [(piece.address, piece.numel) for piece in pieces])
-    whole = View(*view(arrays, writable, name))
-    if whole.numel % size:
-        raise ValueError(f"{name} has {whole.numel} elements, which cannot be cut into {size} equal blocks")
-    return Layout((whole,), None)
+            _check_disjoint(extents, dtype, name)
+        return dtype, extents
+    address, numel, dtype = view(arrays, writable, name)
+    if numel % size:
+        raise ValueError(f"{name} has {numel} elements, which cannot be cut into {size} equal blocks")
+    return dtype, [(address, numel)]
 
 
-def check_same_dtype(a: Layout, b: Layout, names: tuple[str, str]) -> None:
-    """The two sides of a call share a dtype."""
-    if a.dtype != b.dtype:
-        raise ValueError(f"{names[0]} is {DTYPES[a.dtype]}, {names[1]} is {DTYPES[b.dtype]}; they must agree")
+def spread(extents: Extents, count: int, item: int) -> Extents:
+    """The blocks of a side one by one."""
+    if len(extents) == count:
+        return extents
+    address, numel = extents[0][0], extents[0][1] // count
+    return [(address + number * numel * item, numel) for number in range(count)]
 
 
-def check_block(layout: Layout, size: int, rank: int, numel: int, names: tuple[str, str]) -> None:
-    """Block `rank` has the size of the single buffer on the other side."""
-    found = layout.pieces[0].numel // size if layout.extents is None else layout.extents[rank][1]
-    if found != numel:
-        raise ValueError(f"{names[0]} has {found} elements for rank {rank}, {names[1]} has {numel}")
+def _away_from_root(sides: Sides, out: Any, given: Any, rank: int, root: int) -> tuple[int, Extents, Extents]:
+    """Only the root has the side of p blocks; the others have the other one."""
+    name, surplus = (sides.out, out) if sides.out_blocks else (sides.given, given)
+    if surplus is not None:
+        raise ValueError(f"{name}= is given on rank {rank}, which is not {sides.root}={root}")
+    if sides.out_blocks:
+        address, numel, dtype = view(given, False, sides.given)
+        return dtype, [], [(address, numel)]
+    address, numel, dtype = view(out, True, sides.out)
+    return dtype, [(address, numel)], []
 
 
-def check_equal(layout: Layout, size: int, numel: int, names: tuple[str, str]) -> None:
-    """Every block has the size of the single buffer on the other side."""
-    for rank in range(size) if layout.extents is not None else (0,):
-        check_block(layout, size, rank, numel, names)
+def _present(sides: Sides, arrays: Any, name: str, rank: int) -> Any:
+    if arrays is None and sides.root:
+        raise ValueError(f"rank {rank} is {sides.root} and needs {name}=")
+    return arrays
 
 
-def check_apart(several: Layout, single: Layout, size: int, rank: int, *, own_block: bool) -> None:
-    """Output and input share no memory; with `own_block`, but for block `rank` of the larger side."""
-    if not any(overlap(a, b) for a in several.pieces for b in single.pieces if a.numel and b.numel):
-        return
-    if own_block and len(single.pieces) == 1 and single.pieces[0] == _block(several, size, rank):
-        return
-    raise ValueError(
-        "output and input overlap in memory" + (f"; only block {rank} may be shared" if own_block else "")
-    )
+def _check_blocks(
+    several: Extents,
+    single: tuple[int, int],
+    dtype: int,
+    size: int,
+    rank: int,
+    equal: bool,
+    names: tuple[str, str],
+) -> None:
+    """The blocks of one side fit the one buffer of the other, and share at most this rank's block with it."""
+    address, numel = single
+    if len(several) == 1:
+        if several[0][1] != numel * size:
+            raise ValueError(_misfit(names, several[0][1] // size, 0 if equal else rank, numel))
+    else:
+        for peer in range(size) if equal else (rank,):
+            if several[peer][1] != numel:
+                raise ValueError(_misfit(names, several[peer][1], peer, numel))
+    item = ITEMSIZES[dtype]
+    end = address + numel * item
+    for start, count in several:
+        apart = not (numel and start < end and address < start + count * item)
+        if not apart and single != _block(several, size, rank, item):
+            raise ValueError(f"{names[0]} and {names[1]} overlap in memory; only block {rank} may be shared")
 
 
-def _check_disjoint(pieces: tuple[View, ...], name: str) -> None:
+def _check_exchange(sides: Sides, out: Extents, given: Extents, dtype: int, size: int, rank: int) -> None:
+    """What a rank gives itself fits, and the two sides share no memory."""
+    item = ITEMSIZES[dtype]
+    got, gave = _block(out, size, rank, item)[1], _block(given, size, rank, item)[1]
+    if got != gave:
+        raise ValueError(_misfit((sides.out, sides.given), got, rank, gave))
+    for start, count in out:
+        for other, length in given:
+            if start < other + length * item and other < start + count * item and count and length:
+                raise ValueError(f"{sides.out} and {sides.given} overlap in memory")
+
+
+def _misfit(names: tuple[str, str], found: int, rank: int, numel: int) -> str:
+    return f"{names[0]} has {found} elements for rank {rank}, {names[1]} has {numel}"
+
+
+def _check_disjoint(extents: Extents, dtype: int, name: str) -> None:
     """No two arrays that are written share memory."""
-    order = sorted((piece for piece in pieces if piece.numel), key=lambda piece: piece.address)
-    for low, high in pairwise(order):
-        if overlap(low, high):
+    item = ITEMSIZES[dtype]
+    for (low, numel), (high, _) in pairwise(sorted(extent for extent in extents if extent[1])):
+        if low + numel * item > high:
             raise ValueError(f"two arrays of {name} overlap in memory")
 
 
-def _block(layout: Layout, size: int, rank: int) -> View:
-    return View(*layout.spread(size)[rank], layout.dtype)
+def _block(extents: Extents, size: int, rank: int, item: int) -> tuple[int, int]:
+    """Block `rank` of a side."""
+    if len(extents) == size:
+        return extents[rank]
+    address, numel = extents[0][0], extents[0][1] // size
+    return address + rank * numel * item, numel

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from unisono.buffers import ITEMSIZES, view
-from unisono.group.calls import Caller
+from unisono.group.calls import Caller, named
+from unisono.group.site import site
 from unisono.group.work import MessageWork, seconds
 
-__all__ = ["ANY_TAG", "Messages"]
+__all__ = ["ANY_TAG", "Messages", "Recv", "Send"]
 
 ANY_TAG = -1
 ANY_RANK = -1
 Timeout = float | timedelta | None
+
+
+class Send(NamedTuple):
+    """For `batch`: send `x` to rank `dst`."""
+
+    x: Any
+    dst: int
+    tag: int = 0
+
+
+class Recv(NamedTuple):
+    """For `batch`: receive into `x` from rank `src`, or from anybody (None)."""
+
+    x: Any
+    src: int | None = None
+    tag: int = 0
 
 
 class Messages:
@@ -61,6 +78,26 @@ class Messages:
         self._wait(incoming, timeout)
         return incoming.source
 
+    def batch(self, messages: Sequence[Send | Recv], *, timeout: Timeout = None) -> list[MessageWork]:
+        """Begin to send and receive all of `messages`; their works, in the same order.
+
+        All are checked before the first is posted, and receives are posted first, so any pattern of sends
+        and receives that match across ranks completes, whatever the order they are listed in.
+
+        Example (p=2): works = group.batch([Send(x, peer), Recv(y, peer)]); for work in works: work.wait()
+        """
+        begin = []
+        for number, one in enumerate(messages):
+            if not isinstance(one, Send | Recv):
+                raise TypeError(f"batch: message {number} is a {type(one).__name__}, expected Send or Recv")
+            receiving = isinstance(one, Recv)
+            peer = one.src if isinstance(one, Recv) else one.dst
+            begin.append(self._checked("batch", one.x, peer, one.tag, timeout, receiving=receiving))
+        works: dict[int, MessageWork] = {}
+        for number in sorted(range(len(begin)), key=lambda number: isinstance(messages[number], Send)):
+            works[number] = self._detach(begin[number]())
+        return [works[number] for number in range(len(begin))]
+
     def _post(self, name: str, x: Any, peer: int | None, tag: int, timeout: Timeout) -> MessageWork:
         return self._checked(name, x, peer, tag, timeout, receiving=name.endswith("recv"))()
 
@@ -69,7 +106,10 @@ class Messages:
     ) -> Callable[[], MessageWork]:
         """Check the arguments of one message; what is returned posts it."""
         caller = self._caller
-        address, numel, dtype = view(x, receiving, "out" if name == "sendrecv" and receiving else "x")
+        try:
+            address, numel, dtype = view(x, receiving, "out" if name == "sendrecv" and receiving else "x")
+        except (TypeError, ValueError) as error:
+            raise named(name, error) from None
         if peer is None and receiving:
             peer = ANY_RANK
         elif peer is None or not 0 <= peer < caller.size:
@@ -80,10 +120,11 @@ class Messages:
         engine = caller.engine
         post = engine.post_recv if receiving else engine.post_send
         nbytes = numel * ITEMSIZES[dtype]
+        where = site() if name in ("isend", "irecv", "batch") else ""  # the others are still there when asked
 
         def start() -> MessageWork:
             request = post(peer, tag, dtype, address, nbytes, timeout_s)
-            return MessageWork(engine, request, x, caller.scene(engine, name, timeout_s))
+            return MessageWork(engine, request, x, caller.scene(engine, name, timeout_s, where))
 
         return start
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from unisono import encoding
-from unisono.group.collectives import Collectives
+from unisono.group.coalesced import Coalesced
 from unisono.group.messages import Messages
 
 __all__ = ["Objects"]
@@ -18,7 +18,7 @@ Timeout = float | timedelta | None
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-class Objects(Collectives, Messages):
+class Objects(Coalesced, Messages):
     """Operations on objects.
 
     What can be sent is listed in `unisono.encoding`; anything else is a TypeError that names it. With

@@ -7,8 +7,9 @@ from datetime import timedelta
 from typing import Any
 
 from unisono import _native
+from unisono._native import FaultKind
 from unisono.errors import GroupError, Timeout
-from unisono.group.faults import FaultKind, Scene, explain, late
+from unisono.group.faults import Scene, explain, late
 
 __all__ = ["CollectiveWork", "DoneWork", "MessageWork", "Work", "seconds"]
 
@@ -53,9 +54,23 @@ class Work(ABC):
             return error
         return None
 
+    @abstractmethod
+    def _what(self) -> str:
+        """The operation, for people."""
+
+    def __repr__(self) -> str:
+        state = "under way"
+        if self.done():
+            error = self.exception()
+            state = "done" if error is None else f"failed ({type(error).__name__})"
+        return f"<Work {self._what()}: {state}>"
+
 
 class DoneWork(Work):
     """Work that had ended before it was handed out."""
+
+    def _what(self) -> str:
+        return "of nothing"
 
     def done(self) -> bool:
         """True."""
@@ -71,10 +86,14 @@ class CollectiveWork(Work):
     __slots__ = ("_engine", "_keep", "_scene", "_ticket")
 
     def __init__(self, engine: _native.Engine, ticket: int, keep: Any, scene: Scene) -> None:
+        """`ticket`: the engine's number of it; `keep`: its buffers."""
         self._engine = engine
         self._ticket = ticket
         self._keep = keep
         self._scene = scene
+
+    def _what(self) -> str:
+        return f"{self._scene.operation}, queued as {self._ticket} of group {self._scene.group!r}"
 
     def done(self) -> bool:
         """Whether it has ended, well or not."""
@@ -101,6 +120,11 @@ class MessageWork(Work):
         self._request = request
         self._keep = keep
         self._scene = scene
+
+    def _what(self) -> str:
+        peer = self._request.peer
+        other = f"rank {peer}" if peer >= 0 else "any rank"
+        return f"{self._scene.operation}, {other} of group {self._scene.group!r}"
 
     def done(self) -> bool:
         """Whether it has ended, well or not."""

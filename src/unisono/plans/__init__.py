@@ -15,7 +15,7 @@ from unisono.plans.choose import choose
 from unisono.plans.contracts import CONTRACTS
 from unisono.plans.lowering import lower
 from unisono.plans.plan import Chunk, Copy, In, Out, Plan, Recv, Reduce, Send, Tmp, build, others
-from unisono.plans.proof import prove
+from unisono.plans.proof import Proof, prove
 
 __all__ = [
     "ALGORITHMS",
@@ -25,6 +25,7 @@ __all__ = [
     "In",
     "Out",
     "Plan",
+    "Proof",
     "Recv",
     "Reduce",
     "Send",

@@ -21,7 +21,7 @@ from unisono.errors import PlanError
 from unisono.plans.contracts import CONTRACTS, Contribution
 from unisono.plans.plan import Chunk, Copy, Plan, Recv, Reduce, Send, Step
 
-__all__ = ["EDGE_CAPACITY", "Deadlock", "Finding", "Value", "prove", "run"]
+__all__ = ["EDGE_CAPACITY", "Deadlock", "Finding", "Proof", "Value", "prove", "run"]
 
 EDGE_CAPACITY = 16
 """Messages an edge of the engine holds (LANE_ENTRIES; a test compares the two)."""
@@ -54,6 +54,19 @@ class Finding:
 
     own: Value | None
     result: Value | None
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What holds of a plan beyond being right.
+
+    Attributes:
+        canonical: every reduction combines untouched contributions in the order of ranks, all at once:
+            the same bits as any other canonical plan, however the buffer is cut. Partial results that are
+            rounded and sent on, as around a ring, are not canonical.
+    """
+
+    canonical: bool
 
 
 @dataclass
@@ -276,7 +289,7 @@ def _opening_sends(steps: tuple[Step, ...]) -> int:
     return sum(isinstance(step, Send) and bool(step.to) for step in steps[: next(waits, len(steps))])
 
 
-def prove(plan: Plan, *, edge_capacity: int = EDGE_CAPACITY) -> None:
+def prove(plan: Plan, *, edge_capacity: int = EDGE_CAPACITY) -> Proof:
     """Show that a plan is right, or raise an error that shows the step where it is not.
 
     Proved, for this number of ranks and any interleaving: every output chunk holds exactly the
@@ -289,7 +302,17 @@ def prove(plan: Plan, *, edge_capacity: int = EDGE_CAPACITY) -> None:
     """
     if len(plan.steps) != plan.size or not 0 <= plan.root < plan.size:
         raise PlanError(f"{plan}: has steps for {len(plan.steps)} ranks and root {plan.root}")
-    run(plan, edge_capacity=edge_capacity)
+    _, findings = run(plan, edge_capacity=edge_capacity)
+    results = [found.result for seen in findings for found in seen if found.result is not None]
+    return Proof(canonical=all(_in_rank_order(value) for value in results))
+
+
+def _in_rank_order(value: Value) -> bool:
+    """Whether its contributions were combined in one step, the lowest rank first."""
+    contributors = tuple(rank for rank in range(value.ranks.bit_length()) if value.ranks >> rank & 1)
+    if len(contributors) == 1:
+        return True
+    return value.order == tuple((rank, value.block) for rank in contributors)
 
 
 def _check_results(running: _Run) -> None:

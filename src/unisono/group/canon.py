@@ -1,0 +1,46 @@
+"""Reproducible reductions: the same bits whatever the size, the algorithm and where the ranks are.
+
+The canonical order is that of ranks: contributions 0, 1, ... p-1 are combined in one accumulation, without
+rounding in between. An algorithm whose plan is proved to do this gives the bits of every other such one.
+"""
+
+from __future__ import annotations
+
+from unisono.plans import ALGORITHMS, CONTRACTS, make, prove
+
+__all__ = ["Canon"]
+
+
+class Canon:
+    """Which algorithms keep to the canonical order in a group of `size` ranks."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._canonical: dict[tuple[str, str, int], bool] = {}
+
+    def algorithm(self, collective: str, wanted: str, root: int, asked: bool) -> str:
+        """`wanted` if it is canonical; otherwise, unless the caller asked for it, the first that is.
+
+        Raises:
+            ValueError: the caller asked for an algorithm that is not, or none is.
+        """
+        contract = CONTRACTS[collective]
+        combines = contract.reduces and contract.counts  # a barrier combines nothing that has bits
+        if not combines or self._is_canonical(collective, wanted, root):
+            return wanted
+        fit = [name for name in ALGORITHMS[collective] if self._is_canonical(collective, name, root)]
+        if asked or not fit:
+            names = ", ".join(fit) or "none has"
+            raise ValueError(
+                f"{collective}: algorithm {wanted!r} does not combine contributions in the order of ranks, "
+                f"which reproducible=True asks for; these do: {names}"
+            )
+        return fit[0]
+
+    def _is_canonical(self, collective: str, algorithm: str, root: int) -> bool:
+        key = (collective, algorithm, root)
+        found = self._canonical.get(key)
+        if found is None:
+            proof = prove(make(collective, algorithm, self._size, root))
+            found = self._canonical[key] = proof.canonical
+        return found

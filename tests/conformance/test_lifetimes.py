@@ -1,0 +1,189 @@
+"""More of a group's life: handlers that close, threads that share, errors that nobody waits for."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import ranks
+import unisono as un
+from ranks import run
+
+
+@pytest.mark.parametrize("call", ["group.all_reduce(np.ones(1))", "group.recv(np.ones(1), 1)"])
+def test_close_in_a_signal_handler_ends_the_call_it_interrupts(call: str) -> None:
+    told = run(
+        2,
+        f"""
+if group.rank == 0:
+    signal.signal(signal.SIGUSR1, lambda *_: group.close())
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    try:
+        {call}
+    except un.UnisonoError as error:
+        print(type(error).__name__, group.closed)
+else:
+    try:
+        time.sleep(0.5)
+        group.barrier()
+        group.barrier()
+    except un.GroupError as error:
+        print(error)
+""",
+    )
+    assert told[0].split() == ["Aborted", "True"]
+    assert "rank 0" in told[1]
+
+
+def test_exception_on_one_rank_ends_the_others_at_once() -> None:
+    def work(group: un.Group) -> None:
+        if group.rank == 1:
+            with pytest.raises(ZeroDivisionError), group:
+                raise ZeroDivisionError
+            return
+        started = time.monotonic()
+        with pytest.raises(un.PeerLost, match="rank 1 .* has closed the group"):
+            group.all_reduce(np.ones(3))
+        assert time.monotonic() - started < 5
+
+    ranks.threads(3, work)
+
+
+def test_group_that_is_forgotten_is_closed() -> None:
+    def work(group: un.Group) -> None:
+        inner = group.subgroup([0, 1])
+        assert inner is not None
+        if group.rank == 0:
+            del inner
+            gc.collect()
+        else:
+            with pytest.raises(un.PeerLost, match="rank 0 .* has closed the group"):
+                inner.recv(np.zeros(1), 0)
+            inner.close()
+        group.barrier()
+
+    ranks.threads(2, work)
+
+
+def test_threads_of_one_group_take_turns() -> None:
+    """Each thread's calls are the same on every rank and alike, so that any order they come in agrees."""
+
+    def work(group: un.Group) -> None:
+        def many(_: int) -> bool:
+            x = np.empty(1000)
+            for number in range(50):
+                x[:] = number
+                group.all_reduce(x, un.MAX)
+                if x.max() > 49 or x.min() < 0 or (x != x[0]).any():
+                    return False
+            return True
+
+        with ThreadPoolExecutor(3) as pool:
+            assert all(pool.map(many, range(3)))
+        assert group.sequence == 150
+
+    ranks.threads(2, work)
+
+
+def test_threads_of_several_groups_do_not_wait_for_each_other() -> None:
+    def work(world: un.Group) -> None:
+        groups = [world.subgroup(range(world.size)) for _ in range(3)]
+        order = groups if world.rank else groups[::-1]
+
+        def many(group: un.Group | None) -> None:
+            assert group is not None
+            for number in range(30):
+                x = np.full(2000, number)
+                group.all_reduce(x)
+                assert (x == number * world.size).all()
+            group.close()
+
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(many, order))
+
+    ranks.threads(2, work)
+
+
+def test_error_nobody_waited_for_is_raised_by_the_next_call() -> None:
+    def work(group: un.Group) -> None:
+        if group.rank:
+            group.all_reduce(np.ones(2), async_op=True)
+        else:
+            group.all_reduce(np.ones(3), async_op=True)
+        with pytest.raises(un.Mismatch, match="ranks called different things"):
+            for _ in range(10_000):
+                group.barrier()
+        with pytest.raises(un.Mismatch):
+            group.send(np.ones(1), 1 - group.rank)
+
+    ranks.threads(2, work)
+
+
+def test_message_nobody_waited_for_is_raised_by_the_next_call() -> None:
+    def work(group: un.Group) -> None:
+        if group.rank:
+            group.isend(np.ones(2, np.float32), 0)
+        else:
+            group.irecv(np.ones(3), 1)
+        with pytest.raises(un.Mismatch, match=r"got float32\[2\], expected float64\[3\]"):
+            for _ in range(10_000):
+                group.barrier()
+                time.sleep(0.0001)
+
+    ranks.threads(2, work)
+
+
+def test_sequence_counts_what_was_issued() -> None:
+    def work(group: un.Group) -> None:
+        assert group.sequence == 0
+        group.barrier()
+        works = [group.barrier(async_op=True) for _ in range(3)]
+        assert group.sequence == 4
+        with pytest.raises(ValueError, match="all_reduce: x is not contiguous"):
+            group.all_reduce(np.ones((4, 4))[:, 0])
+        assert group.sequence == 4
+        for one in works:
+            assert one is not None
+            one.wait()
+        group.sendrecv(np.ones(1), 1 - group.rank, np.ones(1), 1 - group.rank)
+        assert group.sequence == 4
+        group.barrier()
+        group.close()
+        with pytest.raises(un.GroupClosed):
+            _ = group.sequence
+
+    ranks.threads(2, work)
+
+
+def test_works_say_what_they_are() -> None:
+    def work(group: un.Group) -> None:
+        release = threading.Event()
+        if group.rank == 0:
+            reducing = group.all_reduce(np.ones(1), async_op=True)
+            receiving = group.irecv(np.ones(1), 1)
+            assert repr(reducing) == "<Work all_reduce, queued as 1 of group 'test': under way>"
+            assert repr(receiving) == "<Work irecv, rank 1 of group 'test': under way>"
+            group.send(np.ones(1), 1)
+            assert reducing is not None
+            reducing.wait()
+            receiving.wait()
+            assert repr(reducing).endswith(": done>")
+            assert repr(receiving).endswith(": done>")
+            late = group.barrier(async_op=True)
+            group.abort()
+            assert late is not None
+            with pytest.raises(un.Aborted):
+                late.wait()
+            assert repr(late).endswith(": failed (Aborted)>")
+        else:
+            group.recv(np.ones(1), 0)
+            group.all_reduce(np.ones(1))
+            group.send(np.ones(1), 0)
+        release.set()
+
+    ranks.threads(2, work)

@@ -1,0 +1,70 @@
+"""Objects over a group: what is asked for by name, what is refused, and sizes beyond 32 bits."""
+
+from __future__ import annotations
+
+import os
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+import ranks
+import unisono as un
+
+GIB = 1 << 30
+
+
+def test_pickle_is_used_when_asked_for_and_only_then() -> None:
+    def work(group: un.Group) -> None:
+        mine, right = Fraction(group.rank, 7), (group.rank + 1) % group.size
+        everybody = [Fraction(rank, 7) for rank in range(group.size)]
+        with pytest.raises(TypeError, match="pickle=True"):
+            group.all_gather_object(mine)
+        with pytest.raises(TypeError, match="pickle=True"):
+            group.send_object(mine, right)
+        assert group.all_gather_object(mine, pickle=True) == everybody
+        assert group.broadcast_object(mine, 1, pickle=True) == everybody[1]
+        assert group.gather_object(mine, 0, pickle=True) == (everybody if group.rank == 0 else None)
+        assert group.scatter_object(everybody if group.rank == 2 else None, 2, pickle=True) == mine
+        group.send_object(mine, right, pickle=True)
+        assert group.recv_object((group.rank - 1) % group.size, pickle=True) == everybody[group.rank - 1]
+
+    ranks.threads(3, work)
+
+
+def test_receiver_that_did_not_ask_for_pickle_does_not_unpickle() -> None:
+    def work(group: un.Group) -> None:
+        if group.rank == 0:
+            group.broadcast_object(Fraction(1, 2), 0, pickle=True)
+        else:
+            with pytest.raises(ValueError, match="pickle"):
+                group.broadcast_object(None, 0)
+        group.barrier()
+
+    ranks.threads(2, work)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_object_of_more_than_two_gigabytes() -> None:
+    """Takes 7 GiB: the sender's pages of zeros are none, its encoded copy and what arrives are."""
+    if os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 9 * GIB:
+        pytest.skip("needs 9 GiB of free memory")
+    numel = 2 * GIB + 4321
+
+    def work(group: un.Group) -> None:
+        big = None
+        if group.rank == 0:
+            big = np.zeros(numel, np.uint8)
+            big[-1] = 7
+        got = group.broadcast_object({"big": big})["big"]
+        assert (got.size, got[-1], got[numel // 2]) == (numel, 7, 0)
+        del got
+        if group.rank == 0:
+            group.send_object(big, 1)
+        else:
+            got = group.recv_object(0)
+            assert (got.size, got[-1]) == (numel, 7)
+        group.barrier()
+
+    ranks.threads(2, work, timeout_s=300)

@@ -1,0 +1,39 @@
+"""Which plans combine contributions in the order of ranks: the prover tells."""
+
+from __future__ import annotations
+
+import pytest
+
+from unisono.plans import ALGORITHMS, CONTRACTS, Out, Reduce, Send, build, make, others, prove
+
+CANONICAL = {
+    "reduce": {"direct"},
+    "all_reduce": {"one_shot", "two_shot"},
+    "reduce_scatter": {"direct"},
+    "scan": {"direct"},
+    "exclusive_scan": {"direct"},
+}
+
+
+@pytest.mark.parametrize("collective", CANONICAL)
+@pytest.mark.parametrize("size", [3, 5, 8])
+def test_the_known_ones(collective: str, size: int) -> None:
+    assert CONTRACTS[collective].reduces
+    fit = {name for name in ALGORITHMS[collective] if prove(make(collective, name, size)).canonical}
+    assert fit >= CANONICAL[collective]
+    assert "ring" not in fit
+    assert "binomial" not in fit
+
+
+def test_two_ranks_leave_a_ring_no_choice_in_one_half_only() -> None:
+    """Around a ring of two, each partition begins with another rank's contribution."""
+    assert not prove(make("all_reduce", "ring", 2)).canonical
+    assert prove(make("reduce", "binomial", 2)).canonical
+
+
+def test_another_order_is_not_canonical() -> None:
+    def backwards(rank: int, size: int, root: int):
+        yield Send(Out(0), to=others(rank, size))
+        yield Reduce(Out(0), frm=tuple(reversed(range(size))))
+
+    assert not prove(build("all_reduce", "backwards", backwards, 3)).canonical
