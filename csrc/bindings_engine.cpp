@@ -243,6 +243,8 @@ void bind_engine(nb::module_& m) {
       .def("standing", &standing, nb::arg("rank"))
       .def("remembered", &remembered, nb::arg("rank"), nb::arg("seq"))
       .def("abort", [](Engine& self) { self.abort(Fault{FaultKind::kAborted, self.rank(), self.rank()}); })
+      .def("close_copies", &Engine::close_copies,
+           "In a fork's child: closes its copies of the connections to other hosts.")
       .def("leave", &leave)
       .def(
           "abandon", [](nb::handle_t<Engine> self) { self.inc_ref(); },

@@ -56,6 +56,7 @@ class Channels {
   FaultKind wait(Request& request, Nanoseconds deadline, bool fatal, const std::function<bool()>* interrupt);
   // Ends everything. `forked`: this is a fork's copy, whose thread and lock are the parent's.
   void leave(bool forked);
+  void close_copies() { streams_.close_copies(); }  // see Control
 
  private:
   struct Header {

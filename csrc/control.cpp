@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 namespace unisono {
 namespace {
@@ -77,6 +78,11 @@ void Control::leave(bool forked) {
   }
   world_.sound_alarm();
   thread_.join();
+}
+
+void Control::close_copies() {
+  for (Link& link : links_)
+    if (link.fd >= 0) close(std::exchange(link.fd, -1));
 }
 
 // ---- the thread ------------------------------------------------------------------------------------

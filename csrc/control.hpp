@@ -30,6 +30,8 @@ class Control {
   void doubt(int peer);
   // Says goodbye and ends the thread. `forked`: this is a fork's copy, whose thread is the parent's.
   void leave(bool forked);
+  // In a fork's child: closes its copies, which would hide this rank's death from the others.
+  void close_copies();
 
  private:
   enum class Kind : uint32_t { kAsk = 1, kAnswer, kAbort, kLeft };

@@ -291,6 +291,13 @@ void Engine::refresh() {
   if (control_ && getpid() == owner_) control_->refresh(kAnswerPatience);
 }
 
+void Engine::close_copies() {
+  if (!control_ || getpid() == owner_) return;
+  control_->close_copies();
+  tcp_->close_copies();
+  channels_.close_copies();
+}
+
 // Calls under way or queued would end at their deadlines only: leaving them behind aborts the group.
 void Engine::leave() {
   if (left_.exchange(true)) return;

@@ -104,6 +104,8 @@ class Engine {
   void abort(Fault fault);
   // Learns where the ranks of other hosts stand, which takes a moment.
   void refresh();
+  // In a fork's child: closes its copies of the connections. Takes no lock: its owner was left behind.
+  void close_copies();
   // Threads of the caller that are in a call; whoever leaves gives them a moment to come out.
   std::atomic<int> callers{0};
 

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <system_error>
+#include <utility>
 
 #include "control.hpp"
 
@@ -141,6 +142,11 @@ void Streams::look() {
       far_[static_cast<size_t>(peer)].readable = true;
     if ((events[i].events & (EPOLLOUT | EPOLLERR | EPOLLHUP)) != 0) watch(peer, false);
   }
+}
+
+void Streams::close_copies() {
+  for (Far& far : far_)
+    if (far.fd >= 0) close(std::exchange(far.fd, -1));
 }
 
 void Streams::finish() {

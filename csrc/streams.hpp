@@ -26,6 +26,7 @@ class Streams final : public Sockets {
   void wake();
   // Nothing more will be written.
   void finish();
+  void close_copies();  // see Control
 
   void flush() override {}  // whoever waits here moves all bytes itself
   bool busy() const override { return true; }

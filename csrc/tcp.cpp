@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 namespace unisono {
 namespace {
@@ -25,6 +26,11 @@ TcpTransport::TcpTransport(World& world, Control& control, int rank, std::vector
 TcpTransport::~TcpTransport() {
   for (const Edge& edge : edges_)
     if (edge.fd >= 0) close(edge.fd);
+}
+
+void TcpTransport::close_copies() {
+  for (Edge& edge : edges_)
+    if (edge.fd >= 0) close(std::exchange(edge.fd, -1));
 }
 
 void TcpTransport::begin(uint64_t seq, uint64_t fingerprint) {

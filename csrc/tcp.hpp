@@ -24,6 +24,7 @@ class TcpTransport final : public Transport, public Sockets {
   int unsent() const;
   // Nothing more will be sent.
   void finish();
+  void close_copies();  // see Control
 
   void* reserve(std::span<const int> peers, size_t nbytes) override;
   int blocking_peer() const override { return blocking_peer_; }

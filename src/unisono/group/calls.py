@@ -16,6 +16,7 @@ from unisono.group.site import site
 from unisono.group.work import CollectiveWork, Work, seconds
 from unisono.plans import choose, lower, make
 from unisono.reduction import Op, PremulSum, ReduceOp
+from unisono.store.base import close_in_children
 
 __all__ = ["Caller", "Options", "Prepared", "named"]
 
@@ -71,6 +72,8 @@ class Caller:
         self._quick: dict[tuple[str, int, Op, bool], _native.Quick] = {}
         self._works: list[Work] = []
         self._works_lock = threading.Lock()
+        if len(set(hosts)) > 1:
+            close_in_children(self.close_copies)
 
     @property
     def timeout_s(self) -> float:
@@ -287,6 +290,11 @@ class Caller:
         with self._works_lock:
             self._works = [one for one in self._works if not one.done()]
             self._works.append(work)
+
+    def close_copies(self) -> None:
+        """In a fork's child: close its copies of connections, which would hide the parent's death."""
+        if self._engine is not None:
+            self._engine.close_copies()
 
     def abandon(self) -> None:
         """In a fork's child: forget the parent's group without touching it."""
