@@ -53,7 +53,7 @@ bool is_scalar(nb::handle object) {
 }  // namespace
 
 std::optional<std::tuple<Address, Py_ssize_t, int>> view(nb::handle object, bool writable) {
-  if (PyObject_CheckBuffer(object.ptr()) == 0) return std::nullopt;
+  if (PyObject_CheckBuffer(object.ptr()) == 0) return view_tensor(object);
   Py_buffer buffer;
   const int flags = PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
   if (PyObject_GetBuffer(object.ptr(), &buffer, flags) != 0) {
@@ -102,7 +102,7 @@ void bind_tables(nb::module_& m) {
       nb::arg("dtype"), nb::arg("op"), "Whether the operation has a meaning for the element type.");
   m.def("isa", [] { return std::string(kernels().isa); }, "The instruction set the reductions use.");
   m.def("view", &view, nb::arg("object"), nb::arg("writable"),
-        "(address, numel, dtype) of a C-contiguous buffer, or None.");
+        "(address, numel, dtype) of a C-contiguous buffer or torch CPU tensor, or None.");
   nb::enum_<FaultKind>(m, "FaultKind", nb::is_arithmetic(),
                        "What the engine answers: how an operation ended.")
       .value("NONE", FaultKind::kNone)

@@ -16,6 +16,8 @@ void bind_quick(nanobind::module_& m);
 
 // (address, numel, dtype) of a C-contiguous buffer of a known dtype.
 std::optional<std::tuple<Address, Py_ssize_t, int>> view(nanobind::handle object, bool writable);
+// The same of a torch CPU tensor.
+std::optional<std::tuple<Address, Py_ssize_t, int>> view_tensor(nanobind::handle tensor);
 
 inline unisono::Nanoseconds duration(double timeout_s) {
   return timeout_s < 9e9 ? static_cast<unisono::Nanoseconds>(timeout_s * 1e9) : INT64_MAX;

@@ -11,39 +11,6 @@ using namespace unisono;
 
 namespace {
 
-// Looks at torch CPU tensors as buffers.py does, by the same questions, for dtypes it has been told of.
-class Tensors {
- public:
-  void know(nb::object dtype, nb::object layout, int code) {
-    const auto end = dtypes_ + count_;
-    if (count_ == kMost || std::find_if(dtypes_, end, [&](auto& one) { return one.is(dtype); }) != end)
-      return;
-    layout_ = std::move(layout);
-    dtypes_[count_] = std::move(dtype);
-    codes_[count_++] = code;
-  }
-  std::optional<std::tuple<Address, Py_ssize_t, int>> view(nb::handle tensor) const {
-    if (count_ == 0 || !nb::hasattr(tensor, "data_ptr")) return std::nullopt;
-    const nb::object dtype = tensor.attr("dtype");
-    size_t known = 0;
-    while (known < count_ && !dtypes_[known].is(dtype)) ++known;
-    const bool plain = known < count_ && tensor.attr("layout").is(layout_) &&
-                       nb::cast<bool>(tensor.attr("is_cpu")) &&
-                       nb::cast<bool>(tensor.attr("is_contiguous")()) &&
-                       !nb::cast<bool>(tensor.attr("is_conj")()) && !nb::cast<bool>(tensor.attr("is_neg")());
-    if (!plain) return std::nullopt;
-    return std::tuple(nb::cast<Address>(tensor.attr("data_ptr")()),
-                      nb::cast<Py_ssize_t>(tensor.attr("numel")()), codes_[known]);
-  }
-
- private:
-  static constexpr size_t kMost = 12;
-  nb::object layout_;
-  nb::object dtypes_[kMost];
-  int codes_[kMost];
-  size_t count_ = 0;
-};
-
 // One in-place operation (collective, root, op), with a memory of the plans used for each dtype and size:
 // a call that repeats an earlier one takes no Python between the caller and the engine.
 class Quick {
@@ -53,7 +20,7 @@ class Quick {
 
   // Runs on `array`; the kind of fault, or -1: not remembered, go the long way, nothing has happened.
   int call(nb::handle array) {
-    const auto seen = PyObject_CheckBuffer(array.ptr()) != 0 ? view(array, writable_) : tensors_.view(array);
+    const auto seen = view(array, writable_);
     if (!seen) return -1;
     const auto [address, numel, dtype] = *seen;
     const Slot& slot = slot_of(dtype, numel);
@@ -63,10 +30,6 @@ class Quick {
     Call call =
         slot.operation.call(root_, count, factor_, timeout_s_, slot.operation.bind(address, count, 0, 0));
     return waiting(engine_, [&] { return engine_.run(std::move(call)); });
-  }
-  // From now on tensors of this torch dtype and layout are looked at without Python.
-  void know_tensor(nb::object dtype, nb::object layout, int code) {
-    tensors_.know(std::move(dtype), std::move(layout), code);
   }
   void remember(int dtype, Py_ssize_t numel, const Operation& operation) {
     slot_of(dtype, numel) = {dtype, numel, operation};
@@ -89,20 +52,14 @@ class Quick {
   const double factor_, timeout_s_;
   const bool writable_;
   Slot slots_[kSlots];
-  Tensors tensors_;
 };
 
 }  // namespace
 
 void bind_quick(nb::module_& m) {
-  nb::class_<Tensors>(m, "Tensors", "Looks at torch tensors, for the dtypes it has been told of.")
-      .def(nb::init<>())
-      .def("know", &Tensors::know, nb::arg("dtype"), nb::arg("layout"), nb::arg("code"))
-      .def("view", &Tensors::view, nb::arg("tensor"), "(address, numel, dtype), or None: look yourself.");
   nb::class_<Quick>(m, "Quick", "An in-place operation that remembers its plans by dtype and size.")
       .def(nb::init<Engine&, int, double, double, bool>(), nb::arg("engine"), nb::arg("root"),
            nb::arg("factor"), nb::arg("timeout_s"), nb::arg("writable"), nb::keep_alive<1, 2>())
       .def("__call__", &Quick::call, nb::arg("array"))
-      .def("know_tensor", &Quick::know_tensor, nb::arg("dtype"), nb::arg("layout"), nb::arg("code"))
       .def("remember", &Quick::remember, nb::arg("dtype"), nb::arg("numel"), nb::arg("operation"));
 }

@@ -19,13 +19,26 @@ from typing import Any, NamedTuple
 
 from unisono.errors import message
 
-__all__ = ["VARIABLES", "Settings", "Variable", "copy", "listing", "markdown", "parse_size", "read"]
+__all__ = [
+    "REPLACEABLE",
+    "VARIABLES",
+    "Settings",
+    "Variable",
+    "copy",
+    "listing",
+    "markdown",
+    "parse_size",
+    "read",
+    "replaced",
+]
 
 Parser = Callable[[str], Any]
 INT32_MAX = 2**31 - 1
 SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 TRUE_WORDS = ("1", "true", "yes", "on")
 FALSE_WORDS = ("", "0", "false", "no", "off")
+REPLACEABLE = ("gloo",)
+"""Backends of PyTorch whose place Unisono can take."""
 
 
 def _whole_number(least: int, most: int) -> Parser:
@@ -80,6 +93,13 @@ def _present(text: str) -> bool:
     return bool(text)
 
 
+def _backend(text: str) -> str:
+    name = text.strip().lower()
+    if name not in ("", *REPLACEABLE):
+        raise ValueError(" or ".join(REPLACEABLE))
+    return name
+
+
 _rank = _whole_number(0, INT32_MAX)
 _count = _whole_number(1, INT32_MAX)
 _port = _whole_number(1, 65535)
@@ -129,6 +149,7 @@ VARIABLES: tuple[Variable, ...] = (
         _rank,
         "at most so many successive ranks share memory, others are as if on other hosts; 0: no limit",
     ),
+    Variable("UNISONO_REPLACE", "replace", _backend, "PyTorch's backend whose place Unisono takes: gloo"),
     Variable("UNISONO_SOCKET_IFNAME", "socket_ifname", _text, "network interfaces to use (reserved)"),
     Variable(
         "UNISONO_STATUS_FD", "status_fd", _rank, "descriptor of the launcher's status board", "unisono run"
@@ -193,6 +214,7 @@ class Settings:
     spin_us: int = -1
     peer_timeout_s: float = 10.0
     ranks_per_host: int = 0
+    replace: str = ""
     socket_ifname: str = ""
     status_fd: int | None = None
     store_address: tuple[str, int] | None = None
@@ -236,6 +258,18 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
         elif values[variable.setting] != value:
             raise ValueError(_disagreement(origins[variable.setting], variable, environ))
     return Settings(**values, launcher=launcher, origins=MappingProxyType(origins))
+
+
+def replaced(environ: Mapping[str, str] | None = None) -> str:
+    """UNISONO_REPLACE alone, for `import torch`, where the other variables are nobody's business.
+
+    Raises:
+        ValueError: it is malformed.
+    """
+    environ = os.environ if environ is None else environ
+    variable = next(variable for variable in VARIABLES if variable.setting == "replace")
+    name: str = _parsed(variable, environ.get(variable.name, ""))
+    return name
 
 
 def copy() -> dict[str, str]:

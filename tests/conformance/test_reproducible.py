@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import pytest
 
@@ -16,9 +18,14 @@ LONGEST = 150_001
 
 def wild(rank: int, numel: int, dtype: str) -> np.ndarray:
     """Numbers of many magnitudes and signs, which no two orders of adding give the same sum of."""
+    return _wild(rank, dtype)[:numel].copy()
+
+
+@lru_cache(maxsize=64)
+def _wild(rank: int, dtype: str) -> np.ndarray:
     rng = np.random.default_rng(rank)
     spread = 10.0 ** rng.uniform(-3, 3, LONGEST) * rng.choice([-1, 1], LONGEST)
-    return spread[:numel].astype(oracle.NUMPY_DTYPES[dtype])
+    return spread.astype(oracle.NUMPY_DTYPES[dtype])
 
 
 def canonical(collective: str, size: int) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 import suite
 
 SIZE = 3
-WAYS = ("loop", "works", "future", "ddp", "never", "mismatch", "closed")
+WAYS = ("loop", "works", "unwaited", "future", "ddp", "never", "mismatch", "closed")
 
 
 @functools.cache
@@ -31,7 +31,7 @@ def _seen(folder: Path, printed: list[str]) -> list[dict]:
     return [json.loads(path.read_text()) for path in paths]
 
 
-@pytest.mark.parametrize("way", ["loop", "works"])
+@pytest.mark.parametrize("way", ["loop", "works", "unwaited"])
 def test_a_dead_rank_is_named(way):
     for seen in results()[way]:
         assert (seen["type"], seen["rank"]) == ("PeerLost", SIZE - 1), seen

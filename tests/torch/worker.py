@@ -12,6 +12,7 @@ import traceback
 from datetime import timedelta
 from pathlib import Path
 
+import torch._dynamo  # noqa: F401  (takes seconds: once here, before the ranks are forked)
 import torch.distributed as dist
 
 import unisono.torch  # noqa: F401

@@ -165,3 +165,11 @@ def test_a_copy_is_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     copied = env.copy()
     copied["RANK"] = "6"
     assert env.read().rank == 5
+
+
+def test_what_is_replaced_is_read_alone() -> None:
+    assert env.replaced({}) == ""
+    assert env.replaced({"UNISONO_REPLACE": " Gloo ", "RANK": "nonsense"}) == "gloo"
+    assert env.read({"UNISONO_REPLACE": "gloo"}).replace == "gloo"
+    with pytest.raises(ValueError, match="UNISONO_REPLACE is malformed: got 'nccl', expected gloo"):
+        env.replaced({"UNISONO_REPLACE": "nccl"})

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unisono import env
 from unisono.errors import UnisonoError, message
 
 __all__ = ["BenchError", "Side", "free_port"]
@@ -103,12 +104,15 @@ class Side:
         self.connections.clear()
 
     def _start_worker(self) -> None:
+        environ = env.copy()
+        environ.pop("UNISONO_REPLACE", None)  # "gloo" is to be Gloo here
         ours, theirs = socket.socketpair()
         with theirs:
             self.connections.append(Connection(ours.detach()))
             self.processes.append(
                 subprocess.Popen(
                     [sys.executable, "-m", "unisono.bench.worker", str(theirs.fileno()), str(os.getpid())],
+                    env=environ,
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
                     stdout=2,  # standard output is the report's

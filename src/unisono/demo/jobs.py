@@ -36,6 +36,7 @@ class TrainingJob:
         self.show = show
         command = [sys.executable, "-m", "unisono", "run", "-n", str(ranks), "-m", "unisono.demo.train"]
         environ = env.copy()
+        environ.pop("UNISONO_REPLACE", None)  # "gloo" is to be Gloo here
         environ.setdefault("OMP_NUM_THREADS", "1")
         self.process = start(command + arguments, environ, stdin=subprocess.DEVNULL, pass_fds=())
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from unisono import _native
-from unisono.buffers import DTYPES, ITEMSIZES, is_tensor, view
+from unisono.buffers import DTYPES, ITEMSIZES, view
 from unisono.errors import GroupClosed, GroupError
 from unisono.group.canon import Canon
 from unisono.group.faults import COLLECTIVES, Scene, explain
@@ -138,7 +138,7 @@ class Caller:
             raise named(collective, error) from None
         prepared = self.prepare(collective, algorithm, dtype, numel, op, root, reproducible)
         if plain:
-            self._remember(prepared, x, dtype, numel, op, writable, reproducible)
+            self._remember(prepared, dtype, numel, op, writable, reproducible)
         options = Options(async_op, timeout)
         return self.run(prepared, x, options, numel, [(address, numel)], _NONE, op)
 
@@ -236,7 +236,6 @@ class Caller:
     def _remember(
         self,
         prepared: Prepared,
-        x: Any,
         dtype: int,
         numel: int,
         op: Op,
@@ -249,8 +248,6 @@ class Caller:
             quick = _native.Quick(self.engine, prepared.root, 1.0, self._timeout_s, writable)
             self._quick[key] = quick
         quick.remember(dtype, numel, prepared.operation)
-        if is_tensor(x):
-            quick.know_tensor(x.dtype, x.layout, dtype)
 
     def _prepare(self, collective: str, algorithm: str, root: int, dtype: int, op: Op) -> Prepared:
         engine = self.engine

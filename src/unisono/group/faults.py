@@ -15,7 +15,7 @@ from unisono.group.site import site
 from unisono.plans import CONTRACTS, algorithm_names
 from unisono.reduction import PremulSum, ReduceOp
 
-__all__ = ["COLLECTIVES", "Scene", "explain", "late"]
+__all__ = ["COLLECTIVES", "Scene", "explain", "last_seen", "late"]
 
 REMARK_PATIENCE_S = 0.5
 """How long a rank that explains a mismatch waits for the others to say where they are."""
@@ -97,7 +97,7 @@ def late(scene: Scene, waited_s: float) -> str:
     absent = [rank for rank in range(scene.size) if scene.engine.standing(rank)[1] < seq]
     who = ""
     if absent and scene.operation in COLLECTIVES:
-        who = f"rank {', '.join(map(str, absent))} has not arrived, last seen {_last_seen(scene, absent[0])}"
+        who = f"rank {', '.join(map(str, absent))} has not arrived, last seen {last_seen(scene, absent[0])}"
     return message(
         f"{scene.operation} is not done after {waited_s:.3f} s; it goes on", where=scene.where(), observed=who
     )
@@ -113,7 +113,7 @@ def _peer_lost(scene: Scene, fault: _Fault, doing: str) -> PeerLost:
         how = f"was ended by {_signal_name(fault.signal)}"
     elif fault.exit_code >= 0:
         how = f"ended with exit code {fault.exit_code}"
-    seen = _last_seen(scene, fault.about)
+    seen = last_seen(scene, fault.about)
     text = message(
         f"{doing} failed: rank {fault.about} ({scene.process(fault.about)}) {how}; it was last seen {seen}",
         where=scene.where(),
@@ -147,7 +147,7 @@ def _timeout(scene: Scene, fault: _Fault, doing: str) -> str:
         who = f"rank {blamed} did not answer"
     after = f" after {scene.timeout_s:.1f} s" if fault.by == scene.rank else f" on rank {fault.by}"
     return message(
-        f"{doing} timed out{after}: {who} ({scene.process(blamed)}, last seen {_last_seen(scene, blamed)})",
+        f"{doing} timed out{after}: {who} ({scene.process(blamed)}, last seen {last_seen(scene, blamed)})",
         where=scene.where(),
         remedy=f"Raise timeout=, or look at rank {blamed}'s output.",
     )
@@ -157,13 +157,13 @@ def _message_timeout(scene: Scene, fault: _Fault, doing: str) -> str:
     after = f" after {scene.timeout_s:.1f} s" if fault.by == scene.rank else f" on rank {fault.by}"
     who = "nobody sent"
     if fault.about >= 0:
-        seen = _last_seen(scene, fault.about)
+        seen = last_seen(scene, fault.about)
         who = f"rank {fault.about} did not answer ({scene.process(fault.about)}, last seen {seen})"
     remedy = "Raise timeout=, or look at the other rank's output."
     return message(f"{doing} timed out{after}: {who}", where=scene.where(), remedy=remedy)
 
 
-def _last_seen(scene: Scene, rank: int) -> str:
+def last_seen(scene: Scene, rank: int) -> str:
     """Where a rank was: "in barrier #40", "after barrier #40", "before any operation"."""
     _, started, finished, _ = scene.engine.standing(rank)
     if started == 0:
@@ -244,7 +244,7 @@ def _call_of(scene: Scene, rank: int, seq: int) -> str:
         return _called(call)
     started = scene.engine.standing(rank)[1]
     where = "not there yet" if started < seq else "already further"
-    return f"{where}; last seen {_last_seen(scene, rank)}"
+    return f"{where}; last seen {last_seen(scene, rank)}"
 
 
 def _called(call: tuple[int, int, int, int, int, int]) -> str:

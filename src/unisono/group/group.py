@@ -12,6 +12,7 @@ from typing import Any
 from unisono import _native, env
 from unisono.backends.native import EngineSettings, open_engine
 from unisono.errors import GroupError
+from unisono.group import faults
 from unisono.group.calls import Caller
 from unisono.group.objects import Objects
 from unisono.group.work import seconds
@@ -170,6 +171,10 @@ class Group(Objects):
         if not 0 <= rank < self.size:
             raise ValueError(f"rank {rank} is not in group {self.name!r} of {self.size} ranks")
         return self._hosts[rank]
+
+    def last_seen(self, rank: int) -> str:
+        """Where a rank was, as error texts say it: "in barrier #40", "after barrier #40"."""
+        return faults.last_seen(self._caller.scene(self._caller.engine, "", 0.0), rank)
 
     def abort(self) -> None:
         """End every operation of the group, on every rank, with an error; then only `close` works."""

@@ -28,6 +28,7 @@ class Job:
         logged: per rank the streams that are written to files in `log_dir`.
         master_port: 0 lets the launcher choose a free one.
         grace_s: seconds the others get to end by themselves after the first failure.
+        replace: the PyTorch backend whose place Unisono takes in the ranks; "" leaves it to the environment.
         stdin: rank 0 inherits the launcher's standard input (everybody else reads nothing).
     """
 
@@ -40,6 +41,7 @@ class Job:
     master_port: int = 0
     grace_s: float = 1.0
     stdin: bool = False
+    replace: str = ""
 
 
 def usable_cores() -> int:
@@ -88,4 +90,6 @@ def rank_environment(
         UNISONO_STATUS_FD=str(status_fd),
         PYTHONUNBUFFERED="1",
     )
+    if job.replace:
+        environ["UNISONO_REPLACE"] = job.replace
     return environ

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from importlib.machinery import ModuleSpec
 
+from unisono import env
 from unisono.errors import LaunchError, message
 from unisono.launch.job import STDERR, STDOUT, Job, usable_cores
 
@@ -68,6 +69,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(*_both("--local-ranks-filter"), metavar="R,R", default="", help="show only these ranks")
     add("--grace", type=float, default=1.0, metavar="S", help="seconds others get after a failure (1.0)")
     add("--stdin", action="store_true", help="rank 0 reads this terminal or pipe; without it nobody does")
+    add(
+        "--replace", choices=env.REPLACEABLE,
+        help="PyTorch scripts that ask for this backend get Unisono (sets UNISONO_REPLACE)",
+    )  # fmt: skip
     add("--nnodes", default="1", metavar="N", help="machines; only 1 for now")
     add(*_both("--node-rank"), default="0", metavar="R", help="which machine this is; only 0")
     add(*_both("--master-addr"), default="127.0.0.1", metavar="A", help="of the ranks (127.0.0.1)")
@@ -111,6 +116,7 @@ def job_from(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Job,
         master_port=_number("--master-port", args.master_port, 0, 65535),
         grace_s=_grace(args.grace),
         stdin=args.stdin,
+        replace=_replaced(args.replace, environ),
     )
     return job, remarks
 
@@ -151,6 +157,15 @@ def _grace(seconds: float) -> float:
     if not 0 <= seconds <= 86400:
         raise LaunchError(message("--grace does not fit", observed=str(seconds), expected="0..86400 seconds"))
     return seconds
+
+
+def _replaced(backend: str | None, environ: Mapping[str, str]) -> str:
+    """Refuse what would run over the very backend that is to be replaced, and say nothing."""
+    if backend and environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
+        raise LaunchError(
+            f"--replace {backend} needs PyTorch's autoloading: unset TORCH_DEVICE_BACKEND_AUTOLOAD."
+        )
+    return backend or ""
 
 
 def _world_size(text: str, environ: Mapping[str, str]) -> int:

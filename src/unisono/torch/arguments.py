@@ -148,8 +148,7 @@ class Call:
                 message(
                     f"{self.what} got a tensor on {x.device}",
                     expected="a CPU tensor",
-                    remedy="Passing CUDA tensors on to NCCL is not there yet: move the tensor with .cpu(), "
-                    "or make a group with backend='nccl' for it.",
+                    remedy="A call takes tensors of one device, the CPU or CUDA.",
                 )
             )
         if x.layout is not _STRIDED:

@@ -24,32 +24,26 @@ from torch._C._distributed_c10d import (
 from torch.autograd import profiler
 
 from .arguments import PLAIN, REDUCE_OPS, Call, options, reduce_op, single
-from .work import DONE, Together, TransferWork, UnisonoWork, seconds
+from .calling import Calling
+from .cuda import any_device
+from .work import DONE, seconds
 
 if TYPE_CHECKING:
-    from collections import deque
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from datetime import timedelta
 
     from torch import Tensor
     from torch._C._distributed_c10d import Work
 
-    from unisono.group import Group
-
-    from .work import Futures, NativeWork
+    from .monitored import MonitoredBarrier
 
 __all__ = ["Collectives"]
 
 
-class Collectives:
+class Collectives(Calling):
     """The part of the process group that moves data. `_group` does the work."""
 
-    _group: Group
-    _futures: Futures
-    _size: int
-    _issued: int
-    _batch: list[UnisonoWork] | None
-    _recent: deque[UnisonoWork]
+    _monitored: MonitoredBarrier
 
     # ---- reductions ----
 
@@ -73,16 +67,22 @@ class Collectives:
             except ValueError:
                 pass  # no byte has moved: what is wrong with `x` can perhaps be helped below
             else:
-                self._issued += 1
                 return DONE
+        if x.is_cuda:
+            passed_on: Work = self._cuda.group.allreduce([x], opts)
+            return passed_on
+        if x.layout is torch.sparse_coo:
+            return self._sparse_sum(x, opts)
         call = Call("all_reduce")
         return self._run(self._group.all_reduce, opts, [x], call, call.inout(x), reduce_op(opts.reduceOp))
 
+    @any_device
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
         """Reduce several tensors over the group, each in place."""
         opts = options(AllreduceCoalescedOptions, opts)
         return self._each([self.allreduce([x], _single_options(AllreduceOptions, opts)) for x in tensors])
 
+    @any_device
     def reduce(
         self,
         tensors: Any,
@@ -102,6 +102,7 @@ class Collectives:
             self._group.reduce, opts, [x], call, buffer, dst=opts.rootRank, op=reduce_op(opts.reduceOp)
         )
 
+    @any_device
     def reduce_scatter(
         self,
         output_tensors: Any,
@@ -121,6 +122,7 @@ class Collectives:
             self._group.reduce_scatter, opts, [out], call, call.write(out), buffers, reduce_op(opts.reduceOp)
         )
 
+    @any_device
     def reduce_scatter_single(
         self, output: Tensor, given: Tensor, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
@@ -134,6 +136,7 @@ class Collectives:
 
     _reduce_scatter_base = reduce_scatter_single
 
+    @any_device
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:
@@ -147,6 +150,7 @@ class Collectives:
 
     # ---- one to all, all to one ----
 
+    @any_device
     def broadcast(
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None
     ) -> Work:
@@ -155,6 +159,7 @@ class Collectives:
         x, call = single("broadcast", tensors), Call("broadcast", moves_only=True)
         return self._run(self._group.broadcast, opts, [x], call, call.inout(x), src=opts.rootRank)
 
+    @any_device
     def gather(
         self,
         output_tensors: Any,
@@ -171,6 +176,7 @@ class Collectives:
         out = [call.write(each) for each in outputs] or None
         return self._run(self._group.gather, opts, outputs, call, call.read(x), out, dst=opts.rootRank)
 
+    @any_device
     def scatter(
         self,
         output_tensors: Any,
@@ -188,6 +194,7 @@ class Collectives:
 
     # ---- all to all ----
 
+    @any_device
     def allgather(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
@@ -198,6 +205,7 @@ class Collectives:
         out = [call.write(each) for each in outputs]
         return self._run(self._group.all_gather, opts, outputs, call, out, call.read(x))
 
+    @any_device
     def all_gather_single(
         self, output: Tensor, given: Tensor, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
@@ -208,6 +216,7 @@ class Collectives:
 
     _allgather_base = all_gather_single
 
+    @any_device
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:
@@ -219,6 +228,7 @@ class Collectives:
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
+    @any_device
     def allgather_coalesced(
         self, output_lists: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:
@@ -231,6 +241,7 @@ class Collectives:
             [self.allgather([list(column)], [x], opts) for column, x in zip(columns, inputs, strict=True)]
         )
 
+    @any_device
     def alltoall(
         self,
         outputs: Sequence[Tensor],
@@ -245,6 +256,7 @@ class Collectives:
         written = [call.write(x) for x in outputs]
         return self._run(self._group.all_to_all, opts, list(outputs), call, written, read)
 
+    @any_device
     def all_to_all_single(
         self,
         output: Tensor,
@@ -272,104 +284,40 @@ class Collectives:
     alltoall_base = all_to_all_single
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        """Wait until every rank of the group is here. `device_ids` mean nothing on the CPU."""
+        """Wait until every rank of the group is here; with a CUDA device in the options, on that."""
         opts = options(BarrierOptions, opts, timeout=timeout)
+        if opts.device is not None and opts.device.type == "cuda":
+            passed_on: Work = self._cuda.group.barrier(opts)
+            return passed_on
         return self._run(self._group.barrier, opts, [], Call("barrier"))
 
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:  # noqa: ARG002
-        """Wait for every rank; the Timeout names those that did not come, all of them, on every rank."""
-        self._issued += 1
-        self._group.barrier(timeout=seconds(timeout))
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Wait for every rank; see `MonitoredBarrier.wait`. A failure leaves the group usable."""
+        timeout_s = self._group.timeout_s if timeout is None else timeout.total_seconds()
+        self._monitored.wait(timeout_s, wait_all_ranks)
 
     # ---- point to point ----
 
+    @any_device
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
         """Send one tensor to a rank of the group."""
         call = Call("send", moves_only=True)
         x = single("send", tensors)
         return self._transfer(self._group.isend(call.read(x), dst, tag), [x], call)
 
+    @any_device
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
         """Receive one tensor from a rank of the group."""
         call = Call("recv", moves_only=True)
         x = single("recv", tensors)
         return self._transfer(self._group.irecv(call.write(x), src, tag), [x], call)
 
+    @any_device
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         """Receive one tensor from whoever sends first; the Work knows from whom."""
         call = Call("recv", moves_only=True)
         x = single("recv", tensors)
         return self._transfer(self._group.irecv(call.write(x), None, tag), [x], call)
-
-    # ---- several calls in one ----
-
-    def _start_coalescing(self, device: torch.device) -> None:  # noqa: ARG002
-        """Begin to remember the works that are handed out."""
-        self._batch = []
-
-    def _end_coalescing(self, device: torch.device) -> Work:  # noqa: ARG002
-        """Hand out one Work for all since `_start_coalescing`."""
-        batch, self._batch = self._batch or [], None
-        return self._each(batch)
-
-    # ---- how a call is made ----
-
-    def _run(
-        self,
-        method: Callable[..., Any],
-        opts: Any,
-        result: list[Tensor],
-        call: Call,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Work:
-        """Call the Group; while PyTorch's profiler is on, as an event "unisono:all_reduce"."""
-        if not profiler._is_profiler_enabled:
-            return self._called(method, opts, result, call, *args, **kwargs)
-        with profiler.record_function(f"unisono:{call.what}") as event:
-            work = self._called(method, opts, result, call, *args, **kwargs)
-            if work is not DONE:  # the event goes on until the work is complete
-                event._call_end_callbacks_on_future(work.get_future())
-        return work
-
-    def _called(
-        self,
-        method: Callable[..., Any],
-        opts: Any,
-        result: list[Tensor],
-        call: Call,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Work:
-        """Call the Group; at once, or as a Work when PyTorch wants to wait later."""
-        self._issued += 1
-        timeout = seconds(opts.timeout)
-        if opts.asyncOp:
-            native = method(*args, **kwargs, async_op=True, timeout=timeout)
-            return self._handed_out(UnisonoWork(native, result, self._futures, call.after))
-        method(*args, **kwargs, timeout=timeout)
-        if call.after:
-            call.after()
-        return DONE
-
-    def _transfer(self, native: NativeWork, result: list[Tensor], call: Call) -> Work:
-        return self._handed_out(TransferWork(native, result, self._futures, call.after))
-
-    def _each(self, works: Sequence[Any]) -> Work:
-        pending = [work for work in works if work is not DONE]
-        if not pending:
-            return DONE
-        result = [x for work in pending for x in work.outputs]
-        return UnisonoWork(Together(pending), result, self._futures)
-
-    def _handed_out(self, work: UnisonoWork) -> UnisonoWork:
-        if self._batch is not None:
-            self._batch.append(work)
-        # C++ that keeps a Work does not keep its Python half, without which `wait` is PyTorch's own, for
-        # ever. `Join(divide_by_initial_world_size=False)` does so with a count of one element.
-        if sum(x.numel() for x in work.outputs) <= 16:
-            self._recent.append(work)
-        return work
 
 
 def _flat(lists: Any) -> list[Tensor]:

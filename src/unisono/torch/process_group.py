@@ -16,9 +16,13 @@ from torch._C import _distributed_c10d as c10d
 
 import unisono.group
 
+from .calling import Calling
 from .collectives import Collectives
+from .cuda import CUDA, CudaGroup, why_not
+from .monitored import MonitoredBarrier
 from .store import TorchStore
-from .work import Futures
+from .tracing import skip
+from .work import Futures, TransferWork, UnisonoWork
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,22 +47,34 @@ def create(given: Any, backend_options: Any) -> ProcessGroupUnisono:  # noqa: AR
 class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
     """`torch.distributed` over one `unisono.Group`."""
 
-    def __init__(self, store: c10d.Store, rank: int, size: int, timeout: timedelta, name: str) -> None:
+    def __init__(
+        self,
+        store: c10d.Store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        name: str,
+        *,
+        backend: str = "unisono",
+    ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # the one with a store has no virtual methods
         self._rank = rank
         self._size = size
         self._store = store
         self._timeout = timeout
+        self._backend = backend
         self._group_name = name
         self._group_desc = ""
         self._batch = None
-        self._issued = 0
         self._recent = deque(maxlen=16)
         self._futures = Futures(f"unisono futures {name}")
         timeout_s = timeout.total_seconds()
+        room = _fresh(store, rank)
         self._group = unisono.group.connect(
-            TorchStore(_fresh(store, rank), timeout_s=timeout_s), rank, size, name=name, timeout_s=timeout_s
+            TorchStore(room, timeout_s=timeout_s), rank, size, name=name, timeout_s=timeout_s
         )
+        self._cuda = CudaGroup(room, rank, size, timeout)
+        self._monitored = MonitoredBarrier(room, rank, size, self._group.last_seen)
 
     # ---- who it is ----
 
@@ -71,11 +87,14 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         return self._size
 
     def getBackendName(self) -> str:  # noqa: N802
-        """Return "unisono"."""
+        """Return "unisono". C++ asks, and what it hears "gloo" of it takes for a C++ ProcessGroupGloo."""
         return "unisono"
 
-    name = getBackendName
-    _get_backend_name = getBackendName
+    def name(self) -> str:
+        """Return "unisono", or "gloo" where the group stands in for that."""
+        return self._backend
+
+    _get_backend_name = name
 
     def getGroupName(self) -> str:  # noqa: N802
         """Return the name functional collectives look the group up by."""
@@ -104,19 +123,28 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         return self._store
 
     def __repr__(self) -> str:
-        return f"ProcessGroupUnisono({self._group_name!r}, rank={self._rank}, size={self._size})"
+        place = f"rank={self._rank}, size={self._size}"
+        instead = "" if self._backend == "unisono" else f", in place of {self._backend}"
+        return f"ProcessGroupUnisono({self._group_name!r}, {place}{instead})"
 
     # ---- as its own backend ----
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """The devices whose tensors it moves."""
-        return [torch.device("cpu")]
+        """The devices whose tensors it takes."""
+        return [torch.device("cpu")] if why_not() else [torch.device("cpu"), torch.device("cuda")]
 
-    def _get_backend(self, device: torch.device | str) -> ProcessGroupUnisono:  # type: ignore[override]
-        """Return the backend for `device`: itself."""
-        if torch.device(device).type != "cpu":
-            raise RuntimeError(f"unisono has no backend for device {device}: it moves CPU tensors")
+    def _get_backend(self, device: torch.device | str) -> Any:
+        """Return the backend for `device`: itself for the CPU, PyTorch's ProcessGroupNCCL for CUDA.
+
+        Raises:
+            RuntimeError: there is none; says what is missing.
+        """
+        kind = torch.device(device).type
+        if kind == "cuda":
+            return self._cuda.group._get_backend(CUDA)
+        if kind != "cpu":
+            raise RuntimeError(f"unisono has no backend for device {device}: it takes CPU and CUDA tensors")
         return self
 
     def _backend_id(self, backend_type: Any) -> int:  # noqa: ARG002
@@ -138,12 +166,13 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
     @property
     def options(self) -> Any:
         """PyTorch's Backend.Options: the backend's name and the timeout."""
-        return c10d.Backend.Options(self.getBackendName(), self._timeout)
+        return c10d.Backend.Options(self._backend, self._timeout)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of the calls that do not bring their own."""
         self._timeout = timeout
         self._group.timeout_s = timeout.total_seconds()
+        self._cuda.set_timeout(timeout)
 
     _set_default_timeout = set_timeout
     setTimeout = set_timeout  # noqa: N815
@@ -153,7 +182,7 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
 
     def _get_sequence_number_for_group(self) -> int:
         """Return the number of collectives issued."""
-        return self._issued
+        return self._group.sequence
 
     def _has_hooks(self) -> bool:
         return False
@@ -177,7 +206,12 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         name = group_name or f"{self._group_name} split {'_'.join(map(str, ranks))}"
         store = c10d.PrefixStore(f"split/{name}/", self._store)
         split = ProcessGroupUnisono(
-            store, ranks.index(self._rank), len(ranks), timeout or self._timeout, f"group {name}"
+            store,
+            ranks.index(self._rank),
+            len(ranks),
+            timeout or self._timeout,
+            f"group {name}",
+            backend=self._backend,
         )
         split.setGroupName(name)
         split.setGroupDesc(group_desc or f"{self._group_desc}:split")
@@ -189,14 +223,19 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Close the group; `destroy_process_group` calls this. Works that are not complete fail."""
+        self._cuda.shutdown()
         self._group.close()
         self._futures.close()
         self._recent.clear()
 
     def abort(self) -> None:
         """Abort the group: whatever waits in it, here or on another rank, raises."""
+        self._cuda.abort()
         self._group.abort()
         self.shutdown()
+
+
+skip(ProcessGroupUnisono, Collectives, Calling, UnisonoWork, TransferWork)
 
 
 def _fresh(store: c10d.Store, rank: int) -> c10d.Store:

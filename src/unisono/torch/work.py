@@ -117,6 +117,9 @@ class UnisonoWork(Work):
         """Return a future of the output tensors; made now, and complete at once if the work is."""
         return self._futures.of(self)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {_state(self)}{_named(self.outputs)}>"
+
     def _finish(self) -> None:
         with self._lock:  # type: ignore[union-attr]
             if self._after:
@@ -165,6 +168,21 @@ class Together:
         return next((error for error in (work.exception() for work in self._works) if error), None)
 
 
+def _state(work: UnisonoWork) -> str:
+    if not work._native.done():
+        return "under way"
+    error = work.exception()
+    return f"failed with {type(error).__name__}" if error else "complete"
+
+
+def _named(outputs: list[torch.Tensor]) -> str:
+    """Describe the first output. [3, 4] of float32 and one more -> ", float32[3, 4] and 1 more"."""
+    if not outputs:
+        return ""
+    shown = f"{str(outputs[0].dtype).removeprefix('torch.')}{list(outputs[0].shape)}"
+    return f", {shown}" + (f" and {len(outputs) - 1} more" if len(outputs) > 1 else "")
+
+
 class _Done(Work):
     """The answer of every synchronous call: it was complete before it was asked for."""
 
@@ -186,6 +204,9 @@ class _Done(Work):
 
     def result(self) -> list[torch.Tensor]:
         return []
+
+    def __repr__(self) -> str:
+        return "<Work: complete when it was made>"
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()

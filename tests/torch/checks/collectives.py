@@ -333,7 +333,7 @@ def check_methods_called_directly(rank, size):
 
 def check_what_cannot_work_is_refused_at_once(rank, size):
     with pytest.raises(ValueError, match="to_dense"):
-        dist.all_reduce(torch.eye(3).to_sparse())
+        dist.broadcast(torch.eye(3).to_sparse(), 0)
     with pytest.raises(ValueError, match="meta"):
         dist.broadcast(torch.zeros(3, device="meta"), 0)
     with pytest.raises(ValueError, match="list of 2"):

@@ -58,7 +58,11 @@ def check_sequence_number(rank, size):
     group = dist.new_group()
     before = group._get_sequence_number_for_group()
     dist.all_reduce(torch.ones(1), group=group)
-    assert group._get_sequence_number_for_group() == before + 1
+    work = dist.all_reduce(torch.ones(1), group=group, async_op=True)
+    assert group._get_sequence_number_for_group() == before + 2
+    work.wait()
+    dist.barrier(group=group)
+    assert group._get_sequence_number_for_group() == before + 3 == group._group.sequence
 
 
 def check_split(rank, size):

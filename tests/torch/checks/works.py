@@ -7,6 +7,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from unisono.torch.work import DONE
+
 
 def check_work(rank, size):
     x = torch.full((5,), float(rank))
@@ -108,3 +110,14 @@ def check_the_profiler_sees_collectives(rank, size):
     names = [event.name for event in seen.events()]
     assert names.count("unisono:all_reduce") == 1
     assert names.count("unisono:broadcast") == 1
+
+
+def check_repr(rank, size):
+    work = dist.all_reduce(torch.ones(3, 4), async_op=True)
+    assert repr(work) in (
+        "<UnisonoWork: under way, float32[3, 4]>",
+        "<UnisonoWork: complete, float32[3, 4]>",
+    )
+    work.wait()
+    assert "complete" in repr(work)
+    assert repr(DONE) == "<Work: complete when it was made>"

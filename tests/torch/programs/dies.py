@@ -40,6 +40,18 @@ def works(last: bool, folder: Path) -> None:
     dist.all_reduce(torch.ones(10), async_op=True).wait()
 
 
+def unwaited(last: bool, folder: Path) -> None:
+    """An asynchronous call fails and nobody waits for it; the next call, of whatever kind, tells."""
+    dist.barrier()
+    if last:
+        die()
+    work = dist.all_reduce(torch.ones(10), async_op=True)
+    while not work.is_completed():
+        time.sleep(0.001)
+    del work
+    dist.broadcast(torch.ones(10), 0)
+
+
 def future(last: bool, folder: Path) -> None:
     """A future of a work that fails."""
     dist.barrier()

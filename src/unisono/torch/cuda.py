@@ -1,0 +1,126 @@
+"""CUDA tensors, passed on to a process group of NCCL's that is made on first use.
+
+The first tensor of a call decides: on a CUDA device, the call goes as it came to the method of the same
+name of a `torch.distributed.ProcessGroup` with PyTorch's own ProcessGroupNCCL. Unisono moves CPU memory.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+from torch._C import _distributed_c10d as c10d
+
+from unisono.errors import message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+
+    Method = TypeVar("Method", bound=Callable[..., Any])
+
+__all__ = ["CUDA", "CudaGroup", "any_device", "is_cuda", "open_nccl", "why_not"]
+
+CUDA = torch.device("cuda")
+
+
+def any_device(method: Method) -> Method:
+    """Let a method of the process group pass calls with CUDA tensors on."""
+    name = method.__name__
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_cuda(args or tuple(kwargs.values())):
+            return getattr(self._cuda.group, name)(*args, **kwargs)
+        return method(self, *args, **kwargs)
+
+    return cast("Method", call)
+
+
+def is_cuda(given: Any) -> bool:
+    """Whether the first tensor in the (nested) arguments is on a CUDA device. Example: ([], [[x]]) -> x's."""
+    first = _first(given)
+    return first is not None and bool(first.is_cuda)
+
+
+def _first(given: Any) -> Any:
+    if isinstance(given, torch.Tensor):
+        return given
+    if isinstance(given, (list, tuple)):
+        return next((found for found in map(_first, given) if found is not None), None)
+    return None
+
+
+class CudaGroup:
+    """The NCCL half of a group: nothing until `group` is asked for. All ranks have to ask, as NCCL's do."""
+
+    def __init__(self, store: c10d.Store, rank: int, size: int, timeout: timedelta) -> None:
+        self._store = store
+        self._rank = rank
+        self._size = size
+        self.timeout = timeout
+        self._group: Any = None
+
+    @property
+    def made(self) -> bool:
+        """Whether it was asked for."""
+        return self._group is not None
+
+    @property
+    def group(self) -> Any:
+        """A process group for CUDA tensors.
+
+        Raises:
+            RuntimeError: there is no CUDA or no NCCL here; says which.
+        """
+        if self._group is None:
+            self._group = open_nccl(
+                c10d.PrefixStore("cuda/", self._store), self._rank, self._size, self.timeout
+            )
+        return self._group
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the timeout, now or for later."""
+        self.timeout = timeout
+        if self.made:
+            self._group.set_timeout(timeout)
+
+    def shutdown(self) -> None:
+        """Close what was made."""
+        if self.made:
+            self._group.shutdown()
+
+    def abort(self) -> None:
+        """Abort what was made."""
+        if self.made:
+            self._group.abort()
+
+
+def why_not() -> str:
+    """What is missing here for CUDA tensors; empty if nothing is."""
+    if not hasattr(c10d, "ProcessGroupNCCL"):
+        return "this PyTorch was built without NCCL; install one that was built for CUDA"
+    if not torch.cuda.is_available():
+        return "torch.cuda.is_available() is False: no device, or no driver for it"
+    return ""
+
+
+def open_nccl(store: c10d.Store, rank: int, size: int, timeout: timedelta) -> Any:
+    """A ProcessGroup whose CUDA backend is ProcessGroupNCCL.
+
+    Raises:
+        RuntimeError: see `why_not`.
+    """
+    missing = why_not()
+    if missing:
+        text = message("CUDA tensors are passed on to NCCL, which cannot be had", observed=missing)
+        raise RuntimeError(text)
+    options = c10d.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    backend = c10d.ProcessGroupNCCL(store, rank, size, options)
+    backend._set_sequence_number_for_group()
+    group: Any = c10d.ProcessGroup(store, rank, size)
+    group._set_default_backend(c10d.ProcessGroup.BackendType.NCCL)
+    group._register_backend(CUDA, c10d.ProcessGroup.BackendType.NCCL, backend)
+    return group

@@ -1,0 +1,20 @@
+"""CUDA tensors over real NCCL. One rank is all that one GPU can show; with two GPUs, two ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import suite
+from unisono.torch import cuda
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(bool(cuda.why_not()), reason=f"NOT RUN, CUDA tensors over NCCL: {cuda.why_not()}"),
+]
+
+
+def test_cuda_tensors_and_cpu_tensors_in_one_group(tmp_path):
+    size = min(2, torch.cuda.device_count())
+    printed = suite.run(tmp_path, {"cuda": ("programs.on_cuda", size, [])})["cuda"]
+    assert all("fine" in text for text in printed), printed

@@ -1,0 +1,81 @@
+"""No import in the script: PyTorch's autoload, and Unisono in the place of gloo. With real launchers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import suite
+from test_launch import free_ports
+
+PROGRAM = str(suite.HERE / "programs" / "replaced.py")
+
+
+def run(*arguments: str, limit_s: float = 100, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        check=False,
+    )
+
+
+def test_autoload_registers_and_loads_no_engine():
+    ask = "import sys, torch; print('UNISONO' in torch.distributed.Backend._plugins, "
+    ask += "[n for n in sys.modules if n.startswith(('unisono._native', 'unisono.group', 'msgspec'))])"
+    assert run("-c", ask).stdout == "True []\n"
+    assert run("-c", ask, TORCH_DEVICE_BACKEND_AUTOLOAD="0").stdout == "False []\n"
+    assert run("-c", "import unisono.torch; " + ask).stdout == "True []\n"
+
+
+def test_import_torch_survives_a_wrong_variable():
+    done = run("-W", "always", "-c", "import torch; print(torch.ones(1))", UNISONO_REPLACE="glo")
+    assert done.returncode == 0
+    assert "UNISONO_REPLACE is malformed: got 'glo', expected gloo" in done.stderr
+    assert run("-c", "import torch", RANK="nonsense").stderr == ""
+
+
+def test_gloo_is_replaced_under_unisono_run():
+    port = str(free_ports(6))
+    done = run("-m", "unisono", "run", "-n", "2", "--replace", "gloo", "--master-port", port, PROGRAM)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("fine") == 2
+
+
+def test_gloo_is_replaced_under_torchrun():
+    program = "import runpy, os; os.environ['TORCHELASTIC_USE_AGENT_STORE'] = 'False'; "
+    program += (
+        f"os.environ['MASTER_PORT'] = '{free_ports(6)}'; runpy.run_path({PROGRAM!r}, run_name='__main__')"
+    )
+    arguments = ["--standalone", "--nproc-per-node", "2", "--no-python", sys.executable, "-c", program]
+    done = run("-m", "torch.distributed.run", *arguments, UNISONO_REPLACE="gloo")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("fine") == 2
+
+
+def test_without_autoload_the_launcher_refuses():
+    done = run("-m", "unisono", "run", "--replace", "gloo", PROGRAM, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert done.returncode == 2
+    assert "unset TORCH_DEVICE_BACKEND_AUTOLOAD" in done.stderr
+
+
+FRAMEWORKS = {
+    "accelerate": "with_accelerate.py",
+    "lightning": "with_lightning.py",
+    "transformers": "with_transformers.py",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_framework(framework, tmp_path):
+    pytest.importorskip(framework)
+    program = str(suite.HERE / "programs" / FRAMEWORKS[framework])
+    done = run("-m", "unisono", "run", "-n", "2", "--replace", "gloo", program, str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("fine") == 2
