@@ -13,10 +13,10 @@ ARGS ?=
 say = @printf '\033[1m==> %s\033[0m\n' $(1)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench sanitize wheel clean
+.PHONY: help demo test test-torch check format bench sanitize wheel clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(VENV)/.installed  ## four processes train a small language model over Unisono
 	@$(BIN)/python tools/install_torch.py $(TORCH) --required
@@ -25,6 +25,10 @@ demo: $(VENV)/.installed  ## four processes train a small language model over Un
 test: $(VENV)/.installed  ## run the tests (ARGS="-k ring -x" goes to pytest)
 	$(call say,"running the tests")
 	$(BIN)/python -m pytest $(ARGS)
+
+test-torch: $(VENV)/.installed  ## PyTorch's own distributed test suite over Unisono and over Gloo; rewrites docs/pytorch-table.md
+	@$(BIN)/python tools/install_torch.py $(TORCH) --required
+	$(BIN)/python tests/torch/pytorch_suite/all.py $(ARGS)
 
 check: $(VENV)/.installed  ## format, lint, types, layers, budgets
 	$(call say,"format and lint")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+import hosts
 import leaks
 
 # Before NumPy and PyTorch are imported: their thread pools would slow ranks down that share two cores,
@@ -38,7 +40,8 @@ def pytest_configure() -> None:
 
 def pytest_report_header() -> str:
     """Say which tests this machine leaves out."""
-    return "torch: " + ("installed" if HAVE_TORCH else "not installed, the tests that need it are left out")
+    torch = "installed" if HAVE_TORCH else "not installed, the tests that need it are left out"
+    return f"torch: {torch}; several hosts: {_why_no_hosts() or 'yes'}"
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -58,18 +61,25 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@functools.cache
+def _why_no_hosts() -> str:
+    return hosts.why_not()
+
+
 def _missing(item: pytest.Item) -> str:
     if item.get_closest_marker("torch") and not HAVE_TORCH:
         return "needs PyTorch"
     if item.get_closest_marker("root") and os.geteuid() != 0:
         return "needs root"
+    if item.get_closest_marker("hosts") and _why_no_hosts():
+        return _why_no_hosts()
     if item.get_closest_marker("gpu") and not Path("/dev/nvidia0").exists():
         return "needs a GPU"
     return ""
 
 
 @pytest.fixture(params=["one host", "apart", "twos"])
-def hosts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def spread(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Where ranks are: all on one host, every one on its own, or every two on one."""
     if request.param != "one host":
         monkeypatch.setenv("UNISONO_RANKS_PER_HOST", {"apart": "1", "twos": "2"}[request.param])

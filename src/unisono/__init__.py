@@ -22,6 +22,7 @@ _HOMES = {
     "unisono.store": ("FileStore", "HashStore", "PrefixStore", "Store", "StoreServer", "TCPStore"),
     "unisono.errors": (
         "Aborted",
+        "AuthenticationError",
         "GroupClosed",
         "GroupError",
         "LaunchError",
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from unisono.backends import is_available
     from unisono.errors import (
         Aborted,
+        AuthenticationError,
         GroupClosed,
         GroupError,
         LaunchError,
@@ -71,6 +73,7 @@ __all__ = [
     "PRODUCT",
     "SUM",
     "Aborted",
+    "AuthenticationError",
     "FileStore",
     "Group",
     "GroupClosed",

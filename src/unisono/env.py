@@ -10,14 +10,17 @@ counts. RANK, WORLD_SIZE and so on, when set, have to agree with it; an error na
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from unisono.errors import message
+from unisono.secure import Token, parse_token, read_token_file
 
 __all__ = [
     "REPLACEABLE",
@@ -30,10 +33,12 @@ __all__ = [
     "parse_size",
     "read",
     "replaced",
+    "unknown",
 ]
 
 Parser = Callable[[str], Any]
 INT32_MAX = 2**31 - 1
+ELSEWHERE = {"UNISONO_SANITIZED"}  # set by tools/sanitize.sh for the tests
 SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 TRUE_WORDS = ("1", "true", "yes", "on")
 FALSE_WORDS = ("", "0", "false", "no", "off")
@@ -85,6 +90,14 @@ def _endpoint(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def _port_range(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"\s*(\d{1,5})\s*-\s*(\d{1,5})\s*", text)
+    first, last = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 0 < first <= last < 65536:
+        raise ValueError("two ports, first-last, as in 20000-20100")
+    return first, last
+
+
 def _text(text: str) -> str:
     return text.strip()
 
@@ -109,6 +122,8 @@ class Variable(NamedTuple):
     """One environment variable: which setting it gives, how it is read, and in words.
 
     `source` is the launcher that sets it, "" for those that any launcher or a person may set.
+    `yields`: it gives way to a variable of the same setting further up, instead of having to agree.
+    `secret`: its value is not repeated in errors.
     """
 
     name: str
@@ -116,6 +131,8 @@ class Variable(NamedTuple):
     parse: Parser
     doc: str
     source: str = ""
+    yields: bool = False
+    secret: bool = False
 
 
 def _placement(source: str, rank: str, world: str, local_rank: str, local_world: str) -> list[Variable]:
@@ -150,7 +167,29 @@ VARIABLES: tuple[Variable, ...] = (
         "at most so many successive ranks share memory, others are as if on other hosts; 0: no limit",
     ),
     Variable("UNISONO_REPLACE", "replace", _backend, "PyTorch's backend whose place Unisono takes: gloo"),
-    Variable("UNISONO_SOCKET_IFNAME", "socket_ifname", _text, "network interfaces to use (reserved)"),
+    Variable(
+        "UNISONO_SOCKET_IFNAME",
+        "socket_ifname",
+        _text,
+        "network interfaces to use: eth0,eth1 (names or their beginnings, =eth0 exactly, ^docker,lo all but)",
+    ),
+    Variable("GLOO_SOCKET_IFNAME", "socket_ifname", _text, "the same, as Gloo has it", yields=True),
+    Variable("NCCL_SOCKET_IFNAME", "socket_ifname", _text, "the same, as NCCL has it", yields=True),
+    Variable("UNISONO_PORT_RANGE", "port_range", _port_range, "ports to listen on, first-last; default: any"),
+    Variable(
+        "UNISONO_ADVERTISE",
+        "advertise",
+        _endpoint,
+        "host:port under which others reach what this rank listens on, where a router translates addresses",
+    ),
+    Variable(
+        "UNISONO_TOKEN_FILE",
+        "token",
+        read_token_file,
+        "file of mode 0600 with the job's token, 64 hex digits",
+    ),
+    Variable("UNISONO_TOKEN", "token", parse_token, "the job's token itself", secret=True),
+    Variable("UNISONO_TLS", "tls", _flag, "encrypt the store's connections with TLS 1.3 (needs the token)"),
     Variable(
         "UNISONO_STATUS_FD", "status_fd", _rank, "descriptor of the launcher's status board", "unisono run"
     ),
@@ -216,6 +255,10 @@ class Settings:
     ranks_per_host: int = 0
     replace: str = ""
     socket_ifname: str = ""
+    port_range: tuple[int, int] | None = None
+    advertise: tuple[str, int] | None = None
+    token: Token = field(default_factory=Token, repr=False)
+    tls: bool = False
     status_fd: int | None = None
     store_address: tuple[str, int] | None = None
     rank: int | None = None
@@ -255,7 +298,7 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
         if variable.setting not in values:
             values[variable.setting] = value
             origins[variable.setting] = variable.name
-        elif values[variable.setting] != value:
+        elif values[variable.setting] != value and not variable.yields:
             raise ValueError(_disagreement(origins[variable.setting], variable, environ))
     return Settings(**values, launcher=launcher, origins=MappingProxyType(origins))
 
@@ -290,7 +333,7 @@ def _parsed(variable: Variable, text: str) -> Any:
         raise ValueError(
             message(
                 f"{variable.name} is malformed",
-                observed=repr(text),
+                observed="something else" if variable.secret else repr(text),
                 expected=str(error),
                 remedy=f"Set {variable.name} ({variable.doc}) to that, or unset it.",
             )
@@ -298,10 +341,27 @@ def _parsed(variable: Variable, text: str) -> Any:
 
 
 def _disagreement(name: str, other: Variable, environ: Mapping[str, str]) -> str:
+    shown = "(secret)" if other.secret else environ[other.name]
+    by = f" ({other.name} was set by {other.source})" if other.source else ""
     return message(
-        f"{name}={environ[name]} and {other.name}={environ[other.name]} disagree on the {other.doc}",
-        remedy=f"Unset the one that is wrong ({other.name} was set by {other.source}).",
+        f"{name}={environ[name]} and {other.name}={shown} disagree on the {other.doc}",
+        remedy=f"Unset the one that is wrong{by}.",
     )
+
+
+def unknown(environ: Mapping[str, str] | None = None) -> list[str]:
+    """One line for every variable that begins like ours and is none, with the nearest that is."""
+    environ = os.environ if environ is None else environ
+    names = {variable.name for variable in VARIABLES} | ELSEWHERE
+    lines = []
+    for name in sorted(environ):
+        if name.startswith("UNISONO_") and name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"Did you mean {near[0]}?" if near else "`unisono doctor` lists those there are."
+            lines.append(
+                message(f"the environment variable {name} is none of Unisono's and is ignored", remedy=hint)
+            )
+    return lines
 
 
 def listing(settings: Settings) -> list[tuple[str, str, str]]:
@@ -336,4 +396,4 @@ def markdown() -> str:
 
 
 def _shown(value: object) -> str:
-    return "" if value is None or value == "" else str(value)
+    return "" if value is None or value in ("", b"") else str(value)

@@ -1,6 +1,7 @@
 """Every error Unisono raises on its own account, and the one builder of their messages.
 
     UnisonoError(RuntimeError)
+    ├── AuthenticationError  the other end of a connection does not have the job's token
     ├── RendezvousError      the ranks could not come together
     ├── StoreError           the key-value store failed or answered nonsense
     │   └── StoreTimeout     (also TimeoutError) a key did not appear in time
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 __all__ = [
     "Aborted",
+    "AuthenticationError",
     "GroupClosed",
     "GroupError",
     "LaunchError",
@@ -38,6 +40,10 @@ __all__ = [
 
 class UnisonoError(RuntimeError):
     """Base of every error in this module."""
+
+
+class AuthenticationError(UnisonoError):
+    """The other end of a connection does not have the job's token, or is not who it should be."""
 
 
 class RendezvousError(UnisonoError):

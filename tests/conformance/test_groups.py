@@ -8,7 +8,7 @@ import pytest
 import ranks
 import unisono as un
 
-pytestmark = pytest.mark.usefixtures("hosts")
+pytestmark = pytest.mark.usefixtures("spread")
 
 
 def test_subgroup_has_ranks_of_its_own() -> None:

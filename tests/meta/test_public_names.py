@@ -21,6 +21,7 @@ PUBLIC = [
     "PRODUCT",
     "SUM",
     "Aborted",
+    "AuthenticationError",
     "FileStore",
     "Group",
     "GroupClosed",

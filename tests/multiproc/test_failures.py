@@ -17,7 +17,7 @@ import pytest
 import ranks
 import unisono as un
 
-pytestmark = pytest.mark.usefixtures("hosts")
+pytestmark = pytest.mark.usefixtures("spread")
 
 HERE = Path(__file__).resolve().parent
 

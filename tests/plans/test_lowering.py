@@ -59,7 +59,7 @@ def test_one_shot_as_numbers() -> None:
 def test_ring_as_numbers() -> None:
     """Raw is what a rank sends first and adds itself; final is only the last Reduce of a partition."""
     assert lower(make("all_reduce", "ring", 3))[0] == [
-        *header("ring", 3, 0, 0, 0, 1),
+        *header("ring", 3, 0, 0, 0, 3),
         *(SEND, RAW, OUT, 0, OUT, 0, -1, 1, 1),
         *(REDUCE, RAW, OUT, 2, OUT, 2, 1, 1, 2),
         *(SEND, NONE, OUT, 2, OUT, 2, -1, 1, 1),
@@ -75,11 +75,11 @@ def test_scatter_as_numbers() -> None:
     """Equal blocks; the root's input is raw; nobody else has any."""
     root, other = lower(make("scatter", "direct", 2))
     assert root == [
-        *header("direct", 1, 2, 0, 1, 1),
+        *header("direct", 1, 2, 0, 1, 2),
         *(SEND, RAW, IN, 1, IN, 1, -1, 1, 1),
         *(COPY, RAW, OUT, 0, IN, 0, -1, 0),
     ]
-    assert other == [*header("direct", 1, 2, 0, 1, 1), *(RECV, NONE, OUT, 0, OUT, 0, -1, 1, 0)]
+    assert other == [*header("direct", 1, 2, 0, 1, 2), *(RECV, NONE, OUT, 0, OUT, 0, -1, 1, 0)]
 
 
 def test_sends_to_nobody_are_left_out_and_a_foreign_algorithm_is_255() -> None:

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.plans import ALGORITHMS, CONTRACTS, Copy, Plan, Recv, Reduce, Send, lower, make
-from unisono.plans.proof import EDGE_CAPACITY
+from unisono.plans import ALGORITHMS, CONTRACTS, Copy, Plan, Recv, Reduce, Send, lower, make, prove
+from unisono.plans.proof import EDGE_CAPACITY, Deadlock
 
 NAMES = [(collective, name) for collective in ALGORITHMS for name in ALGORITHMS[collective]]
-Memory = list[dict[str, list[Any]]]
+Memory = list[dict[str, Any]]
 RAW, FINAL = 2, 1
 OPS = {"SUM": np.add, "MAX": np.maximum, "BXOR": np.bitwise_xor}
 
@@ -102,7 +102,8 @@ class Machine:
         if chunk.space != "tmp":
             return memory[chunk.space][chunk.index]
         model = memory["in"] or memory["out"]
-        return memory.setdefault("tmp", [np.full_like(one, -77) for one in model])[chunk.index]
+        like = model[chunk.index if chunk.index < len(model) else 0]
+        return memory.setdefault("tmp", {}).setdefault(chunk.index, np.full_like(like, -77))
 
     def write(self, rank: int, chunk: Any, array: Any) -> None:
         target = self.find(rank, chunk)
@@ -198,18 +199,27 @@ def flags_of(plan: Plan) -> list[list[int]]:
 @given(
     st.sampled_from([name for name in NAMES if name[0] != "barrier"]), st.integers(1, 9), st.integers(0, 8),
     st.sampled_from(sorted(OPS)), st.integers(2, EDGE_CAPACITY), st.booleans(), st.integers(0, 1 << 32),
+    st.integers(1, 4),
 )  # fmt: skip
 @settings(max_examples=400, deadline=None)
 def test_plans_against_numpy(
-    name: tuple[str, str], p: int, root: int, op: str, capacity: int, aliased: bool, seed: int
+    name: tuple[str, str], p: int, root: int, op: str, capacity: int, aliased: bool, seed: int, hosts: int
 ) -> None:
     dice = random.Random(seed)
-    plan = make(*name, p, root % p if CONTRACTS[name[0]].rooted else 0)
-    memory = fresh(plan, lengths(plan, dice), dice, aliased=aliased)
+    where = tuple(dice.randrange(hosts) for _ in range(p))
+    plan = make(*name, p, root % p if CONTRACTS[name[0]].rooted else 0, where)
+    passed_on = (
+        name[0] in ("gather", "scatter") and name[1] != "direct"
+    )  # by ranks that know of no other size
+    memory = fresh(plan, even(plan) if passed_on else lengths(plan, dice), dice, aliased=aliased)
     wanted = expected(plan, memory, OPS[op])
     inputs = [[one.copy() for one in rank["in"]] for rank in memory]
     machine = Machine(plan, memory, OPS[op])
     machine.capacity, machine.in_flight = capacity, lower(plan)[0][4]
+    try:
+        prove(plan, edge_capacity=capacity)
+    except Deadlock:
+        machine.capacity = EDGE_CAPACITY
     machine.run(dice)
     check(memory, wanted)
     for rank, before in zip(memory, inputs, strict=True):

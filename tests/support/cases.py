@@ -85,12 +85,16 @@ def moves(group: Group, dtype: str, numel: int) -> None:
             assert x.tobytes() == parts[src].tobytes(), ("broadcast", algorithm, dtype, numel, size)
     for algorithm in ALGORITHMS["all_gather"]:
         _all_gather(group, parts, algorithm)
-    _gather_scatter(group, parts)
+    for algorithm in ALGORITHMS["gather"]:
+        _gather_scatter(group, parts, algorithm)
     rows = [oracle.data(peer, numel * size, dtype, seed=1).reshape(size, numel) for peer in range(size)]
-    out = np.empty_like(rows[0])
-    group.all_to_all(out, rows[rank])
-    for peer in range(size):
-        assert out[peer].tobytes() == rows[peer][rank].tobytes(), ("all_to_all", dtype, numel, size)
+    for algorithm in ALGORITHMS["all_to_all"]:
+        out = np.empty_like(rows[0])
+        group.all_to_all(out, rows[rank], algorithm=algorithm)
+        for peer in range(size):
+            assert out[peer].tobytes() == rows[peer][rank].tobytes(), ("all_to_all", algorithm, dtype, numel)
+    for algorithm in ALGORITHMS["barrier"]:
+        group.barrier(algorithm=algorithm)
 
 
 def _all_gather(group: Group, parts: list[np.ndarray], algorithm: str) -> None:
@@ -107,16 +111,16 @@ def _all_gather(group: Group, parts: list[np.ndarray], algorithm: str) -> None:
     assert in_place.tobytes() == whole, ("all_gather in place", algorithm)
 
 
-def _gather_scatter(group: Group, parts: list[np.ndarray]) -> None:
+def _gather_scatter(group: Group, parts: list[np.ndarray], algorithm: str) -> None:
     size, rank = group.size, group.rank
     dst = size - 1
     out = np.zeros((size, parts[0].size), parts[0].dtype) if rank == dst else None
-    group.gather(parts[rank], out, dst)
+    group.gather(parts[rank], out, dst, algorithm=algorithm)
     if out is not None:
-        assert out.tobytes() == np.stack(parts).tobytes(), "gather"
+        assert out.tobytes() == np.stack(parts).tobytes(), ("gather", algorithm)
     mine = np.zeros_like(parts[rank])
-    group.scatter(mine, list(parts) if rank == dst else None, dst)
-    assert mine.tobytes() == parts[rank].tobytes(), "scatter"
+    group.scatter(mine, list(parts) if rank == dst else None, dst, algorithm=algorithm)
+    assert mine.tobytes() == parts[rank].tobytes(), ("scatter", algorithm)
 
 
 def uneven(group: Group, dtype: str = "float32") -> None:
@@ -125,9 +129,10 @@ def uneven(group: Group, dtype: str = "float32") -> None:
     for scale in (1, 70_000):
         lengths = [peer * scale % (3 * scale) for peer in range(size)]
         parts = [oracle.data(peer, lengths[peer], dtype) for peer in range(size)]
-        out = [np.zeros_like(part) for part in parts]
-        group.all_gather_v(out, parts[rank])
-        assert all(a.tobytes() == b.tobytes() for a, b in zip(out, parts, strict=True)), "all_gather_v"
+        for algorithm in (None, *ALGORITHMS["all_gather"]):
+            out = [np.zeros_like(part) for part in parts]
+            group.all_gather_v(out, parts[rank], algorithm=algorithm)
+            assert all(a.tobytes() == b.tobytes() for a, b in zip(out, parts, strict=True)), algorithm
         sent = [
             oracle.data(peer, (rank + 2 * peer) * scale % (4 * scale), dtype, seed=rank)
             for peer in range(size)
@@ -142,14 +147,14 @@ def uneven(group: Group, dtype: str = "float32") -> None:
         assert out is None or all(a.tobytes() == b.tobytes() for a, b in zip(out, parts, strict=True))
 
 
-def in_flight(group: Group, rounds: int = 6) -> None:
+def in_flight(group: Group, rounds: int = 6, exact: bool = True) -> None:
     """Several groups of operations under way at once, finished in another order than begun."""
     works, results = [], []
     for number in range(rounds):
         numel = [1, 1000, 300_000][number % 3]
         parts = [oracle.data(rank, numel, "float64", seed=number) for rank in range(group.size)]
         x = parts[group.rank].copy()
-        works.append(group.all_reduce(x, async_op=True))
+        works.append(group.all_reduce(x, algorithm="two_shot", async_op=True))
         gathered = np.zeros((group.size, 5), np.int64)
         mine = np.full(5, group.rank * 100 + number)
         works.append(group.all_gather(gathered, mine, async_op=True))
@@ -162,5 +167,5 @@ def in_flight(group: Group, rounds: int = 6) -> None:
         assert work.done()
         assert work.exception() is None
     for x, expected, gathered, number in results:
-        assert x.tobytes() == expected.tobytes()
+        oracle.check(x, expected, exact, "float64", group.size, "in flight")
         assert (gathered == np.arange(group.size)[:, None] * 100 + number).all()

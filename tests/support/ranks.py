@@ -38,7 +38,7 @@ def groups(
     """The group objects of `size` ranks, all in this process.
 
     per_host: so many successive ranks share memory, the others have connections; None: as the environment
-    has it (see the fixture `hosts`), all of them without.
+    has it (see the fixture `spread`), all of them without.
     socket_bytes: of the kernel's buffers, 0 for its own choice.
     """
     store = HashStore(timeout_s)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from unisono.store import FileStore, HashStore, PrefixStore, Store, StoreServer, TCPStore
 
-KINDS = ["hash", "file", "tcp", "tcp6", "prefix-hash", "prefix-file", "prefix-tcp"]
+KINDS = ["hash", "file", "tcp", "tcp6", "tcp-token", "tcp-tls", "prefix-hash", "prefix-file", "prefix-tcp"]
 
 
 class Place:
@@ -17,12 +18,15 @@ class Place:
         self._path = folder / "store"
         self._opened: list[Store] = []
         self._hash = HashStore(10.0)
-        self._server = StoreServer("::1" if kind == "tcp6" else "127.0.0.1") if "tcp" in kind else None
+        proven = kind in ("tcp-token", "tcp-tls")
+        self._safe: dict[str, Any] = {"token": b"t" * 32 if proven else b"", "tls": kind == "tcp-tls"}
+        host = "::1" if kind == "tcp6" else "127.0.0.1"
+        self._server = StoreServer(host, **self._safe) if "tcp" in kind else None
 
     def open(self) -> Store:
         """Another client of the place's store."""
         if self._server is not None:
-            store: Store = TCPStore(self._server.host, self._server.port, timeout_s=10.0)
+            store: Store = TCPStore(self._server.host, self._server.port, timeout_s=10.0, **self._safe)
         elif "file" in self.kind:
             store = FileStore(self._path, timeout_s=10.0)
         else:

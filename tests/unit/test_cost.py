@@ -29,7 +29,12 @@ def whole(count: int) -> Fraction:
     return count * (A + B * L)
 
 
-# (collective, algorithm): p -> seconds. SPEC's rows A1, A2, A3, A7, A11, A12.
+def swaps(count: int, p: int) -> Fraction:
+    """`count` messages, and what every rank but the own one holds."""
+    return count * A + Fraction(p - 1, p) * B * L
+
+
+# (collective, algorithm): p -> seconds.
 FORMULAS: dict[tuple[str, str], Callable[[int], Fraction]] = {
     ("broadcast", "linear"): lambda p: whole(p - 1),
     ("broadcast", "direct"): lambda p: whole(p - 1),
@@ -47,7 +52,55 @@ FORMULAS: dict[tuple[str, str], Callable[[int], Fraction]] = {
     ("all_reduce", "two_shot"): lambda p: 2 * (p - 1) * A + Fraction(p - 1, p) * (2 * B + G) * L,
     ("scan", "linear"): lambda p: (p - 1) * (A + B * L + G * L),
     ("barrier", "dissemination"): lambda p: levels(p) * A,
+    ("all_gather", "bruck"): lambda p: swaps(levels(p), p),
+    ("all_to_all", "pairwise"): lambda p: swaps(p - 1, p),
 }
+
+# The same for p = 2, 4, 8, 16; ranks beyond a power of two are folded in, which costs more.
+POWERS_OF_TWO: dict[tuple[str, str], Callable[[int], Fraction]] = {
+    ("gather", "binomial"): lambda p: swaps(levels(p), p),
+    ("scatter", "binomial"): lambda p: swaps(levels(p), p),
+    ("all_gather", "doubling"): lambda p: swaps(levels(p), p),
+    ("all_gather", "gather_broadcast"): lambda p: swaps(levels(p), p) + whole(levels(p)),
+    ("all_reduce", "binomial"): lambda p: whole(2 * levels(p)) + levels(p) * G * L,
+    ("all_reduce", "doubling"): lambda p: whole(levels(p)) + levels(p) * G * L,
+    ("all_reduce", "halving_doubling"): lambda p: 2 * swaps(levels(p), p) + Fraction(p - 1, p) * G * L,
+    ("reduce_scatter", "halving"): lambda p: swaps(levels(p), p) + Fraction(p - 1, p) * G * L,
+}
+
+
+@pytest.mark.parametrize("p", [2, 4, 8, 16])
+@pytest.mark.parametrize(("collective", "algorithm"), POWERS_OF_TWO)
+def test_formulas_for_powers_of_two(collective: str, algorithm: str, p: int) -> None:
+    for root in {0, p // 2} if CONTRACTS[collective].rooted else {0}:
+        plan = make(collective, algorithm, p, root)
+        assert cost.seconds(plan, L, a=A, b=B, g=G) == POWERS_OF_TWO[collective, algorithm](p)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(2, 2), (2, 3), (3, 3), (2, 4), (4, 4)])
+def test_torus(rows: int, columns: int) -> None:
+    p = rows * columns
+    hosts = tuple(rank // columns for rank in range(p))
+    latencies = 2 * (rows - 1 + columns - 1)
+    formula = latencies * A + Fraction(p - 1, p) * (2 * B + G) * L
+    assert cost.seconds(make("all_reduce", "torus", p, 0, hosts), L, a=A, b=B, g=G) == formula
+
+
+def test_edges_between_hosts_and_the_link_that_their_ranks_share() -> None:
+    """Two ranks of a host send to two of another: latencies side by side, bytes one after the other."""
+    chunk = Out(0)
+    steps = (Send(chunk, (2,)),), (Send(chunk, (3,)),), (Recv(chunk, 0),), (Recv(chunk, 1),)
+    plan = Plan("x", "x", 4, 0, steps, (0, 0, 1, 1))
+    assert cost.seconds(plan, 6, a=1, b=1) == 7
+    assert cost.seconds(plan, 6, a=1, b=1, between=cost.Edge(10, 2)) == 10 + 2 * 12
+    assert cost.busiest(plan, 6, inside=cost.Edge(1, 1), between=cost.Edge(10, 2)) == 24
+    assert cost.link_bytes(plan) == {0: (2, 0), 1: (0, 2)}
+
+
+def test_sends_side_by_side_to_one_rank_are_one_message() -> None:
+    steps = (Send(Out(0), (1,)), Send(Out(1), (1,))), (Recv(Out(0), 0), Recv(Out(1), 0))
+    plan = Plan("x", "x", 2, 0, steps)
+    assert (cost.seconds(plan, 6, a=1, b=1), cost.messages(plan), cost.rounds(plan)) == (7, [1, 0], 1)
 
 
 @pytest.mark.parametrize("p", SIZES)

@@ -15,7 +15,7 @@ import pytest
 
 from unisono.errors import LaunchError
 from unisono.launch.board import StatusBoard
-from unisono.launch.job import Job, rank_environment
+from unisono.launch.job import Assignment, Job, rank_environment
 from unisono.launch.options import add_arguments, job_from
 from unisono.launch.screen import Screen, prefix_of
 from unisono.launch.streams import LONGEST_LINE_NBYTES, RankStream, Streams
@@ -82,8 +82,10 @@ def test_torchrun_lines_are_understood(script: str) -> None:
         (["-m", "pack"], "has no __main__"),
         (["--no-python", "nope-program"], "'nope-program' was not found"),
         (["--no-python", "-m", "json"], "exclude each other"),
-        (["--nnodes", "2", "train.py"], "only one machine"),
-        (["--nnodes", "1:4", "train.py"], "only one machine"),
+        (["--nnodes", "2", "train.py"], "--nnodes above 1 needs --master-addr"),
+        (["--nnodes", "2", "--master-addr", "a", "train.py"], "several nodes need one token"),
+        (["--nnodes", "1:4", "train.py"], "ranks do not come and go"),
+        (["--token-file", "/no/such/dir/token", "train.py"], "--token-file"),
         (["--node_rank", "1", "train.py"], "--node-rank does not fit: got '1', expected 0"),
         (["--master-port", "70000", "train.py"], "--master-port does not fit"),
         (["--max-restarts", "3", "train.py"], "not restarted"),
@@ -119,10 +121,10 @@ def test_environment_drops_the_place_another_launcher_gave(script: str) -> None:
         "TORCHELASTIC_RUN_ID": "x",
         "HOME": "/",
     }
-    made = rank_environment(job, 1, base, store="127.0.0.1:5", master_port=6, status_fd=7)
+    made = rank_environment(job, 1, base, assignment=Assignment("127.0.0.1:5", 6, 3, 8), status_fd=7)
     assert made.keys() & base.keys() == {"SLURM_JOB_ID", "HOME"}
     assert (made["RANK"], made["MASTER_PORT"], made["UNISONO_STORE"], made["UNISONO_STATUS_FD"]) == (
-        "1", "6", "127.0.0.1:5", "7",
+        "4", "6", "127.0.0.1:5", "7",
     )  # fmt: skip
 
 
@@ -162,6 +164,24 @@ def test_last_words_are_the_whole_last_chain() -> None:
     words = last_words(ending(0, 0, text))
     assert words[0].startswith("Traceback") and "KeyError: told" in words and words[-1] == "ValueError: told"
     assert "OSError: told" not in words
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("unisono.errors.Timeout: all_reduce timed out after 2.0 s: rank 1 never arrived (pid 3)", "rank 1"),
+        ("unisono.errors.Timeout: barrier timed out after 2.0 s: ranks 1, 3 never arrived", "ranks 1, 3"),
+        ("RendezvousError: 2 of 4 ranks came within 2 s [x]: missing ranks 1, 3. See whether", "ranks 1, 3"),
+        ("RendezvousError: 2 of 3 ranks came within 2 s [x]: missing rank 12. See whether", "rank 12"),
+    ],
+)
+def test_the_first_line_names_who_never_came_not_who_gave_up(said: str, cause: str) -> None:
+    first = ending(0, 0, TRACEBACK.replace("{}: told", "{}").format(said))
+    lines = report(first, [first], log_dir=None, shown=True).splitlines()
+    assert lines[0] == (
+        f"unisono run: {cause} never came; rank 0 gave up waiting first: exit code 1 (pid 100)"
+    )
+    assert lines[1] == f"  {said}" and len(lines) == 2
 
 
 def test_last_words_without_a_traceback_and_in_colour() -> None:
@@ -281,7 +301,7 @@ def test_reading_pauses_while_the_console_is_behind(pipe: tuple[io.FileIO, io.Fi
     with selectors.DefaultSelector() as selector:
         screen = Screen(color=False, on_progress=lambda: None)  # never started: nothing is ever taken
         streams = Streams(job, screen, selector)
-        streams.add(0, reader, 1)
+        streams.add(0, 0, reader, 1)
         feeder = threading.Thread(target=lambda: (writer.write(b"x\n" * (4 << 20)), writer.close()))
         feeder.start()
         while selector.get_map():

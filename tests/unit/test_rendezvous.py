@@ -301,3 +301,9 @@ def test_a_closing_rank_0_is_not_kept_by_a_dead_rank(port: int) -> None:
     worlds[0].close()
     assert time.monotonic() - start < 3
     worlds[1].close()
+
+
+def test_a_world_of_one_needs_neither_store_nor_environment() -> None:
+    world = meet(world_size=1)
+    assert (world.rank, world.world_size, len(world.members)) == (0, 1, 1)
+    world.close()

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import pytest
 
 from unisono.errors import StoreError, StoreTimeout
-from unisono.store import NotOurServer, StoreServer, TCPStore, tcp_client
+from unisono.store import NotOurServer, StoreServer, TCPStore, dialer
 
 
 def free_port() -> int:
@@ -81,7 +81,7 @@ def test_another_program_is_told_at_once(answer: bytes) -> None:
 
 
 def test_a_silent_program_is_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_client, "GREETING_S", 0.3)
+    monkeypatch.setattr(dialer, "GREETING_S", 0.3)
     with program(None) as port, pytest.raises(NotOurServer, match="said nothing"):
         TCPStore("127.0.0.1", port, timeout_s=60)
 

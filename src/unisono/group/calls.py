@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 from unisono import _native
 from unisono.buffers import DTYPES, ITEMSIZES, view
+from unisono.choose import Chooser
 from unisono.errors import GroupClosed, GroupError
 from unisono.group.canon import Canon
 from unisono.group.faults import COLLECTIVES, Scene, explain
 from unisono.group.layout import SIDES, Extents, lay_out
 from unisono.group.site import site
 from unisono.group.work import CollectiveWork, Work, seconds
-from unisono.plans import choose, lower, make
+from unisono.plans import lower_rank
 from unisono.reduction import Op, PremulSum, ReduceOp
 from unisono.store.base import close_in_children
 
@@ -46,6 +47,7 @@ class Caller:
 
     Attributes:
         name, rank, size: of the group.  timeout_s: of an operation that names none.
+        hosts: the number of the host of each rank; all on one until somebody says otherwise.
         reproducible: all reductions are, whether they ask for it or not.
     """
 
@@ -56,7 +58,7 @@ class Caller:
         rank: int,
         size: int,
         timeout_s: float,
-        hosts: tuple[str, ...],
+        host_names: tuple[str, ...],
         reproducible: bool,
     ) -> None:
         self.name = name
@@ -64,15 +66,16 @@ class Caller:
         self.size = size
         self._reproducible = reproducible
         self._timeout_s = timeout_s
-        self._hosts = hosts
+        self._host_names = host_names
         self._engine: _native.Engine | None = engine
-        self._canon = Canon(size)
         self._prepared: dict[tuple[str, str, int, int, int], Prepared] = {}
         self._code: dict[tuple[str, str, int], list[int]] = {}
         self._quick: dict[tuple[str, int, Op, bool], _native.Quick] = {}
+        distinct = list(dict.fromkeys(host_names))
+        self.hosts = tuple(distinct.index(name) for name in host_names)
         self._works: list[Work] = []
         self._works_lock = threading.Lock()
-        if len(set(hosts)) > 1:
+        if len(distinct) > 1:
             close_in_children(self.close_copies)
 
     @property
@@ -83,6 +86,22 @@ class Caller:
     @timeout_s.setter
     def timeout_s(self, value: float) -> None:
         self._timeout_s = value
+        self._quick.clear()
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """The number of the host of each rank, by which algorithms are chosen and planned; alike on all."""
+        return self._hosts
+
+    @hosts.setter
+    def hosts(self, value: tuple[int, ...]) -> None:
+        if len(value) != self.size:
+            raise ValueError(f"got the hosts of {len(value)} ranks, expected {self.size}")
+        self._hosts = tuple(value)
+        self._chooser = Chooser(self.size, self._hosts)
+        self._prepared.clear()  # what was planned for another placement
+        self._code.clear()
+        self._canon = Canon(self.size, self._hosts)
         self._quick.clear()
 
     @property
@@ -155,8 +174,13 @@ class Caller:
         numel = 0
         if sides.equal:  # then all ranks agree on it, and it goes into the fingerprint
             numel = source[0][1] if sides.out_blocks else target[0][1]
+        if sides.root and options.algorithm not in (None, "direct"):
+            self._check_alike(collective, target if sides.out_blocks else source)
+        typical = numel
+        if collective == "all_gather_v":  # every rank knows all sizes
+            typical = sum(length for _, length in target) // self.size
         name = "all_gather" if collective == "all_gather_v" else collective
-        prepared = self.prepare(name, options.algorithm, dtype, numel, op, root, options.reproducible)
+        prepared = self.prepare(name, options.algorithm, dtype, typical, op, root, options.reproducible)
         return self.run(prepared, (out, given), options, numel, target, source, op)
 
     def prepare(
@@ -181,7 +205,10 @@ class Caller:
         """
         asked = algorithm is not None
         if algorithm is None:
-            algorithm = choose(collective, self.size, numel * ITEMSIZES[dtype])
+            whole = numel * ITEMSIZES[dtype]
+            in_order = reproducible or self._reproducible
+            ask = self._chooser.direct if in_order else self._chooser.choose
+            algorithm = ask(collective, whole)
         if reproducible or self._reproducible:
             self._check_root(collective, root)
             algorithm = self._canon.algorithm(collective, algorithm, root, asked)
@@ -265,8 +292,18 @@ class Caller:
         key = (collective, algorithm, root)
         code = self._code.get(key)
         if code is None:
-            code = self._code[key] = lower(make(collective, algorithm, self.size, root))[self.rank]
+            code = lower_rank(self.rank, collective, algorithm, self.size, root, self._hosts)
+            self._code[key] = code
         return code
+
+    def _check_alike(self, collective: str, blocks: Extents) -> None:
+        """Blocks may differ in size where each goes straight to its rank; others on the way cannot know."""
+        sizes = {numel for _, numel in blocks}
+        if len(sizes) > 1:
+            raise ValueError(
+                f"{collective}: blocks have {min(sizes)} to {max(sizes)} elements; sizes may differ with "
+                "algorithm='direct' only"
+            )
 
     def _check_root(self, collective: str, root: int) -> None:
         if not 0 <= root < self.size:
@@ -276,7 +313,7 @@ class Caller:
 
     def scene(self, engine: _native.Engine, operation: str, timeout_s: float, where: str = "") -> Scene:
         """What an error of an operation has to say of its place."""
-        return Scene(engine, self.name, self.rank, self.size, self._hosts, operation, timeout_s, where)
+        return Scene(engine, self.name, self.rank, self.size, self._host_names, operation, timeout_s, where)
 
     def failure(self, operation: str, timeout_s: float, engine: _native.Engine | None = None) -> GroupError:
         """The error for what aborted the group; `engine` is its engine, when the group may be closed."""

@@ -14,8 +14,9 @@ __all__ = ["Canon"]
 class Canon:
     """Which algorithms keep to the canonical order in a group of `size` ranks."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, hosts: tuple[int, ...]) -> None:
         self._size = size
+        self._hosts = hosts
         self._canonical: dict[tuple[str, str, int], bool] = {}
 
     def algorithm(self, collective: str, wanted: str, root: int, asked: bool) -> str:
@@ -41,6 +42,6 @@ class Canon:
         key = (collective, algorithm, root)
         found = self._canonical.get(key)
         if found is None:
-            proof = prove(make(collective, algorithm, self._size, root))
+            proof = prove(make(collective, algorithm, self._size, root, self._hosts))
             found = self._canonical[key] = proof.canonical
         return found

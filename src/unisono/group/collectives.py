@@ -22,7 +22,7 @@ class Collectives:
     Arrays are NumPy arrays, torch CPU tensors or other contiguous CPU buffers. Of all operations:
 
     Args:
-        algorithm: a name of `unisono.plans.ALGORITHMS`; None chooses by size and ranks.
+        algorithm: a name of `unisono.plans.ALGORITHMS`; None chooses by size, ranks and hosts.
         reproducible: contributions are combined in the order of ranks, in one accumulation, whatever the
             size and placement: the bits are those of NumPy's fold from rank 0 to p-1 (16-bit floats are
             widened and rounded once). An `algorithm` that does not is refused.
@@ -125,9 +125,11 @@ class Collectives:
             "exclusive_scan", x, True, op, 0, algorithm, reproducible, async_op, timeout
         )
 
-    def barrier(self, *, async_op: bool = False, timeout: Timeout = None) -> Work | None:
+    def barrier(
+        self, *, algorithm: str | None = None, async_op: bool = False, timeout: Timeout = None
+    ) -> Work | None:
         """Wait until every rank has come here. Cost: ceil(log2 p) rounds (dissemination)."""
-        prepared = self._caller.prepare("barrier", None, 1, 0)
+        prepared = self._caller.prepare("barrier", algorithm, 1, 0)
         return self._caller.run(prepared, None, Options(async_op, timeout), 0, [], [])
 
     def all_gather(
@@ -149,33 +151,53 @@ class Collectives:
         return self._caller.between("all_gather", out, x, options)
 
     def all_gather_v(
-        self, out: Sequence[Any], x: Any, *, async_op: bool = False, timeout: Timeout = None
+        self,
+        out: Sequence[Any],
+        x: Any,
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        timeout: Timeout = None,
     ) -> Work | None:
         """As `all_gather`, for ranks whose `x` differ in size: `out` is a list of p arrays of those sizes.
 
         Every rank passes the same list of sizes.
         """
-        return self._caller.between("all_gather_v", list(out), x, Options(async_op, timeout))
+        return self._caller.between("all_gather_v", list(out), x, Options(async_op, timeout, algorithm))
 
     def gather(
-        self, x: Any, out: Any = None, dst: int = 0, *, async_op: bool = False, timeout: Timeout = None
+        self,
+        x: Any,
+        out: Any = None,
+        dst: int = 0,
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        timeout: Timeout = None,
     ) -> Work | None:
         """Gather `x` of every rank into `out` on rank `dst`.
 
         Shapes: x [numel]; out on `dst` [p, numel] or a list of p arrays (their sizes may differ, as the
-        ranks' do), elsewhere None.
+        ranks' do, unless an algorithm other than direct is asked for), elsewhere None.
         """
-        return self._caller.between("gather", out, x, Options(async_op, timeout), SUM, dst)
+        return self._caller.between("gather", out, x, Options(async_op, timeout, algorithm), SUM, dst)
 
     def scatter(
-        self, out: Any, inputs: Any = None, src: int = 0, *, async_op: bool = False, timeout: Timeout = None
+        self,
+        out: Any,
+        inputs: Any = None,
+        src: int = 0,
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        timeout: Timeout = None,
     ) -> Work | None:
         """Hand block i of `inputs` on rank `src` to rank i.
 
         Shapes: out [numel]; inputs on `src` [p, numel] or a list of p arrays (their sizes may differ, as
-        the ranks' do), elsewhere None.
+        the ranks' do, unless an algorithm other than direct is asked for), elsewhere None.
         """
-        return self._caller.between("scatter", out, inputs, Options(async_op, timeout), SUM, src)
+        return self._caller.between("scatter", out, inputs, Options(async_op, timeout, algorithm), SUM, src)
 
     def reduce_scatter(
         self,
@@ -198,7 +220,13 @@ class Collectives:
         return self._caller.between("reduce_scatter", out, inputs, options, op)
 
     def all_to_all(
-        self, out: Any, inputs: Any, *, async_op: bool = False, timeout: Timeout = None
+        self,
+        out: Any,
+        inputs: Any,
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        timeout: Timeout = None,
     ) -> Work | None:
         """Hand block i of `inputs` to rank i, into its block of this rank's number.
 
@@ -206,4 +234,4 @@ class Collectives:
         block i here has the size of this rank's block there.
         Example (p=2): [[1], [2]] and [[3], [4]] -> [[1], [3]] and [[2], [4]].
         """
-        return self._caller.between("all_to_all", out, inputs, Options(async_op, timeout))
+        return self._caller.between("all_to_all", out, inputs, Options(async_op, timeout, algorithm))

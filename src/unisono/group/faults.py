@@ -149,7 +149,7 @@ def _timeout(scene: Scene, fault: _Fault, doing: str) -> str:
     return message(
         f"{doing} timed out{after}: {who} ({scene.process(blamed)}, last seen {last_seen(scene, blamed)})",
         where=scene.where(),
-        remedy=f"Raise timeout=, or look at rank {blamed}'s output.",
+        remedy=f"Give it a longer timeout or look at rank {blamed}'s output.",
     )
 
 
@@ -159,7 +159,7 @@ def _message_timeout(scene: Scene, fault: _Fault, doing: str) -> str:
     if fault.about >= 0:
         seen = last_seen(scene, fault.about)
         who = f"rank {fault.about} did not answer ({scene.process(fault.about)}, last seen {seen})"
-    remedy = "Raise timeout=, or look at the other rank's output."
+    remedy = "Give it a longer timeout or look at the other rank's output."
     return message(f"{doing} timed out{after}: {who}", where=scene.where(), remedy=remedy)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
@@ -11,7 +12,7 @@ from typing import Any
 
 from unisono import _native, env
 from unisono.backends.native import EngineSettings, open_engine
-from unisono.errors import GroupError
+from unisono.errors import GroupError, message
 from unisono.group import faults
 from unisono.group.calls import Caller
 from unisono.group.objects import Objects
@@ -238,8 +239,11 @@ def init_process_group(
         RendezvousError: the ranks did not come together; says who is missing.
     """
     if backend not in (None, "native"):
-        raise ValueError(f"backend is {backend!r}, expected None or 'native'")
+        raise ValueError(_other_backend(backend))
     settings = env.read()
+    if settings.launcher != "unisono run":  # which has said it once for all ranks
+        for text in env.unknown():
+            warnings.warn(text, stacklevel=2)
     timeout_s = seconds(timeout, settings.timeout_s)
     meeting = rendezvous(
         init_method, store=store, rank=rank, world_size=world_size, timeout_s=timeout_s, settings=settings
@@ -265,6 +269,20 @@ def init_process_group(
         meeting,
         reproducible=reproducible,
         hosts=opened.hosts,
+    )
+
+
+def _other_backend(backend: object) -> str:
+    torchs = backend in ("gloo", "nccl", "mpi", "unisono")
+    where = "a backend of torch.distributed" if torchs else "no backend"
+    remedy = (
+        f"Leave backend out; for PyTorch's API write torch.distributed.init_process_group({backend!r})"
+        + (", after `import unisono.torch`." if backend == "unisono" else ".")
+        if torchs
+        else "Leave backend out."
+    )
+    return message(
+        f"unisono.init_process_group has one backend, 'native', and {backend!r} is {where}", remedy=remedy
     )
 
 

@@ -1,12 +1,14 @@
 """`unisono run`: starts the ranks of a job on this machine, shows their output, ends them together.
 
-It does not know what the ranks compute; it gives them their place in the job and a store to meet at.
+Several machines run it once each and form one job. It does not know what the ranks compute;
+ it gives them their place in the job and a store to meet at.
 
     options   command line -> Job                  front       signals, store, watches the supervisor
     job       Job, environment of a rank           supervisor  starts, reaps, ends the ranks
     streams   pipes -> screen, log files           process     sessions, death signals, orphans
     screen    the console, line by line            board       who ended of what, readable by every rank
-    summary   which failure was the first
+    summary   which failure was the first       nodes       what the nodes of a job tell each other
+    attend    what the front does meanwhile
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import argparse
 import sys
 
 from unisono import env
-from unisono.errors import LaunchError, StoreError
+from unisono.errors import AuthenticationError, LaunchError, RendezvousError, StoreError
 from unisono.launch.front import run
 from unisono.launch.job import Job
 from unisono.launch.options import add_arguments, job_from
@@ -31,6 +33,6 @@ def main(args: argparse.Namespace) -> int:
         for remark in remarks:
             sys.stderr.write(f"unisono run: {remark}\n")
         return run(job, environ)
-    except (LaunchError, StoreError) as error:
+    except (AuthenticationError, LaunchError, RendezvousError, StoreError) as error:
         sys.stderr.write(f"unisono run: {error}\n")
         return 2

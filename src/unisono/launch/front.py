@@ -16,18 +16,18 @@ with one thread while it forks, and a busy store does not delay it.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from types import FrameType
 
 from unisono.errors import LaunchError, message
-from unisono.launch.job import Job
-from unisono.launch.process import become_subreaper, end_children
-from unisono.launch.supervisor import FORWARDED, STRAYS_IN_A_HURRY_S, Supervisor
+from unisono.launch.attend import Interrupted, Signals, adopting_orphans, assign, attend, outcome
+from unisono.launch.job import Assignment, Job
+from unisono.launch.supervisor import FORWARDED, Supervisor
 
 __all__ = ["run"]
 
@@ -40,11 +40,13 @@ def run(job: Job, base: Mapping[str, str]) -> int:
     Args:
         base: the environment the ranks start from.
     Raises:
-        LaunchError: MASTER_PORT is taken, or the store cannot listen. Nothing was started then.
+        LaunchError: MASTER_PORT is taken, the store cannot listen, or the nodes did not come together.
+            Nothing was started then.
     """
     _open_standard_descriptors()
-    with _reserved_port(job.master_port) as master_port:
+    with _reserved_port(job.master_port if job.nnodes == 1 else 0) as master_port:
         life_read, life_write = os.pipe()
+        news_read, news_write = os.pipe()
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:  # started without one (`>&-`)
                 stream.flush()
@@ -52,14 +54,21 @@ def run(job: Job, base: Mapping[str, str]) -> int:
         supervisor = os.fork()
         if supervisor == 0:
             os.close(life_write)
-            os._exit(_supervise(job, base, life_read, master_port))
+            os.close(news_read)
+            os._exit(_supervise(job, base, life_read, news_write if job.nnodes > 1 else -1))
         os.close(life_read)
-        with _signals_forwarded_to(supervisor):
+        os.close(news_write)
+        signals = Signals(supervisor)
+        with signals.forwarded(), os.fdopen(news_read) as news:
             signal.pthread_sigmask(signal.SIG_SETMASK, previous)
             try:
-                return _attend(supervisor, life_write)
+                if job.nnodes == 1:
+                    return _attend_alone(job, supervisor, life_write, master_port)
+                return attend(job, base, supervisor, life_write, news, master_port, signals)
+            except Interrupted as interrupted:
+                return 128 + interrupted.number
             finally:
-                os.close(life_write)  # a supervisor that still waits for the store's address ends by this
+                os.close(life_write)  # a supervisor that still waits for its assignment ends by this
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(supervisor, 0)
 
@@ -73,60 +82,29 @@ def _open_standard_descriptors() -> None:
     os.close(fd)
 
 
-def _supervise(job: Job, base: Mapping[str, str], life_read: int, master_port: int) -> int:
-    """The life of the supervisor process. The first line from the front is the store's address."""
+def _supervise(job: Job, base: Mapping[str, str], life_read: int, news_write: int) -> int:
+    """The life of the supervisor process. The first line from the front is the assignment."""
     try:
         os.setsid()
-        supervisor = Supervisor(job, base, life_read)
-        store = os.read(life_read, 256).decode().strip()
-        return supervisor.run(store, master_port) if store else 1
+        supervisor = Supervisor(job, base, life_read, news_write)
+        assignment = os.read(life_read, 4096)
+        return supervisor.run(Assignment(**json.loads(assignment))) if assignment else 1
     except BaseException:  # noqa: BLE001 - nobody is above us in this process: say it, then leave
         traceback.print_exc()
         return 1
 
 
-def _attend(supervisor: int, life_write: int) -> int:
+def _attend_alone(job: Job, supervisor: int, life_write: int, master_port: int) -> int:
     """Host the store until the supervisor has ended."""
     from unisono.store import StoreServer
 
-    become_subreaper()
-    try:
-        with contextlib.closing(StoreServer("127.0.0.1", 0)) as server:
-            with contextlib.suppress(BrokenPipeError):
-                os.write(life_write, f"127.0.0.1:{server.port}\n".encode())
-            status = os.waitstatus_to_exitcode(os.waitpid(supervisor, 0)[1])
-        if status < 0:
-            end_children(STRAYS_IN_A_HURRY_S)
-    finally:
-        become_subreaper(False)
-    if status >= 0:
-        return status
-    name = signal.Signals(-status).name
-    sys.stderr.write(f"unisono run: the launcher was killed by {name}; the ranks are gone\n")
-    return 128 - status
-
-
-@contextlib.contextmanager
-def _signals_forwarded_to(supervisor: int) -> Iterator[None]:
-    """Pass each signal on to the supervisor, which knows what it means.
-
-    What was ignored when we were started (nohup, `&` in a script) stays ignored.
-    """
-
-    def forward(number: int, _frame: FrameType | None) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(supervisor, number)
-            if number == signal.SIGTSTP:
-                os.kill(os.getpid(), signal.SIGSTOP)  # stop as asked; this returns when we are continued
-                os.kill(supervisor, signal.SIGCONT)
-
-    numbers = [n for n in FORWARDED if n != signal.SIGCONT and signal.getsignal(n) != signal.SIG_IGN]
-    previous = {number: signal.signal(number, forward) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    with (
+        adopting_orphans(),
+        contextlib.closing(StoreServer("127.0.0.1", 0, token=job.token, tls=job.tls)) as server,
+    ):
+        store = f"127.0.0.1:{server.port}"
+        assign(life_write, Assignment(store, master_port, 0, job.world_size))
+        return outcome(os.waitstatus_to_exitcode(os.waitpid(supervisor, 0)[1]))
 
 
 @contextlib.contextmanager

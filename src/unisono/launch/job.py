@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from unisono import env
+from unisono.secure import Token
 
-__all__ = ["STDERR", "STDOUT", "Job", "rank_environment", "usable_cores"]
+__all__ = ["STDERR", "STDOUT", "Assignment", "Job", "rank_environment", "usable_cores"]
 
 STDOUT = 1
 STDERR = 2
@@ -20,13 +21,16 @@ STDERR = 2
 
 @dataclass(frozen=True)
 class Job:
-    """One run of `world_size` processes of one command on this machine.
+    """One run of `world_size` processes of one command on this machine, alone or as one node of several.
 
     Attributes:
         command: argv of every rank.
         shown: per rank the streams that reach the console, STDOUT | STDERR.
         logged: per rank the streams that are written to files in `log_dir`.
-        master_port: 0 lets the launcher choose a free one.
+        master_port: 0 lets the launcher choose a free one; of several nodes, where they meet.
+        nnodes, node_rank: how many machines, and which this is.
+        token: the job's; every connection of its processes proves it.
+        advertise, tls: UNISONO_ADVERTISE and UNISONO_TLS of the ranks.
         grace_s: seconds the others get to end by themselves after the first failure.
         replace: the PyTorch backend whose place Unisono takes in the ranks; "" leaves it to the environment.
         stdin: rank 0 inherits the launcher's standard input (everybody else reads nothing).
@@ -42,6 +46,28 @@ class Job:
     grace_s: float = 1.0
     stdin: bool = False
     replace: str = ""
+    nnodes: int = 1
+    node_rank: int = 0
+    token: Token = field(default_factory=Token, repr=False)
+    advertise: str = ""
+    tls: bool = False
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What is known once all nodes have met.
+
+    Attributes:
+        store: host:port of the store, as this node reaches it.
+        master_port: MASTER_PORT of the ranks.
+        first_rank: rank of this node's local rank 0.
+        world_size: ranks of all nodes.
+    """
+
+    store: str
+    master_port: int
+    first_rank: int
+    world_size: int
 
 
 def usable_cores() -> int:
@@ -67,29 +93,37 @@ def _foreign_placement() -> frozenset[str]:
 
 
 def rank_environment(
-    job: Job, rank: int, base: Mapping[str, str], *, store: str, master_port: int, status_fd: int
+    job: Job, local_rank: int, base: Mapping[str, str], *, assignment: Assignment, status_fd: int
 ) -> dict[str, str]:
     """Build the environment of one rank.
 
     Placement that another launcher left in `base` (SLURM_PROCID, ...) describes this launcher, not
     the rank, and is dropped: a library that reads it would see n equal ranks.
     """
-    environ = {name: value for name, value in base.items() if name not in _foreign_placement()}
+    ours = ("UNISONO_TOKEN", "UNISONO_TOKEN_FILE") if job.token else ()
+    dropped = _foreign_placement().union(ours)
+    environ = {name: value for name, value in base.items() if name not in dropped}
     environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // job.world_size)))
     environ.setdefault("PYTHONFAULTHANDLER", "1")
     environ.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(job.world_size),
+        RANK=str(assignment.first_rank + local_rank),
+        LOCAL_RANK=str(local_rank),
+        WORLD_SIZE=str(assignment.world_size),
         LOCAL_WORLD_SIZE=str(job.world_size),
-        GROUP_RANK="0",
-        GROUP_WORLD_SIZE="1",
+        GROUP_RANK=str(job.node_rank),
+        GROUP_WORLD_SIZE=str(job.nnodes),
         MASTER_ADDR=job.master_addr,
-        MASTER_PORT=str(master_port),
-        UNISONO_STORE=store,
+        MASTER_PORT=str(assignment.master_port),
+        UNISONO_STORE=assignment.store,
         UNISONO_STATUS_FD=str(status_fd),
         PYTHONUNBUFFERED="1",
     )
+    if job.token:
+        environ["UNISONO_TOKEN"] = job.token.hex()
+    if job.tls:
+        environ["UNISONO_TLS"] = "1"
+    if job.advertise:
+        environ["UNISONO_ADVERTISE"] = job.advertise
     if job.replace:
         environ["UNISONO_REPLACE"] = job.replace
     return environ

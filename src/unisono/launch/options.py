@@ -12,14 +12,17 @@ import shutil
 import sys
 from collections.abc import Mapping
 from importlib.machinery import ModuleSpec
+from typing import Any
 
 from unisono import env
 from unisono.errors import LaunchError, message
-from unisono.launch.job import STDERR, STDOUT, Job, usable_cores
+from unisono.launch.job import STDERR, STDOUT, Assignment, Job, rank_environment, usable_cores
+from unisono.secure import Token, make_token, read_token_file, token_file
 
 __all__ = ["add_arguments", "job_from"]
 
 BOTH = STDOUT | STDERR
+NODES_PORT = 29500  # torchrun's
 
 # torchrun's flags without a counterpart. (flag, takes a value, values that change nothing, verdict):
 # None: a remark is printed and the job runs; a text: the job is refused, it would not be what was asked for.
@@ -56,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "-n", *_both("--nproc-per-node"), dest="nproc", default="1", metavar="N",
-        help="processes to start: a number, 'cpu' (one per core), 'gpu', 'auto' (gpu if any, else cpu)",
+        help="processes to start here: a number, 'cpu' (one per core), 'gpu', 'auto' (gpu if any, else cpu)",
     )  # fmt: skip
     add("-m", "--module", action="store_true", help="the script is a module, as in python -m")
     add(*_both("--no-python"), action="store_true", help="the script is any program")
@@ -73,10 +76,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--replace", choices=env.REPLACEABLE,
         help="PyTorch scripts that ask for this backend get Unisono (sets UNISONO_REPLACE)",
     )  # fmt: skip
-    add("--nnodes", default="1", metavar="N", help="machines; only 1 for now")
-    add(*_both("--node-rank"), default="0", metavar="R", help="which machine this is; only 0")
-    add(*_both("--master-addr"), default="127.0.0.1", metavar="A", help="of the ranks (127.0.0.1)")
-    add(*_both("--master-port"), default="0", metavar="P", help="of the ranks (a free one)")
+    add("--nnodes", default="1", metavar="N", help="machines; start this command on each (1)")
+    add(*_both("--node-rank"), default="0", metavar="R", help="which machine this is, 0 to N-1")
+    add(*_both("--master-addr"), metavar="A", help="node 0, as all reach it; one machine: 127.0.0.1")
+    add(
+        *_both("--master-port"), metavar="P",
+        help=f"port on node 0 where the nodes meet ({NODES_PORT}); one machine: MASTER_PORT (a free one)",
+    )  # fmt: skip
+    add(
+        *_both("--token-file"), metavar="F",
+        help="the job's token, mode 0600; node 0 makes it when absent, copy it to the other nodes",
+    )  # fmt: skip
+    add("--tls", action="store_true", help="encrypt the store's connections")
+    add("--advertise", metavar="HOST:PORT", help="where others reach this node's ranks, behind a router")
     for flag, takes_value, _, _ in _ELSEWHERE:
         names, dest = _both(flag), _dest(flag)
         if takes_value:
@@ -103,7 +115,8 @@ def job_from(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Job,
         LaunchError: with one line, about the first thing that is wrong.
     """
     remarks = _torchrun_remarks(args)
-    _one_machine(args)
+    nnodes = _nnodes(args.nnodes)
+    node_rank = _number("--node-rank", args.node_rank, 0, nnodes - 1)
     size = _world_size(args.nproc, environ)
     shown, logged = _streams(args, size)
     job = Job(
@@ -112,13 +125,28 @@ def job_from(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Job,
         shown=shown,
         logged=logged,
         log_dir=_log_dir(args.log_dir),
-        master_addr=args.master_addr,
-        master_port=_number("--master-port", args.master_port, 0, 65535),
+        **_master(args, nnodes),
         grace_s=_grace(args.grace),
         stdin=args.stdin,
+        nnodes=nnodes,
+        node_rank=node_rank,
+        token=_token(args, environ, nnodes, node_rank),
+        advertise=args.advertise or "",
+        tls=args.tls,
         replace=_replaced(args.replace, environ),
     )
+    remarks += env.unknown(environ)
+    _check_environment(job, environ)
     return job, remarks
+
+
+def _check_environment(job: Job, environ: Mapping[str, str]) -> None:
+    """Read what the ranks will read: what is malformed is said here, once, and not by every rank."""
+    nowhere = Assignment("127.0.0.1:1", 1, 0, job.world_size)
+    try:
+        env.read(rank_environment(job, 0, environ, assignment=nowhere, status_fd=0))
+    except ValueError as error:
+        raise LaunchError(str(error)) from None
 
 
 def _torchrun_remarks(args: argparse.Namespace) -> list[str]:
@@ -133,22 +161,57 @@ def _torchrun_remarks(args: argparse.Namespace) -> list[str]:
     return remarks
 
 
-def _one_machine(args: argparse.Namespace) -> None:
-    if args.nnodes not in ("1", "1:1"):
+def _nnodes(text: str) -> int:
+    first, _, last = text.partition(":")
+    if last and first != last:
+        remedy = "Give one number: ranks do not come and go."
         raise LaunchError(
-            message("only one machine for now", observed=f"--nnodes {args.nnodes}", expected="1",
-                    remedy="For several, start the ranks with torchrun, srun or mpirun.")
-        )  # fmt: skip
-    _number("--node-rank", args.node_rank, 0, 0)
+            message("--nnodes does not fit", observed=repr(text), expected="1..1024", remedy=remedy)
+        )
+    return _number("--nnodes", first, 1, 1024)
 
 
-def _number(flag: str, text: str, low: int, high: int) -> int:
+def _master(args: argparse.Namespace, nnodes: int) -> dict[str, Any]:
+    """Where the nodes meet, or what one machine's ranks are told."""
+    port = args.master_port
+    if nnodes == 1:
+        number = 0 if port is None else _number("--master-port", port, 0, 65535)
+        return {"master_addr": args.master_addr or "127.0.0.1", "master_port": number}
+    if args.master_addr is None:
+        remedy = "Give the name or address of node 0, the same on every node."
+        raise LaunchError(message("--nnodes above 1 needs --master-addr", remedy=remedy))
+    number = NODES_PORT if port is None else _number("--master-port", port, 1, 65535)
+    return {"master_addr": args.master_addr, "master_port": number}
+
+
+def _token(args: argparse.Namespace, environ: Mapping[str, str], nnodes: int, node_rank: int) -> Token:
+    """The job's token: given, or made for a job of one machine, or made by node 0 into the file."""
+    path = args.token_file
+    try:
+        if path is not None:
+            return token_file(path) if node_rank == 0 else read_token_file(path)
+        given = {k: v for k, v in environ.items() if k in ("UNISONO_TOKEN", "UNISONO_TOKEN_FILE")}
+        token = env.read(given).token
+    except (ValueError, OSError) as error:
+        where = f"--token-file {path} does not fit: expected " if path is not None else ""
+        raise LaunchError(f"{where}{error}") from None
+    if token or nnodes == 1:
+        return token or make_token()
+    raise LaunchError(
+        message(
+            "several nodes need one token, by which they know each other",
+            remedy="Give --token-file F (node 0 makes it, copy it to the others), or set UNISONO_TOKEN.",
+        )
+    )
+
+
+def _number(flag: str, text: str, low: int, high: int, words: str = "") -> int:
     try:
         value = int(text)
     except ValueError:
         value = low - 1
     if not low <= value <= high:
-        expected = f"{low}..{high}" if high > low else str(low)
+        expected = (f"{low}..{high}" if high > low else str(low)) + words
         raise LaunchError(message(f"{flag} does not fit", observed=repr(text), expected=expected))
     return value
 
@@ -175,7 +238,13 @@ def _world_size(text: str, environ: Mapping[str, str]) -> int:
         if text == "gpu" and gpus == 0:
             raise LaunchError("-n gpu: this machine shows no NVIDIA GPU. Use -n cpu or a number.")
         return gpus or cores
-    return cores if text == "cpu" else _number("-n", text, 1, max(256, 16 * cores))
+    return (
+        cores
+        if text == "cpu"
+        else _number(
+            "-n", text, 1, max(256, 16 * cores), ", or 'cpu', 'gpu', 'auto': how many processes to start"
+        )
+    )
 
 
 def _gpus(environ: Mapping[str, str]) -> int:

@@ -125,18 +125,18 @@ class Streams:
         self._streams: list[RankStream] = []
         self._paused = False
 
-    def add(self, rank: int, pipe: IO[bytes], fd: int) -> RankStream:
+    def add(self, local_rank: int, rank: int, pipe: IO[bytes], fd: int) -> RankStream:
         """Take over the read end of one pipe of a rank."""
         job, bit = self._job, STDOUT if fd == 1 else STDERR
         log: IO[bytes] | None = None
-        if job.log_dir is not None and job.logged[rank] & bit:
+        if job.log_dir is not None and job.logged[local_rank] & bit:
             log = open(log_path(job.log_dir, rank, fd), "wb", buffering=0)  # noqa: SIM115 - the stream closes it
         stream = RankStream(
             pipe,
             fd,
             prefix_of(rank, self._screen.color),
             screen=self._screen,
-            shown=bool(job.shown[rank] & bit),
+            shown=bool(job.shown[local_rank] & bit),
             log=log,
         )
         self._streams.append(stream)

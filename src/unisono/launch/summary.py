@@ -11,8 +11,20 @@ import re
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-__all__ = ["Ending", "exit_status", "first_failure", "last_words", "report"]
+__all__ = [
+    "Ending",
+    "Failure",
+    "exit_status",
+    "failure_of",
+    "first_failure",
+    "follow_up",
+    "foreign_report",
+    "last_words",
+    "report",
+    "signal_name",
+]
 
 _HEADER = "Traceback (most recent call last):"
 _FATAL = "Fatal Python error:"
@@ -25,6 +37,7 @@ _CONSEQUENCE = re.compile(
     r"PeerLost|\bAborted\b|Connection (?:reset|closed|refused)|ConnectionResetError|BrokenPipeError"
     r"|DistNetworkError|remote process exited"
 )
+_ABSENT = re.compile(r"(ranks? [\d, -]+) never arrived|missing (ranks? \d[\d, .]*\d|rank \d+)")
 _MAX_LINES = 60
 _MAX_LINE_CHARS = 2000
 
@@ -38,6 +51,7 @@ class Ending:
         asked: the launcher had signalled it before; its end says nothing about its own fate.
         order: 0 for the rank that ended first.
         stderr: the last bytes of its standard error.
+        ended_at: seconds since the epoch; nodes' clocks agree well enough to choose between equals.
     """
 
     rank: int
@@ -47,6 +61,7 @@ class Ending:
     asked: bool
     order: int
     stderr: bytes = b""
+    ended_at: float = 0.0
 
     @property
     def failed(self) -> bool:
@@ -112,15 +127,18 @@ def _chain_start(lines: Sequence[str], start: int) -> int:
     return start
 
 
-def report(first: Ending, endings: Iterable[Ending], *, log_dir: str | None) -> str:
-    """Write the summary: the first failure with its traceback, then in one line what followed from it.
+def report(first: Ending, endings: Iterable[Ending], *, log_dir: str | None, shown: bool = False) -> str:
+    """Write the summary: the first failure and its error, then in one line what followed from it.
 
     unisono run: rank 2 failed first: exit code 1 (pid 4121)
-      Traceback (most recent call last): ...
+      ValueError: label 10 is out of range
     unisono run: then ranks 0-1 failed because a peer was gone (exit code 1); rank 3 was ended by the launcher
+
+    Args:
+        shown: the rank's standard error is on the console already, so its traceback is not repeated.
     """
-    lines = [f"unisono run: rank {first.rank} failed first: {first.how()} (pid {first.pid})"]
-    lines += ["  " + line for line in last_words(first)]
+    lines = [headline(first)]
+    lines += ["  " + line for line in (_error(last_words(first)) if shown else last_words(first))]
     others = sorted((e for e in endings if e.rank != first.rank), key=lambda e: e.rank)
     parts = [f"{_ranks(group)} failed {cause}" for cause, group in _by_cause(others).items()]
     asked = [e for e in others if e.asked]
@@ -134,6 +152,57 @@ def report(first: Ending, endings: Iterable[Ending], *, log_dir: str | None) -> 
     if log_dir:
         lines.append(f"unisono run: full output in {log_dir}")
     return "\n".join(lines)
+
+
+def headline(first: Ending) -> str:
+    """The cause in one line: who failed, or who was waited for in vain."""
+    how = f"{first.how()} (pid {first.pid})"
+    absent = _ABSENT.search("\n".join(_error(last_words(first))))
+    if absent is not None and not first.signaled:
+        who = next(group for group in absent.groups() if group)
+        return f"unisono run: {who} never came; rank {first.rank} gave up waiting first: {how}"
+    return f"unisono run: rank {first.rank} failed first: {how}"
+
+
+def _error(words: list[str]) -> list[str]:
+    """Of a traceback, the error it ends with; everything else as it is."""
+    if not words or not words[0].startswith(_HEADER):
+        return words
+    start = max(i for i, line in enumerate(words) if line.startswith(_HEADER))
+    body = [i for i in range(start + 1, len(words)) if words[i] and not words[i].startswith((" ", "\t"))]
+    return words[body[0] :] if body else words
+
+
+class Failure(NamedTuple):
+    """A node's first failure, as the other nodes are told of it."""
+
+    rank: int
+    how: str
+    status: int
+    consequence: bool
+    ended_at: float
+    words: list[str]
+
+
+def failure_of(first: Ending) -> Failure:
+    """What other nodes are told about `first`."""
+    words = last_words(first)
+    return Failure(first.rank, first.how(), exit_status(first), _is_consequence(first), first.ended_at, words)
+
+
+def foreign_report(failure: Failure, node: int, host: str) -> str:
+    """Write the summary of a job whose first failure was on another node."""
+    lines = [f"unisono run: rank {failure.rank} on node {node} (host {host}) failed first: {failure.how}"]
+    return "\n".join(lines + ["  " + line for line in failure.words])
+
+
+def follow_up(endings: Sequence[Ending]) -> str:
+    """Say in one line what happened on this node, where nothing began."""
+    parts = [f"{_ranks(group)} failed {cause}" for cause, group in _by_cause(endings).items()]
+    asked = [e for e in endings if e.asked]
+    if asked:
+        parts.append(f"{_ranks(asked)} {'were' if len(asked) > 1 else 'was'} ended by the launcher")
+    return "unisono run: then on this node " + "; ".join(parts) if parts else ""
 
 
 def _by_cause(endings: Iterable[Ending]) -> dict[str, list[Ending]]:

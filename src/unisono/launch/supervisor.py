@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import json
 import os
 import selectors
 import signal
@@ -18,11 +19,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from unisono.launch.board import StatusBoard
-from unisono.launch.job import Job, rank_environment, usable_cores
+from unisono.launch.job import STDERR, Assignment, Job, rank_environment, usable_cores
 from unisono.launch.process import become_subreaper, children, end_children, signal_rank, start
 from unisono.launch.screen import Screen
 from unisono.launch.streams import RankStream, Streams
-from unisono.launch.summary import Ending, exit_status, first_failure, report
+from unisono.launch.summary import (
+    Ending,
+    exit_status,
+    failure_of,
+    first_failure,
+    follow_up,
+    report,
+    signal_name,
+)
 
 __all__ = ["FORWARDED", "STRAYS_IN_A_HURRY_S", "Supervisor"]
 
@@ -64,19 +73,23 @@ class _Escalation:
 
 @dataclass
 class _Rank:
+    local_rank: int
     rank: int
     pid: int
     stderr: RankStream
     asked: bool = False  # the launcher has signalled it
+    ended_at: float = 0.0
     end: tuple[int, int, bool] | None = None  # order, code, signaled
 
 
 class Supervisor:
     """Runs one job. Has to be alone in its process: it takes over signals and adopts orphans."""
 
-    def __init__(self, job: Job, base: Mapping[str, str], front_fd: int) -> None:
+    def __init__(self, job: Job, base: Mapping[str, str], front_fd: int, news_fd: int = -1) -> None:
         self._job = job
         self._base = base
+        self._news_fd = news_fd  # where the front hears of failures, when there are other nodes to tell
+        self._assignment = Assignment("", 0, 0, job.world_size)
         self._ranks: dict[int, _Rank] = {}
         self._ranks_ended = 0
         self._escalation = _Escalation()
@@ -90,7 +103,7 @@ class Supervisor:
         self._status = 0
         self._selector = selectors.DefaultSelector()
         self._catch_signals()
-        self._selector.register(front_fd, selectors.EVENT_READ, lambda: self._on_front_lost(front_fd))
+        self._selector.register(front_fd, selectors.EVENT_READ, lambda: self._on_front(front_fd))
         self._screen = Screen(color="NO_COLOR" not in base, on_progress=self._wake)
         self._streams = Streams(job, self._screen, self._selector)
         self._board = StatusBoard(job.world_size)
@@ -111,10 +124,11 @@ class Supervisor:
         with contextlib.suppress(BlockingIOError):
             self._wake_write.send(b"\0")
 
-    def run(self, store: str, master_port: int) -> int:
+    def run(self, assignment: Assignment) -> int:
         """Start the ranks, stay until nothing of them is left, report; return the exit code."""
         try:
-            self._start_ranks(store, master_port)
+            self._assignment = assignment
+            self._start_ranks()
             self._screen.start()  # a thread; until here there was one, see process.start
             self._reap()
             while not self._settled():
@@ -127,7 +141,7 @@ class Supervisor:
 
     # starting
 
-    def _start_ranks(self, store: str, master_port: int) -> None:
+    def _start_ranks(self) -> None:
         job = self._job
         if job.world_size > 1 and "OMP_NUM_THREADS" not in self._base:
             cores = usable_cores()
@@ -137,25 +151,27 @@ class Supervisor:
             )
         for rank in range(job.world_size):
             environ = rank_environment(
-                job, rank, self._base, store=store, master_port=master_port, status_fd=self._board.fd
+                job, rank, self._base, assignment=self._assignment, status_fd=self._board.fd
             )
             try:
                 self._start_rank(rank, environ)
             except (OSError, subprocess.SubprocessError) as error:
                 self._say(f"rank {rank} could not be started: {error}")
                 self._start_failed = True
+                self._tell({"failed": f"rank {rank} could not be started: {error}"})
                 self._signal_ranks(signal.SIGKILL)
                 return
 
-    def _start_rank(self, rank: int, environ: Mapping[str, str]) -> None:
+    def _start_rank(self, local_rank: int, environ: Mapping[str, str]) -> None:
+        rank = self._assignment.first_rank + local_rank
         stdin = None if self._job.stdin and rank == 0 else subprocess.DEVNULL
         process = start(self._job.command, environ, stdin=stdin, pass_fds=(self._board.fd,))
-        self._board.started(rank, process.pid)
+        self._board.started(local_rank, process.pid)
         process.returncode = 0  # waited for here and not by the Popen object
         assert process.stdout is not None and process.stderr is not None
-        self._streams.add(rank, process.stdout, 1)
-        stderr = self._streams.add(rank, process.stderr, 2)
-        self._ranks[process.pid] = _Rank(rank, process.pid, stderr)
+        self._streams.add(local_rank, rank, process.stdout, 1)
+        stderr = self._streams.add(local_rank, rank, process.stderr, 2)
+        self._ranks[process.pid] = _Rank(local_rank, rank, process.pid, stderr)
 
     # what wakes the loop
 
@@ -189,14 +205,18 @@ class Supervisor:
             self._say(f"got {number.name}, ending the ranks")
             self._stop(number, _Escalation((0, signal.SIGTERM), (AFTER_SIGNAL_S, signal.SIGKILL)))
 
-    def _on_front_lost(self, front_fd: int) -> None:
-        """The process the user started was killed: everything goes, at once."""
+    def _on_front(self, front_fd: int) -> None:
+        """The front says that another node ended the job; or it was killed, and everything goes."""
+        if os.read(front_fd, 4096):
+            self._begin_the_end(self._job.grace_s)
+            return
         self._selector.unregister(front_fd)
         self._stop(signal.SIGKILL, _Escalation((0, signal.SIGKILL)))
 
     def _stop(self, cause: signal.Signals, escalation: _Escalation) -> None:
         if self._stopped_by is None:
             self._stopped_at = time.monotonic()
+            self._tell({"stopped": int(cause)})
         self._stopped_by = cause
         self._escalation = escalation
         if self._strays is not None:
@@ -218,12 +238,20 @@ class Supervisor:
             os.waitpid(info.si_pid, 0)
 
     def _on_rank_ended(self, rank: _Rank, code: int, signaled: bool) -> None:
-        self._board.ended(rank.rank, code=code, signaled=signaled)
+        self._board.ended(rank.local_rank, code=code, signaled=signaled)
         rank.end = (self._ranks_ended, code, signaled)
+        rank.ended_at = time.time()
         self._ranks_ended += 1
         failed = signaled or code != 0
-        if failed and self._stopped_by is None and self._escalation.due is None:
-            grace = self._job.grace_s
+        if failed and not rank.asked:
+            how = signal_name(code) if signaled else f"exit code {code}"
+            self._tell({"failed": f"rank {rank.rank}: {how}"})
+        if failed:
+            self._begin_the_end(self._job.grace_s)
+
+    def _begin_the_end(self, grace: float) -> None:
+        """Give the ranks some time to end by themselves, unless that has begun."""
+        if self._stopped_by is None and self._escalation.due is None:
             self._escalation = _Escalation((grace, signal.SIGTERM), (AFTER_FAILURE_S, signal.SIGKILL))
 
     # time
@@ -302,7 +330,16 @@ class Supervisor:
             if rank.end is not None:
                 order, code, signaled = rank.end
                 endings.append(
-                    Ending(rank.rank, rank.pid, code, signaled, rank.asked, order, rank.stderr.tail)
+                    Ending(
+                        rank.rank,
+                        rank.pid,
+                        code,
+                        signaled,
+                        rank.asked,
+                        order,
+                        rank.stderr.tail,
+                        rank.ended_at,
+                    )
                 )
         return endings
 
@@ -310,8 +347,12 @@ class Supervisor:
         self._reported = True
         endings = self._endings()
         first = first_failure(endings)
-        if first is not None:
-            self._screen.say(report(first, endings, log_dir=self._job.log_dir))
+        said = self._summary(first, endings) if first is not None else ""
+        if self._news_fd >= 0:
+            failure = failure_of(first) if first is not None else None
+            self._tell({"failure": failure, "report": said, "follow": follow_up(endings)})
+        elif said:
+            self._screen.say(said)
         self._screen.end_open_lines()
         if self._stopped_by is not None:
             self._status = 128 + self._stopped_by
@@ -319,6 +360,17 @@ class Supervisor:
             self._status = exit_status(first)
         else:
             self._status = 1 if self._start_failed else 0
+
+    def _summary(self, first: Ending, endings: list[Ending]) -> str:
+        local_rank = first.rank - self._assignment.first_rank
+        shown = bool(self._job.shown[local_rank] & STDERR)
+        return report(first, endings, log_dir=self._job.log_dir, shown=shown)
+
+    def _tell(self, news: Mapping[str, object]) -> None:
+        """Send one line to the front, which tells the other nodes."""
+        if self._news_fd >= 0:
+            with contextlib.suppress(OSError):
+                os.write(self._news_fd, json.dumps(news).encode() + b"\n")
 
     def _say(self, text: str) -> None:
         self._screen.say(f"unisono run: {text}")

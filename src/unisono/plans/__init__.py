@@ -4,22 +4,37 @@ plan.py       the words: Send, Recv, Reduce, Copy; Plan
 contracts.py  what each collective promises
 proof.py      shows that a plan keeps the promise, for a given number of ranks
 lowering.py   flattens a plan for the engine
-catalog.py    all algorithms by name           choose.py  which one when
-direct.py, ring.py, tree.py, linear.py, dissemination.py   the algorithms
+origins.py    follows one rank's results back, for lowering its code alone
+catalog.py    all algorithms by name
+all other modules   the algorithms
 """
 
 from __future__ import annotations
 
-from unisono.plans.catalog import ALGORITHMS, algorithm_names, make
-from unisono.plans.choose import choose
+from unisono.plans.catalog import ALGORITHMS, PLACED, algorithm_names, make
 from unisono.plans.contracts import CONTRACTS
-from unisono.plans.lowering import lower
-from unisono.plans.plan import Chunk, Copy, In, Out, Plan, Recv, Reduce, Send, Tmp, build, others
+from unisono.plans.lowering import lower, lower_rank
+from unisono.plans.plan import (
+    Chunk,
+    Copy,
+    In,
+    Out,
+    Plan,
+    Recv,
+    Reduce,
+    Send,
+    Tmp,
+    build,
+    by_host,
+    exchange,
+    others,
+)
 from unisono.plans.proof import Proof, prove
 
 __all__ = [
     "ALGORITHMS",
     "CONTRACTS",
+    "PLACED",
     "Chunk",
     "Copy",
     "In",
@@ -32,8 +47,10 @@ __all__ = [
     "Tmp",
     "algorithm_names",
     "build",
-    "choose",
+    "by_host",
+    "exchange",
     "lower",
+    "lower_rank",
     "make",
     "others",
     "prove",

@@ -2,29 +2,87 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 from unisono.errors import PlanError
-from unisono.plans import direct, dissemination, linear, ring, tree
-from unisono.plans.plan import Plan, StepFunction, build
+from unisono.plans import (
+    aggregator,
+    direct,
+    dissemination,
+    double_tree,
+    doubling,
+    halving,
+    hierarchical,
+    linear,
+    pairwise,
+    ring,
+    torus,
+    tree,
+)
+from unisono.plans.plan import Plan, Step, StepFunction, build
 
-__all__ = ["ALGORITHMS", "algorithm_names", "make"]
+__all__ = ["ALGORITHMS", "FLAT", "PLACED", "algorithm_names", "make", "steps_of"]
 
-ALGORITHMS: dict[str, dict[str, StepFunction]] = {
-    "broadcast": {"direct": direct.broadcast, "binomial": tree.broadcast, "linear": linear.broadcast},
+PlacedFunction = Callable[[int, tuple[int, ...], int], Iterable[Step]]
+"""An algorithm that asks where ranks are: (rank, host of every rank, root) -> the steps of that rank."""
+
+FLAT: dict[str, dict[str, StepFunction]] = {
+    "broadcast": {
+        "direct": direct.broadcast,
+        "binomial": tree.broadcast,
+        "linear": linear.broadcast,
+        "double_tree": double_tree.broadcast,
+    },
     "reduce": {"direct": direct.reduce, "binomial": tree.reduce},
     "all_reduce": {
         "one_shot": direct.all_reduce_one_shot,
         "two_shot": direct.all_reduce_two_shot,
         "ring": ring.all_reduce,
         "binomial": tree.all_reduce,
+        "doubling": doubling.all_reduce,
+        "halving_doubling": halving.all_reduce,
+        "double_tree": double_tree.all_reduce,
     },
-    "gather": {"direct": direct.gather},
-    "all_gather": {"direct": direct.all_gather, "ring": ring.all_gather},
-    "scatter": {"direct": direct.scatter},
-    "reduce_scatter": {"direct": direct.reduce_scatter, "ring": ring.reduce_scatter},
-    "all_to_all": {"direct": direct.all_to_all},
+    "gather": {"direct": direct.gather, "binomial": tree.gather},
+    "all_gather": {
+        "direct": direct.all_gather,
+        "ring": ring.all_gather,
+        "doubling": doubling.all_gather,
+        "bruck": doubling.bruck,
+        "gather_broadcast": tree.gather_broadcast,
+    },
+    "scatter": {"direct": direct.scatter, "binomial": tree.scatter},
+    "reduce_scatter": {
+        "direct": direct.reduce_scatter,
+        "ring": ring.reduce_scatter,
+        "halving": halving.reduce_scatter,
+    },
+    "all_to_all": {"direct": direct.all_to_all, "pairwise": pairwise.all_to_all},
     "scan": {"direct": direct.scan, "linear": linear.scan},
     "exclusive_scan": {"direct": direct.exclusive_scan},
     "barrier": {"dissemination": dissemination.barrier},
+}
+"""Algorithms that see ranks only."""
+
+PLACED: dict[str, dict[str, PlacedFunction]] = {
+    "broadcast": {"hierarchical": hierarchical.broadcast, "leaders": hierarchical.leaders_broadcast},
+    "reduce": {"hierarchical": hierarchical.reduce, "leaders": hierarchical.leaders_reduce},
+    "all_reduce": {
+        "hierarchical": hierarchical.all_reduce,
+        "leaders": hierarchical.leaders_all_reduce,
+        "torus": torus.all_reduce,
+        "aggregator": aggregator.all_reduce,
+    },
+    "gather": {"hierarchical": hierarchical.gather},
+    "all_gather": {"hierarchical": hierarchical.all_gather},
+    "scatter": {"hierarchical": hierarchical.scatter},
+    "reduce_scatter": {"hierarchical": hierarchical.reduce_scatter},
+    "barrier": {"leaders": hierarchical.barrier},
+}
+"""Algorithms that ask which host each rank is on."""
+
+ALGORITHMS: dict[str, dict[str, StepFunction | PlacedFunction]] = {
+    collective: {**algorithms, **PLACED.get(collective, {})} for collective, algorithms in FLAT.items()
 }
 
 
@@ -33,13 +91,29 @@ def algorithm_names() -> list[str]:
     return sorted({name for algorithms in ALGORITHMS.values() for name in algorithms})
 
 
-def make(collective: str, algorithm: str, size: int, root: int = 0) -> Plan:
-    """Build the plan of a catalogued algorithm for `size` ranks.
+def steps_of(collective: str, algorithm: str, size: int, hosts: tuple[int, ...] = ()) -> StepFunction:
+    """A catalogued algorithm for `size` ranks; `hosts` is the number of the host of each, () one host.
 
     Raises:
-        PlanError: there is no such algorithm for this collective.
+        PlanError: there is no such algorithm for this collective, or hosts are not those of `size` ranks.
     """
     known = ALGORITHMS[collective]
     if algorithm not in known:
         raise PlanError(f"{collective} has no algorithm {algorithm!r}; it has {', '.join(sorted(known))}")
-    return build(collective, algorithm, known[algorithm], size, root)
+    if hosts and len(hosts) != size:
+        raise PlanError(f"{collective}/{algorithm}: got the hosts of {len(hosts)} ranks, expected {size}")
+    if algorithm in FLAT[collective]:
+        return FLAT[collective][algorithm]
+    placed = PLACED[collective][algorithm]
+    everywhere = hosts or (0,) * size
+    return lambda rank, _, root: placed(rank, everywhere, root)
+
+
+def make(collective: str, algorithm: str, size: int, root: int = 0, hosts: tuple[int, ...] = ()) -> Plan:
+    """Build the plan of a catalogued algorithm for `size` ranks; `hosts` is the host of each, () one host.
+
+    Raises:
+        PlanError: there is no such algorithm for this collective, or hosts are not those of `size` ranks.
+    """
+    steps = steps_of(collective, algorithm, size, hosts)
+    return build(collective, algorithm, steps, size, root, hosts)

@@ -1,18 +1,21 @@
 """Flatten a plan into the numbers that the engine runs; csrc/program.cpp reads them.
 
-out chunks, in chunks, tmp chunks, equal blocks, messages in flight, algorithm, then per step
+out chunks, in chunks, tmp chunks of this rank, equal blocks, messages in flight, algorithm, then per step
 opcode, flags, space and index of the chunk, space and index of the own chunk, own place,
 number of peers, peers
 """
 
 from __future__ import annotations
 
-from unisono.plans.catalog import algorithm_names
-from unisono.plans.contracts import CONTRACTS
-from unisono.plans.plan import Chunk, Copy, Plan, Recv, Reduce, Send, Step
-from unisono.plans.proof import Finding, run
+from collections.abc import Iterable, Sequence
 
-__all__ = ["lower"]
+from unisono.plans.catalog import algorithm_names, steps_of
+from unisono.plans.contracts import CONTRACTS
+from unisono.plans.origins import Origins
+from unisono.plans.plan import Chunk, Copy, Plan, Recv, Reduce, Send, Step
+from unisono.plans.proof import run
+
+__all__ = ["lower", "lower_rank"]
 
 _OPCODES: dict[type, int] = {Send: 0, Recv: 1, Reduce: 2, Copy: 3}
 _SPACES = {"out": 0, "in": 1, "tmp": 2}
@@ -21,46 +24,96 @@ _CUSTOM = 255  # an algorithm that is not in the catalogue
 
 
 def lower(plan: Plan) -> list[list[int]]:
-    """The code of every rank.
+    """Prove a plan; the code of every rank.
 
     Raises:
         PlanError: the plan is wrong.
     """
     in_flight, findings = run(plan)
-    names = algorithm_names()
-    algorithm = names.index(plan.algorithm) if plan.algorithm in names else _CUSTOM
-    equal_blocks = CONTRACTS[plan.collective].out_blocks != "any"
-    counts = [plan.chunks(space) for space in _SPACES]
-    header = [max(counts[0], 1), *counts[1:], int(equal_blocks), in_flight, algorithm]
     code = []
     for rank, (steps, seen) in enumerate(zip(plan.steps, findings, strict=True)):
-        words = [_words(plan, rank, step, found) for step, found in zip(steps, seen, strict=True)]
-        code.append(header + [word for one in words for word in one])
+        raw = [found.own is not None and found.own.raw for found in seen]
+        complete = [found.result is not None and _everybody(plan.size, found.result.ranks) for found in seen]
+        header = _header(plan.collective, plan.algorithm, plan.size, steps, in_flight)
+        code.append(header + _words(rank, steps, raw, complete))
     return code
 
 
-def _words(plan: Plan, rank: int, step: Step, found: Finding) -> list[int]:
-    chunk, own, place, peers = _operands(rank, step)
-    if isinstance(step, Send) and not peers:
-        return []
-    flags = 0
-    raw = found.own is not None and found.own.raw
-    if raw:
-        flags |= _RAW
-    complete = found.result is not None and found.result.ranks == (1 << plan.size) - 1
-    if isinstance(step, Reduce) and complete and (len(step.frm) > 1 or raw):
-        flags |= _FINAL
-    return [
-        _OPCODES[type(step)],
-        flags,
-        _SPACES[chunk.space],
-        chunk.index,
-        _SPACES[own.space],
-        own.index,
-        place,
-        len(peers),
-        *peers,
+def lower_rank(
+    rank: int, collective: str, algorithm: str, size: int, root: int = 0, hosts: tuple[int, ...] = ()
+) -> list[int]:
+    """The code of one rank of a catalogued plan, without writing down and proving the whole plan.
+
+    It is `lower(make(...))[rank]`: the tests compare the two, and prove what is in the catalogue.
+
+    Raises:
+        PlanError: there is no such algorithm for this collective, or hosts are not those of `size` ranks.
+    """
+    function = steps_of(collective, algorithm, size, hosts)
+    origins = Origins(lambda peer: function(peer, size, root))
+    steps = origins.steps(rank)
+    contract = CONTRACTS[collective]
+    given = ("out" if contract.in_place else "in") if contract.gives(rank, root) else ""
+    complete = [
+        isinstance(step, Reduce) and _everybody(size, origins.ranks(rank, number))
+        for number, step in enumerate(steps)
     ]
+    header = _header(collective, algorithm, size, steps, 0)
+    return header + _words(rank, steps, _raw(rank, steps, given), complete)
+
+
+def _everybody(size: int, ranks: int) -> bool:
+    return ranks == (1 << size) - 1
+
+
+def _raw(rank: int, steps: Sequence[Step], given: str) -> list[bool]:
+    """For every step, whether what it reads as its own is still as the caller gave it."""
+    touched: set[Chunk] = set()
+    copies: set[Chunk] = set()
+    found = []
+    for step in steps:
+        own = _own(rank, step)
+        raw = own is not None and (own in copies or (own.space == given and own not in touched))
+        found.append(raw)
+        if not isinstance(step, Send):
+            written = step.dst if isinstance(step, Copy) else step.chunk
+            touched.add(written)
+            copies = copies | {written} if raw and isinstance(step, Copy) else copies - {written}
+    return found
+
+
+def _own(rank: int, step: Step) -> Chunk | None:
+    if isinstance(step, Recv) or (isinstance(step, Reduce) and rank not in step.frm):
+        return None
+    return _operands(rank, step)[1]
+
+
+def _header(collective: str, algorithm: str, size: int, steps: Iterable[Step], in_flight: int) -> list[int]:
+    """What is said before the steps. All ranks say the same, but for their scratch memory."""
+    names, contract = algorithm_names(), CONTRACTS[collective]
+    seen = dict.fromkeys(_SPACES, 0)
+    for step in steps:
+        for chunk in _operands(-1, step)[:2]:
+            seen[chunk.space] = max(seen[chunk.space], chunk.index + 1)
+    blocks = {"0": 0, "1": 1, "p": size}
+    out = blocks.get(contract.out_blocks, max(seen["out"], 1))
+    given = blocks.get(contract.in_blocks, seen["in"])
+    number = names.index(algorithm) if algorithm in names else _CUSTOM
+    equal_blocks = int(contract.out_blocks != "any")
+    return [out, given, seen["tmp"], equal_blocks, max(in_flight, out, given), number]
+
+
+def _words(rank: int, steps: Iterable[Step], raw: list[bool], complete: list[bool]) -> list[int]:
+    words: list[int] = []
+    for step, is_raw, is_complete in zip(steps, raw, complete, strict=True):
+        chunk, own, place, peers = _operands(rank, step)
+        if isinstance(step, Send) and not peers:
+            continue
+        final = isinstance(step, Reduce) and is_complete and (len(step.frm) > 1 or is_raw)
+        flags = _RAW * is_raw | _FINAL * final
+        refs = (_SPACES[chunk.space], chunk.index, _SPACES[own.space], own.index)
+        words += [_OPCODES[type(step)], flags, *refs, place, len(peers), *peers]
+    return words
 
 
 def _operands(rank: int, step: Step) -> tuple[Chunk, Chunk, int, tuple[int, ...]]:

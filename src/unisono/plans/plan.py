@@ -14,7 +14,8 @@ Chunks live in three spaces:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -31,8 +32,13 @@ __all__ = [
     "StepFunction",
     "Tmp",
     "build",
+    "by_host",
+    "exchange",
     "others",
 ]
+
+EDGE_CAPACITY = 16
+"""Messages an edge of the engine holds (LANE_ENTRIES; a test compares the two)."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +131,7 @@ class Plan:
         collective: one of `contracts.CONTRACTS`.  algorithm: its name in `catalog.ALGORITHMS`.
         size: the number of ranks.  root: the rank that is special, 0 where none is.
         steps: steps[rank] is that rank's list, run in order.
+        hosts: the number of the host of each rank; () stands for one host.
     """
 
     collective: str
@@ -132,6 +139,7 @@ class Plan:
     size: int
     root: int
     steps: tuple[tuple[Step, ...], ...]
+    hosts: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.collective}/{self.algorithm} p={self.size}"
@@ -157,11 +165,17 @@ class Plan:
                     yield step.own
 
 
-def build(collective: str, algorithm: str, steps: StepFunction, size: int, root: int = 0) -> Plan:
+def build(
+    collective: str,
+    algorithm: str,
+    steps: StepFunction,
+    size: int,
+    root: int = 0,
+    hosts: tuple[int, ...] = (),
+) -> Plan:
     """Write down an algorithm's steps for every rank of a group of `size`."""
-    return Plan(
-        collective, algorithm, size, root, tuple(tuple(steps(rank, size, root)) for rank in range(size))
-    )
+    written = tuple(tuple(steps(rank, size, root)) for rank in range(size))
+    return Plan(collective, algorithm, size, root, written, hosts)
 
 
 def others(rank: int, size: int) -> tuple[int, ...]:
@@ -170,3 +184,48 @@ def others(rank: int, size: int) -> tuple[int, ...]:
     Example (size=4): others(1, 4) == (2, 3, 0)
     """
     return tuple((rank + distance) % size for distance in range(1, size))
+
+
+def by_host(hosts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """The ranks of each host; hosts in the order of their lowest ranks.
+
+    Example: by_host((7, 4, 7, 4, 4)) == ((0, 2), (1, 3, 4))
+    """
+    ranks: dict[int, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        ranks.setdefault(host, []).append(rank)
+    return tuple(map(tuple, ranks.values()))
+
+
+def exchange(rank: int, sends: Iterable[Send], takes: Iterable[Recv | Reduce]) -> Iterator[Step]:
+    """All sends, then all takes, but in turns where an edge would hold more messages than it can.
+
+    Sends that stand side by side and go to the same ranks travel together: they cost one latency.
+    Message n on an edge belongs to turn n // 8. When all ranks take turns, none is more than two ahead of
+    what was taken from it, so an edge holds 16 at most.
+    """
+    given, taken = _turns(rank, sends), _turns(rank, takes)
+    for turn in range(max(len(given), len(taken)) + 1):
+        if turn < len(given):
+            yield from given[turn]
+        if 0 < turn <= len(taken):
+            yield from taken[turn - 1]
+
+
+def _turns(rank: int, steps: Iterable[Send | Recv | Reduce]) -> list[list[Step]]:
+    turns: list[list[Step]] = [[]]
+    seen: Counter[int] = Counter()
+    latest: dict[int, int] = {}  # what goes over one edge stays in order
+    for step in steps:
+        named = step.to if isinstance(step, Send) else (step.frm,) if isinstance(step, Recv) else step.frm
+        turn = 0
+        for peer in named:
+            if peer != rank:
+                turn = max(turn, latest.get(peer, 0), seen[peer] // (EDGE_CAPACITY // 2))
+        for peer in named:
+            seen[peer] += 1
+            latest[peer] = turn
+        while turn >= len(turns):
+            turns.append([])
+        turns[turn].append(step)
+    return turns

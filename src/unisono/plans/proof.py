@@ -19,12 +19,9 @@ from dataclasses import dataclass, field, replace
 
 from unisono.errors import PlanError
 from unisono.plans.contracts import CONTRACTS, Contribution
-from unisono.plans.plan import Chunk, Copy, Plan, Recv, Reduce, Send, Step
+from unisono.plans.plan import EDGE_CAPACITY, Chunk, Copy, Plan, Recv, Reduce, Send, Step
 
 __all__ = ["EDGE_CAPACITY", "Deadlock", "Finding", "Proof", "Value", "prove", "run"]
-
-EDGE_CAPACITY = 16
-"""Messages an edge of the engine holds (LANE_ENTRIES; a test compares the two)."""
 
 
 class Deadlock(PlanError):
@@ -263,13 +260,15 @@ def run(plan: Plan, *, edge_capacity: int = EDGE_CAPACITY) -> tuple[int, list[li
     """Run a plan on symbols: (messages in flight, for every rank and step what it read and left).
 
     Messages in flight is what a sender must be able to have outstanding for the plan not to
-    deadlock, found by doubling; the engine sizes segments by it.
+    deadlock; the engine sizes segments by it. As many as there are chunks cost nothing (a segment of
+    all of them fits into staging) and are enough for every algorithm of the catalogue; more are found
+    by doubling.
 
     Raises:
         PlanError: a deadlock, a read before a write, a contribution twice, a message nobody takes.
     """
     most = max((sum(isinstance(step, Send) for step in steps) for steps in plan.steps), default=0)
-    in_flight = max(1, min(_opening_sends(steps) for steps in plan.steps))
+    in_flight = max(1, plan.chunks("out"), plan.chunks("in"))
     while True:
         running = _Run(plan, edge_capacity, in_flight)
         try:
@@ -281,12 +280,6 @@ def run(plan: Plan, *, edge_capacity: int = EDGE_CAPACITY) -> tuple[int, list[li
         else:
             _check_results(running)
             return in_flight, [rank.findings for rank in running.ranks]
-
-
-def _opening_sends(steps: tuple[Step, ...]) -> int:
-    """Sends before the first wait: when every rank opens with n of them, n must fit."""
-    waits = (number for number, step in enumerate(steps) if isinstance(step, (Recv, Reduce)))
-    return sum(isinstance(step, Send) and bool(step.to) for step in steps[: next(waits, len(steps))])
 
 
 def prove(plan: Plan, *, edge_capacity: int = EDGE_CAPACITY) -> Proof:

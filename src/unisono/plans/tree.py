@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from unisono.plans.plan import Out, Recv, Reduce, Send, Step, Tmp
+from unisono.plans.plan import Copy, In, Out, Recv, Reduce, Send, Step, Tmp
 
-__all__ = ["all_reduce", "broadcast", "reduce"]
+__all__ = ["all_reduce", "broadcast", "gather", "gather_broadcast", "reduce", "scatter"]
 
 
 def children(place: int, size: int) -> list[int]:
@@ -54,3 +54,62 @@ def all_reduce(rank: int, size: int, root: int) -> Iterator[Step]:
     """Reduce to rank 0, then broadcast. Cost: 2 ceil(log2 p) rounds, nbytes each."""
     yield from reduce(rank, size, root)
     yield from broadcast(rank, size, root)
+
+
+def gather(rank: int, size: int, root: int) -> Iterator[Step]:
+    """From the leaves up: a rank hands on all blocks from below it at once. All blocks are equally long.
+
+    Cost: ceil(log2 p) rounds; the root takes (p-1)/p of the whole.
+    """
+    place = (rank - root) % size
+    held = Out if place == 0 else Tmp
+    if place == 0:
+        yield Copy(Out(rank), In(0))
+    for child in children(place, size):
+        for below in _subtree(child, size):
+            block = (below + root) % size
+            yield Recv(held(block), frm=(child + root) % size)
+    if place:
+        above = ((place - (place & -place) + root) % size,)
+        yield Send(In(0), to=above)
+        for below in _subtree(place, size)[1:]:
+            yield Send(Tmp((below + root) % size), to=above)
+
+
+def scatter(rank: int, size: int, root: int) -> Iterator[Step]:
+    """From the root down: a rank is handed all blocks of those below it at once. All are equally long.
+
+    Cost: ceil(log2 p) rounds; the root sends (p-1)/p of the whole.
+    """
+    place = (rank - root) % size
+    for below in _subtree(place, size) if place else ():
+        block = (below + root) % size
+        target = Out(0) if below == place else Tmp(block)
+        yield Recv(target, frm=(place - (place & -place) + root) % size)
+    for child in reversed(children(place, size)):
+        for below in _subtree(child, size):
+            block = (below + root) % size
+            yield Send(Tmp(block) if place else In(block), to=((child + root) % size,))
+    if place == 0:
+        yield Copy(Out(0), In(rank))
+
+
+def gather_broadcast(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
+    """All-gather: gather to rank 0, then broadcast the whole. Cost: 2 ceil(log2 p) rounds."""
+    for step in gather(rank, size, 0):  # what passes through on the way up comes back on the way down
+        if isinstance(step, Recv):
+            yield Recv(Out(step.chunk.index), frm=step.frm)
+        elif isinstance(step, Send) and step.chunk.space == "tmp":
+            yield Send(Out(step.chunk.index), to=step.to)
+        else:
+            yield step
+    if rank:
+        yield from (Recv(Out(block), frm=rank - (rank & -rank)) for block in range(size))
+    for child in reversed(children(rank, size)):
+        yield from (Send(Out(block), to=(child,)) for block in range(size))
+
+
+def _subtree(place: int, size: int) -> range:
+    """The places of the tree below `place`, itself first. Example (size=7): 4, 5, 6 for place 4."""
+    reach = place & -place if place else size
+    return range(place, min(place + reach, size))

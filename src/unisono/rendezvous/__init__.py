@@ -37,11 +37,11 @@ from unisono.errors import StoreError
 from unisono.rendezvous.meeting import GOODBYE_S, Meeting, Member
 from unisono.rendezvous.opening import open_store, probe_ports
 from unisono.rendezvous.target import Place, Target, find_place, parse
-from unisono.store import FileStore, PrefixStore, Store, TCPStore
+from unisono.store import FileStore, HashStore, PrefixStore, Store, TCPStore
 
 __all__ = ["Member", "Rendezvous", "probe_ports", "rendezvous"]
 
-FAILED_LINGER_S = 1.0  # for the others to come and read what went wrong
+FAILED_LINGER_S = 2.0  # for the others to come and read what went wrong
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,9 @@ def rendezvous(
     if store is not None and init_method is not None:
         raise ValueError("init_method and store exclude each other: give one of them")
     target = parse(init_method) if init_method is not None else Target("env" if store is None else "store")
+    if store is None and init_method is None and world_size == 1 and rank in (-1, 0) and not _led(settings):
+        alone = HashStore(timeout_s)
+        return _meet(Meeting(alone, Place(0, 1), deadline, timeout_s), alone, Place(0, 1), None)
     place = find_place(target, rank, world_size, settings)
     if store is not None:
         return _meet(Meeting(store, place, deadline, timeout_s), store, place, None)
@@ -110,14 +113,28 @@ def rendezvous(
             return _meet(meeting, opened, place, opened)
         except Exception as error:
             # A quick rank may come back while rank 0 is still closing the store of the world before.
-            outlived = meeting.generation > 0 and place.rank > 0 and type(error) is StoreError
+            early = meeting.generation > 0 or not meeting.claimed
+            outlived = early and place.rank > 0 and type(error) is StoreError
             left = max(0.0, deadline - time.monotonic()) if isinstance(opened, FileStore) else FAILED_LINGER_S
-            opened.close(linger_s=min(left, FAILED_LINGER_S))
+            _linger(opened, min(left, FAILED_LINGER_S), place)
             if not outlived or time.monotonic() >= deadline:
                 raise
         except BaseException:  # an interrupt waits for nobody
             opened.close(linger_s=0.0)
             raise
+
+
+def _led(settings: Settings) -> bool:
+    """Whether the environment says where to meet. A world of one does without."""
+    return settings.store_address is not None or settings.master_addr is not None
+
+
+def _linger(opened: TCPStore | FileStore, seconds: float, place: Place) -> None:
+    """Close, but first let those who have yet to come read what went wrong; they cannot elsewhere."""
+    if isinstance(opened, TCPStore):
+        opened.close(linger_s=seconds, world_size=place.world_size)
+    else:
+        opened.close(linger_s=seconds)
 
 
 def _meet(meeting: Meeting, base: Store, place: Place, owned: TCPStore | FileStore | None) -> Rendezvous:

@@ -43,6 +43,7 @@ class Meeting:
         self._me = Member(self._rank, socket.gethostname(), os.getpid(), secrets.token_hex(8))
 
         self.generation = 0
+        self.claimed = False
 
     def meet(self) -> tuple[PrefixStore, tuple[Member, ...]]:
         """Claim the rank, wait for the verdict; the world's room in the store, and who is who by rank."""
@@ -76,6 +77,7 @@ class Meeting:
             room.timeout_s = self._timeout_s
             held = room.compare_set(f"rank/{self._rank}", b"", mine, timeout_s=self._left())
             if held == mine:
+                self.claimed = True
                 return room
             other = msgspec.msgpack.decode(held, type=Member)
             ours = (other.host, other.pid) == (self._me.host, self._me.pid)
@@ -108,8 +110,8 @@ class Meeting:
     def _await_verdict(self, room: Store) -> None:
         try:
             verdict = room.get("verdict", self._left()).decode()
-        except StoreTimeout as error:
-            raise RendezvousError(self._who_is_missing(room)) from error
+        except StoreTimeout:
+            raise RendezvousError(self._who_is_missing(room)) from None
         if verdict != "ok":
             raise RendezvousError(verdict)
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import socket
 import time
+import warnings
+from dataclasses import dataclass
+from typing import Any
 
 from unisono.env import Settings
 from unisono.errors import RendezvousError, StoreError, message
+from unisono.rendezvous.interfaces import is_loopback
 from unisono.rendezvous.target import Place, Target
 from unisono.store import FileStore, NotOurServer, TCPStore
 
@@ -26,13 +31,16 @@ def open_store(target: Target, place: Place, deadline: float, settings: Settings
         host, port = target.host, target.port
     else:
         host, port = settings.master_addr or "", settings.master_port or 0
+    safe = Safety(settings.token, settings.tls)
     while True:
         try:
             if target.scheme == "env" and settings.store_address is not None:
-                return TCPStore(*settings.store_address, timeout_s=left)
+                return safe.store(*settings.store_address, timeout_s=left)
             if target.scheme == "env" and settings.agent_store:
-                return _probe(host, port, place, deadline, settings)
-            return _serve(host, port, deadline) if place.rank == 0 else TCPStore(host, port, timeout_s=left)
+                return _probe(host, port, place, deadline, settings, safe)
+            if place.rank == 0:
+                return _serve(host, port, deadline, safe)
+            return safe.store(host, port, timeout_s=left)
         except StoreError as error:
             # The names of pods may be published later than the pods start; elsewhere a bad name stays bad.
             unknown_name = isinstance(error.__cause__, socket.gaierror)
@@ -41,7 +49,36 @@ def open_store(target: Target, place: Place, deadline: float, settings: Settings
         time.sleep(0.5)
 
 
-def _serve(host: str, port: int, deadline: float, job: str = "") -> TCPStore:
+@dataclass(frozen=True)
+class Safety:
+    """What keeps strangers out of the store."""
+
+    token: bytes
+    tls: bool
+
+    def store(self, host: str, port: int, **options: Any) -> TCPStore:
+        """A `TCPStore` that asks for the token, and offers it."""
+        if options.get("is_server") and not self.token:
+            _warn_if_open(host)
+        return TCPStore(host, port, token=self.token, tls=self.tls, **options)
+
+
+def _warn_if_open(host: str) -> None:
+    with contextlib.suppress(OSError):
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        if all(is_loopback(str(address[0])) for *_, address in found):
+            return
+        warnings.warn(
+            message(
+                f"this job has no token: whoever reaches {host} over the network can take part in it",
+                remedy="Make one (openssl rand -hex 32 > FILE; chmod 600 FILE) and set UNISONO_TOKEN_FILE "
+                "for every rank, or start the ranks with `unisono run`, which does.",
+            ),
+            stacklevel=2,
+        )
+
+
+def _serve(host: str, port: int, deadline: float, safe: Safety, job: str = "") -> TCPStore:
     """Serve a store on that port. If one of the same job is there already, be its client: the claim
     of the rank will tell which process it belongs to. One that is just closing is waited for.
     """
@@ -49,13 +86,13 @@ def _serve(host: str, port: int, deadline: float, job: str = "") -> TCPStore:
     while True:
         left = max(0.0, deadline - time.monotonic())
         try:
-            return TCPStore(host, port, is_server=True, timeout_s=left, job=job)
+            return safe.store(host, port, is_server=True, timeout_s=left, job=job)
         except StoreError as error:
             if getattr(error.__cause__, "errno", None) != errno.EADDRINUSE:
                 raise
             taken = error
         try:
-            return TCPStore(host, port, timeout_s=min(left, 5.0), job=job, retry=False)
+            return safe.store(host, port, timeout_s=min(left, 5.0), job=job, retry=False)
         except NotOurServer as error:
             if error.reason != "closing" or time.monotonic() >= deadline:
                 raise
@@ -72,7 +109,7 @@ def probe_ports(job: str) -> tuple[int, ...]:
     return tuple(10_000 + number % 22_000 for number in numbers)
 
 
-def _probe(host: str, port: int, place: Place, deadline: float, settings: Settings) -> TCPStore:
+def _probe(host: str, port: int, place: Place, deadline: float, settings: Settings, safe: Safety) -> TCPStore:
     """Serve or find the store of this job where the master's port is taken by torchrun's agent."""
     job = f"torchrun {settings.job_id} {settings.restart_count} {host}:{port}"
     ports = [each for each in probe_ports(job) if each != port]
@@ -80,8 +117,8 @@ def _probe(host: str, port: int, place: Place, deadline: float, settings: Settin
         for each in ports:
             try:
                 if place.rank == 0:
-                    return _serve(host, each, min(deadline, time.monotonic() + 2.0), job)
-                return TCPStore(host, each, timeout_s=1.0, job=job, retry=False)
+                    return _serve(host, each, min(deadline, time.monotonic() + 2.0), safe, job)
+                return safe.store(host, each, timeout_s=1.0, job=job, retry=False)
             except StoreError as error:
                 if isinstance(error.__cause__, socket.gaierror):
                     raise

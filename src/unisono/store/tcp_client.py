@@ -9,39 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import secrets
 import socket
-import struct
 import threading
 import time
-from typing import Any
 
+from unisono import secure
 from unisono.errors import StoreError, StoreTimeout, message
 from unisono.store import wire
 from unisono.store.address import shown
 from unisono.store.base import Store, close_in_children
-from unisono.store.ops import Get, Op, Reply, Value, Wait
+from unisono.store.dialer import Dialer, NotOurServer, receive, send
+from unisono.store.ops import Get, Op, Reply, Wait
 from unisono.store.tcp_server import StoreServer
 
 __all__ = ["NotOurServer", "TCPStore"]
 
-GREETING_S = 5.0  # a Unisono server greets within milliseconds; one whose host is overloaded within this
 GRACE_S = 0.5  # how much later than the server the client gives a wait up
-SILENT_CLOSES = 5  # so often may a connection be closed without a word: a server that is just ending does so
-TRY_S = 10.0  # one attempt to connect
-
-
-class NotOurServer(StoreError):
-    """What answers at the address is another program, or the store of another job.
-
-    Attributes:
-        reason: "foreign" (another program), "job", "version", or "closing" (the job there is ending).
-    """
-
-    def __init__(self, text: str, reason: str) -> None:
-        super().__init__(text)
-        self.reason = reason
 
 
 class TCPStore(Store):
@@ -56,11 +40,14 @@ class TCPStore(Store):
         is_server: run the server in a thread of this process.
         timeout_s: seconds for connecting, and for any single call that does not say otherwise.
         job: client and server have to name the same job.
+        token: each has to prove to the other that it has the same; empty: neither has one.
+        tls: encrypt the connections; the token is needed, and the same on both sides.
         linger_s: seconds `close()` of the server waits, at most, for the other clients to leave.
         retry: keep trying while nothing listens; otherwise one attempt.
 
     Raises:
         StoreTimeout: no server in time; the text names the address and the last error.
+        AuthenticationError: the server has another token, or one side has none.
         StoreError: the name does not resolve, another program answers, or the port cannot be bound.
     """
 
@@ -73,17 +60,21 @@ class TCPStore(Store):
         is_server: bool = False,
         timeout_s: float = 300.0,
         job: str = "",
+        token: bytes = b"",
+        tls: bool = False,
         linger_s: float = 5.0,
         retry: bool = True,
     ) -> None:
         super().__init__(timeout_s)
-        self._server = StoreServer(host, port, job=job) if is_server else None
+        self._server = StoreServer(host, port, job=job, token=token, tls=tls) if is_server else None
         self._world_size = world_size
         self._linger_s = linger_s
         self.host = self._server.host if self._server else host
         self.port = self._server.port if self._server else port
         self._name = secrets.token_hex(8)
         self._job = job
+        self._token = token
+        self._tls = tls
         self._lock = threading.Lock()
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
@@ -161,8 +152,11 @@ class TCPStore(Store):
         connection.sock.close()
 
     def _connect(self, deadline: float, *, retry: bool) -> _Connection:
-        hello = wire.Hello(wire.MAGIC, wire.VERSION, self._job, self._name, socket.gethostname(), os.getpid())
-        sock, welcome = _Dialer(self.host, self.port, hello, deadline, self._timeout_s).dial(retry)
+        me = (self._job, self._name, socket.gethostname(), os.getpid())
+        nonce = secure.fresh_nonce() if self._token else b""
+        hello = wire.Hello(wire.MAGIC, wire.VERSION, *me, nonce, self._tls)
+        dialer = Dialer(self.host, self.port, hello, self._token, deadline, self._timeout_s)
+        sock, welcome = dialer.dial(retry)
         connection = _Connection(sock, welcome, self.describe())
         with self._lock:
             if not self._closed:
@@ -195,8 +189,8 @@ class _Connection:
                 )
             )
         try:
-            _send(self.sock, pieces, deadline)
-            head, reply = _receive(self.sock, self._reader, deadline)
+            send(self.sock, pieces, deadline)
+            head, reply = receive(self.sock, self._reader, deadline)
             return wire.read_answer(head, reply)
         except TimeoutError:
             raise StoreTimeout(self._no_answer(op, timeout_s)) from None
@@ -226,134 +220,3 @@ class _Connection:
             remedy=f"It was process {self.welcome.pid} on {self.welcome.host}: look at its output "
             "(rank 0, or the launcher).",
         )
-
-
-class _Dialer:
-    """Opens a connection and exchanges greetings, again and again while the server is not up."""
-
-    def __init__(self, host: str, port: int, hello: wire.Hello, deadline: float, timeout_s: float) -> None:
-        self._address = (host, port)
-        self._where = shown(host, port)
-        self._hello = hello
-        self._deadline = deadline
-        self._timeout_s = timeout_s
-
-    def dial(self, retry: bool) -> tuple[socket.socket, wire.Welcome]:
-        """Raises as `TCPStore` does."""
-        pause_s, silent = 0.01, 0
-        while True:
-            try:
-                return self._try_once()
-            except NotOurServer as error:
-                if error.reason != "closing" or not retry:
-                    raise
-                last: Exception = error
-            except (EOFError, ConnectionResetError) as error:
-                silent += 1
-                last = error
-                if silent >= SILENT_CLOSES:
-                    raise self._foreign("closed the connection without a greeting") from error
-            except OSError as error:
-                last = error
-                if not retry:
-                    raise self._gave_up(last, retry) from last
-            if time.monotonic() + pause_s >= self._deadline:
-                raise self._gave_up(last, retry) from last
-            time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 (spreads clients, hides nothing)
-            pause_s = min(2 * pause_s, 0.2)
-
-    def _try_once(self) -> tuple[socket.socket, wire.Welcome]:
-        last: OSError = ConnectionRefusedError("no address")
-        for family, kind, proto, _, address in self._resolve():
-            sock = socket.socket(family, kind, proto)
-            try:
-                sock.settimeout(max(0.001, min(TRY_S, self._deadline - time.monotonic())))
-                sock.connect(address)
-            except OSError as error:
-                sock.close()
-                last = error
-                continue
-            except BaseException:
-                sock.close()
-                raise
-            if sock.getsockname() == sock.getpeername():  # the kernel joined the socket to itself
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                sock.close()  # and, by that, at once: no TIME_WAIT may keep the server from its port
-                continue
-            return self._exchange_greetings(sock)
-        raise last
-
-    def _resolve(self) -> list[tuple[Any, Any, int, str, Any]]:
-        host, port = self._address
-        try:
-            return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError, OverflowError) as error:
-            what = f"the store's address {self._where} is not usable: {error}"
-            raise StoreError(message(what, remedy="Check MASTER_ADDR.")) from error
-
-    def _exchange_greetings(self, sock: socket.socket) -> tuple[socket.socket, wire.Welcome]:
-        try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            until = min(time.monotonic() + GREETING_S, self._deadline)
-            _send(sock, wire.frame(self._hello), until)
-            head, _ = _receive(sock, wire.FrameReader(wire.HELLO_LIMIT), until)
-            greeting = wire.read_greeting(head)
-        except wire.Unreadable as error:
-            sock.close()
-            raise self._foreign(f"it said {error.seen!r}") from error
-        except TimeoutError as error:
-            sock.close()
-            if time.monotonic() >= self._deadline:
-                raise
-            raise self._foreign(f"it said nothing for {GREETING_S:g} s") from error
-        except BaseException:
-            sock.close()
-            raise
-        if isinstance(greeting, wire.Refused):
-            sock.close()
-            text = f"the store at {self._where} refused: {greeting.text}"
-            raise NotOurServer(text, greeting.reason)
-        return sock, greeting
-
-    def _foreign(self, seen: str) -> NotOurServer:
-        text = message(
-            f"another program, no Unisono store, answers at {self._where}",
-            observed=seen,
-            remedy="Choose another port (MASTER_PORT), or end that program.",
-        )
-        return NotOurServer(text, "foreign")
-
-    def _gave_up(self, last: Exception, retry: bool) -> StoreError:
-        reason = getattr(last, "strerror", None) or str(last) or type(last).__name__
-        if not retry:
-            what = f"the store's server at {self._where} is gone"
-            return StoreError(message(what, observed=reason, remedy="See rank 0's output."))
-        return StoreTimeout(
-            message(
-                f"no store server at {self._where} within {self._timeout_s:g} s",
-                observed=f"last error: {reason}",
-                remedy="See whether rank 0 (or the launcher) was started there, and the address and port.",
-            )
-        )
-
-
-def _send(sock: socket.socket, pieces: list[Value], deadline: float) -> None:
-    for piece in pieces:
-        sock.settimeout(_left(deadline))
-        sock.sendall(piece)
-
-
-def _receive(sock: socket.socket, reader: wire.FrameReader, deadline: float) -> tuple[bytearray, bytearray]:
-    while True:
-        sock.settimeout(_left(deadline))
-        received = reader.advance(sock)
-        if received is not None:
-            return received
-
-
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError
-    return left

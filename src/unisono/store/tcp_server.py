@@ -1,10 +1,10 @@
 """`StoreServer`: the server of TCP stores. One thread, one selector, no polling.
 
 A `get` or `wait` for keys that do not exist is parked with its peer and answered when the keys come or its
-time is up. Every peer is a `_Peer` with at most one request under way: nothing more is read from it until
-that is answered and the answer sent, so a peer holds at most one frame in and one out of the server's memory.
+time is up. Every connection is a `Peer` with at most one request under way: nothing more is read from it
+until that is answered and the answer sent, so a peer holds at most one frame in and one out of our memory.
 
-Strangers (connections that have not yet said a proper Hello) are limited in number, bytes and time, and
+Strangers (connections that have not yet been let in, see `door`) are limited in number, bytes and time, and
 dropped without a word when they talk anything else. See `wire` for the protocol.
 """
 
@@ -13,17 +13,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import heapq
+import itertools
 import os
 import selectors
 import socket
 import threading
 import time
-from collections import deque
 
 from unisono.store import wire
 from unisono.store.address import listen
 from unisono.store.base import close_in_children
+from unisono.store.door import PATIENCE_S, Door, Rules
 from unisono.store.ops import Op, Reply, Table, Value
+from unisono.store.peer import Peer
 
 __all__ = ["StoreServer"]
 
@@ -39,9 +41,11 @@ class StoreServer:
         host: the only address listened on (a name is resolved; the first address that can be bound is taken).
         port: 0 picks a free one; see the attribute `port`.
         job: clients have to name the same job, others are refused.
+        token: clients have to prove they have the same; empty: nobody has to.
+        tls: encrypt every connection with keys made from the token.
         max_frame_bytes: the largest request or value taken.
-        hello_timeout_s: how long a stranger may take to say Hello.
-        max_strangers: connections without a Hello at one time; more wait in the kernel's queue.
+        hello_timeout_s: how long a stranger may take to be let in.
+        max_strangers: strangers at one time; more wait in the kernel's queue.
 
     Raises:
         StoreError: the address cannot be bound; `errno` of its `__cause__` says why.
@@ -53,15 +57,18 @@ class StoreServer:
         port: int = 0,
         *,
         job: str = "",
+        token: bytes = b"",
+        tls: bool = False,
         max_frame_bytes: int = 1 << 30,
         hello_timeout_s: float = 2.0,
         max_strangers: int = 256,
     ) -> None:
+        door = Door(Rules(job, token, tls, max_frame_bytes, hello_timeout_s, max_strangers))
         listener = listen(host, port)
         self.host: str = listener.getsockname()[0]
         self.port: int = listener.getsockname()[1]
         self._pid = os.getpid()
-        self._loop = _Loop(listener, job, max_frame_bytes, hello_timeout_s, max_strangers)
+        self._loop = _Loop(listener, door)
         self._thread = threading.Thread(target=self._loop.run, name=f"unisono-store-{self.port}", daemon=True)
         self._thread.start()
         close_in_children(self._forget)
@@ -95,43 +102,19 @@ class StoreServer:
         return f"<StoreServer {self.host}:{self.port}{'' if self._thread.is_alive() else ' closed'}>"
 
 
-class _Peer:
-    """One connection: what has been read of it, what it waits for, what is still to be sent to it."""
-
-    def __init__(self, sock: socket.socket, deadline: float) -> None:
-        self.sock = sock
-        self.reader = wire.FrameReader(wire.HELLO_LIMIT)
-        self.client = ""  # its name once it said Hello
-        self.deadline: float | None = deadline
-        self.parked: Op | None = None
-        self.absent: set[str] = set()
-        self.out: deque[memoryview] = deque()
-        self.events = selectors.EVENT_READ
-        self.last = False  # close when `out` is sent
-
-
 class _Loop:
     """The server's thread: all its state is touched by `run` only, except for the stop request."""
 
-    def __init__(
-        self,
-        listener: socket.socket,
-        job: str,
-        max_frame_bytes: int,
-        hello_timeout_s: float,
-        max_strangers: int,
-    ) -> None:
+    def __init__(self, listener: socket.socket, door: Door) -> None:
         self._listener = listener
-        self._job = job
-        self._max_frame_bytes = max_frame_bytes
-        self._hello_timeout_s = hello_timeout_s
-        self._max_strangers = max_strangers
+        self._door = door
+        self._rules = door.rules
         self._table = Table()
-        self._peers: set[_Peer] = set()
-        self._strangers = 0
+        self._peers: set[Peer] = set()
+        self._strangers: dict[Peer, float] = {}  # since when, the oldest first
         self._clients_seen: dict[str, None] = {}  # in the order they came
-        self._waiters: dict[str, set[_Peer]] = {}
-        self._alarms: list[tuple[float, int, _Peer]] = []
+        self._waiters: dict[str, set[Peer]] = {}
+        self._alarms: list[tuple[float, int, Peer]] = []
         self._alarm_count = 0
         self._accepting = True
         self._accept_after = 0.0
@@ -193,7 +176,7 @@ class _Loop:
             moments.append(self._accept_after)
         return max(0.0, min(moments) - time.monotonic()) if moments else None
 
-    def _set_alarm(self, peer: _Peer, when: float) -> None:
+    def _set_alarm(self, peer: Peer, when: float) -> None:
         peer.deadline = when
         self._alarm_count += 1
         heapq.heappush(self._alarms, (when, self._alarm_count, peer))
@@ -217,7 +200,7 @@ class _Loop:
 
     # Connections.
 
-    def _dispatch(self, source: object, peer: _Peer | None, events: int) -> None:
+    def _dispatch(self, source: object, peer: Peer | None, events: int) -> None:
         if source is self._listener:
             self._accept()
         elif peer is None:
@@ -233,7 +216,7 @@ class _Loop:
 
     def _accept(self) -> None:
         for _ in range(ACCEPT_BATCH):
-            if self._strangers >= self._max_strangers:
+            if not self._room_for_a_stranger():
                 break
             try:
                 sock, _address = self._listener.accept()
@@ -247,35 +230,48 @@ class _Loop:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            peer = _Peer(sock, 0.0)
+            peer = Peer(sock, 0.0)
             self._peers.add(peer)
-            self._strangers += 1
+            self._strangers[peer] = time.monotonic()
             self._selector.register(sock, selectors.EVENT_READ, peer)
-            self._set_alarm(peer, time.monotonic() + self._hello_timeout_s)
+            self._set_alarm(peer, time.monotonic() + self._rules.hello_timeout_s)
         self._control_accepting(time.monotonic())
+
+    def _room_for_a_stranger(self) -> bool:
+        """Whether one more may come in; the oldest goes for it if it has been there for long enough."""
+        if len(self._strangers) < self._rules.max_strangers:
+            return True
+        oldest, since = next(iter(self._strangers.items()))
+        if time.monotonic() - since >= PATIENCE_S:
+            self._drop(oldest)
+            return True
+        self._accept_after = since + PATIENCE_S
+        return False
 
     def _control_accepting(self, now: float) -> None:
         """Listen to the listener only while there is room for a stranger."""
         if self._accept_after and now >= self._accept_after:
             self._accept_after = 0.0
-        wanted = self._strangers < self._max_strangers and not self._accept_after
+        wanted = not self._accept_after
         if wanted and not self._accepting:
             self._selector.register(self._listener, selectors.EVENT_READ, None)
         elif not wanted and self._accepting:
             self._selector.unregister(self._listener)
         self._accepting = wanted
 
-    def _drop(self, peer: _Peer) -> None:
+    def _drop(self, peer: Peer) -> None:
         self._unpark(peer)
         self._peers.discard(peer)
-        self._strangers -= not peer.client
+        self._strangers.pop(peer, None)
         self._selector.unregister(peer.sock)
         peer.sock.close()
 
     # Requests.
 
-    def _read(self, peer: _Peer) -> None:
-        for _ in range(READ_BUDGET):
+    def _read(self, peer: Peer) -> None:
+        for turn in itertools.count():
+            if turn >= READ_BUDGET and not self._door.has_deciphered(peer.sock):
+                return
             try:
                 received = peer.reader.advance(peer.sock)
             except BlockingIOError:
@@ -286,9 +282,9 @@ class _Loop:
                 self._handle(peer, *received)
                 return
 
-    def _handle(self, peer: _Peer, head: bytearray, payload: bytearray) -> None:
+    def _handle(self, peer: Peer, head: bytearray, payload: bytearray) -> None:
         if not peer.client:
-            self._greet(peer, wire.read_hello(head))
+            self._greet(peer, head)
             return
         request = wire.read_request(head)
         absent = self._table.missing(request.op)
@@ -300,48 +296,33 @@ class _Loop:
             self._answer(peer, self._table.apply(request.op, payload))
             self._wake_waiters(request.op)
 
-    def _greet(self, peer: _Peer, hello: wire.Hello) -> None:
-        """Let a stranger in, or tell it why not. (A job token's proof will be checked here.)"""
-        refusal = self._refusal(hello)
-        if refusal is not None:
-            peer.last = True
-            self._queue(peer, wire.frame(refusal))
-            return
-        self._strangers -= 1
-        self._clients_seen[hello.client] = None
-        peer.client = hello.client
-        peer.deadline = None
-        peer.reader.limit = self._max_frame_bytes
-        welcome = wire.Welcome(
-            wire.MAGIC, wire.VERSION, self._max_frame_bytes, socket.gethostname(), os.getpid()
-        )
-        self._queue(peer, wire.frame(welcome))
+    def _greet(self, peer: Peer, head: bytearray) -> None:
+        """Answer a stranger, and let it in once it has said and shown what it must."""
+        answer = self._door.answer(peer.caller, head, self._comes_too_late)
+        peer.last = isinstance(answer, wire.Refused)
+        if peer.client:
+            self._strangers.pop(peer, None)
+            self._clients_seen[peer.client] = None
+            peer.deadline = None
+            peer.reader.limit = self._rules.max_frame_bytes
+            peer.secure_next = self._rules.tls
+        self._queue(peer, wire.frame(answer))
 
-    def _refusal(self, hello: wire.Hello) -> wire.Refused | None:
-        if hello.version != wire.VERSION:
-            text = (
-                f"it speaks version {wire.VERSION}, the client {hello.version}: install the same everywhere"
-            )
-            return wire.Refused(wire.MAGIC, "version", text)
-        if hello.job != self._job:
-            return wire.Refused(wire.MAGIC, "job", f"it belongs to job {self._job!r}, not to {hello.job!r}")
+    def _comes_too_late(self, client: str) -> bool:
+        """Whether the job is ending and this is no client of it."""
         closing = self._stop_at is not None and len(self._clients_seen) >= self._stop_world
-        if closing and hello.client not in self._clients_seen:
-            return wire.Refused(wire.MAGIC, "closing", "its job is ending")
-        if not hello.client:
-            return wire.Refused(wire.MAGIC, "version", "the client gave no name")
-        return None
+        return closing and client not in self._clients_seen
 
     # Waiting for keys.
 
-    def _park(self, peer: _Peer, op: Op, absent: tuple[str, ...], timeout_s: float) -> None:
+    def _park(self, peer: Peer, op: Op, absent: tuple[str, ...], timeout_s: float) -> None:
         peer.parked = op
         peer.absent = set(absent)
         for key in peer.absent:
             self._waiters.setdefault(key, set()).add(peer)
         self._set_alarm(peer, time.monotonic() + min(timeout_s, 1e9))
 
-    def _unpark(self, peer: _Peer) -> None:
+    def _unpark(self, peer: Peer) -> None:
         for key in peer.absent:
             waiting = self._waiters.get(key, set())
             waiting.discard(peer)
@@ -366,17 +347,17 @@ class _Loop:
 
     # Answers.
 
-    def _answer(self, peer: _Peer, reply: Reply) -> None:
+    def _answer(self, peer: Peer, reply: Reply) -> None:
         self._queue(peer, wire.reply_frame(reply))
 
-    def _queue(self, peer: _Peer, pieces: list[Value]) -> None:
+    def _queue(self, peer: Peer, pieces: list[Value]) -> None:
         peer.out.extend(memoryview(piece) for piece in pieces)
         try:
             self._send(peer)
         except OSError:
             self._drop(peer)
 
-    def _send(self, peer: _Peer) -> None:
+    def _send(self, peer: Peer) -> None:
         """Send what the kernel takes; while something is left, write events replace read events."""
         for _ in range(READ_BUDGET):
             if not peer.out:
@@ -393,6 +374,9 @@ class _Loop:
         if peer.last and not peer.out:
             self._drop(peer)
             return
+        if peer.secure_next and not peer.out:
+            peer.secure_next = False
+            peer.sock = self._door.secured(peer.sock)
         wanted = selectors.EVENT_WRITE if peer.out else selectors.EVENT_READ
         if wanted != peer.events:
             peer.events = wanted

@@ -4,13 +4,16 @@
 
     client                           server
     Hello(magic, version, job, ...)  ->
+                                     <-  Challenge(nonce, proof) where the job has a token (see `secure`)
+    Proof                            ->
                                      <-  Welcome, or Refused(reason) and the connection is closed
+    ................................ TLS 1.3 from here on, where it was asked for
     operation (+ payload)            ->
                                      <-  Answer (+ payload); a get or wait is answered when its keys exist
 
-One request is under way per connection. Before its Hello a stranger may send at most `HELLO_LIMIT`
+One request is under way per connection. Before its Welcome a stranger's frames have at most `HELLO_LIMIT`
 bytes. The magic ends in an empty line, so that a web server reached by mistake answers at once
-instead of waiting for more. `Hello.proof` is where a job token's proof will travel.
+instead of waiting for more.
 """
 
 from __future__ import annotations
@@ -22,10 +25,13 @@ import msgspec
 
 from unisono.store.ops import Op, Reply, Value
 
-__all__ = ["Answer", "FrameReader", "Greeting", "Hello", "Refused", "Unreadable", "Welcome", "frame"]
+__all__ = [
+    "Answer", "Challenge", "FrameReader", "Greeting", "Hello", "Proof", "Refused", "Unreadable", "Welcome",
+    "frame",
+]  # fmt: skip
 
 MAGIC = "UNISONO STORE\r\n\r\n"
-VERSION = 1
+VERSION = 2
 HELLO_LIMIT = 4096
 PREFIX = struct.Struct(">II")
 CHUNK = 256 * 1024  # bytes read at once, so that one large value does not starve the others
@@ -40,7 +46,7 @@ class Unreadable(Exception):
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """A client's first frame."""
+    """A client's first frame. `nonce` is empty where the client has no token."""
 
     magic: str
     version: int
@@ -48,11 +54,26 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     client: str
     host: str = ""
     pid: int = 0
-    proof: bytes = b""
+    nonce: bytes = b""
+    tls: bool = False
+
+
+class Challenge(msgspec.Struct, frozen=True, array_like=True, tag="challenge"):
+    """The server's nonce, and its proof that it has the token."""
+
+    magic: str
+    nonce: bytes
+    proof: bytes
+
+
+class Proof(msgspec.Struct, frozen=True, array_like=True, tag="proof"):
+    """The client's answer to a Challenge."""
+
+    proof: bytes
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
-    """The server's first frame: who it is and the largest frame it takes."""
+    """The server lets the client in: who it is and the largest frame it takes."""
 
     magic: str
     version: int
@@ -62,7 +83,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
-    """The server's first and last frame. `reason`: "version", "job" or "closing"; `text` for people."""
+    """The server's last frame. `reason`: "version", "job", "token" or "closing"; `text` for people."""
 
     magic: str
     reason: str
@@ -77,8 +98,9 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     error: str = ""
 
 
-Greeting = Welcome | Refused
+Greeting = Welcome | Challenge | Refused
 _decode_hello = msgspec.msgpack.Decoder(Hello).decode
+_decode_proof = msgspec.msgpack.Decoder(Proof).decode
 _decode_greeting = msgspec.msgpack.Decoder(Greeting).decode
 _decode_op = msgspec.msgpack.Decoder(Op).decode
 _decode_answer = msgspec.msgpack.Decoder(Answer).decode
@@ -109,8 +131,16 @@ def read_hello(head: bytearray) -> Hello:
     return hello
 
 
+def read_proof(head: bytearray) -> Proof:
+    """Raises `Unreadable` for anything but a Proof."""
+    try:
+        return _decode_proof(head)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Unreadable(f"no Proof: {error}", bytes(head[:40])) from error
+
+
 def read_greeting(head: bytearray) -> Greeting:
-    """Raises `Unreadable` for anything but a Welcome or a Refused."""
+    """Raises `Unreadable` for anything but what a server says before it answers requests."""
     try:
         greeting: Greeting = _decode_greeting(head)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

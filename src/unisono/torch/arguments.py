@@ -16,6 +16,8 @@ from torch._C._distributed_c10d import ReduceOp
 import unisono as un
 from unisono.errors import message
 
+from . import profiling
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -79,15 +81,18 @@ class Call:
     Example: `call = Call("broadcast"); group.broadcast(call.inout(x), src=0); call.after and call.after()`
     """
 
-    __slots__ = ("_back", "_movable", "what")
+    __slots__ = ("_back", "_movable", "inputs", "what")
 
     def __init__(self, what: str, *, moves_only: bool = False) -> None:
         self.what = what
         self._movable = moves_only
         self._back: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.inputs: list[torch.Tensor] | None = [] if profiling.is_on() else None  # for its event
 
     def read(self, x: torch.Tensor) -> torch.Tensor:
         """Prepare a buffer that is read."""
+        if self.inputs is not None:
+            self.inputs.append(x)
         if _ready(x):
             return x
         x = self._dense(x)
@@ -95,6 +100,8 @@ class Call:
 
     def inout(self, x: torch.Tensor) -> torch.Tensor:
         """Prepare a buffer that is read and written."""
+        if self.inputs is not None:
+            self.inputs.append(x)
         if _ready(x):
             return x
         x = self._dense(x)

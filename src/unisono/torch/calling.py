@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch.autograd import profiler
-
-from .arguments import reduce_op
+from .arguments import Call, reduce_op, single
+from .profiling import Event, is_on
 from .sparse import SparseSum
 from .work import DONE, Together, TransferWork, UnisonoWork, seconds
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
     from unisono.group import Group
 
-    from .arguments import Call
     from .cuda import CudaGroup
     from .work import Futures, NativeWork
 
@@ -38,6 +36,8 @@ class Calling:
     _futures: Futures
     _size: int
     _batch: list[UnisonoWork] | None
+    _backend: str  # the name it goes by
+    _coalescing = False  # within a call that is several calls of the Group, and one event
     _recent: deque[UnisonoWork]
 
     # ---- several calls in one ----
@@ -68,36 +68,55 @@ class Calling:
         *args: Any,
         **kwargs: Any,
     ) -> Work:
-        """Call the Group; while PyTorch's profiler is on, as an event "unisono:all_reduce"."""
-        if not profiler._is_profiler_enabled:
-            return self._called(method, opts, result, call, *args, **kwargs)
-        with profiler.record_function(f"unisono:{call.what}") as event:
-            work = self._called(method, opts, result, call, *args, **kwargs)
-            if work is not DONE:  # the event goes on until the work is complete
-                event._call_end_callbacks_on_future(work.get_future())
-        return work
-
-    def _called(
-        self,
-        method: Callable[..., Any],
-        opts: Any,
-        result: list[Tensor],
-        call: Call,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Work:
         """Call the Group; at once, or as a Work when PyTorch wants to wait later."""
         timeout = seconds(opts.timeout)
-        if opts.asyncOp:
+        event = self._event(call.what, call.inputs)
+        if event or opts.asyncOp:
             native = method(*args, **kwargs, async_op=True, timeout=timeout)
-            return self._handed_out(UnisonoWork(native, result, self._futures, call.after))
+            after = event.ends_with(native, self._futures, call.after) if event else call.after
+            work = UnisonoWork(native, result, self._futures, after)
+            if opts.asyncOp:
+                return self._handed_out(work)
+            work.wait()
+            return DONE
         method(*args, **kwargs, timeout=timeout)
         if call.after:
             call.after()
         return DONE
 
-    def _transfer(self, native: NativeWork, result: list[Tensor], call: Call) -> Work:
-        return self._handed_out(TransferWork(native, result, self._futures, call.after))
+    def _transfer(
+        self, what: str, method: Callable[..., NativeWork], tensors: Any, peer: int | None, tag: int
+    ) -> Work:
+        """Start a send or a receive."""
+        x, call = single(what, tensors), Call(what, moves_only=True)
+        buffer = call.read(x) if what == "send" else call.write(x)
+        event = self._event("recvAnySource" if peer is None else what, [x])
+        native = method(buffer, peer, tag)
+        after = event.ends_with(native, self._futures, call.after, ordered=False) if event else call.after
+        return self._handed_out(TransferWork(native, [x], self._futures, after))
+
+    def _coalesced(self, what: str, inputs: Sequence[Tensor], make: Callable[[], list[Any]]) -> Work:
+        """Call the Group several times, as one Work and one event."""
+        event = self._event(what, inputs)
+        outer, self._coalescing = self._coalescing, True
+        try:
+            work = self._each(make())
+        finally:
+            self._coalescing = outer
+        if not event:
+            return work
+        native = Together([work] if isinstance(work, UnisonoWork) else [])
+        together = UnisonoWork(native, list(inputs), self._futures, event.ends_with(native, self._futures))
+        if work is not DONE:
+            return together
+        together.wait()
+        return DONE
+
+    def _event(self, what: str, inputs: Sequence[Tensor] | None) -> Event | None:
+        """Begin an event, such as "unisono:all_reduce", if PyTorch's profiler is on."""
+        if self._coalescing or not is_on():
+            return None
+        return Event(f"{self._backend}:{what}", inputs or ())
 
     def _each(self, works: Sequence[Any]) -> Work:
         pending = [work for work in works if work is not DONE]

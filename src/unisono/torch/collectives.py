@@ -21,11 +21,11 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
     ScatterOptions,
 )
-from torch.autograd import profiler
 
 from .arguments import PLAIN, REDUCE_OPS, Call, options, reduce_op, single
 from .calling import Calling
 from .cuda import any_device
+from .profiling import is_on
 from .work import DONE, seconds
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Collectives(Calling):
         if type(opts) is not AllreduceOptions:
             opts = options(AllreduceOptions, opts, reduceOp=opts if op is None else op, timeout=timeout)
         x = tensors[0] if type(tensors) is list and len(tensors) == 1 else single("all_reduce", tensors)
-        if type(x) in PLAIN and not opts.asyncOp and not profiler._is_profiler_enabled:
+        if type(x) in PLAIN and not opts.asyncOp and not is_on():
             # What `dist.all_reduce(x)` does all day: no list, no copy, no Work. The Group checks `x` itself.
             op, timeout = opts.reduceOp, opts.timeout
             number = hash(op)
@@ -80,7 +80,11 @@ class Collectives(Calling):
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
         """Reduce several tensors over the group, each in place."""
         opts = options(AllreduceCoalescedOptions, opts)
-        return self._each([self.allreduce([x], _single_options(AllreduceOptions, opts)) for x in tensors])
+        return self._coalesced(
+            "all_reduce",
+            tensors,
+            lambda: [self.allreduce([x], _single_options(AllreduceOptions, opts)) for x in tensors],
+        )
 
     @any_device
     def reduce(
@@ -144,7 +148,9 @@ class Collectives(Calling):
         _same_length("reduce_scatter", outputs, inputs)
         opts = options(ReduceScatterOptions, opts)
         pairs = zip(outputs, inputs, strict=True)
-        return self._each([self.reduce_scatter_single(out, x, opts) for out, x in pairs])
+        return self._coalesced(
+            "reduce_scatter", inputs, lambda: [self.reduce_scatter_single(out, x, opts) for out, x in pairs]
+        )
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -224,7 +230,9 @@ class Collectives(Calling):
         _same_length("all_gather", outputs, inputs)
         opts = options(AllgatherOptions, opts)
         pairs = zip(outputs, inputs, strict=True)
-        return self._each([self.all_gather_single(out, x, opts) for out, x in pairs])
+        return self._coalesced(
+            "all_gather", inputs, lambda: [self.all_gather_single(out, x, opts) for out, x in pairs]
+        )
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -236,9 +244,9 @@ class Collectives(Calling):
         opts = options(AllgatherOptions, opts)
         for outputs in output_lists:
             _same_length("all_gather", outputs, inputs)
-        columns = zip(*output_lists, strict=True)
-        return self._each(
-            [self.allgather([list(column)], [x], opts) for column, x in zip(columns, inputs, strict=True)]
+        columns = zip(zip(*output_lists, strict=True), inputs, strict=True)
+        return self._coalesced(
+            "all_gather", inputs, lambda: [self.allgather([list(outs)], [x], opts) for outs, x in columns]
         )
 
     @any_device
@@ -301,23 +309,17 @@ class Collectives(Calling):
     @any_device
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
         """Send one tensor to a rank of the group."""
-        call = Call("send", moves_only=True)
-        x = single("send", tensors)
-        return self._transfer(self._group.isend(call.read(x), dst, tag), [x], call)
+        return self._transfer("send", self._group.isend, tensors, dst, tag)
 
     @any_device
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
         """Receive one tensor from a rank of the group."""
-        call = Call("recv", moves_only=True)
-        x = single("recv", tensors)
-        return self._transfer(self._group.irecv(call.write(x), src, tag), [x], call)
+        return self._transfer("recv", self._group.irecv, tensors, src, tag)
 
     @any_device
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         """Receive one tensor from whoever sends first; the Work knows from whom."""
-        call = Call("recv", moves_only=True)
-        x = single("recv", tensors)
-        return self._transfer(self._group.irecv(call.write(x), None, tag), [x], call)
+        return self._transfer("recv", self._group.irecv, tensors, None, tag)
 
 
 def _flat(lists: Any) -> list[Tensor]:

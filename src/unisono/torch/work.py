@@ -236,7 +236,7 @@ class Futures:
         self._closing = False
 
     def of(self, work: UnisonoWork) -> torch.futures.Future[list[torch.Tensor]]:
-        """Return a future of `work`.
+        """Return a future of `work`; made now, and complete at once if the work is.
 
         An error reaches whoever waits in C++ (DDP), so it must be an error of the future, not a value of
         it: a callback that raises makes one. PyTorch hands it on as a RuntimeError with the text.
@@ -250,13 +250,18 @@ class Futures:
         future = start.then(outcome)
         if work.is_completed():
             start.set_result(None)
-        elif work.ordered:
+        else:
+            self.set_after(work, start)
+        return future
+
+    def set_after(self, work: UnisonoWork, future: torch.futures.Future[None]) -> None:
+        """Complete `future` once `work` is, well or not; always in another thread."""
+        if work.ordered:
             with self._changed:
-                self._items.append((work, start))
+                self._items.append((work, future))
                 self._call_somebody()
         else:
-            threading.Thread(target=_complete, args=(work, start), name=self._name, daemon=True).start()
-        return future
+            threading.Thread(target=_complete, args=(work, future), name=self._name, daemon=True).start()
 
     def close(self) -> None:
         """Complete what is left and end the threads. Call it once no work can stay incomplete."""

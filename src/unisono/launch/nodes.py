@@ -1,0 +1,225 @@
+"""A job on several nodes: the front processes of all of them meet in a store that node 0 serves.
+
+    unisono run --nnodes 2 --node-rank 0 --master-addr a --token-file F -n 2 train.py      # on a
+    unisono run --nnodes 2 --node-rank 1 --master-addr a --token-file F -n 3 train.py      # on b
+
+In the store, under "unisono/launch/":
+
+    nnodes       the first to come writes it, the others compare
+    node/1       who that is and how many ranks it brings; ranks are numbered node by node
+    plan         made by node 0 when all have come: sizes of all, MASTER_PORT for the ranks
+    beat/1       a counter that moves while the node lives
+    end          why the job ends early, from whoever knew first; every node waits for it
+    final/1      how it ended there; all wait for all, so that all name the same rank and exit alike
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from unisono.errors import LaunchError, StoreError, StoreTimeout, message
+from unisono.launch.job import Assignment, Job
+from unisono.launch.summary import Failure
+from unisono.store import PrefixStore, TCPStore
+
+__all__ = ["End", "Final", "Nodes"]
+
+MEET_S = 300.0
+BEAT_S = 1.0
+SILENT_S = 10.0  # a node that shows no sign of life for so long is given up
+ENDING_S = 8.0  # what the others get, after the grace, to end their ranks and say how
+
+
+class _Node(msgspec.Struct, frozen=True):
+    host: str
+    pid: int
+    size: int
+
+
+class _Plan(msgspec.Struct, frozen=True):
+    nodes: tuple[_Node, ...]
+    master_port: int
+
+
+class End(msgspec.Struct, frozen=True):
+    """Why the job ends before it is done. `status` is the exit code when no rank's failure gives one."""
+
+    node: int
+    text: str
+    status: int
+
+
+class Final(msgspec.Struct, frozen=True):
+    """How the job ended on one node. `stopped`: the exit code when a signal ended it there, else 0."""
+
+    node: int
+    host: str
+    stopped: int = 0
+    failure: Failure | None = None
+
+
+class Nodes:
+    """This node's part in a job of several."""
+
+    def __init__(self, job: Job, store: TCPStore) -> None:
+        self._job = job
+        self._store = PrefixStore("unisono/launch", store)
+        self._me = _Node(socket.gethostname(), os.getpid(), job.world_size)
+        self._hosts: tuple[str, ...] = ()
+        self._thread: threading.Thread | None = None
+        self._over = threading.Event()
+        self.end: End | None = None
+
+    def meet(self, master_port: int) -> Assignment:
+        """Wait for the other nodes; this one's ranks and where they meet.
+
+        Raises:
+            LaunchError: two nodes have one number, they disagree on how many there are, or some did not come.
+        """
+        job, store = self._job, self._store
+        deadline = time.monotonic() + MEET_S
+        held = store.compare_set("nnodes", b"", str(job.nnodes))
+        if held != str(job.nnodes).encode():
+            raise LaunchError(
+                f"--nnodes is {job.nnodes} here and {held.decode()} on the node that came first."
+            )
+        mine = msgspec.msgpack.encode(self._me)
+        held = store.compare_set(f"node/{job.node_rank}", b"", mine)
+        if held != mine:
+            other = msgspec.msgpack.decode(held, type=_Node)
+            text = f"--node-rank {job.node_rank} is taken by host {other.host}, pid {other.pid}"
+            raise LaunchError(message(text, remedy="Give every node a number of its own."))
+        if job.node_rank == 0:
+            nodes = tuple(self._await_node(number, deadline) for number in range(job.nnodes))
+            store.set("plan", msgspec.msgpack.encode(_Plan(nodes, master_port)))
+        try:
+            plan = msgspec.msgpack.decode(store.get("plan", deadline - time.monotonic()), type=_Plan)
+        except StoreTimeout:
+            raise LaunchError(self._missing()) from None
+        self._hosts = tuple(node.host for node in plan.nodes)
+        sizes = [node.size for node in plan.nodes]
+        return Assignment(
+            store=f"{_bracketed(job.master_addr)}:{job.master_port}",
+            master_port=plan.master_port,
+            first_rank=sum(sizes[: job.node_rank]),
+            world_size=sum(sizes),
+        )
+
+    def _await_node(self, number: int, deadline: float) -> _Node:
+        try:
+            raw = self._store.get(f"node/{number}", max(0.0, deadline - time.monotonic()))
+        except StoreTimeout:
+            raise LaunchError(self._missing()) from None
+        return msgspec.msgpack.decode(raw, type=_Node)
+
+    def _missing(self) -> str:
+        numbers = [str(n) for n in range(self._job.nnodes) if not self._store.check([f"node/{n}"])]
+        return message(
+            f"{self._job.nnodes - len(numbers)} of {self._job.nnodes} nodes came within {MEET_S:g} s",
+            observed=f"missing node {', '.join(numbers)}",
+            remedy="See whether `unisono run` was started there with this --master-addr and --master-port.",
+        )
+
+    # while it runs
+
+    def watch(self, on_end: Callable[[], None]) -> None:
+        """From now on call `on_end` once, in a thread, when another node ends the job or one is lost."""
+        self._thread = threading.Thread(target=self._watch, args=(on_end,), name="unisono-nodes", daemon=True)
+        self._thread.start()
+
+    def _watch(self, on_end: Callable[[], None]) -> None:
+        seen: dict[int, tuple[bytes, float]] = {}
+        while not self._over.is_set():
+            try:
+                self._store.add(f"beat/{self._job.node_rank}", 1, timeout_s=SILENT_S)
+                if self._job.node_rank == 0:
+                    self._look_for_silent(seen)
+                raw = self._store.get("end", BEAT_S)
+            except StoreTimeout as error:
+                if self._store.describe() and "no answer" in str(error):
+                    self._lost()
+                    break
+                continue
+            except StoreError:
+                if self._over.is_set():
+                    return
+                self._lost()
+                break
+            self.end = msgspec.msgpack.decode(raw, type=End)
+            break
+        if self.end is not None and not self._over.is_set():
+            on_end()
+            self._keep_beating()
+
+    def _keep_beating(self) -> None:
+        """Ending takes a while, in which this node must not seem lost."""
+        with contextlib.suppress(StoreError):
+            while not self._over.wait(BEAT_S):
+                self._store.add(f"beat/{self._job.node_rank}", 1, timeout_s=SILENT_S)
+
+    def _look_for_silent(self, seen: dict[int, tuple[bytes, float]]) -> None:
+        now = time.monotonic()
+        for number in range(1, self._job.nnodes):
+            beat = self._store.get(f"beat/{number}", 0) if self._store.check([f"beat/{number}"]) else b""
+            if self._store.check([f"final/{number}"]) or beat != seen.get(number, (b"", 0.0))[0]:
+                seen[number] = (beat, now)
+            elif now - seen.setdefault(number, (beat, now))[1] > SILENT_S:
+                text = f"node {number} (host {self._hosts[number]}) has been silent for {SILENT_S:g} s"
+                self.announce(text, 1)
+
+    def _lost(self) -> None:
+        self.end = End(0, f"node 0 (host {self._hosts[0]}), which serves the store, is gone", 1)
+
+    def announce(self, text: str, status: int) -> None:
+        """End the job on all nodes, unless somebody else said so before. Never an error."""
+        record = msgspec.msgpack.encode(End(self._job.node_rank, text, status))
+        with contextlib.suppress(StoreError):
+            self._store.compare_set("end", b"", record, timeout_s=2.0)
+
+    # the end
+
+    def settle(self, failure: Failure | None, stopped: int) -> list[Final]:
+        """Tell how it ended here and learn how it ended elsewhere; nodes that do not tell are left out."""
+        mine = Final(self._job.node_rank, self._me.host, stopped, failure)
+        finals = [mine]
+        with contextlib.suppress(StoreError):
+            self._store.set(f"final/{mine.node}", msgspec.msgpack.encode(mine), timeout_s=2.0)
+            give_up: float | None = None
+            for number in range(self._job.nnodes):
+                while number != mine.node and not stopped:
+                    if give_up is None and (failure is not None or self.end is not None):
+                        give_up = time.monotonic() + self._job.grace_s + ENDING_S
+                    if give_up is not None and time.monotonic() > give_up:
+                        break
+                    try:
+                        raw = self._store.get(f"final/{number}", 0.5)
+                    except StoreTimeout:
+                        continue
+                    finals.append(msgspec.msgpack.decode(raw, type=Final))
+                    break
+            self._store.add("settled", 1, timeout_s=2.0)
+        return finals
+
+    def await_settled(self, seconds: float) -> None:
+        """For the node that serves the store: until all others have read what they need, at most so long."""
+        deadline = time.monotonic() + seconds
+        with contextlib.suppress(StoreError):
+            while time.monotonic() < deadline:
+                if self._store.add("settled", 0, timeout_s=1.0) >= self._job.nnodes:
+                    return
+                time.sleep(0.02)
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._over.set()
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

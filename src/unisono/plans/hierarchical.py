@@ -1,0 +1,318 @@
+"""Algorithms for several hosts: as little as possible between them, the rest inside, where it is cheap.
+
+Hosts may hold any ranks, and any number of them. `hierarchical` algorithms are for large buffers: each host's
+link carries each byte once. `leaders` algorithms are for small ones: one rank per host speaks for it, in few
+rounds.
+
+Source: Karonis, de Supinski, Foster, Gropp, Lusk, Bresnahan, "Exploiting hierarchy in parallel computer
+networks to optimize collective operation performance", IPDPS 2000; Jia et al., "Highly scalable deep
+learning training system with mixed-precision", arXiv:1807.11205 (2018), for the all-reduce in three phases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from unisono.plans import dissemination, doubling
+from unisono.plans.plan import (
+    Copy,
+    In,
+    Out,
+    Recv,
+    Reduce,
+    Send,
+    Step,
+    StepFunction,
+    Tmp,
+    by_host,
+    exchange,
+)
+from unisono.plans.tree import children
+
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "barrier",
+    "broadcast",
+    "gather",
+    "leaders_all_reduce",
+    "leaders_broadcast",
+    "leaders_reduce",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+]
+
+Below = Callable[[int, int], Sequence[int]]
+"""A tree over hosts: (place, number of hosts) -> the places below it; place 0 is its root."""
+
+
+class Here:
+    """Where a rank stands among the hosts; places of hosts are counted from the root's on.
+
+    Example: hosts (0, 0, 1, 1, 1), rank 3, root 0: place 1, ranks (2, 3, 4), near (2, 4), leader 2.
+
+    Attributes:
+        hosts: the ranks of each host, the root's host first.  place: of this rank's host.
+        ranks: of this host.  near: those but this one, the next one first.
+        leader: speaks for this host: the root, or the first rank.
+    """
+
+    def __init__(self, rank: int, hosts: tuple[int, ...], root: int = 0) -> None:
+        groups = by_host(hosts)
+        first = next(number for number, ranks in enumerate(groups) if root in ranks)
+        self.hosts = groups[first:] + groups[:first]
+        self._root = root
+        self.place = next(number for number, ranks in enumerate(self.hosts) if rank in ranks)
+        self.ranks = self.hosts[self.place]
+        after = self.ranks.index(rank) + 1
+        self.near = self.ranks[after:] + self.ranks[: after - 1]
+        self.leader = self.leader_of(self.place)
+
+    def leader_of(self, place: int) -> int:
+        """The rank that speaks for a host."""
+        return self._root if place == 0 else self.hosts[place][0]
+
+    def leaders(self) -> tuple[int, ...]:
+        """The leaders of all hosts."""
+        return tuple(self.leader_of(place) for place in range(len(self.hosts)))
+
+    def tree(self, below: Below) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(leader above, leaders below) this host in a tree over the hosts."""
+        count = len(self.hosts)
+        above = [self.leader_of(place) for place in range(count) if self.place in below(place, count)]
+        return tuple(above), tuple(map(self.leader_of, below(self.place, count)))
+
+
+def chain(place: int, count: int) -> Sequence[int]:
+    """One host after the other: every link carries every byte once in and once out."""
+    return range(place + 1, min(place + 2, count))
+
+
+def among(ranks: tuple[int, ...], steps: StepFunction, rank: int) -> Iterator[Step]:
+    """An algorithm for ranks 0..n-1, run by `ranks`."""
+    for step in steps(ranks.index(rank), len(ranks), 0):
+        if isinstance(step, Send):
+            yield Send(step.chunk, to=tuple(ranks[peer] for peer in step.to))
+        elif isinstance(step, Recv):
+            yield Recv(step.chunk, frm=ranks[step.frm])
+        elif isinstance(step, Reduce):
+            yield Reduce(step.chunk, frm=tuple(ranks[peer] for peer in step.frm), own=step.own)
+        else:
+            yield step
+
+
+# ---- along a tree over the hosts -----------------------------------------------------------------------
+
+
+def _broadcast(rank: int, hosts: tuple[int, ...], root: int, below: Below) -> Iterator[Step]:
+    here = Here(rank, hosts, root)
+    if rank != here.leader:
+        yield Recv(Out(0), frm=here.leader)
+        return
+    above, under = here.tree(below)
+    yield from (Recv(Out(0), frm=leader) for leader in above)
+    yield Send(Out(0), to=(*reversed(under), *here.near))
+
+
+def _reduce(rank: int, hosts: tuple[int, ...], root: int, below: Below) -> Iterator[Step]:
+    here = Here(rank, hosts, root)
+    if rank != here.leader:
+        yield Send(Out(0), to=(here.leader,))
+        return
+    above, under = here.tree(below)
+    result = Tmp(0) if above else Out(0)
+    if here.near or under or not above:
+        yield Reduce(result, frm=(*here.ranks, *under), own=Out(0))
+    else:
+        result = Out(0)
+    if above:
+        yield Send(result, to=above)
+
+
+def broadcast(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:
+    """From host to host along a chain, in each of them to all its ranks: for large buffers."""
+    return _broadcast(rank, hosts, root, chain)
+
+
+def leaders_broadcast(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:
+    """Along a binomial tree over the hosts, in each of them to all its ranks: for small buffers."""
+    return _broadcast(rank, hosts, root, children)
+
+
+def reduce(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:
+    """Every host adds its ranks and what the host before it sends: for large buffers."""
+    return _reduce(rank, hosts, root, chain)
+
+
+def leaders_reduce(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:
+    """Up a binomial tree over the hosts, each of which adds its ranks: for small buffers."""
+    return _reduce(rank, hosts, root, children)
+
+
+def _through_leaders(rank: int, hosts: tuple[int, ...], between: StepFunction) -> Iterator[Step]:
+    here = Here(rank, hosts)
+    if rank != here.leader:
+        yield Send(Out(0), to=(here.leader,))
+        yield Recv(Out(0), frm=here.leader)
+        return
+    if here.near or len(hosts) == 1:
+        yield Reduce(Out(0), frm=here.ranks)
+    if len(here.hosts) > 1:
+        yield from among(here.leaders(), between, rank)
+    yield Send(Out(0), to=here.near)
+
+
+def leaders_all_reduce(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:  # noqa: ARG001
+    """To the host's leader, recursive doubling between leaders, back to the host's ranks."""
+    return _through_leaders(rank, hosts, doubling.all_reduce)
+
+
+def barrier(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:  # noqa: ARG001
+    """Tell the host's leader, dissemination between leaders, be told by the leader."""
+    return _through_leaders(rank, hosts, dissemination.barrier)
+
+
+# ---- every rank takes part -----------------------------------------------------------------------------
+
+
+def all_reduce(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:  # noqa: ARG001
+    """Reduce-scatter in every host, all-reduce between hosts chunk by chunk, all-gather in every host.
+
+    On every host a chunk has one owner; between hosts, it has one home, whose owner adds it up. With h hosts
+    every link carries 2(h-1)/h * nbytes in and as much out, however many ranks each host has.
+
+        two hosts, ranks 0,1 and 2; chunks 0..3    rank 0   rank 1   rank 2
+        owned: 0,1 | 2,3 | 0,1,2,3                 2,3 -> 1  0,1 -> 0
+        home of 0 and 2 is the first host          1 -> 2   3 -> 2   0 -> 0, 2 -> 1
+    """
+    here = Here(rank, hosts)
+    count = len(here.hosts)
+    chunks = range(count * max(map(len, here.hosts)))
+
+    def owner(place: int, chunk: int) -> int:
+        ranks = here.hosts[place]
+        return ranks[chunk // count % len(ranks)]
+
+    def home(chunk: int) -> int:
+        return owner(chunk % count, chunk)
+
+    order = sorted(chunks, key=lambda chunk: (chunk - here.place - 1) % count)  # what must leave goes first
+    away = [chunk for chunk in order if chunk % count != here.place]
+    stays = [chunk for chunk in order if chunk % count == here.place]
+    mine = [chunk for chunk in order if owner(here.place, chunk) == rank]
+    mine_away, mine_here = [c for c in mine if c in away], [c for c in mine if c in stays]
+
+    def given(part: list[int]) -> list[Send]:
+        return [Send(Out(c), to=(peer,)) for peer in here.near for c in part if owner(here.place, c) == peer]
+
+    def abroad(chunk: int) -> tuple[int, ...]:
+        return tuple(owner(place, chunk) for place in range(count) if place != here.place)
+
+    up = sorted((Send(Out(chunk), to=(home(chunk),)) for chunk in mine_away), key=lambda send: send.to)
+    if here.near:
+        yield from exchange(rank, given(away), [Reduce(Out(chunk), frm=here.ranks) for chunk in mine_away])
+    yield from exchange(
+        rank,
+        [*up, *given(stays)],
+        [Reduce(Out(chunk), frm=(*here.ranks, *abroad(chunk))) for chunk in mine_here],
+    )
+    yield from exchange(
+        rank,
+        [Send(Out(chunk), to=abroad(chunk)) for chunk in mine_here],
+        [Recv(Out(send.chunk.index), frm=send.to[0]) for send in up],
+    )
+    taken = [(peer, c) for peer in here.near for c in order if owner(here.place, c) == peer]
+    yield from exchange(
+        rank,
+        [Send(Out(chunk), to=here.near) for chunk in mine],
+        [Recv(Out(chunk), frm=peer) for peer, chunk in taken],
+    )
+
+
+def _carrier(ranks: tuple[int, ...], block: int, at_home: tuple[int, ...]) -> int:
+    """The rank of a host that passes a block on; a block's own rank on its own host."""
+    return ranks[at_home.index(block) % len(ranks)]
+
+
+def all_gather(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:  # noqa: ARG001
+    """Blocks travel around a ring of hosts; whoever takes one in hands it to all of its host.
+
+    Every link carries every block of the other hosts once in, and all but the next host's once out.
+    """
+    here = Here(rank, hosts)
+    count = len(here.hosts)
+    behind, ahead = here.hosts[here.place - 1], here.hosts[(here.place + 1) % count]
+    yield Copy(Out(rank), In(0))
+    for round_ in range(count):
+        blocks = here.hosts[here.place - round_]
+        coming = here.hosts[here.place - round_ - 1] if round_ + 1 < count else ()
+        mine = [block for block in blocks if _carrier(here.ranks, block, blocks) == rank]
+        onward = {block: (_carrier(ahead, block, blocks),) if coming else () for block in mine}
+        takes = [
+            Recv(Out(block), frm=_carrier(here.ranks, block, blocks)) for block in blocks if block not in mine
+        ]
+        takes += [
+            Recv(Out(block), frm=_carrier(behind, block, coming))
+            for block in coming
+            if _carrier(here.ranks, block, coming) == rank
+        ]
+        sends = [Send(Out(block), to=(*onward[block], *here.near)) for block in mine]
+        yield from exchange(rank, sends, takes)
+
+
+def reduce_scatter(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:  # noqa: ARG001
+    """Sums travel around a ring of hosts, each of which adds its ranks', and end where they belong.
+
+    Every link carries every block of the other hosts once out, and all but the previous host's once in.
+    """
+    here = Here(rank, hosts)
+    count = len(here.hosts)
+    behind, ahead = here.hosts[here.place - 1], here.hosts[(here.place + 1) % count]
+    onward: list[Send] = []
+    for round_ in range(count):
+        blocks = here.hosts[here.place - 1 - round_]
+        at = {block: _carrier(here.ranks, block, blocks) for block in blocks}
+        mine = [block for block in blocks if at[block] == rank]
+        before = {block: (_carrier(behind, block, blocks),) if round_ else () for block in mine}
+        sends = [
+            Send(In(block), to=(at[block],)) for peer in here.near for block in blocks if at[block] == peer
+        ]
+        adds = [
+            Reduce(Out(0) if block == rank else Tmp(block), frm=(*before[block], *here.ranks), own=In(block))
+            for block in mine
+        ]
+        yield from exchange(rank, [*onward, *sends], adds)
+        onward = [Send(Tmp(block), to=(_carrier(ahead, block, blocks),)) for block in mine]
+
+
+def gather(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:
+    """Every host's leader sends the blocks of its host at once. All blocks are equally long."""
+    here = Here(rank, hosts, root)
+    if rank != here.leader:
+        yield Send(In(0), to=(here.leader,))
+        return
+    held = Out if rank == root else Tmp
+    if rank == root:
+        yield Copy(Out(root), In(0))
+    yield from (Recv(held(peer), frm=peer) for peer in here.near)
+    if rank != root:
+        yield from (Send(In(0) if peer == rank else Tmp(peer), to=(root,)) for peer in here.ranks)
+        return
+    for place in range(1, len(here.hosts)):
+        yield from (Recv(Out(peer), frm=here.leader_of(place)) for peer in here.hosts[place])
+
+
+def scatter(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:
+    """The root sends every host's leader the blocks of its host at once. All blocks are equally long."""
+    here = Here(rank, hosts, root)
+    if rank == root:
+        for place in range(1, len(here.hosts)):
+            yield from (Send(In(peer), to=(here.leader_of(place),)) for peer in here.hosts[place])
+        yield from (Send(In(peer), to=(peer,)) for peer in here.near)
+        yield Copy(Out(0), In(root))
+    elif rank != here.leader:
+        yield Recv(Out(0), frm=here.leader)
+    else:
+        yield from (Recv(Out(0) if peer == rank else Tmp(peer), frm=root) for peer in here.ranks)
+        yield from (Send(Tmp(peer), to=(peer,)) for peer in here.near)

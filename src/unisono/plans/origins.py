@@ -1,0 +1,117 @@
+"""Whose contributions the results of one rank hold: its messages are followed back to where they began.
+
+The proof finds this for all ranks by running them all. One rank that only wants its own code asks here:
+of the others it writes down no more steps than lead to its own results, a small part of most plans.
+It trusts the plan: a wrong one is refused by `proof.prove`, not here.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+
+from unisono.plans.plan import Chunk, Copy, Recv, Reduce, Send, Step
+
+__all__ = ["Origins"]
+
+_Node = tuple[int, int]
+"""(rank, number of the step that wrote a value), number -1: what the rank started with."""
+
+
+class _Steps:
+    """A rank's steps, written down as far as somebody asked, and where its values and messages come from."""
+
+    def __init__(self, steps: Iterable[Step]) -> None:
+        self._coming = iter(steps)
+        self.steps: list[Step] = []
+        self.sent: dict[int, list[tuple[int, Chunk]]] = defaultdict(list)  # receiver: (step, chunk)
+        self.takes: dict[tuple[int, int], int] = {}  # (step, sender): number of the message
+        self._writes: dict[Chunk, list[int]] = defaultdict(list)
+        self._taken: Counter[int] = Counter()
+
+    def read(self) -> bool:
+        """Write down one step more; whether there was one."""
+        step = next(self._coming, None)
+        if step is None:
+            return False
+        number = len(self.steps)
+        self.steps.append(step)
+        if isinstance(step, Send):
+            for peer in step.to:
+                self.sent[peer].append((number, step.chunk))
+            return True
+        self._writes[step.dst if isinstance(step, Copy) else step.chunk].append(number)
+        for peer in () if isinstance(step, Copy) else (step.frm,) if isinstance(step, Recv) else step.frm:
+            self.takes[number, peer] = self._taken[peer]
+            self._taken[peer] += 1
+        return True
+
+    def written(self, chunk: Chunk, before: int) -> int:
+        """The last step before `before` that wrote a chunk, or -1."""
+        numbers = self._writes.get(chunk, [])
+        place = bisect_left(numbers, before)
+        return numbers[place - 1] if place else -1
+
+
+class Origins:
+    """Follows the values of a plan back.
+
+    Args:
+        steps: rank -> its steps.
+    """
+
+    def __init__(self, steps: Callable[[int], Iterable[Step]]) -> None:
+        self._function = steps
+        self._ranks: dict[int, _Steps] = {}
+        self._known: dict[_Node, int] = {}
+
+    def steps(self, rank: int) -> list[Step]:
+        """All steps of a rank."""
+        mine = self._rank(rank)
+        while mine.read():
+            pass
+        return mine.steps
+
+    def ranks(self, rank: int, number: int) -> int:
+        """Whose contributions the result of a rank's step holds: bit r stands for rank r."""
+        wanted: list[_Node] = [(rank, number)]
+        while wanted:
+            node = wanted[-1]
+            if node[1] < 0:
+                self._known[node] = 1 << node[0]
+            sources = [] if node in self._known else self._sources(*node)
+            missing = [source for source in sources if source not in self._known]
+            wanted += missing
+            if missing:
+                continue
+            for source in sources:
+                self._known[node] = self._known.get(node, 0) | self._known[source]
+            wanted.pop()
+        return self._known[rank, number]
+
+    def _rank(self, rank: int) -> _Steps:
+        if rank not in self._ranks:
+            self._ranks[rank] = _Steps(self._function(rank))
+        return self._ranks[rank]
+
+    def _sources(self, rank: int, number: int) -> list[_Node]:
+        mine = self._ranks[rank]
+        step = mine.steps[number]
+        if isinstance(step, Copy):
+            return [(rank, mine.written(step.src, number))]
+        if isinstance(step, Recv):
+            return [self._message(step.frm, rank, mine.takes[number, step.frm])]
+        assert isinstance(step, Reduce)
+        own = (rank, mine.written(step.own or step.chunk, number))
+        return [
+            own if peer == rank else self._message(peer, rank, mine.takes[number, peer]) for peer in step.frm
+        ]
+
+    def _message(self, sender: int, receiver: int, count: int) -> _Node:
+        theirs = self._rank(sender)
+        sent = theirs.sent[receiver]
+        while len(sent) <= count:
+            assert theirs.read(), "prove the plan first"
+        number, chunk = sent[count]
+        return sender, theirs.written(chunk, number)

@@ -1,0 +1,202 @@
+"""Which of this host's addresses others reach it by, and listening there.
+
+The interface is the one the route to the master leaves by, unless UNISONO_SOCKET_IFNAME (or Gloo's or NCCL's
+variable) names others. Nothing here sends a packet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import ipaddress
+import random
+import socket
+import struct
+from typing import NamedTuple
+
+from unisono.env import Settings
+from unisono.errors import RendezvousError, StoreError, message
+from unisono.store.address import listen as listen_at
+from unisono.store.address import shown
+
+__all__ = [
+    "Interface", "advertised", "interfaces", "is_loopback", "listen", "local_address",
+    "local_addresses", "refuse_loopback",
+]  # fmt: skip
+
+SIOCGIFFLAGS, SIOCGIFADDR = 0x8913, 0x8915
+IFF_UP = 1
+LINK_LOCAL_SCOPE, HOST_SCOPE = 0x20, 0x10
+NOWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}  # documentation's own: default route
+
+
+class Interface(NamedTuple):
+    """A network interface that is up, and one of its addresses."""
+
+    name: str
+    address: str
+
+    @property
+    def family(self) -> int:
+        """AF_INET or AF_INET6."""
+        return socket.AF_INET6 if ":" in self.address else socket.AF_INET
+
+
+def interfaces() -> list[Interface]:
+    """Every address of every interface that is up, IPv4 before IPv6; no link-local ones."""
+    found = []
+    names = [name for _, name in socket.if_nameindex()]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        up = {name for name in names if _request(sock, SIOCGIFFLAGS, name)[16] & IFF_UP}
+        for name in names:
+            with contextlib.suppress(OSError):  # it has none
+                packed = _request(sock, SIOCGIFADDR, name)[20:24]
+                found.append(Interface(name, socket.inet_ntoa(packed)))
+    with contextlib.suppress(FileNotFoundError), open("/proc/net/if_inet6") as table:
+        for line in table:
+            digits, _, _, scope, _, name = line.split()
+            if int(scope, 16) != LINK_LOCAL_SCOPE:
+                found.append(Interface(name, str(ipaddress.IPv6Address(bytes.fromhex(digits)))))
+    return [each for each in found if each.name in up]
+
+
+def _request(sock: socket.socket, request: int, name: str) -> bytes:
+    return fcntl.ioctl(sock, request, struct.pack("256s", name.encode()[:15]))
+
+
+def chosen(settings: Settings) -> list[Interface]:
+    """The interfaces the settings name, in the order they name them.
+
+    Raises:
+        RendezvousError: there is none; lists what there is.
+    """
+    everything = interfaces()
+    pattern = settings.socket_ifname.strip()
+    wanted = [word.strip() for word in pattern.lstrip("^").split(",") if word.strip()]
+    if pattern.startswith("^"):
+        found = [each for each in everything if not any(_matches(word, each.name) for word in wanted)]
+    else:
+        found = [each for word in wanted for each in everything if _matches(word, each.name)]
+    if not found:
+        variable = f"{settings.origin('socket_ifname')}={settings.socket_ifname}"
+        there = ", ".join(f"{each.name} ({each.address})" for each in everything)
+        raise RendezvousError(
+            message(
+                f"{variable} matches no interface that is up",
+                observed=f"this host, {socket.gethostname()}, has {there}",
+                remedy="Name one of these.",
+            )
+        )
+    return list(dict.fromkeys(found))
+
+
+def _matches(word: str, name: str) -> bool:
+    """As in NCCL: "eth" is every name that begins so, "=eth0" exactly that one."""
+    return name == word[1:] if word.startswith("=") else name.startswith(word)
+
+
+def local_addresses(master: str | None, settings: Settings) -> list[str]:
+    """Addresses of this host to listen on and connect from: one for each interface that is to be used.
+
+    Args:
+        master: name or address of the master's host; None: whatever leads to the default route.
+    Raises:
+        RendezvousError: the interfaces named do not exist, or have no address of the master's kind.
+        StoreError: the master's name does not resolve.
+    """
+    family, target = _resolved(master)
+    if not settings.socket_ifname:
+        return [_towards(family, target)]
+    found = chosen(settings)
+    fitting = {each.name: each.address for each in reversed(found) if each.family == family}
+    names = [name for name in dict.fromkeys(each.name for each in found) if name in fitting]
+    if not names:
+        kind = "IPv6" if family == socket.AF_INET6 else "IPv4"
+        raise RendezvousError(
+            message(
+                f"the interfaces of {settings.origin('socket_ifname')}={settings.socket_ifname} have no "
+                f"{kind} address, and the master, {master}, has",
+                observed=", ".join(f"{each.name} ({each.address})" for each in found),
+                remedy="Name another interface, or give the master's address of the other kind.",
+            )
+        )
+    return [fitting[name] for name in names]
+
+
+def local_address(master: str | None, settings: Settings) -> str:
+    """The first of `local_addresses`: what to listen on when it is one."""
+    return local_addresses(master, settings)[0]
+
+
+def _resolved(master: str | None) -> tuple[int, str]:
+    if master is None:
+        return socket.AF_INET, NOWHERE[socket.AF_INET]
+    try:
+        found = socket.getaddrinfo(master, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        what = f"the master's address {master!r} is not usable: {error}"
+        raise StoreError(message(what, remedy="Check MASTER_ADDR (--master-addr).")) from error
+    return int(found[0][0]), str(found[0][4][0])
+
+
+def _towards(family: int, target: str) -> str:
+    """The address packets to `target` leave from. Connecting a datagram socket only looks the route up."""
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect((target, 9))
+        except OSError as error:
+            if target == NOWHERE[socket.AF_INET]:  # no default route: a host on its own
+                return "127.0.0.1"
+            raise RendezvousError(
+                message(
+                    f"host {socket.gethostname()} has no route to {target}",
+                    observed=error.strerror or str(error),
+                    remedy="Check the master's address, and the network of this host.",
+                )
+            ) from None
+        return str(sock.getsockname()[0])
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this host can reach that numeric address."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def listen(settings: Settings, address: str) -> socket.socket:
+    """A listening, non-blocking socket on that address, on a free port of UNISONO_PORT_RANGE if that is set.
+
+    Raises:
+        RendezvousError: every port of the range is taken, or the address is none of this host's.
+    """
+    first, last = settings.port_range or (0, 0)
+    ports = list(range(first, last + 1))
+    random.shuffle(ports)  # so that ranks that begin together do not queue for the same ones
+    for port in ports:
+        try:
+            return listen_at(address, port)
+        except StoreError as error:
+            if getattr(error.__cause__, "errno", None) != errno.EADDRINUSE:
+                raise RendezvousError(str(error)) from None
+    what = f"every port of {settings.origin('port_range')}={first}-{last} is taken on {address}"
+    raise RendezvousError(message(what, remedy="Widen the range: a rank needs one, the launcher two."))
+
+
+def advertised(settings: Settings, listener: socket.socket) -> tuple[str, int]:
+    """Host and port to tell others: where `listener` listens, or what UNISONO_ADVERTISE says instead."""
+    if settings.advertise is not None:
+        return settings.advertise
+    host, port = listener.getsockname()[:2]
+    return str(host), int(port)
+
+
+def refuse_loopback(address: str, port: int, hosts: tuple[str, ...]) -> None:
+    """Raise RendezvousError when ranks on several hosts are to reach an address that only one host can."""
+    if len(set(hosts)) > 1 and is_loopback(address):
+        raise RendezvousError(
+            message(
+                f"{shown(address, port)} can be reached from its own host only, and the ranks run on "
+                f"{len(set(hosts))}: {', '.join(sorted(set(hosts))[:8])}",
+                remedy="Give MASTER_ADDR an address all hosts reach, or set UNISONO_SOCKET_IFNAME.",
+            )
+        )

@@ -1,0 +1,263 @@
+"""Who may talk to this job: the job token, and how both ends of a connection prove they have it.
+
+The token is 32 secret bytes that every process of a job has, from a file only its owner can read or from the
+environment, never from a command line. It is never sent. Each side sends a nonce and a proof:
+
+    connect                                     accept
+    Greeting(nonce, my name)         ->
+                                     <-         Challenge(nonce, my name, proof)
+    proof                            ->
+
+    proof = HMAC-SHA256(key, role | job | both names | both nonces | binding), key = HMAC-SHA256(token, label)
+
+Fresh nonces on both sides make a recorded handshake worthless, the role a reflected one. `binding` ties the
+proof to a TLS channel (the server's certificate): who stands between two channels has no proof for either.
+What the handshake does not do: it does not encrypt, and it does not protect the bytes that follow.
+See docs/security.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import socket
+import stat
+import struct
+import time
+
+from unisono.errors import AuthenticationError, message
+
+__all__ = [
+    "NONCE_BYTES", "PROOF_BYTES", "Token", "derive", "fresh_nonce", "handshake", "make_token", "parse_token",
+    "proof", "read_token_file", "token_file", "verify",
+]  # fmt: skip
+
+TOKEN_BYTES = 32
+NONCE_BYTES = 32
+PROOF_BYTES = 32
+MAX_NAME_BYTES = 512
+MAGIC = b"UNISONO\x01"
+LABEL = b"unisono handshake 1"
+REMEDY = (
+    "Give every process of the job the same token (UNISONO_TOKEN_FILE), and see which job has that address."
+)
+_GREETING = struct.Struct(f">{len(MAGIC)}s{NONCE_BYTES}sH")
+_LENGTH = struct.Struct(">I")
+
+
+class Token(bytes):
+    """A secret that does not show itself in listings and tracebacks."""
+
+    def __repr__(self) -> str:
+        return "(secret)" if self else "(none)"
+
+    __str__ = __repr__
+
+
+def make_token() -> Token:
+    """A new token: 256 random bits."""
+    return Token(secrets.token_bytes(TOKEN_BYTES))
+
+
+def parse_token(text: str) -> Token:
+    """The token written as 64 hexadecimal digits; the ValueError does not repeat what was given."""
+    try:
+        token = Token(bytes.fromhex(text.strip()))
+    except ValueError:
+        token = Token()
+    if len(token) != TOKEN_BYTES:
+        raise ValueError("64 hexadecimal digits, as `openssl rand -hex 32` prints them")
+    return token
+
+
+def read_token_file(path: str) -> Token:
+    """The token in a file that only its owner may read. Raises ValueError with what a good file is."""
+    good = "a file of 64 hexadecimal digits that only its owner can read (chmod 600)"
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{good}; it cannot be read: {error}") from None
+    with os.fdopen(fd, "rb") as file:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError(f"{good}; it is no ordinary file")
+        if found.st_mode & 0o077:
+            raise ValueError(f"{good}; its mode is {stat.S_IMODE(found.st_mode):04o}")
+        text = file.read(4 * TOKEN_BYTES)
+    try:
+        return parse_token(text.decode("ascii", "replace"))
+    except ValueError:
+        raise ValueError(good) from None
+
+
+def token_file(path: str) -> Token:
+    """The token in `path`; when there is no such file, a new token, written to it with mode 0600.
+
+    Several processes may do this at once: all get one token.
+    """
+    if not os.path.exists(path):
+        draft = f"{path}.{secrets.token_hex(8)}"
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(fd, "w") as file:
+                file.write(make_token().hex() + "\n")
+            os.link(draft, path)  # whole or not at all; the first wins
+        except FileExistsError:
+            pass
+        finally:
+            os.unlink(draft)
+    return read_token_file(path)
+
+
+def derive(token: bytes, purpose: str) -> Token:
+    """A key for one purpose, from which neither the token nor another purpose's key can be found."""
+    return Token(hmac.digest(token, b"unisono key\0" + purpose.encode(), hashlib.sha256))
+
+
+def fresh_nonce() -> bytes:
+    """A number used once."""
+    return secrets.token_bytes(NONCE_BYTES)
+
+
+def proof(
+    token: bytes,
+    *,
+    role: str,
+    job: str,
+    names: tuple[str, str],
+    nonces: tuple[bytes, bytes],
+    binding: bytes = b"",
+) -> bytes:
+    """What shows that the sender has the token.
+
+    Args:
+        role: of the sender: "connect" or "accept".
+        names, nonces: of the side that connects and of the side that accepts, in this order.
+    """
+    parts = [role.encode(), job.encode(), *(name.encode() for name in names), *nonces, binding]
+    said = b"".join(_LENGTH.pack(len(part)) + part for part in parts)  # no two lists of parts look alike
+    return hmac.digest(hmac.digest(token, LABEL, hashlib.sha256), said, hashlib.sha256)
+
+
+def verify(given: bytes, expected: bytes) -> bool:
+    """Compare proofs in a time that tells nothing about them."""
+    return hmac.compare_digest(given, expected)
+
+
+def handshake(
+    sock: socket.socket,
+    token: bytes,
+    *,
+    role: str,
+    me: str,
+    expect: str | None,
+    job: str,
+    deadline_s: float,
+    binding: bytes = b"",
+) -> str:
+    """Authenticate both ends of a connected, blocking socket; return the peer's name.
+
+    The stranger's part of this takes under 1 KB. The socket's timeout is changed; on an error close it.
+
+    Args:
+        role: "connect" or "accept": which side this is.
+        me: this side's name, bound into the proofs.  expect: the name the peer has to have; None: any.
+        job: both sides name the same; also keeps the uses of one token apart ("data", "store").
+        deadline_s: seconds for everything.
+    Raises:
+        AuthenticationError: the peer has another token or name, is no such peer, closed, or was too slow.
+    """
+    if role not in ("connect", "accept"):
+        raise ValueError(f"role is {role!r}, expected 'connect' or 'accept'")
+    side = _Side(sock, token, job, me, expect, time.monotonic() + deadline_s, binding)
+    try:
+        return side.connect() if role == "connect" else side.accept()
+    except TimeoutError:
+        raise AuthenticationError(_failed(f"the peer was silent for {deadline_s:g} s")) from None
+    except OSError as error:
+        raise AuthenticationError(_failed(f"the connection broke: {error}")) from None
+
+
+class _Side:
+    """One side of one handshake."""
+
+    def __init__(
+        self, sock: socket.socket, token: bytes, job: str, me: str, expect: str | None, deadline: float,
+        binding: bytes,
+    ) -> None:  # fmt: skip
+        self._sock = sock
+        self._token = token
+        self._job = job
+        self._me = me
+        self._expect = expect
+        self._deadline = deadline
+        self._binding = binding
+        self._nonce = fresh_nonce()
+
+    def connect(self) -> str:
+        """Prove first that the other side is the right one, then ourselves."""
+        self._sock.sendall(self._greeting())
+        theirs, name = self._read_greeting()
+        names, nonces = (self._me, name), (self._nonce, theirs)
+        self._check(self._read(PROOF_BYTES), self._proof("accept", names, nonces))
+        self._sock.sendall(self._proof("connect", names, nonces))
+        return self._expected(name)
+
+    def accept(self) -> str:
+        """The same from the other end."""
+        theirs, name = self._read_greeting()
+        names, nonces = (name, self._me), (theirs, self._nonce)
+        self._sock.sendall(self._greeting() + self._proof("accept", names, nonces))
+        self._check(self._read(PROOF_BYTES), self._proof("connect", names, nonces))
+        return self._expected(name)
+
+    def _greeting(self) -> bytes:
+        name = self._me.encode()
+        if len(name) > MAX_NAME_BYTES:
+            raise ValueError(f"a name is at most {MAX_NAME_BYTES} bytes, got {len(name)}")
+        self._sock.settimeout(max(0.001, self._deadline - time.monotonic()))
+        return _GREETING.pack(MAGIC, self._nonce, len(name)) + name
+
+    def _read_greeting(self) -> tuple[bytes, str]:
+        magic, nonce, length = _GREETING.unpack(self._read(_GREETING.size))
+        if magic != MAGIC or length > MAX_NAME_BYTES:
+            raise AuthenticationError(_failed("the peer speaks another protocol", repr(magic)))
+        try:
+            return nonce, self._read(length).decode()
+        except UnicodeDecodeError:
+            raise AuthenticationError(_failed("the peer's name is no text")) from None
+
+    def _read(self, nbytes: int) -> bytes:
+        taken = b""
+        while len(taken) < nbytes:
+            left = self._deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            self._sock.settimeout(left)
+            piece = self._sock.recv(nbytes - len(taken))
+            if not piece:
+                raise AuthenticationError(
+                    _failed("the peer closed the connection", "its end of file", REMEDY)
+                )
+            taken += piece
+        return taken
+
+    def _proof(self, role: str, names: tuple[str, str], nonces: tuple[bytes, bytes]) -> bytes:
+        return proof(self._token, role=role, job=self._job, names=names, nonces=nonces, binding=self._binding)
+
+    def _check(self, given: bytes, expected: bytes) -> None:
+        if not verify(given, expected):
+            raise AuthenticationError(_failed("the peer's proof is wrong", "another token or job", REMEDY))
+
+    def _expected(self, name: str) -> str:
+        if self._expect is not None and name != self._expect:
+            raise AuthenticationError(
+                message("the wrong peer answered", observed=repr(name), expected=repr(self._expect))
+            )
+        return name
+
+
+def _failed(what: str, observed: str = "", remedy: str = "") -> str:
+    return message(f"handshake failed: {what}", observed=observed, remedy=remedy)

@@ -1,0 +1,34 @@
+"""One connection to the store's server."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from collections import deque
+
+from unisono.store import wire
+from unisono.store.door import Caller
+from unisono.store.ops import Op
+
+__all__ = ["Peer"]
+
+
+class Peer:
+    """One connection: what has been read of it, what it waits for, what is still to be sent to it."""
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        self.sock = sock
+        self.reader = wire.FrameReader(wire.HELLO_LIMIT)
+        self.caller = Caller()
+        self.deadline: float | None = deadline
+        self.parked: Op | None = None
+        self.absent: set[str] = set()
+        self.out: deque[memoryview] = deque()
+        self.events = selectors.EVENT_READ
+        self.last = False  # close when `out` is sent
+        self.secure_next = False  # go on in TLS when `out` is sent
+
+    @property
+    def client(self) -> str:
+        """Its name once it was let in; until then empty."""
+        return self.caller.name

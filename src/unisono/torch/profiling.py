@@ -1,0 +1,58 @@
+"""Events for PyTorch's profiler: one per call, "unisono:all_reduce", with the shapes of what goes in.
+
+An event lasts from the call to its completion, and ends in a thread of the group, like those of PyTorch's own
+backends: its profilers call such an event asynchronous. Nothing here runs unless a profiler is on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C._autograd import _record_function_with_args_enter
+from torch.autograd import profiler
+
+from .work import TransferWork, UnisonoWork
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .work import Futures, NativeWork
+
+__all__ = ["Event", "is_on"]
+
+
+def is_on() -> bool:
+    """Say whether a profiler of PyTorch is recording."""
+    return profiler._is_profiler_enabled
+
+
+class Event:
+    """An event that has begun. It ends with a work, or when it is dropped because the call failed."""
+
+    def __init__(self, name: str, inputs: Sequence[torch.Tensor]) -> None:
+        self._record: Any = _record_function_with_args_enter(name, *inputs)
+
+    def ends_with(
+        self,
+        native: NativeWork,
+        futures: Futures,
+        after: Callable[[], None] | None = None,
+        *,
+        ordered: bool = True,
+    ) -> Callable[[], None]:
+        """End when `native` completes, well or not.
+
+        Returns what to call once it has completed: it does `after`, then waits for the end of the event.
+        """
+        work = (UnisonoWork if ordered else TransferWork)(native, [], futures)
+        completed: torch.futures.Future[None] = torch.futures.Future()
+        ended: Any = torch.ops.profiler._call_end_callbacks_on_jit_fut(self._record, completed)
+        futures.set_after(work, completed)
+
+        def finish() -> None:
+            if after:
+                after()
+            ended.wait()
+
+        return finish

