@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from unisono import _native
@@ -34,6 +34,7 @@ class EngineSettings:
     peer_timeout_s: float = 10.0
     master: str | None = None
     socket_bytes: int = 0
+    token: bytes = field(default=b"", repr=False)
 
     @classmethod
     def of(cls, settings: Settings) -> EngineSettings:
@@ -51,6 +52,7 @@ class EngineSettings:
             settings.ranks_per_host,
             settings.peer_timeout_s,
             master,
+            token=settings.token,
         )
 
 
@@ -82,6 +84,7 @@ def open_engine(store: Store, rank: int, size: int, *, timeout_s: float, setting
             master=settings.master,
             peer_timeout_s=settings.peer_timeout_s,
             buffer_bytes=settings.socket_bytes,
+            token=settings.token,
         )
     try:
         pidfds = _watch_all(roster, mates)

@@ -21,9 +21,9 @@ from typing import NoReturn
 
 import msgspec
 
-from unisono.backends.greeting import Stranger, greet
 from unisono.backends.roster import Roster, gather
-from unisono.errors import RendezvousError, StoreTimeout, message
+from unisono.errors import AuthenticationError, RendezvousError, StoreTimeout, message
+from unisono.secure import handshake
 from unisono.store import Store
 
 __all__ = ["KINDS", "Sockets", "connect_hosts"]
@@ -88,6 +88,7 @@ def connect_hosts(
     master: str | None,
     peer_timeout_s: float,
     buffer_bytes: int = 0,
+    token: bytes = b"",
 ) -> Sockets:
     """The connections of `rank` to all ranks on other hosts.
 
@@ -95,10 +96,11 @@ def connect_hosts(
         master: name or address of the host that everybody reaches; tells which interface to use.
         peer_timeout_s: seconds after which a host that does not answer counts as lost.
         buffer_bytes: of the kernel's buffers; 0: as the kernel sees fit.
+        token: the job's, empty when it has none.
     Raises:
         RendezvousError: two ranks cannot reach each other; all ranks raise it, naming the two.
     """
-    return _Connector(store, roster, rank, deadline, master, peer_timeout_s, buffer_bytes).connect()
+    return _Connector(store, roster, rank, deadline, master, peer_timeout_s, buffer_bytes, token).connect()
 
 
 class _Connector:
@@ -111,6 +113,7 @@ class _Connector:
         master: str | None,
         peer_timeout_s: float,
         buffer_bytes: int,
+        token: bytes,
     ) -> None:
         self._store = store
         self._roster = roster
@@ -120,6 +123,7 @@ class _Connector:
         self._master = master
         self._peer_timeout_s = peer_timeout_s
         self._buffer_bytes = buffer_bytes
+        self._secret = token + roster.nonce  # without a token: what only the store's clients know
         self._sockets = Sockets(self._size)
         mates = roster.mates(rank)
         far = [card.rank for card in roster.cards if card.rank not in mates]
@@ -211,7 +215,7 @@ class _Connector:
                 self._introduce(sock, peer, kind)
                 self._sockets.put(kind, peer, sock)
                 return
-            except (OSError, Stranger) as error:
+            except (OSError, AuthenticationError) as error:
                 sock.close()
                 if time.monotonic() >= self._deadline:
                     self._unreachable(peer, endpoint, str(error))
@@ -219,9 +223,9 @@ class _Connector:
             time.sleep(POLL_S)
 
     def _introduce(self, sock: socket.socket, peer: int, kind: str) -> None:
-        greet(
+        handshake(
             sock,
-            self._roster.nonce,
+            self._secret,
             role="connect",
             me=f"{kind} of rank {self._rank}",
             expect=f"rank {peer}",
@@ -258,9 +262,9 @@ class _Connector:
     def _receive(self, guest: socket.socket) -> None:
         """Take in a guest who turns out to be a lower rank; strangers are turned away."""
         try:
-            name = greet(
+            name = handshake(
                 guest,
-                self._roster.nonce,
+                self._secret,
                 role="accept",
                 me=f"rank {self._rank}",
                 expect=None,
@@ -270,10 +274,10 @@ class _Connector:
             kind, _, text = name.partition(" of rank ")
             peer = int(text) if text.isdecimal() else -1
             if kind not in KINDS or peer not in self._lower:
-                raise Stranger(f"{name!r} has no business here")
+                raise AuthenticationError(f"{name!r} has no business here")
             guest.sendall(WELCOME)
             self._prepare(guest, kind)
-        except (OSError, Stranger):
+        except (OSError, AuthenticationError):
             guest.close()
             return
         self._sockets.put(kind, peer, guest)
