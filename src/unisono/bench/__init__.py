@@ -3,6 +3,7 @@
     cases     the operations, their bus-bandwidth factors, and what every rank must hold afterwards
     contenders, torch_contender   the libraries, behind one protocol
     worker, side                  one rank; one set of ranks that sits still while others work
+    mpi_side, mpi_worker   the same under an MPI library's own mpiexec
     measure   rounds, medians, ratios          noise     was the machine quiet
     peers     who can be compared with         report    table and JSON
 
@@ -58,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--op", default="sum", help="sum avg product min max band bor bxor (default sum)")
     add("--root", type=int, default=0, help="root of rooted operations (default 0)")
     add("--interface", choices=["numpy", "torch"], default="numpy", help="how Unisono is called")
-    add("--against", default="", metavar="PEERS", help="comma list of gloo, memcpy")
+    add("--against", default="", metavar="PEERS", help="comma list of gloo, mpich, openmpi, intelmpi, memcpy")
     add("--rounds", type=int, default=7, help="turns per side and size (default 7)")
     add("--round-ms", type=float, default=50.0, help="length of a side's turn (default 50)")
     add("--json", metavar="FILE", help="also write a JSON record; '-' is standard output")
@@ -94,7 +95,7 @@ def _run(args: argparse.Namespace, report: TextIO) -> int:
     print(_preamble(args, [f"{peer.name} = {peer.what}" for peer in peers]), file=report, flush=True)
     with ExitStack() as stack:
         own = stack.enter_context(Side(own_name, args.ranks))
-        others = [stack.enter_context(Side(peer.name, args.ranks)) for peer in peers]
+        others = [stack.enter_context(peer.side(args.ranks)) for peer in peers]
         meter = CpuMeter(ticks_of([pid for side in [own, *others] for pid in side.pids]))
         for name, sweep in sweeps:
             print(header(name, [peer.name for peer in peers]), file=report, flush=True)
@@ -111,7 +112,7 @@ def _run(args: argparse.Namespace, report: TextIO) -> int:
 
 def _sweeps(args: argparse.Namespace) -> list[tuple[str, Iterator[Case]]]:
     """The operations asked for, each with its cases; all arguments are checked here."""
-    from unisono.bench.cases import OPERATIONS, REDUCE_OPS, cases, numpy_dtype
+    from unisono.bench.cases import OPERATIONS, REDUCE_OPS, cases, dtype_name, numpy_dtype
 
     first, last = _nbytes("-b", args.min_bytes), _nbytes("-e", args.max_bytes)
     kind = numpy_dtype(args.dtype).kind
@@ -137,7 +138,7 @@ def _sweeps(args: argparse.Namespace) -> list[tuple[str, Iterator[Case]]]:
     if args.ranks < 2:
         names = [name for name in names if name != "send_recv"]
     sweep = {"first": first, "last": last, "factor": args.factor}
-    rest = {"dtype": args.dtype, "op": args.op, "root": args.root, "ranks": args.ranks}
+    rest = {"dtype": dtype_name(args.dtype), "op": args.op, "root": args.root, "ranks": args.ranks}
     return [(name, cases(OPERATIONS[name], **sweep, **rest)) for name in names]
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "allocate",
     "cases",
     "count_wrong",
+    "dtype_name",
     "expected",
     "fill",
     "numpy_dtype",
@@ -99,6 +100,16 @@ DTYPES = {
     "f64": "float64",
 }
 
+# Beside NumPy's names: those of MPI and nccl-tests.
+OTHER_SPELLINGS = {
+    "float": "f32",
+    "double": "f64",
+    "half": "f16",
+    "int": "i32",
+    "long": "i64",
+    "byte": "u8",
+}
+
 # Distance from 1 to the next number.
 EPSILON = {"f16": 2.0**-10, "bf16": 2.0**-7, "f32": 2.0**-23, "f64": 2.0**-52}
 
@@ -142,14 +153,28 @@ class Buffers:
         return self.inp if self.out is None else self.out
 
 
+def dtype_name(text: str) -> str:
+    """The name in DTYPES for any usual spelling.
+
+    Example: "float32", "FLOAT", "f32" -> "f32".
+    Raises:
+        ValueError: unknown.
+    """
+    lower = text.lower()
+    spellings = {long: short for short, long in DTYPES.items()}
+    name = spellings.get(lower) or OTHER_SPELLINGS.get(lower, lower)
+    if name not in DTYPES:
+        raise ValueError(f"unknown dtype {text!r}: choose from {', '.join(DTYPES)}")
+    return name
+
+
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """NumPy's dtype for one of DTYPES; bf16 comes from ml_dtypes.
 
     Raises:
         ValueError: unknown name, or bf16 without ml_dtypes.
     """
-    if name not in DTYPES:
-        raise ValueError(f"unknown dtype {name!r}: choose from {', '.join(DTYPES)}")
+    name = dtype_name(name)
     if name != "bf16":
         return np.dtype(DTYPES[name])
     try:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from unisono.bench.mpi_side import MPIS, Mpi, MpiSide
+from unisono.bench.side import Side
+
 __all__ = ["PEERS", "Peer", "choose_peers", "choose_side", "torch_missing"]
 
 INSTALL_TORCH = "pip install torch==2.13.0"
@@ -18,9 +21,18 @@ class Peer:
     what: str
     module: str | None = None
     install: str = ""
+    mpi: Mpi | None = None
+
+    def side(self, size: int) -> Side:
+        """Its `size` processes, not started yet."""
+        return (Side if self.mpi is None else MpiSide)(self.name, size)
 
     def missing(self) -> str | None:
         """A line that says what to install, None when the peer can run."""
+        if self.mpi is not None:
+            if self.mpi.site() is not None:
+                return None
+            return f"the peer {self.name} needs the environment {self.mpi.home.name}: make bench-peers"
         if self.module is None or find_spec(self.module) is not None:
             return None
         return f"the peer {self.name} needs the package {self.module}: {self.install}"
@@ -31,6 +43,7 @@ PEERS = {
     for peer in (
         Peer("gloo", "torch.distributed over Gloo", "torch", INSTALL_TORCH),
         Peer("memcpy", "one memcpy of the same size per rank, all at once"),
+        *(Peer(mpi.name, mpi.what, mpi=mpi) for mpi in MPIS.values()),
     )
 }
 

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any
@@ -48,11 +49,11 @@ class Side:
         self.size = size
         self.processes: list[subprocess.Popen[bytes]] = []
         self.connections: list[Connection] = []
+        self.rank_pids: list[int] = []
 
     def __enter__(self) -> Side:
         try:
-            for _ in range(self.size):
-                self._start_worker()
+            self._start_workers()
             port = free_port()
             self._ask_each(
                 [
@@ -71,13 +72,16 @@ class Side:
         try:
             if kind is None and self.connections:
                 self.ask({"do": "close"}, timeout_s=CLOSE_TIMEOUT_S)
+                for process in self.processes:
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(timeout=CLOSE_TIMEOUT_S)
         finally:
             self.kill()
 
     @property
     def pids(self) -> list[int]:
         """The process ids of the ranks."""
-        return [process.pid for process in self.processes]
+        return list(self.rank_pids)
 
     def ask(self, command: dict[str, Any], *, timeout_s: float = ANSWER_TIMEOUT_S) -> list[dict[str, Any]]:
         """Send one command to every rank; return the answers in rank order.
@@ -102,6 +106,11 @@ class Side:
         for connection in self.connections:
             connection.close()
         self.connections.clear()
+
+    def _start_workers(self) -> None:
+        for _ in range(self.size):
+            self._start_worker()
+        self.rank_pids = [process.pid for process in self.processes]
 
     def _start_worker(self) -> None:
         environ = env.copy()
@@ -174,13 +183,13 @@ class Side:
         return answer
 
     def _where(self, rank: int, command: dict[str, Any]) -> str:
-        return f"{self.name} rank {rank}/{self.size} (pid {self.processes[rank].pid}) at '{command['do']}'"
+        return f"{self.name} rank {rank}/{self.size} (pid {self.rank_pids[rank]}) at '{command['do']}'"
 
     def _died(self, rank: int, command: dict[str, Any]) -> BenchError:
         """The error for a worker whose socket closed; ends the whole side."""
         where = self._where(rank, command)
         try:
-            code: int | None = self.processes[rank].wait(timeout=1.0)
+            code: int | None = self.processes[min(rank, len(self.processes) - 1)].wait(timeout=1.0)
         except subprocess.TimeoutExpired:
             code = None
         self.kill()

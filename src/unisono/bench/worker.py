@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from unisono.bench.cases import OPERATIONS, Buffers, Case, allocate, count_wrong, fill
 from unisono.bench.contenders import Call, Contender, MemcpyContender, join
 
-__all__ = ["main", "time_calls"]
+__all__ = ["die_with", "main", "serve", "time_calls"]
 
 PR_SET_PDEATHSIG = 1
 
@@ -49,7 +49,12 @@ def die_with(parent: int) -> None:
         raise SystemExit(1)
 
 
-def serve(controller: Connection) -> None:
+def joined(command: dict[str, Any]) -> Contender:
+    """The contender that a "join" asks for."""
+    return join(command["side"], command["rank"], command["size"], command["port"])
+
+
+def serve(controller: Connection, make: Callable[[dict[str, Any]], Contender] = joined) -> None:
     """Answer commands until "close"; an exception becomes an answer, the controller decides."""
     rank: Rank | None = None
     while True:
@@ -58,7 +63,7 @@ def serve(controller: Connection) -> None:
         samples: NDArray[np.int64] | None = None
         try:
             if command["do"] == "join":
-                rank = Rank(command)
+                rank = Rank(command, make)
             elif rank is None:
                 raise ValueError(f"the first command must be 'join', got {command['do']!r}")
             else:
@@ -75,9 +80,9 @@ def serve(controller: Connection) -> None:
 class Rank:
     """A joined group, and the case that is bound at the moment."""
 
-    def __init__(self, command: dict[str, Any]) -> None:
+    def __init__(self, command: dict[str, Any], make: Callable[[dict[str, Any]], Contender]) -> None:
         self.rank: int = command["rank"]
-        self.contender: Contender = join(command["side"], self.rank, command["size"], command["port"])
+        self.contender: Contender = make(command)
         self.case: Case | None = None
         self.buffers = Buffers(None, None)
         self.call: Call = lambda: None

@@ -1,0 +1,107 @@
+"""One rank of an MPI side: started by mpiexec, driven like every other worker.
+
+`mpi_worker.py SOCKET`: connects to the command's Unix socket, says which rank it is, then serves.
+mpi4py is imported here and nowhere else; its buffers are NumPy arrays, its calls the upper-case ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from multiprocessing.connection import Connection
+from typing import Any
+
+from unisono.bench.cases import Buffers, Case
+from unisono.bench.contenders import Call, idle, partner_of
+from unisono.bench.worker import die_with, serve
+
+__all__ = ["MpiContender", "main"]
+
+OPS = {
+    "sum": "SUM",
+    "product": "PROD",
+    "min": "MIN",
+    "max": "MAX",
+    "band": "BAND",
+    "bor": "BOR",
+    "bxor": "BXOR",
+}
+
+
+class MpiContender:
+    """The MPI library that mpi4py finds in this process, on MPI_COMM_WORLD."""
+
+    def __init__(self) -> None:
+        self.mpi: Any = import_module("mpi4py.MPI")
+        self.comm = self.mpi.COMM_WORLD
+        self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
+        self.barrier: Callable[[], object] = self.comm.Barrier
+
+    def bind(self, case: Case, buffers: Buffers) -> Call:
+        """Return the case's call.
+
+        Raises:
+            ValueError: MPI has no such reduction.
+        """
+        if case.op not in OPS:
+            raise ValueError(f"MPI has no reduction {case.op}")
+        comm, inp, out, root = self.comm, buffers.inp, buffers.out, case.root
+        op, in_place = getattr(self.mpi, OPS[case.op]), self.mpi.IN_PLACE
+        reduce = (in_place, inp) if self.rank == root else (inp, None)
+        calls: dict[str, Call] = {
+            "all_reduce": partial(comm.Allreduce, in_place, inp, op),
+            "broadcast": partial(comm.Bcast, inp, root),
+            "reduce": partial(comm.Reduce, *reduce, op, root),
+            "all_gather": partial(comm.Allgather, inp, out),
+            "reduce_scatter": partial(comm.Reduce_scatter_block, inp, out, op),
+            "all_to_all": partial(comm.Alltoall, inp, out),
+            "gather": partial(comm.Gather, inp, out, root),
+            "scatter": partial(comm.Scatter, inp, out, root),
+            "barrier": comm.Barrier,
+            "send_recv": self._pingpong(inp, out),
+        }
+        return calls[case.operation]
+
+    def _pingpong(self, inp: Any, out: Any) -> Call:
+        partner = partner_of(self.rank, self.size)
+        if partner is None:
+            return idle
+        send, recv = self.comm.Send, self.comm.Recv
+
+        def serve_ball() -> None:
+            send(inp, partner)
+            recv(out, partner)
+
+        def answer() -> None:
+            recv(out, partner)
+            send(out, partner)
+
+        return serve_ball if self.rank < partner else answer
+
+    def close(self) -> None:
+        """Leave MPI; collective."""
+        self.mpi.Finalize()
+
+
+def main() -> int:
+    """Run one rank until the command closes it or goes away."""
+    die_with(os.getppid())
+    contender = MpiContender()
+    channel = socket.socket(socket.AF_UNIX)
+    channel.connect(sys.argv[1])
+    with Connection(channel.detach()) as controller:
+        controller.send_bytes(json.dumps({"rank": contender.rank, "pid": os.getpid()}).encode())
+        try:
+            serve(controller, lambda _: contender)
+        except (EOFError, ConnectionError):  # the command is gone
+            contender.comm.Abort(1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
