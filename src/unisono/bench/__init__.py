@@ -5,7 +5,7 @@
     worker, side                  one rank; one set of ranks that sits still while others work
     mpi_side, mpi_worker   the same under an MPI library's own mpiexec
     measure   rounds, medians, ratios          noise     was the machine quiet
-    peers     who can be compared with         report    table and JSON
+    peers     who can be compared with         report, formats    table, JSON, CSV, OSU, plot
 
 This module is the command: arguments in, table out. How a round is measured: docs/benchmark.md.
 """
@@ -50,7 +50,7 @@ EXIT_INTERRUPTED = 130
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments; the short ones are nccl-tests'."""
     add = parser.add_argument
-    add("operation", choices=[*OPERATION_NAMES, "all"], help="what to measure")
+    add("operation", type=_operation, choices=[*OPERATION_NAMES, "all"], help="what to measure")
     add("-n", "--ranks", type=int, default=2, help="processes per side (default 2)")
     add("-b", "--min-bytes", default="4", metavar="SIZE", help="smallest size: 4, 64K, 1M ... (default 4)")
     add("-e", "--max-bytes", default="64M", metavar="SIZE", help="largest size (default 64M)")
@@ -62,12 +62,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--against", default="", metavar="PEERS", help="comma list of gloo, mpich, openmpi, intelmpi, memcpy")
     add("--rounds", type=int, default=7, help="turns per side and size (default 7)")
     add("--round-ms", type=float, default=50.0, help="length of a side's turn (default 50)")
+    add("--format", choices=["table", "json", "csv", "osu"], default="table", help="of standard output")
+    add("--plot", metavar="FILE", help="also draw time over size (needs unisono[plot])")
     add("--json", metavar="FILE", help="also write a JSON record; '-' is standard output")
+
+
+def _operation(text: str) -> str:
+    """An operation's name; "sendrecv" is a usual spelling of send_recv."""
+    return "send_recv" if text == "sendrecv" else text
 
 
 def main(args: argparse.Namespace) -> int:
     """Measure and report. Exit code: 0, 1 wrong values or a failure, 2 usage, 130 interrupted."""
-    report = sys.stderr if args.json == "-" else sys.stdout
+    if args.format == "json":
+        args.json = args.json or "-"
+    report = sys.stderr if args.json == "-" or args.format != "table" else sys.stdout
     try:
         return _run(args, report)
     except KeyboardInterrupt:
@@ -82,6 +91,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, report: TextIO) -> int:
+    from unisono.bench.formats import plot_missing
     from unisono.bench.measure import measure_case
     from unisono.bench.noise import CpuMeter, ticks_of
     from unisono.bench.peers import choose_peers, choose_side
@@ -89,6 +99,8 @@ def _run(args: argparse.Namespace, report: TextIO) -> int:
     from unisono.bench.side import Side
 
     sweeps = _sweeps(args)
+    if args.plot and (missing := plot_missing()) is not None:
+        raise ValueError(missing)
     own_name, peers = choose_side(args.interface), choose_peers(args.against)
     cores = len(os.sched_getaffinity(0))
     lines: list[Line] = []
@@ -105,8 +117,7 @@ def _run(args: argparse.Namespace, report: TextIO) -> int:
         noise = meter.read()
     for text in [*reasons(lines), noise_line(noise, cores)]:
         print(text, file=report, flush=True)
-    if args.json:
-        _write_json(args.json, json.dumps(to_json(lines, vars_of(args), noise, cores), indent=1))
+    _write(args, to_json(lines, vars_of(args), noise, cores))
     return 1 if any(line.own.wrong for line in lines) else 0
 
 
@@ -169,6 +180,18 @@ def vars_of(args: argparse.Namespace) -> dict[str, object]:
     """The bench's own settings, without what the command line program keeps in the namespace."""
     names = ("operation", "ranks", "min_bytes", "max_bytes", "factor", "dtype", "op", "root")
     return {name: getattr(args, name) for name in (*names, "interface", "against", "rounds", "round_ms")}
+
+
+def _write(args: argparse.Namespace, record: dict[str, object]) -> None:
+    """The record, in every form that was asked for."""
+    from unisono.bench.formats import FORMATS, plot
+
+    if args.json:
+        _write_json(args.json, json.dumps(record, indent=1))
+    if args.format in FORMATS:
+        print(FORMATS[args.format](record), flush=True)
+    if args.plot:
+        plot(record, args.plot)
 
 
 def _write_json(target: str, text: str) -> None:

@@ -109,6 +109,11 @@ class Line:
         """Unisono's time over the peer's: below 1, Unisono is faster."""
         return median(ours / theirs for ours, theirs in zip(self.own.rounds, peer.rounds, strict=True))
 
+    def best_ratio(self) -> float | None:
+        """The ratio to the fastest peer that is a library; None without one."""
+        libraries = [peer for peer in self.peers if isinstance(peer, Timing) and peer.side != "memcpy"]
+        return self.ratio(min(libraries, key=lambda peer: peer.p50_us)) if libraries else None
+
     def to_json(self) -> dict[str, Any]:
         """As the record has it."""
         peers = {
@@ -121,6 +126,7 @@ class Line:
             **self.own.to_json(),
             "algbw_gbps": self.algbw_gbps,
             "busbw_gbps": self.busbw_gbps,
+            "best_ratio": self.best_ratio(),
             "peers": peers,
         }
 

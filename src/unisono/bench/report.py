@@ -26,6 +26,8 @@ def header(operation: str, peers: Sequence[str]) -> str:
     """Three lines: the operation, the names of the columns, their units."""
     names = _cells(COLUMNS, WIDTHS) + "".join(_cells((f"{peer} p50", "ratio"), PEER_WIDTHS) for peer in peers)
     units = _cells(UNITS, WIDTHS) + "".join(_cells(("(us)", ""), PEER_WIDTHS) for _ in peers)
+    if len(peers) > 1:
+        names, units = f"{names} {'to best':>8}", f"{units} {'':>8}"
     return f"# {operation}\n#{names[1:]}\n#{units[1:]}".rstrip()
 
 
@@ -46,7 +48,9 @@ def row(line: Line) -> str:
         str(own.wrong),
     )
     peers = (_cells(_peer_cells(line, peer), PEER_WIDTHS) for peer in line.peers)
-    return _cells(cells, WIDTHS) + "".join(peers)
+    best = line.best_ratio()
+    last = f" {'-' if best is None else f'{best:.3g}':>8}" if len(line.peers) > 1 else ""
+    return _cells(cells, WIDTHS) + "".join(peers) + last
 
 
 def noise_line(others: float | None, cores: int) -> str:
