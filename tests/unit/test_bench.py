@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -339,7 +341,8 @@ RECORD = {
         {
             "operation": "broadcast", "nbytes": 8, "count": 2, "dtype": "f32", "ranks": 2, "p50_us": 1.5,
             "p99_us": 3.0, "block_us": 2.0, "wrong": 0,
-            "peers": {"mpich": {"p50_us": 3.0, "p99_us": 4.0, "ratio": 0.5, "wrong": 0}, "gloo": {"error": "no"}},
+            "peers": {"mpich": {"p50_us": 3.0, "p99_us": 4.0, "ratio": 0.5, "wrong": 0},
+                      "gloo": {"error": "no"}},
         }
     ]
 }  # fmt: skip
@@ -359,5 +362,8 @@ def test_osu_has_size_and_latency():
 
 def test_plot_writes_a_picture(tmp_path: Path):
     pytest.importorskip("matplotlib")
-    formats.plot(RECORD, str(tmp_path / "out.png"))
+    # A process of its own: matplotlib keeps its fonts open.
+    script = "import json, sys; from unisono.bench import formats; formats.plot(json.loads(sys.argv[1]), sys.argv[2])"
+    words = [sys.executable, "-c", script, json.dumps(RECORD), str(tmp_path / "out.png")]
+    subprocess.run(words, check=True, timeout=60)
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
