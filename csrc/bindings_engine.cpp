@@ -71,31 +71,27 @@ std::shared_ptr<Request> post(Engine& engine, bool sending, int peer, int tag, i
 }
 
 // (kind, by, about, signal, exit_code, seq) of the fault that aborted the group; kind 0: none.
-std::tuple<int, int, int, int, int, uint64_t> fault(const Engine& engine) {
+std::tuple<int, int, int, int, int, uint64_t> fault(Engine& engine) {
   const Fault f = engine.fault();
   return {static_cast<int>(f.kind), f.by, f.about, f.signal, f.exit_code, f.seq};
 }
 
 // (tag, dtype wanted, dtype got, bytes wanted, bytes got) of the message that ended the group.
-std::tuple<int, uint32_t, uint32_t, uint64_t, uint64_t> misfit(const Engine& engine) {
+std::tuple<int, uint32_t, uint32_t, uint64_t, uint64_t> misfit(Engine& engine) {
   const Misfit m = engine.fault().misfit;
   return {m.tag, m.wanted_dtype, m.got_dtype, m.wanted_nbytes, m.got_nbytes};
 }
 
 // (pid, started, finished, left) of a rank.
 std::tuple<int, uint64_t, uint64_t, bool> standing(Engine& engine, int rank) {
-  RankCell& cell = engine.region().cell(rank);
+  RankCell& cell = engine.world().cell(rank);
   return {cell.pid.load(), cell.started.load(), cell.finished.load(), cell.left.load() != 0};
 }
 
 // (kind, dtype, op, root, numel, algorithm) of a rank's operation number `seq`, or None when forgotten.
 std::optional<std::tuple<int, int, int, int, uint64_t, int>> remembered(Engine& engine, int rank,
                                                                         uint64_t seq) {
-  const auto& slot = engine.region().cell(rank).history[seq % kHistory];
-  uint64_t words[sizeof(CallRecord) / sizeof(uint64_t)];
-  for (size_t i = 0; i < std::size(words); ++i) words[i] = slot[i].load(std::memory_order_relaxed);
-  CallRecord record;
-  std::memcpy(&record, words, sizeof record);
+  const CallRecord record = read_record(engine.world().cell(rank), seq);
   if (record.seq != seq || seq == 0) return std::nullopt;
   return std::tuple<int, int, int, int, uint64_t, int>{record.kind, record.dtype, record.op,
                                                        record.root, record.numel, record.algorithm};
@@ -198,6 +194,18 @@ void bind_engine(nb::module_& m) {
   nb::class_<Region>(m, "Region", "Memory that the ranks of one group on one host share.")
       .def(nb::init<int, uint32_t, size_t, bool>(), nb::arg("fd"), nb::arg("ranks"), nb::arg("staging_bytes"),
            nb::arg("create"));
+  nb::class_<Connections>(m, "Connections", "How the ranks of a group are joined across hosts.")
+      .def(
+          "__init__",
+          [](Connections* self, std::vector<int> places, std::vector<int> hosts, std::vector<int> pids,
+             std::vector<int> control, std::vector<int> data, std::vector<int> messages) {
+            new (self) Connections{std::move(places),  std::move(hosts), std::move(pids),
+                                   std::move(control), std::move(data),  std::move(messages)};
+          },
+          nb::arg("places"), nb::arg("hosts"), nb::arg("pids"), nb::arg("control"), nb::arg("data"),
+          nb::arg("messages"),
+          "Lists by rank: place in the shared memory or -1, host, process id, and sockets, -1 on this host. "
+          "An engine takes the sockets over.");
   bind_request(m);
   nb::class_<Engine> engine(m, "Engine", "One rank of one group.");
   bind_operation(m);
@@ -207,12 +215,13 @@ void bind_engine(nb::module_& m) {
       .def(
           "__init__",
           [](Engine* self, std::shared_ptr<Region> region, int rank, std::vector<int> pidfds, int status_fd,
-             int cores, double spin_us) {
-            new (self) Engine(std::move(region), rank, {std::move(pidfds), status_fd, cores, spin_us});
+             int cores, double spin_us, const Connections& connections) {
+            new (self)
+                Engine(std::move(region), rank, {std::move(pidfds), status_fd, cores, spin_us}, connections);
             self->set_interrupt(interrupted);
           },
           nb::arg("region"), nb::arg("rank"), nb::arg("pidfds"), nb::arg("status_fd"), nb::arg("cores"),
-          nb::arg("spin_us"))
+          nb::arg("spin_us"), nb::arg("connections") = Connections{})
       .def("operation", &operation, nb::arg("code"), nb::arg("kind"), nb::arg("dtype"), nb::arg("op"),
            "Loads a lowered plan for one element type and reduction.", nb::keep_alive<0, 1>())
       .def("done", &Engine::done, nb::arg("ticket"))
@@ -228,10 +237,14 @@ void bind_engine(nb::module_& m) {
       .def("remark_of", &Engine::remark_of, nb::arg("rank"),
            "(seq, text) of what a rank had to say, or None.")
       .def("fault", &fault)
+      .def("refresh", &Engine::refresh, nb::call_guard<nb::gil_scoped_release>(),
+           "Learns where the ranks of other hosts stand; takes a moment.")
       .def("misfit", &misfit)
       .def("standing", &standing, nb::arg("rank"))
       .def("remembered", &remembered, nb::arg("rank"), nb::arg("seq"))
       .def("abort", [](Engine& self) { self.abort(Fault{FaultKind::kAborted, self.rank(), self.rank()}); })
+      .def("close_copies", &Engine::close_copies,
+           "In a fork's child: closes its copies of the connections to other hosts.")
       .def("leave", &leave)
       .def(
           "abandon", [](nb::handle_t<Engine> self) { self.inc_ref(); },

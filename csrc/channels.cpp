@@ -12,57 +12,23 @@ bool ranks_match(int wanted, int got) { return wanted == kAnyRank || wanted == g
 
 }  // namespace
 
-Channels::Channels(Region& region, const Peers& peers, int rank, Patience patience, Patience background)
-    : region_(region),
+Channels::Channels(World& world, const Peers& peers, int rank, Patience patience, Patience background,
+                   std::vector<int> sockets, Control* control)
+    : world_(world),
       peers_(peers),
       rank_(rank),
       patience_(patience),
       background_(background),
-      sends_(region.ranks()),
-      incoming_(region.ranks()),
-      backed_(region.ranks(), false) {}
+      sends_(static_cast<size_t>(world.ranks())),
+      incoming_(static_cast<size_t>(world.ranks())),
+      streams_(world, rank, std::move(sockets), control),
+      control_(control) {}
 
 Channels::~Channels() { leave(false); }
 
-// ---- the byte rings --------------------------------------------------------------------------------
-
-uint64_t Channels::room(int peer) const {
-  const Channel& ring = region_.channel(rank_, peer);
-  return kChannelBytes -
-         (ring.written.load(std::memory_order_relaxed) - ring.consumed.load(std::memory_order_seq_cst));
-}
-
-uint64_t Channels::available(int peer) const {
-  const Channel& ring = region_.channel(peer, rank_);
-  return ring.written.load(std::memory_order_seq_cst) - ring.consumed.load(std::memory_order_relaxed);
-}
-
-void Channels::write(int peer, const void* data, uint64_t nbytes) {
-  Channel& ring = region_.channel(rank_, peer);
-  const uint64_t position = ring.written.load(std::memory_order_relaxed);
-  unsigned char* const bytes = region_.channel_bytes(rank_, peer);
-  const uint64_t offset = position % kChannelBytes, first = std::min(nbytes, kChannelBytes - offset);
-  std::memcpy(bytes + offset, data, first);
-  std::memcpy(bytes, static_cast<const unsigned char*>(data) + first, nbytes - first);
-  ring.written.store(position + nbytes, std::memory_order_seq_cst);
-  Waiter::ring(region_.cell(peer).channel_bell);
-}
-
-void Channels::read(int peer, void* data, uint64_t nbytes) {
-  Channel& ring = region_.channel(peer, rank_);
-  const uint64_t position = ring.consumed.load(std::memory_order_relaxed);
-  const unsigned char* const bytes = region_.channel_bytes(peer, rank_);
-  const uint64_t offset = position % kChannelBytes, first = std::min(nbytes, kChannelBytes - offset);
-  std::memcpy(data, bytes + offset, first);
-  std::memcpy(static_cast<unsigned char*>(data) + first, bytes, nbytes - first);
-  ring.consumed.store(position + nbytes, std::memory_order_seq_cst);
-  Waiter::ring(region_.cell(peer).channel_bell);
-}
-
-bool Channels::back(int sender, int receiver) {
-  const auto peer = static_cast<size_t>(receiver);
-  if (!backed_[peer]) backed_[peer] = region_.back_channel(sender, receiver);
-  return backed_[peer];
+Waiter Channels::waiter(Patience patience) {
+  Sockets* const sockets = world_.spans_hosts() ? &streams_ : nullptr;
+  return Waiter(world_, peers_, rank_, &RankCell::channel_bell, patience, sockets, control_);
 }
 
 // ---- moving bytes ----------------------------------------------------------------------------------
@@ -72,11 +38,12 @@ void Channels::finish(Request& request, FaultKind fault) {
   request.done.store(true, std::memory_order_release);
   --open_;
   ++changes_;
-  Waiter::ring(region_.cell(rank_).channel_bell);  // another thread of this rank may wait for it
+  streams_.wake();  // another thread of this rank may wait for it
 }
 
 void Channels::progress() {
   if (failed_) return;
+  streams_.look();
   for (int peer = 0; peer < static_cast<int>(sends_.size()); ++peer) {
     if (peer == rank_) continue;
     push(peer);
@@ -88,17 +55,14 @@ void Channels::push(int peer) {
   auto& queue = sends_[static_cast<size_t>(peer)];
   while (!queue.empty()) {
     Request& request = *queue.front();
-    uint64_t space = room(peer);
-    if (!request.header_moved) {
-      if (space < sizeof(Header)) return;
-      const Header header{request.nbytes, request.tag, static_cast<uint32_t>(request.dtype)};
-      write(peer, &header, sizeof header);
-      request.header_moved = true;
-      space -= sizeof header;
-    }
-    const uint64_t piece = std::min(space, request.nbytes - request.moved);
-    if (piece > 0) write(peer, request.data + request.moved, piece);
-    request.moved += piece;
+    const Header header{request.nbytes, request.tag, static_cast<uint32_t>(request.dtype)};
+    const auto* const head = reinterpret_cast<const unsigned char*>(&header);
+    if (request.header_moved < sizeof header)
+      request.header_moved += streams_.write(peer, head + request.header_moved,
+                                             sizeof header - request.header_moved, request.nbytes > 0);
+    if (request.header_moved < sizeof header) return;
+    request.moved +=
+        streams_.write(peer, request.data + request.moved, request.nbytes - request.moved, false);
     if (request.moved < request.nbytes) return;
     const std::shared_ptr<Request> sent = std::move(queue.front());
     queue.pop_front();
@@ -118,8 +82,11 @@ std::shared_ptr<Request> Channels::match(int peer, const Header& header) {
 
 bool Channels::read_header(int peer) {
   Incoming& incoming = incoming_[static_cast<size_t>(peer)];
-  if (available(peer) < sizeof(Header)) return false;
-  read(peer, &incoming.header, sizeof(Header));
+  auto* const head = reinterpret_cast<unsigned char*>(&incoming.header);
+  incoming.header_moved +=
+      streams_.read(peer, head + incoming.header_moved, sizeof(Header) - incoming.header_moved);
+  if (incoming.header_moved < sizeof(Header)) return false;
+  incoming.header_moved = 0;
   incoming.moved = 0;
   incoming.request = match(peer, incoming.header);
   const Header& header = incoming.header;
@@ -146,9 +113,7 @@ void Channels::pull(int peer) {
   Incoming& incoming = incoming_[static_cast<size_t>(peer)];
   while (incoming.open || read_header(peer)) {
     unsigned char* const target = incoming.request ? incoming.request->data : incoming.kept->bytes.data();
-    const uint64_t piece = std::min(available(peer), incoming.header.nbytes - incoming.moved);
-    if (piece > 0) read(peer, target + incoming.moved, piece);
-    incoming.moved += piece;
+    incoming.moved += streams_.read(peer, target + incoming.moved, incoming.header.nbytes - incoming.moved);
     if (incoming.moved < incoming.header.nbytes) return;
     finish_incoming(peer);
   }
@@ -186,7 +151,7 @@ void Channels::refuse(Request& request, int peer, const Header& header) {
   request.nbytes = header.nbytes;
   finish(request, FaultKind::kMismatch);
   try {
-    Waiter(region_, peers_, rank_, &RankCell::channel_bell, patience_).fail(fault);
+    waiter(patience_).fail(fault);
   } catch (const Fault&) {  // this or an earlier one: it stands in the abort cell
   }
 }
@@ -212,23 +177,23 @@ void Channels::post(std::shared_ptr<Request> request) {
     const std::lock_guard lock(mutex_);
     enqueue(std::move(request));
     progress();
-    Waiter::ring(region_.cell(rank_).channel_bell);  // the background thread has another deadline to keep
+    streams_.wake();  // the background thread has another deadline to keep
   } catch (const std::bad_alloc&) {
-    Waiter waiter(region_, peers_, rank_, &RankCell::channel_bell, patience_);
-    out_of_memory(waiter);
+    Waiter waiting = waiter(patience_);
+    out_of_memory(waiting);
   }
 }
 
 void Channels::enqueue(std::shared_ptr<Request> request) {
   ++open_;
   ++changes_;
-  if (stopping_ || failed_ || region_.abort().state.load(std::memory_order_acquire) != 0)
+  if (stopping_ || failed_ || world_.abort().state.load(std::memory_order_acquire) != 0)
     return finish(*request, FaultKind::kAborted);
   if (!request->sending) {
     if (!take_kept(*request)) receives_.push_back(std::move(request));
   } else if (request->peer == rank_) {
     loop_back(*request);
-  } else if (back(rank_, request->peer)) {
+  } else if (streams_.open(request->peer)) {
     sends_[static_cast<size_t>(request->peer)].push_back(std::move(request));
   } else {
     finish(*request, FaultKind::kNoMemory);
@@ -261,11 +226,11 @@ FaultKind Channels::wait(Request& request, Nanoseconds deadline, bool fatal,
     const std::lock_guard lock(mutex_);
     awaited = request.peer;
   }
-  Waiter waiter(region_, peers_, rank_, &RankCell::channel_bell, patience_);
-  waiter.begin(0, 0, fatal ? deadline : INT64_MAX);
-  waiter.set_interrupt(interrupt);
+  Waiter waiting = waiter(patience_);
+  waiting.begin(0, 0, fatal ? deadline : INT64_MAX);
+  waiting.set_interrupt(interrupt);
   try {
-    waiter.until(awaited, [&] {
+    waiting.until(awaited, [&] {
       if (request.done.load(std::memory_order_acquire)) return true;
       const std::lock_guard lock(mutex_);
       progress();
@@ -274,14 +239,14 @@ FaultKind Channels::wait(Request& request, Nanoseconds deadline, bool fatal,
     });
     if (!request.done.load(std::memory_order_acquire)) return FaultKind::kTimeout;
     const FaultKind result = request.fault.load(std::memory_order_relaxed);
-    if (result == FaultKind::kMismatch) waiter.fail(Fault{result, rank_, request.peer});
+    if (result == FaultKind::kMismatch) waiting.fail(Fault{result, rank_, request.peer});
     return result;
   } catch (const Fault& fault) {
     const std::lock_guard lock(mutex_);
     fail_all(fault.kind);
     return fault.kind;
   } catch (const std::bad_alloc&) {
-    return out_of_memory(waiter);
+    return out_of_memory(waiting);
   }
 }
 
@@ -333,18 +298,18 @@ void Channels::begin_wait(Waiter& waiter, int& awaited) {
 }
 
 void Channels::serve() {
-  Waiter waiter(region_, peers_, rank_, &RankCell::channel_bell, background_);
+  Waiter waiting = waiter(background_);
   std::unique_lock lock(mutex_);
   for (;;) {
     work_came_.wait(lock, [&] { return stopping_ || !idle(); });
     if (stopping_) return;
     int awaited;
-    begin_wait(waiter, awaited);
+    begin_wait(waiting, awaited);
     const uint64_t seen = changes_;
     lock.unlock();
     FaultKind fault = FaultKind::kNone;
     try {
-      waiter.until(awaited, [&] {
+      waiting.until(awaited, [&] {
         const std::lock_guard progressing(mutex_);
         progress();
         return stopping_ || changes_ != seen;
@@ -352,7 +317,7 @@ void Channels::serve() {
     } catch (const Fault& thrown) {
       fault = thrown.kind;
     } catch (const std::bad_alloc&) {
-      fault = out_of_memory(waiter);
+      fault = out_of_memory(waiting);
     }
     lock.lock();
     if (fault != FaultKind::kNone) fail_all(fault);
@@ -370,9 +335,10 @@ void Channels::leave(bool forked) {
     if (stopping_) return;
     stopping_ = true;
     fail_all(FaultKind::kAborted);
+    streams_.finish();
     work_came_.notify_all();
   }
-  Waiter::ring(region_.cell(rank_).channel_bell);
+  streams_.wake();
   if (thread_.joinable()) thread_.join();
 }
 

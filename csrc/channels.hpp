@@ -1,4 +1,4 @@
-// Point-to-point messages: one byte ring per ordered pair, messages with a header, matched by tag.
+// Point-to-point messages: one byte stream per ordered pair, messages with a header, matched by tag.
 //
 // They are known to two ranks only and may overlap any collective, so they use nothing of the lanes.
 // Whoever waits here also takes in what has arrived for others' sake: two ranks that both send first,
@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "dtype.hpp"
+#include "streams.hpp"
 #include "waiting.hpp"
 
 namespace unisono {
@@ -33,14 +34,16 @@ struct Request {
   uint64_t nbytes;
   Nanoseconds deadline = INT64_MAX;
   uint64_t moved = 0;  // bytes, the header not counted
-  bool header_moved = false;
+  size_t header_moved = 0;
   std::atomic<FaultKind> fault{FaultKind::kNone};
   std::atomic<bool> done{false};
 };
 
 class Channels {
  public:
-  Channels(Region& region, const Peers& peers, int rank, Patience patience, Patience background);
+  // sockets[rank]: connected, or -1; empty when all ranks are on one host. Takes them over.
+  Channels(World& world, const Peers& peers, int rank, Patience patience, Patience background,
+           std::vector<int> sockets, Control* control);
   ~Channels();
   Channels(const Channels&) = delete;
   Channels& operator=(const Channels&) = delete;
@@ -53,6 +56,7 @@ class Channels {
   FaultKind wait(Request& request, Nanoseconds deadline, bool fatal, const std::function<bool()>* interrupt);
   // Ends everything. `forked`: this is a fork's copy, whose thread and lock are the parent's.
   void leave(bool forked);
+  void close_copies() { streams_.close_copies(); }  // see Control
 
  private:
   struct Header {
@@ -69,6 +73,7 @@ class Channels {
   struct Incoming {
     bool open = false;
     Header header{};
+    size_t header_moved = 0;
     uint64_t moved = 0;
     std::shared_ptr<Request> request;
     std::list<Kept>::iterator kept;
@@ -91,14 +96,10 @@ class Channels {
   bool idle() const { return open_ == 0; }
   void begin_wait(Waiter& waiter, int& awaited);
 
-  bool back(int sender, int receiver);
-  uint64_t room(int peer) const;
-  uint64_t available(int peer) const;
-  void write(int peer, const void* data, uint64_t nbytes);
-  void read(int peer, void* data, uint64_t nbytes);
+  Waiter waiter(Patience patience);
   void serve();
 
-  Region& region_;
+  World& world_;
   const Peers& peers_;
   const int rank_;
   const Patience patience_, background_;
@@ -107,7 +108,8 @@ class Channels {
   std::deque<std::shared_ptr<Request>> receives_;            // not yet matched, in order
   std::vector<Incoming> incoming_;
   std::list<Kept> kept_;
-  std::vector<bool> backed_;
+  Streams streams_;
+  Control* const control_;
   size_t open_ = 0;       // requests not done
   uint64_t changes_ = 0;  // requests posted or ended
   bool failed_ = false;   // after a fault: what is in the rings can no longer be told apart

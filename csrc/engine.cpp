@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstring>
 #include <new>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -14,6 +15,11 @@ namespace unisono {
 namespace {
 
 constexpr Nanoseconds kMicrosecond = 1000;
+// What one pass over all chunks should touch: small enough to stay in a second-level cache together with
+// the memory it goes through, large enough to make the steps' cost vanish; between hosts that cost is higher.
+constexpr size_t kSegmentBytes = 256 * 1024;
+constexpr size_t kFarSegmentBytes = 2048 * 1024;
+constexpr Nanoseconds kAnswerPatience = 100'000'000;
 constexpr auto kWaitSlice = std::chrono::nanoseconds(20'000'000);  // bounds how late an interrupt is seen
 
 // With a core for every rank a short spin beats every sleep. With more ranks than cores a spin keeps the
@@ -36,32 +42,62 @@ uint32_t forks() {
   return count.load(std::memory_order_relaxed);
 }
 
-std::vector<Transport*> every_edge(Transport* transport, uint32_t ranks, int rank) {
-  std::vector<Transport*> edges(ranks, transport);
-  edges.at(static_cast<size_t>(rank)) = nullptr;
-  return edges;
+Limits limits(World& world) {
+  if (!world.spans_hosts()) return {kSegmentBytes, ShmTransport::capacity(world.region())};
+  const size_t staged = world.shares_memory() ? ShmTransport::capacity(world.region()) : SIZE_MAX;
+  return {kFarSegmentBytes, std::min(staged, TcpTransport::kCapacity)};
+}
+
+// Makes the lists of a group on one host complete.
+Connections completed(Connections given, uint32_t ranks) {
+  if (!given.places.empty()) return given;
+  given.places.resize(ranks);
+  std::iota(given.places.begin(), given.places.end(), 0);
+  given.hosts.assign(ranks, 0);
+  given.pids.assign(ranks, 0);
+  return given;
 }
 
 }  // namespace
 
-Engine::Engine(std::shared_ptr<Region> region, int rank, EngineOptions options)
-    : region_(std::move(region)),
+Engine::Engine(std::shared_ptr<Region> region, int rank, EngineOptions options, Connections connections)
+    : Engine(region, rank, options, completed(std::move(connections), region->ranks()), 0) {}
+
+Engine::Engine(const std::shared_ptr<Region>& region, int rank, const EngineOptions& options,
+               Connections connections, int)
+    : world_(region, std::move(connections.places), std::move(connections.hosts), connections.pids),
       rank_(rank),
       forks_(forks()),
       owner_(getpid()),
-      peers_(std::move(options.pidfds), options.status_fd),
-      patience_(foreground(options, region_->ranks())),
-      shm_(*region_, rank),
-      executor_(every_edge(&shm_, region_->ranks(), rank), rank),
-      waiter_(*region_, peers_, rank, &RankCell::bell, patience_),
-      channels_(*region_, peers_, rank, patience_, kBackground) {
-  region_->cell(rank).pid.store(getpid(), std::memory_order_release);
+      peers_(options.pidfds, options.status_fd),
+      patience_(foreground(options, region->ranks())),
+      control_(world_.spans_hosts()
+                   ? std::make_unique<Control>(world_, peers_, rank, std::move(connections.control))
+                   : nullptr),
+      tcp_(control_ ? std::make_unique<TcpTransport>(world_, *control_, rank, std::move(connections.data))
+                    : nullptr),
+      shm_(world_, rank),
+      executor_(edges(), rank, limits(world_)),
+      waiter_(world_, peers_, rank, &RankCell::bell, patience_, tcp_.get(), control_.get()),
+      channels_(world_, peers_, rank, patience_, kBackground, std::move(connections.messages),
+                control_.get()) {
+  world_.cell(rank).pid.store(getpid(), std::memory_order_release);
+}
+
+std::vector<Transport*> Engine::edges() {
+  std::vector<Transport*> edges;
+  for (int peer = 0; peer < world_.ranks(); ++peer) {
+    Transport* const carrier = world_.near(peer) ? static_cast<Transport*>(&shm_) : tcp_.get();
+    edges.push_back(peer == rank_ ? nullptr : carrier);
+  }
+  return edges;
 }
 
 Engine::~Engine() { leave(); }
 
 const Program* Engine::load(std::span<const int32_t> code) {
   Program program(code, rank_, size());
+  program.sort_receivers([&](int peer) { return world_.near(peer); });
   const std::lock_guard lock(programs_mutex_);
   programs_.push_back(std::move(program));
   return &programs_.back();
@@ -81,7 +117,7 @@ uint64_t Engine::fingerprint(const Call& call, uint64_t seq) const {
 }
 
 void Engine::record(const Call& call, uint64_t seq, uint64_t fingerprint) {
-  RankCell& cell = region_->cell(rank_);
+  RankCell& cell = world_.cell(rank_);
   CallRecord record{seq,
                     fingerprint,
                     call.numel,
@@ -90,10 +126,7 @@ void Engine::record(const Call& call, uint64_t seq, uint64_t fingerprint) {
                     static_cast<uint8_t>(call.dtype),
                     static_cast<uint8_t>(call.op),
                     static_cast<uint8_t>(call.program->algorithm())};
-  uint64_t words[sizeof record / sizeof(uint64_t)];
-  std::memcpy(words, &record, sizeof record);
-  auto& slot = cell.history[seq % kHistory];
-  for (size_t i = 0; i < std::size(words); ++i) slot[i].store(words[i], std::memory_order_relaxed);
+  write_record(cell, record);
   cell.started.store(seq, std::memory_order_release);
 }
 
@@ -107,8 +140,11 @@ FaultKind Engine::execute(const Call& call, bool in_background) {
   try {
     waiter_.throw_if_aborted();
     record(call, seq, print);
+    if (tcp_) tcp_->begin(seq, print);
     perform(call, print);
+    if (tcp_) drain();
   } catch (const Fault& fault) {
+    world_.sound_alarm();  // whoever of this host found out may not live to tell the others
     if (fault.kind == FaultKind::kMismatch && call.luggage != nullptr && !call.luggage->site.empty())
       remark(seq, call.luggage->site);
     return fault.kind;
@@ -116,8 +152,18 @@ FaultKind Engine::execute(const Call& call, bool in_background) {
     abort(Fault{FaultKind::kNoMemory, rank_, rank_});
     return FaultKind::kNoMemory;
   }
-  region_->cell(rank_).finished.store(seq, std::memory_order_release);
+  world_.cell(rank_).finished.store(seq, std::memory_order_release);
   return FaultKind::kNone;
+}
+
+// Whoever goes on to compute sends nothing: what the kernels have not taken yet has to go first.
+void Engine::drain() {
+  int awaited = tcp_->unsent();
+  if (awaited < 0) return;
+  waiter_.until(awaited, [&] {
+    tcp_->flush();
+    return (awaited = tcp_->unsent()) < 0;
+  });
 }
 
 // Buffers that travel together are copied together before, and apart after.
@@ -216,33 +262,40 @@ FaultKind Engine::wait(uint64_t ticket, Nanoseconds deadline) {
   return kind == FaultKind::kNone ? FaultKind::kAborted : kind;
 }
 
-Fault Engine::fault() const {
-  const AbortCell& cell = region_->abort();
+Fault Engine::fault() {
+  const AbortCell& cell = world_.abort();
   return cell.state.load(std::memory_order_acquire) == 2 ? cell.fault : Fault{};
 }
 
 void Engine::remark(uint64_t seq, const std::string& text) {
-  Remark& remark = region_->cell(rank_).remark;
-  uint32_t none = 0;
-  if (!remark.state.compare_exchange_strong(none, 1)) return;
-  remark.seq = seq;
-  remark.text[text.copy(remark.text, kRemarkBytes - 1)] = '\0';
-  remark.state.store(2, std::memory_order_release);
+  if (!write_remark(world_.cell(rank_), seq, text)) return;
+  if (control_) control_->announce();
 }
 
 std::optional<std::pair<uint64_t, std::string>> Engine::remark_of(int rank) {
-  const Remark& remark = region_->cell(rank).remark;
+  const Remark& remark = world_.cell(rank).remark;
   if (remark.state.load(std::memory_order_acquire) != 2) return std::nullopt;
   return std::pair(remark.seq, std::string(remark.text));
 }
 
 void Engine::abort(Fault fault) {
-  Waiter waiter(*region_, peers_, rank_, &RankCell::bell, patience_);
-  waiter.begin(region_->cell(rank_).started.load(std::memory_order_relaxed), 0, INT64_MAX);
+  Waiter waiter(world_, peers_, rank_, &RankCell::bell, patience_);
+  waiter.begin(world_.cell(rank_).started.load(std::memory_order_relaxed), 0, INT64_MAX);
   try {
     waiter.fail(fault);
   } catch (const Fault&) {  // this or an earlier one: it stands in the abort cell
   }
+}
+
+void Engine::refresh() {
+  if (control_ && getpid() == owner_) control_->refresh(kAnswerPatience);
+}
+
+void Engine::close_copies() {
+  if (!control_ || getpid() == owner_) return;
+  control_->close_copies();
+  tcp_->close_copies();
+  channels_.close_copies();
 }
 
 // Calls under way or queued would end at their deadlines only: leaving them behind aborts the group.
@@ -251,6 +304,7 @@ void Engine::leave() {
   if (getpid() != owner_) {  // a fork's copy: neither the shared cell nor the threads are this process's
     if (thread_.joinable()) thread_.detach();
     channels_.leave(true);
+    if (control_) control_->leave(true);
     return;
   }
   {
@@ -265,8 +319,10 @@ void Engine::leave() {
     abort(Fault{FaultKind::kAborted, rank_, rank_});
   if (thread_.joinable()) thread_.join();
   channels_.leave(false);
-  region_->cell(rank_).left.store(1, std::memory_order_seq_cst);
-  Waiter(*region_, peers_, rank_, &RankCell::bell, patience_).ring_all();
+  if (tcp_) tcp_->finish();
+  world_.cell(rank_).left.store(1, std::memory_order_seq_cst);
+  if (control_) control_->leave(false);
+  world_.ring_all();
 }
 
 }  // namespace unisono

@@ -18,10 +18,17 @@
 #include "executor.hpp"
 #include "packing.hpp"
 #include "shm.hpp"
+#include "tcp.hpp"
 
 namespace unisono {
 
 constexpr uint64_t kLateTicket = UINT64_MAX;  // of a call queued after the group was left: done, and failed
+
+// How the ranks of a group are joined. Empty lists: all are on one host, rank r at place r.
+struct Connections {
+  std::vector<int> places, hosts, pids;      // see World
+  std::vector<int> control, data, messages;  // sockets by rank, -1 for those of this host
+};
 
 struct EngineOptions {
   std::vector<int> pidfds;  // see Peers
@@ -53,14 +60,14 @@ struct Call {
 
 class Engine {
  public:
-  Engine(std::shared_ptr<Region> region, int rank, EngineOptions options);
+  Engine(std::shared_ptr<Region> region, int rank, EngineOptions options, Connections connections = {});
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
   int rank() const { return rank_; }
-  int size() const { return static_cast<int>(region_->ranks()); }
-  Region& region() { return *region_; }
+  int size() const { return world_.ranks(); }
+  World& world() { return world_; }
   Channels& channels() { return channels_; }
 
   // Whether this very thread is in a call: then it is in a signal handler.
@@ -93,8 +100,12 @@ class Engine {
   std::optional<std::pair<uint64_t, std::string>> remark_of(int rank);
 
   // The fault that aborted the group; kind kNone while there is none.
-  Fault fault() const;
+  Fault fault();
   void abort(Fault fault);
+  // Learns where the ranks of other hosts stand, which takes a moment.
+  void refresh();
+  // In a fork's child: closes its copies of the connections. Takes no lock: its owner was left behind.
+  void close_copies();
   // Threads of the caller that are in a call; whoever leaves gives them a moment to come out.
   std::atomic<int> callers{0};
 
@@ -106,19 +117,25 @@ class Engine {
   const std::function<bool()>* interrupt() const { return &interrupted_; }
 
  private:
+  Engine(const std::shared_ptr<Region>& region, int rank, const EngineOptions& options,
+         Connections connections, int complete);
   FaultKind execute(const Call& call, bool in_background);
   void perform(const Call& call, uint64_t fingerprint);
   uint64_t fingerprint(const Call& call, uint64_t seq) const;
   void record(const Call& call, uint64_t seq, uint64_t fingerprint);
+  std::vector<Transport*> edges();
+  void drain();
   uint64_t enqueue(Call call);
   void serve();
 
-  const std::shared_ptr<Region> region_;
+  World world_;
   const int rank_;
   const uint32_t forks_;  // of this process, when the engine was made
   const pid_t owner_;     // the process this engine belongs to; a fork's copy does nothing
   Peers peers_;
   const Patience patience_;
+  std::unique_ptr<Control> control_;  // these two: when there are other hosts
+  std::unique_ptr<TcpTransport> tcp_;
   ShmTransport shm_;
   Executor executor_;
   Waiter waiter_;

@@ -6,9 +6,6 @@
 namespace unisono {
 namespace {
 
-// What one pass over all chunks should touch: small enough to stay in a second-level cache together with
-// the staging memory it goes through, large enough to make the steps' cost vanish.
-constexpr size_t kSegmentBytes = 256 * 1024;
 constexpr size_t kSliceAlign = 4096;
 constexpr size_t kLineElementsBytes = 64;
 
@@ -59,23 +56,15 @@ struct Executor::Frame {
   bool opening;  // the first segment: its messages exist even when they are empty
 };
 
-Executor::Executor(std::vector<Transport*> transports, int rank)
-    : transports_(std::move(transports)), rank_(rank), one_transport_(true), capacity_(SIZE_MAX) {
-  const Transport* seen = nullptr;
-  for (const Transport* transport : transports_) {
-    if (transport == nullptr) continue;
-    one_transport_ = one_transport_ && (seen == nullptr || seen == transport);
-    seen = transport;
-    capacity_ = std::min(capacity_, transport->capacity());
-  }
-}
+Executor::Executor(std::vector<Transport*> transports, int rank, Limits limits)
+    : transports_(std::move(transports)), rank_(rank), limits_(limits) {}
 
 // A sender can have two segments' messages outstanding, which is what lets segments overlap.
 size_t Executor::segment_elements(const Program& program, size_t item) const {
   const auto chunks =
       static_cast<size_t>(std::max({1, program.chunks(Space::kOut), program.chunks(Space::kIn)}));
-  const size_t fair = kSegmentBytes / chunks;
-  const size_t room = capacity_ / static_cast<size_t>(program.in_flight() + 1);
+  const size_t fair = limits_.segment_bytes / chunks;
+  const size_t room = limits_.capacity / static_cast<size_t>(program.in_flight() + 1);
   const size_t bytes = std::min(fair, room);
   return std::max<size_t>(1, (bytes >= kSliceAlign ? bytes / kSliceAlign * kSliceAlign : bytes) / item);
 }
@@ -137,14 +126,15 @@ void Executor::send(const Instruction& step, const Frame& frame) {
   const Extent piece = find(step.dst, frame);
   if ((piece.numel == 0 && !frame.opening) || step.peers.empty()) return;
   const bool scaled = (step.flags & kRaw) != 0 && frame.job.op == ReduceOp::kPremulSum;
-  if (one_transport_)
-    return send_over(*transports_[static_cast<size_t>(step.peers[0])], step.peers, piece, scaled, frame);
-  for (const int& peer : step.peers)
-    send_over(*transports_[static_cast<size_t>(peer)], std::span(&peer, 1), piece, scaled, frame);
+  const std::span<const int> peers(step.peers), near = peers.first(step.near);
+  const std::span<const int> far = peers.subspan(step.near);
+  if (!near.empty()) send_over(*transports_[static_cast<size_t>(near[0])], near, piece, scaled, false, frame);
+  if (!far.empty()) send_over(*transports_[static_cast<size_t>(far[0])], far, piece, scaled, true, frame);
 }
 
+// To other hosts a message goes from where it lies.
 void Executor::send_over(Transport& transport, std::span<const int> peers, Extent piece, bool scaled,
-                         const Frame& frame) {
+                         bool far, const Frame& frame) {
   const size_t nbytes = piece.numel * frame.item;
   void* room = transport.reserve(peers, nbytes);
   if (room == nullptr) {
@@ -157,16 +147,16 @@ void Executor::send_over(Transport& transport, std::span<const int> peers, Exten
   }
   if (scaled)
     kernels().scale[static_cast<size_t>(frame.job.dtype)](room, piece.data, piece.numel, frame.job.factor);
-  else if (nbytes > 0)
+  else if (nbytes > 0 && !far)
     std::memcpy(room, piece.data, nbytes);
-  transport.commit(peers, nbytes, frame.job.fingerprint);
+  transport.commit(peers, nbytes, frame.job.fingerprint, far && !scaled ? piece.data : room);
 }
 
 // The next message of `peer`, which has to be of this very operation and of this size.
-Message Executor::await(int peer, size_t nbytes, const Frame& frame) {
+Message Executor::await(int peer, size_t nbytes, void* into, const Frame& frame) {
   Transport& transport = *transports_[static_cast<size_t>(peer)];
   Message message;
-  frame.waiter.until(peer, [&] { return transport.peek(peer, message); });
+  frame.waiter.until(peer, [&] { return transport.peek(peer, nbytes, into, message); });
   if (message.fingerprint != frame.job.fingerprint || message.nbytes != nbytes) [[unlikely]] {
     Fault fault;
     fault.kind = FaultKind::kMismatch;
@@ -180,8 +170,8 @@ void Executor::receive(const Instruction& step, const Frame& frame) {
   const Extent piece = find(step.dst, frame);
   if (piece.numel == 0 && !frame.opening) return;
   const int peer = step.peers[0];
-  const Message message = await(peer, piece.numel * frame.item, frame);
-  if (message.nbytes > 0) std::memcpy(piece.data, message.data, message.nbytes);
+  const Message message = await(peer, piece.numel * frame.item, piece.data, frame);
+  if (message.nbytes > 0 && message.data != piece.data) std::memcpy(piece.data, message.data, message.nbytes);
   transports_[static_cast<size_t>(peer)]->release(peer);
 }
 
@@ -202,7 +192,7 @@ void Executor::reduce(const Instruction& step, const Frame& frame) {
   };
   add_own();
   for (int peer : step.peers) {
-    inputs_[k++] = await(peer, result.numel * frame.item, frame).data;
+    inputs_[k++] = await(peer, result.numel * frame.item, nullptr, frame).data;
     add_own();
   }
   const bool averaged = job.op == ReduceOp::kAvg && (step.flags & kFinal) != 0;

@@ -53,10 +53,16 @@ struct Job {
   uint64_t fingerprint;
 };
 
+// The same on every rank of a group, for all must cut alike.
+struct Limits {
+  size_t segment_bytes;  // what one pass over all chunks should touch
+  size_t capacity;       // what all messages a sender has outstanding may take
+};
+
 class Executor {
  public:
   // transports[peer]: what carries the edges to and from that peer; nullptr for this rank itself.
-  Executor(std::vector<Transport*> transports, int rank);
+  Executor(std::vector<Transport*> transports, int rank, Limits limits);
 
   // Runs one collective. Throws Fault (by way of the waiter).
   void run(const Job& job, Waiter& waiter);
@@ -67,17 +73,16 @@ class Executor {
   void send(const Instruction& step, const Frame& frame);
   void receive(const Instruction& step, const Frame& frame);
   void reduce(const Instruction& step, const Frame& frame);
-  void send_over(Transport& transport, std::span<const int> peers, Extent piece, bool scaled,
+  void send_over(Transport& transport, std::span<const int> peers, Extent piece, bool scaled, bool far,
                  const Frame& frame);
-  Message await(int peer, size_t nbytes, const Frame& frame);
+  Message await(int peer, size_t nbytes, void* into, const Frame& frame);
   Extent find(ChunkRef ref, const Frame& frame);
   size_t segment_elements(const Program& program, size_t item) const;
   void prepare_scratch(const Job& job, size_t segment, size_t item);
 
   std::vector<Transport*> transports_;
   const int rank_;
-  bool one_transport_;
-  size_t capacity_;
+  const Limits limits_;
   std::vector<const void*> inputs_;
   std::vector<unsigned char> scratch_;  // Tmp chunks, and the scaled own chunk at the end
   size_t scratch_stride_ = 0;

@@ -1,5 +1,6 @@
 #include "program.hpp"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -59,6 +60,14 @@ Program::Program(std::span<const int32_t> code, int rank, int size) : size_(size
     widest_reduce_ = inputs > widest_reduce_ ? inputs : widest_reduce_;
     writes_out_ |= step.opcode != Opcode::kSend && step.dst.space == Space::kOut;
     instructions_.push_back(std::move(step));
+  }
+}
+
+void Program::sort_receivers(const std::function<bool(int)>& near) {
+  for (Instruction& step : instructions_) {
+    if (step.opcode != Opcode::kSend) continue;
+    const auto far = std::stable_partition(step.peers.begin(), step.peers.end(), near);
+    step.near = static_cast<size_t>(far - step.peers.begin());
   }
 }
 

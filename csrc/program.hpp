@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -27,12 +28,16 @@ struct Instruction {
   ChunkRef own;            // Copy: the source; Reduce: the own contribution
   int32_t own_at;          // Reduce: the own chunk's place among the inputs; -1: it takes no part
   std::vector<int> peers;  // Send: receivers; Recv: the sender; Reduce: senders in order, own left out
+  size_t near = 0;         // Send: so many of the peers, the first ones, are on this host
 };
 
 class Program {
  public:
   // `code`: see lowering.py. Checks every number in it: throws std::invalid_argument.
   Program(std::span<const int32_t> code, int rank, int size);
+
+  // Puts the receivers on this host before the others: one copy in shared memory serves all of them.
+  void sort_receivers(const std::function<bool(int)>& near);
 
   const std::vector<Instruction>& instructions() const { return instructions_; }
   int32_t chunks(Space space) const { return chunks_[static_cast<size_t>(space)]; }

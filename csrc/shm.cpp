@@ -3,8 +3,6 @@
 #include <bit>
 #include <cstring>
 
-#include "waiting.hpp"
-
 namespace unisono {
 namespace {
 
@@ -17,28 +15,33 @@ bool reached(uint32_t a, uint32_t b) { return static_cast<int32_t>(a - b) >= 0; 
 
 }  // namespace
 
-ShmTransport::ShmTransport(Region& region, int rank)
-    : region_(region),
-      rank_(rank),
-      ring_(region.staging(rank)),
-      ring_bytes_(region.staging_bytes()),
-      sent_(region.ranks(), 0),
-      known_acked_(region.ranks(), 0),
-      received_(region.ranks(), 0),
-      loans_(std::bit_ceil(size_t{region.ranks()} * kLaneEntries)) {}
+ShmTransport::ShmTransport(World& world, int rank)
+    : ring_(world.region().staging(world.place(rank))),
+      ring_bytes_(world.region().staging_bytes()),
+      loans_(std::bit_ceil(size_t{world.region().ranks()} * kLaneEntries)) {
+  Region& region = world.region();
+  for (int peer = 0; peer < world.ranks(); ++peer) {
+    const int mine = world.place(rank), theirs = world.place(peer);
+    if (theirs < 0)
+      edges_.push_back({});
+    else
+      edges_.push_back({&region.lane(mine, theirs), &region.lane(theirs, mine), &world.cell(peer).bell,
+                        region.staging(theirs), 0, 0, 0});
+  }
+}
 
 bool ShmTransport::acked(int peer, uint32_t number) {
-  const auto i = static_cast<size_t>(peer);
-  if (reached(known_acked_[i], number)) return true;
-  known_acked_[i] = region_.lane(rank_, peer).acked.load(std::memory_order_seq_cst);
-  if (reached(known_acked_[i], number)) return true;
+  Edge& to = edge(peer);
+  if (reached(to.known_acked, number)) return true;
+  to.known_acked = to.out->acked.load(std::memory_order_seq_cst);
+  if (reached(to.known_acked, number)) return true;
   blocking_peer_ = peer;
   return false;
 }
 
 bool ShmTransport::lanes_have_room(std::span<const int> peers) {
   for (int peer : peers)
-    if (!acked(peer, sent_[static_cast<size_t>(peer)] + 1 - kLaneEntries)) return false;
+    if (!acked(peer, edge(peer).sent + 1 - kLaneEntries)) return false;
   return true;
 }
 
@@ -79,11 +82,12 @@ void* ShmTransport::reserve(std::span<const int> peers, size_t nbytes) {
   return ring_room(nbytes);
 }
 
-void ShmTransport::commit(std::span<const int> peers, size_t nbytes, uint64_t fingerprint) {
+void ShmTransport::commit(std::span<const int> peers, size_t nbytes, uint64_t fingerprint, const void*) {
   const bool small = nbytes <= kInlineBytes;
   for (int peer : peers) {
-    const uint32_t number = ++sent_[static_cast<size_t>(peer)];
-    LaneEntry& entry = region_.lane(rank_, peer).entries[(number - 1) % kLaneEntries];
+    Edge& to = edge(peer);
+    const uint32_t number = ++to.sent;
+    LaneEntry& entry = to.out->entries[(number - 1) % kLaneEntries];
     entry.fingerprint = fingerprint;
     entry.nbytes = nbytes;
     if (small) {
@@ -93,7 +97,7 @@ void ShmTransport::commit(std::span<const int> peers, size_t nbytes, uint64_t fi
       loans_[last_loan_++ & (loans_.size() - 1)] = {peer, number, ring_tail_};
     }
     entry.number.store(number, std::memory_order_seq_cst);
-    Waiter::ring(region_.cell(peer).bell);
+    ring(*to.bell);
   }
   if (small || peers.empty()) return;
   ring_head_ = reserved_ + aligned(nbytes);
@@ -102,21 +106,22 @@ void ShmTransport::commit(std::span<const int> peers, size_t nbytes, uint64_t fi
     loans_[i & (loans_.size() - 1)].free_to = i + 1 == last_loan_ ? ring_head_ : reserved_;
 }
 
-bool ShmTransport::peek(int peer, Message& message) {
-  const uint32_t number = received_[static_cast<size_t>(peer)] + 1;
-  const LaneEntry& entry = region_.lane(peer, rank_).entries[(number - 1) % kLaneEntries];
+bool ShmTransport::peek(int peer, size_t, void*, Message& message) {
+  const Edge& from = edge(peer);
+  const uint32_t number = from.received + 1;
+  const LaneEntry& entry = from.in->entries[(number - 1) % kLaneEntries];
   if (entry.number.load(std::memory_order_seq_cst) != number) return false;
   message.nbytes = entry.nbytes;
   message.fingerprint = entry.fingerprint;
-  message.data = entry.nbytes <= kInlineBytes ? static_cast<const void*>(entry.payload)
-                                              : region_.staging(peer) + entry.offset;
+  message.data =
+      entry.nbytes <= kInlineBytes ? static_cast<const void*>(entry.payload) : from.staging + entry.offset;
   return true;
 }
 
 void ShmTransport::release(int peer) {
-  const uint32_t number = ++received_[static_cast<size_t>(peer)];
-  region_.lane(peer, rank_).acked.store(number, std::memory_order_seq_cst);
-  Waiter::ring(region_.cell(peer).bell);
+  Edge& from = edge(peer);
+  from.in->acked.store(++from.received, std::memory_order_seq_cst);
+  ring(*from.bell);
 }
 
 }  // namespace unisono

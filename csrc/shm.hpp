@@ -4,23 +4,35 @@
 
 #include <vector>
 
-#include "region.hpp"
 #include "transport.hpp"
+#include "world.hpp"
 
 namespace unisono {
 
 class ShmTransport final : public Transport {
  public:
-  ShmTransport(Region& region, int rank);
+  // Edges to the ranks of this host.
+  ShmTransport(World& world, int rank);
 
   void* reserve(std::span<const int> peers, size_t nbytes) override;
   int blocking_peer() const override { return blocking_peer_; }
-  void commit(std::span<const int> peers, size_t nbytes, uint64_t fingerprint) override;
-  bool peek(int peer, Message& message) override;
+  void commit(std::span<const int> peers, size_t nbytes, uint64_t fingerprint, const void* from) override;
+  bool peek(int peer, size_t nbytes, void* into, Message& message) override;
   void release(int peer) override;
-  size_t capacity() const override { return ring_bytes_ / 2; }
+  // What one sender's messages may take together: a message lies in one piece, wherever the ring begins.
+  static size_t capacity(const Region& region) { return region.staging_bytes() / 2; }
 
  private:
+  // The two lanes between this rank and a peer, and how far they are.
+  struct Edge {
+    Lane* out;
+    Lane* in;
+    Bell* bell;
+    const unsigned char* staging;  // the peer's
+    uint32_t sent;                 // messages sent to it
+    uint32_t known_acked;
+    uint32_t received;  // messages released of it
+  };
   // A message in the staging ring that a receiver may still read.
   struct Loan {
     int peer;
@@ -28,19 +40,16 @@ class ShmTransport final : public Transport {
     uint64_t free_to;  // the ring is free up to here once this loan and all before it are returned
   };
 
+  Edge& edge(int peer) { return edges_[static_cast<size_t>(peer)]; }
   bool lanes_have_room(std::span<const int> peers);
   bool acked(int peer, uint32_t number);
   unsigned char* ring_room(size_t nbytes);
   bool reclaim();
   void start_over();
 
-  Region& region_;
-  const int rank_;
   unsigned char* const ring_;
   const size_t ring_bytes_;
-  std::vector<uint32_t> sent_;  // messages sent to each peer
-  std::vector<uint32_t> known_acked_;
-  std::vector<uint32_t> received_;  // messages released of each peer
+  std::vector<Edge> edges_;
 
   std::vector<Loan> loans_;  // a circular queue
   uint64_t first_loan_ = 0, last_loan_ = 0;

@@ -1,4 +1,4 @@
-// What the executor asks of whatever carries an edge. Shared memory implements it today; a socket can.
+// What the executor asks of whatever carries an edge. Shared memory and sockets do it.
 #pragma once
 
 #include <cstddef>
@@ -23,15 +23,13 @@ class Transport {
   // whose slowness is in the way. At most one message is reserved at a time.
   virtual void* reserve(std::span<const int> peers, size_t nbytes) = 0;
   virtual int blocking_peer() const = 0;
-  // Sends what was written into the reserved room.
-  virtual void commit(std::span<const int> peers, size_t nbytes, uint64_t fingerprint) = 0;
+  // Sends what lies at `from`: the reserved room or, to other hosts, anywhere in the caller's memory.
+  virtual void commit(std::span<const int> peers, size_t nbytes, uint64_t fingerprint, const void* from) = 0;
 
-  // The next message of `peer`, if it has come. It stays valid until released.
-  virtual bool peek(int peer, Message& message) = 0;
+  // The next message of `peer`, if it has come; it should have `nbytes`. It stays valid until released,
+  // and may lie at `into` already, where its receiver wants it (nullptr: anywhere).
+  virtual bool peek(int peer, size_t nbytes, void* into, Message& message) = 0;
   virtual void release(int peer) = 0;
-
-  // The largest message that `reserve` can ever grant.
-  virtual size_t capacity() const = 0;
 };
 
 }  // namespace unisono

@@ -11,6 +11,8 @@
 #include <algorithm>
 #include <ctime>
 
+#include "control.hpp"
+
 namespace unisono {
 namespace {
 
@@ -18,6 +20,11 @@ constexpr Nanoseconds kMicrosecond = 1000;
 constexpr Nanoseconds kMillisecond = 1000 * kMicrosecond;
 constexpr Nanoseconds kFirstSlice = kMillisecond;
 constexpr Nanoseconds kLongestSlice = 20 * kMillisecond;  // bounds how late a death or Ctrl-C is seen
+constexpr Nanoseconds kSocketSlice = 10 * kMillisecond;   // ... where no bell can be heard
+constexpr Nanoseconds kBusySlice = kMillisecond;          // ... while output waits for the kernel
+constexpr Nanoseconds kFirstAsk = 5 * kMillisecond;
+constexpr Nanoseconds kLongestAsk = 640 * kMillisecond;
+constexpr Nanoseconds kAskPatience = 50 * kMillisecond;
 constexpr Nanoseconds kStatusPatience = 250 * kMillisecond;
 
 // The launcher's board: records of four int32, see launch.py.
@@ -63,10 +70,10 @@ bool Peers::dead(int rank) const {
   return entry.fd >= 0 && poll(&entry, 1, 0) == 1;
 }
 
-int Peers::find_dead(Region& region, Fault& fault) const {
+int Peers::find_dead(World& world, Fault& fault) const {
   for (int rank = 0; rank < static_cast<int>(pidfds_.size()); ++rank) {
-    if (region.cell(rank).left.load(std::memory_order_acquire) != 0 || !dead(rank)) continue;
-    look_up(region.cell(rank).pid.load(std::memory_order_relaxed), fault);
+    if (world.cell(rank).left.load(std::memory_order_acquire) != 0 || !dead(rank)) continue;
+    look_up(world.cell(rank).pid.load(std::memory_order_relaxed), fault);
     return rank;
   }
   return -1;
@@ -92,24 +99,17 @@ void Peers::look_up(int pid, Fault& fault) const {
 void Waiter::slowly(const int& awaited, Poll ready, void* context) {
   throw_if_aborted();
   if (deadline_ == 0) deadline_ = later(timeout_);
-  Nanoseconds started = now_ns();
-  for (Nanoseconds now = started; now < started + patience_.spin_ns; now = now_ns()) {
-    for (int i = 0; i < 32; ++i) {
-      if (ready(context)) return;
-      cpu_pause();
-    }
-    throw_if_aborted();
-  }
-  started = now_ns();
-  for (Nanoseconds now = started; now < started + patience_.yield_ns; now = now_ns()) {
-    for (int i = 0; i < 4; ++i) {
-      sched_yield();
-      if (ready(context)) return;
-    }
-    throw_if_aborted();
-  }
+  // Polling a socket has taken its time already, and to give the core away helps nobody on another host.
+  if (!far(awaited) && spin_and_yield(ready, context)) return;
+  const Nanoseconds started = now_ns();
+  Nanoseconds ask_at = started + kFirstAsk, ask_again = 4 * kFirstAsk;
   for (Nanoseconds slice = kFirstSlice;; slice = std::min(2 * slice, kLongestSlice)) {
-    if (sleep_once(ready, context, slice)) return;
+    if (sleep_once(awaited, ready, context, slice)) return;
+    if (control_ != nullptr && now_ns() >= ask_at) {  // where the others stand, for look_around
+      control_->ask();
+      ask_at += ask_again;
+      ask_again = std::min(2 * ask_again, kLongestAsk);
+    }
     // Whoever left has posted all it had before: look at that first, then for the message once more.
     const int suspect = awaited;
     const bool left = gone(suspect);
@@ -118,23 +118,60 @@ void Waiter::slowly(const int& awaited, Poll ready, void* context) {
   }
 }
 
+bool Waiter::spin_and_yield(Poll ready, void* context) {
+  Nanoseconds started = now_ns();
+  for (Nanoseconds now = started; now < started + patience_.spin_ns; now = now_ns()) {
+    for (int i = 0; i < 32; ++i) {
+      if (poll_once(ready, context)) return true;
+      cpu_pause();
+    }
+    throw_if_aborted();
+  }
+  started = now_ns();
+  for (Nanoseconds now = started; now < started + patience_.yield_ns; now = now_ns()) {
+    for (int i = 0; i < 4; ++i) {
+      sched_yield();
+      if (poll_once(ready, context)) return true;
+    }
+    throw_if_aborted();
+  }
+  return false;
+}
+
+bool Waiter::poll_once(Poll ready, void* context) {
+  if (sockets_ != nullptr) sockets_->flush();
+  return ready(context);
+}
+
 // Whether whoever is awaited has closed the group; for a message from anybody: whether all others have.
 bool Waiter::gone(int awaited) const {
-  const auto left = [&](int rank) { return region_.cell(rank).left.load(std::memory_order_seq_cst) != 0; };
+  const auto left = [&](int rank) {
+    return world_.cell(rank).left.load(std::memory_order_seq_cst) != 0 &&
+           (world_.near(rank) || sockets_->ended(rank));
+  };
   if (awaited >= 0) return left(awaited);
-  if (fingerprint_ != 0 || region_.ranks() == 1) return false;
-  for (int rank = 0; rank < static_cast<int>(region_.ranks()); ++rank)
+  if (fingerprint_ != 0 || world_.ranks() == 1) return false;
+  for (int rank = 0; rank < world_.ranks(); ++rank)
     if (rank != rank_ && !left(rank)) return false;
   return true;
 }
 
-// Sleeps until the bell rings or `slice` has passed; true when the condition holds.
-bool Waiter::sleep_once(Poll ready, void* context, Nanoseconds slice) {
-  Bell& bell = region_.cell(rank_).*bell_;
+// Sleeps until the bell rings, something comes, or `slice` has passed; true when the condition holds.
+bool Waiter::sleep_once(int awaited, Poll ready, void* context, Nanoseconds slice) {
+  if (sockets_ != nullptr) {
+    if (poll_once(ready, context)) return true;
+    if (far(awaited)) {
+      if (world_.abort().state.load(std::memory_order_seq_cst) == 0)
+        sockets_->sleep(awaited, std::min(slice, kSocketSlice));
+      return poll_once(ready, context);
+    }
+    if (sockets_->busy()) slice = kBusySlice;
+  }
+  Bell& bell = world_.cell(rank_).*bell_;
   const uint32_t rings = bell.rings.load(std::memory_order_seq_cst);
   bell.sleepers.fetch_add(1, std::memory_order_seq_cst);
   bool done = ready(context);
-  if (!done && region_.abort().state.load(std::memory_order_seq_cst) == 0) {
+  if (!done && world_.abort().state.load(std::memory_order_seq_cst) == 0) {
     const timespec timeout{slice / 1'000'000'000LL, slice % 1'000'000'000LL};
     futex(&bell.rings, FUTEX_WAIT, rings, &timeout);
     done = ready(context);
@@ -143,22 +180,10 @@ bool Waiter::sleep_once(Poll ready, void* context, Nanoseconds slice) {
   return done;
 }
 
-void Waiter::ring_slowly(Bell& bell) {
-  bell.rings.fetch_add(1, std::memory_order_seq_cst);
-  futex(&bell.rings, FUTEX_WAKE, INT32_MAX, nullptr);
-}
-
-void Waiter::ring_all() {
-  for (int rank = 0; rank < static_cast<int>(region_.ranks()); ++rank) {
-    ring_slowly(region_.cell(rank).bell);
-    ring_slowly(region_.cell(rank).channel_bell);
-  }
-}
-
 void Waiter::look_around(int awaited, bool gone) {
   throw_if_aborted();
   Fault fault;
-  if ((fault.about = peers_.find_dead(region_, fault)) >= 0) {
+  if ((fault.about = peers_.find_dead(world_, fault)) >= 0) {
     fault.kind = FaultKind::kPeerLost;
     fail(fault);
   }
@@ -177,6 +202,7 @@ void Waiter::look_around(int awaited, bool gone) {
     fail(fault);
   }
   if (now_ns() >= deadline_) {
+    if (control_ != nullptr) control_->refresh(kAskPatience);
     fault.kind = FaultKind::kTimeout;
     fault.about = find_absent();
     if (fault.about < 0) fault.about = awaited;
@@ -188,8 +214,8 @@ void Waiter::look_around(int awaited, bool gone) {
 // each other in different operations, where no message would ever show it.
 int Waiter::find_mismatch() {
   if (fingerprint_ == 0) return -1;
-  for (int rank = 0; rank < static_cast<int>(region_.ranks()); ++rank) {
-    RankCell& cell = region_.cell(rank);
+  for (int rank = 0; rank < world_.ranks(); ++rank) {
+    RankCell& cell = world_.cell(rank);
     const uint64_t started = cell.started.load(std::memory_order_acquire);
     if (rank == rank_ || started < seq_ || started >= seq_ + kHistory - 1) continue;
     const auto& record = cell.history[seq_ % kHistory];
@@ -206,26 +232,20 @@ int Waiter::find_mismatch() {
 // The first rank that has not begun this operation, or -1.
 int Waiter::find_absent() {
   if (fingerprint_ == 0) return -1;
-  for (int rank = 0; rank < static_cast<int>(region_.ranks()); ++rank)
-    if (region_.cell(rank).started.load(std::memory_order_acquire) < seq_) return rank;
+  for (int rank = 0; rank < world_.ranks(); ++rank)
+    if (world_.cell(rank).started.load(std::memory_order_acquire) < seq_) return rank;
   return -1;
 }
 
 void Waiter::fail(Fault fault) {
-  AbortCell& cell = region_.abort();
   fault.by = rank_;
   fault.seq = seq_;
-  uint32_t fine = 0;
-  if (cell.state.compare_exchange_strong(fine, 1, std::memory_order_seq_cst)) {
-    cell.fault = fault;
-    cell.state.store(2, std::memory_order_seq_cst);
-    ring_all();
-  }
+  world_.abort_with(fault);
   rethrow();
 }
 
 void Waiter::rethrow() {
-  AbortCell& cell = region_.abort();
+  AbortCell& cell = world_.abort();
   // The writer may die between its two stores; then the kind stays unknown, but nobody hangs.
   for (const Nanoseconds end = now_ns() + 100 * kMillisecond;
        cell.state.load(std::memory_order_acquire) == 1;) {

@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "region.hpp"
+#include "world.hpp"
 
 namespace unisono {
 
@@ -35,15 +35,32 @@ class Peers {
   Peers& operator=(const Peers&) = delete;
 
   // A rank that has ended, or -1. Fills how it ended when the launcher knows.
-  int find_dead(Region& region, Fault& fault) const;
+  int find_dead(World& world, Fault& fault) const;
+  int pidfd(int rank) const { return pidfds_[static_cast<size_t>(rank)]; }
   bool dead(int rank) const;
-
- private:
+  // How the process ended, when the launcher tells in a moment.
   void look_up(int pid, Fault& fault) const;
 
+ private:
   std::vector<int> pidfds_;
   const int32_t* board_ = nullptr;
   size_t board_records_ = 0;
+};
+
+class Control;
+
+// What a waiting thread does for the sockets of its rank: keeps them moving, and sleeps on them.
+class Sockets {
+ public:
+  virtual ~Sockets() = default;
+  // Sends what the kernel did not take before.
+  virtual void flush() = 0;
+  // Whether something is left to flush.
+  virtual bool busy() const = 0;
+  // Sleeps until something of `awaited` (-1: of anybody) may have come, or can go.
+  virtual void sleep(int awaited, Nanoseconds slice) = 0;
+  // Whether nothing more will come from a rank of another host.
+  virtual bool ended(int peer) const = 0;
 };
 
 struct Patience {
@@ -55,8 +72,16 @@ struct Patience {
 // One per thread of execution (collectives; point-to-point): holds what a wait has to know.
 class Waiter {
  public:
-  Waiter(Region& region, const Peers& peers, int rank, Bell RankCell::* bell, Patience patience)
-      : region_(region), peers_(peers), rank_(rank), bell_(bell), patience_(patience) {}
+  // sockets, control: nullptr when all ranks are on one host.
+  Waiter(World& world, const Peers& peers, int rank, Bell RankCell::* bell, Patience patience,
+         Sockets* sockets = nullptr, Control* control = nullptr)
+      : world_(world),
+        peers_(peers),
+        rank_(rank),
+        bell_(bell),
+        patience_(patience),
+        sockets_(sockets),
+        control_(control) {}
 
   // Begins an operation that ends by `deadline`; 0: `timeout` after its first wait that is not short,
   // which spares those that never wait long from looking at the clock.
@@ -80,17 +105,10 @@ class Waiter {
     slowly(awaited, [](void* r) { return (*static_cast<Ready*>(r))(); }, &ready);
   }
 
-  // Wakes whoever sleeps on a rank's bell. Call after the store that makes its condition true; both
-  // that store and the sleeper's are sequentially consistent, so that one of the two sees the other.
-  static void ring(Bell& bell) {
-    if (bell.sleepers.load(std::memory_order_seq_cst) != 0) ring_slowly(bell);
-  }
-  void ring_all();
-
   // Records the first fault of the group, wakes everybody, throws the fault that stands.
   [[noreturn]] void fail(Fault fault);
   void throw_if_aborted() {
-    if (region_.abort().state.load(std::memory_order_acquire) != 0) [[unlikely]]
+    if (world_.abort().state.load(std::memory_order_acquire) != 0) [[unlikely]]
       rethrow();
   }
   // Looks for what makes waiting pointless: an abort, a death, a mismatch, an interrupt, the deadline.
@@ -101,17 +119,22 @@ class Waiter {
   using Poll = bool (*)(void*);
   void slowly(const int& awaited, Poll ready, void* context);
   bool gone(int awaited) const;
-  bool sleep_once(Poll ready, void* context, Nanoseconds slice);
+  bool sleep_once(int awaited, Poll ready, void* context, Nanoseconds slice);
+  bool spin_and_yield(Poll ready, void* context);
+  bool poll_once(Poll ready, void* context);
+  // Whether what is waited for comes through a socket.
+  bool far(int awaited) const { return sockets_ != nullptr && (awaited < 0 || !world_.near(awaited)); }
   [[noreturn]] void rethrow();
   int find_mismatch();
   int find_absent();
-  static void ring_slowly(Bell& bell);
 
-  Region& region_;
+  World& world_;
   const Peers& peers_;
   const int rank_;
   Bell RankCell::* const bell_;
   Patience patience_;
+  Sockets* const sockets_;
+  Control* const control_;
   const std::function<bool()>* interrupted_ = nullptr;
   uint64_t seq_ = 0;
   uint64_t fingerprint_ = 0;

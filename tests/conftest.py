@@ -78,6 +78,14 @@ def _missing(item: pytest.Item) -> str:
     return ""
 
 
+@pytest.fixture(params=["one host", "apart", "twos"])
+def spread(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where ranks are: all on one host, every one on its own, or every two on one."""
+    if request.param != "one host":
+        monkeypatch.setenv("UNISONO_RANKS_PER_HOST", {"apart": "1", "twos": "2"}[request.param])
+    return request.param
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind():
     """Fail a test that leaves a descriptor, thread, child process or file in /dev/shm behind."""

@@ -154,6 +154,18 @@ VARIABLES: tuple[Variable, ...] = (
         _whole_number(-1, INT32_MAX),
         "microseconds to spin before giving the core up; -1: choose from ranks and cores",
     ),
+    Variable(
+        "UNISONO_PEER_TIMEOUT_S",
+        "peer_timeout_s",
+        _seconds,
+        "seconds after which a host that no longer answers counts as lost",
+    ),
+    Variable(
+        "UNISONO_RANKS_PER_HOST",
+        "ranks_per_host",
+        _rank,
+        "at most so many successive ranks share memory, others are as if on other hosts; 0: no limit",
+    ),
     Variable("UNISONO_REPLACE", "replace", _backend, "PyTorch's backend whose place Unisono takes: gloo"),
     Variable(
         "UNISONO_SOCKET_IFNAME",
@@ -239,6 +251,8 @@ class Settings:
     timeout_s: float = 300.0
     staging_bytes: int = 1 << 20
     spin_us: int = -1
+    peer_timeout_s: float = 10.0
+    ranks_per_host: int = 0
     replace: str = ""
     socket_ifname: str = ""
     port_range: tuple[int, int] | None = None

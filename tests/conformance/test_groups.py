@@ -8,6 +8,8 @@ import pytest
 import ranks
 import unisono as un
 
+pytestmark = pytest.mark.usefixtures("spread")
+
 
 def test_subgroup_has_ranks_of_its_own() -> None:
     def work(world: un.Group) -> None:

@@ -8,6 +8,8 @@ import pytest
 import ranks
 import unisono as un
 
+pytestmark = pytest.mark.usefixtures("spread")
+
 SIZES = [0, 1, 5, 1000, 32 * 1024, 32 * 1024 + 1, 400_000]
 
 

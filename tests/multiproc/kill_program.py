@@ -32,12 +32,13 @@ RUNNING, SIGNALLED = 1, 3
 SIZES = [1, 100, 20_000, 3_000_000]
 
 
-def survive(path: str, rank: int, size: int, board: int, report: int) -> None:
-    """A rank: reduces until somebody dies, then reports what it was told."""
+def survive(path: str, rank: int, size: int, board: int, ready: int, report: int) -> None:
+    """A rank: says that it is ready, reduces until somebody dies, then reports what it was told."""
     store = FileStore(path, size)
-    settings = EngineSettings(1 << 20, -1.0, board)
-    engine = open_engine(store, rank, size, timeout_s=30, settings=settings)
-    group = Group(engine, rank, size, "world", 30.0)
+    settings = EngineSettings(1 << 20, -1.0, board, int(os.environ.get("UNISONO_RANKS_PER_HOST", "0")))
+    opened = open_engine(store, rank, size, timeout_s=30, settings=settings)
+    group = Group(opened.engine, rank, size, "world", 30.0, hosts=opened.hosts)
+    os.write(ready, b".")
     try:
         while True:
             for numel in SIZES:
@@ -58,16 +59,21 @@ def one_round(size: int, folder: str, number: int, rng: random.Random) -> list[s
     os.ftruncate(board, RECORD.size * size)
     with mmap.mmap(board, RECORD.size * size) as records:
         reader, writer = os.pipe()
+        all_ready, ready = os.pipe()
         pids = []
         for rank in range(size):
             pid = os.fork()
             if pid == 0:
                 os.close(reader)
-                survive(f"{folder}/{number}", rank, size, board, writer)
+                survive(f"{folder}/{number}", rank, size, board, ready, writer)
             RECORD.pack_into(records, rank * RECORD.size, pid, RUNNING, 0, 0)
             pids.append(pid)
         os.close(writer)
-        time.sleep(rng.uniform(0.15, 0.5))
+        os.close(ready)
+        for _ in range(size):
+            os.read(all_ready, 1)
+        os.close(all_ready)
+        time.sleep(rng.uniform(0.0, 0.3))
         victim = rng.randrange(size)
         killed_at = time.monotonic()
         os.kill(pids[victim], signal.SIGKILL)
@@ -111,7 +117,9 @@ def judge(told: dict[str, Any], victim: int, pid: int, killed_at: float) -> list
     wrong = []
     if (told.get("rank"), told.get("pid")) != (victim, pid):
         wrong.append(f"names another rank: {told['text']}")
-    if told.get("signal") != signal.SIGKILL or "SIGKILL" not in told["text"]:
+    # Nobody sees how a process ended on a host where it was alone.
+    seen = os.environ.get("UNISONO_RANKS_PER_HOST") != "1"
+    if seen and (told.get("signal") != signal.SIGKILL or "SIGKILL" not in told["text"]):
         wrong.append(f"does not name the signal: {told['text']}")
     if elapsed > 1.0:
         wrong.append(f"took {elapsed:.2f} s")

@@ -17,6 +17,8 @@ import pytest
 import ranks
 import unisono as un
 
+pytestmark = pytest.mark.usefixtures("spread")
+
 HERE = Path(__file__).resolve().parent
 
 

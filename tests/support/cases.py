@@ -154,7 +154,7 @@ def in_flight(group: Group, rounds: int = 6, exact: bool = True) -> None:
         numel = [1, 1000, 300_000][number % 3]
         parts = [oracle.data(rank, numel, "float64", seed=number) for rank in range(group.size)]
         x = parts[group.rank].copy()
-        works.append(group.all_reduce(x, async_op=True))
+        works.append(group.all_reduce(x, algorithm="two_shot", async_op=True))
         gathered = np.zeros((group.size, 5), np.int64)
         mine = np.full(5, group.rank * 100 + number)
         works.append(group.all_gather(gathered, mine, async_op=True))

@@ -352,7 +352,7 @@ def strided(group: un.Group, call: Call) -> None:
         lambda: group.scan(bad),
         lambda: group.all_gather(rows, bad),
         lambda: group.all_gather_v([bad] * group.size, good),
-        lambda: group.gather(bad),
+        lambda: group.gather(bad, rows if group.rank == 0 else None),
         lambda: group.scatter(bad),
         lambda: group.reduce_scatter(bad, rows),
         lambda: group.all_to_all(rows, [bad] * group.size),

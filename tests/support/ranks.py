@@ -1,4 +1,5 @@
-"""Ranks as threads of this process, over one mapping of the shared memory: quick, and TSan sees all of them.
+"""Ranks as threads of this process, over one mapping of the shared memory or as if on several hosts: quick,
+and TSan sees all of them.
 
 Also ranks as processes: one Python program, started once per rank, meeting over a file.
 """
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono import _native
+from unisono.backends.native import EngineSettings, open_engine
 from unisono.group import Group
 from unisono.store import HashStore
 
@@ -24,11 +26,34 @@ HERE = Path(__file__).resolve().parent
 STAGING_BYTES = 1 << 20
 
 
-def groups(size: int, *, timeout_s: float = 60.0, staging_bytes: int = STAGING_BYTES) -> list[Group]:
-    """The group objects of `size` ranks, all in this process."""
+def groups(
+    size: int,
+    *,
+    timeout_s: float = 60.0,
+    staging_bytes: int = STAGING_BYTES,
+    per_host: int | None = None,
+    socket_bytes: int = 0,
+    peer_timeout_s: float = 10.0,
+) -> list[Group]:
+    """The group objects of `size` ranks, all in this process.
+
+    per_host: so many successive ranks share memory, the others have connections; None: as the environment
+    has it (see the fixture `spread`), all of them without.
+    socket_bytes: of the kernel's buffers, 0 for its own choice.
+    """
+    store = HashStore(timeout_s)
+    per_host = int(os.environ.get("UNISONO_RANKS_PER_HOST", "0")) if per_host is None else per_host
+    if per_host:
+        settings = EngineSettings(staging_bytes, -1.0, -1, per_host, peer_timeout_s, None, socket_bytes)
+
+        def opened(rank: int) -> Group:
+            engine, hosts = open_engine(store, rank, size, timeout_s=timeout_s, settings=settings)
+            return Group(engine, rank, size, "test", timeout_s, store, hosts=hosts)
+
+        with ThreadPoolExecutor(size) as pool:
+            return list(pool.map(opened, range(size)))
     region = _native.Region(-1, size, staging_bytes, True)
     cores = len(os.sched_getaffinity(0))
-    store = HashStore(timeout_s)
     return [
         Group(_native.Engine(region, rank, [-1] * size, -1, cores, -1), rank, size, "test", timeout_s, store)
         for rank in range(size)

@@ -17,6 +17,7 @@ from unisono.group.site import site
 from unisono.group.work import CollectiveWork, Work, seconds
 from unisono.plans import lower_rank
 from unisono.reduction import Op, PremulSum, ReduceOp
+from unisono.store.base import close_in_children
 
 __all__ = ["Caller", "Options", "Prepared", "named"]
 
@@ -51,20 +52,31 @@ class Caller:
     """
 
     def __init__(
-        self, engine: _native.Engine, name: str, rank: int, size: int, timeout_s: float, reproducible: bool
+        self,
+        engine: _native.Engine,
+        name: str,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        host_names: tuple[str, ...],
+        reproducible: bool,
     ) -> None:
         self.name = name
         self.rank = rank
         self.size = size
         self._reproducible = reproducible
         self._timeout_s = timeout_s
+        self._host_names = host_names
         self._engine: _native.Engine | None = engine
         self._prepared: dict[tuple[str, str, int, int, int], Prepared] = {}
         self._code: dict[tuple[str, str, int], list[int]] = {}
         self._quick: dict[tuple[str, int, Op, bool], _native.Quick] = {}
-        self.hosts = (0,) * size
+        distinct = list(dict.fromkeys(host_names))
+        self.hosts = tuple(distinct.index(name) for name in host_names)
         self._works: list[Work] = []
         self._works_lock = threading.Lock()
+        if len(distinct) > 1:
+            close_in_children(self.close_copies)
 
     @property
     def timeout_s(self) -> float:
@@ -301,7 +313,7 @@ class Caller:
 
     def scene(self, engine: _native.Engine, operation: str, timeout_s: float, where: str = "") -> Scene:
         """What an error of an operation has to say of its place."""
-        return Scene(engine, self.name, self.rank, self.size, operation, timeout_s, where)
+        return Scene(engine, self.name, self.rank, self.size, self._host_names, operation, timeout_s, where)
 
     def failure(self, operation: str, timeout_s: float, engine: _native.Engine | None = None) -> GroupError:
         """The error for what aborted the group; `engine` is its engine, when the group may be closed."""
@@ -312,6 +324,11 @@ class Caller:
         with self._works_lock:
             self._works = [one for one in self._works if not one.done()]
             self._works.append(work)
+
+    def close_copies(self) -> None:
+        """In a fork's child: close its copies of connections, which would hide the parent's death."""
+        if self._engine is not None:
+            self._engine.close_copies()
 
     def abandon(self) -> None:
         """In a fork's child: forget the parent's group without touching it."""

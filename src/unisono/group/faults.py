@@ -45,6 +45,7 @@ class Scene(NamedTuple):
     group: str
     rank: int
     size: int
+    hosts: tuple[str, ...]
     operation: str = ""
     timeout_s: float = 0.0
     called_at: str = ""
@@ -54,9 +55,15 @@ class Scene(NamedTuple):
         seq = self.engine.standing(self.rank)[1]
         return f"group={self.group} seq={seq} rank={self.rank}/{self.size}"
 
+    def process(self, rank: int) -> str:
+        """Which process a rank is: its id, and where there are several hosts, its host."""
+        pid = f"pid {self.engine.standing(rank)[0]}"
+        return f"host {self.hosts[rank]}, {pid}" if len(set(self.hosts)) > 1 else pid
+
 
 def explain(scene: Scene) -> GroupError:
     """The error for the fault that aborted the group."""
+    scene.engine.refresh()
     fault = _Fault(*scene.engine.fault())
     doing = scene.operation or "an operation"
     own_end = fault.kind == FaultKind.PEER_LEFT and fault.about == scene.rank
@@ -85,6 +92,7 @@ def explain(scene: Scene) -> GroupError:
 
 def late(scene: Scene, waited_s: float) -> str:
     """What to say of work that is not done yet, and goes on: who has not come."""
+    scene.engine.refresh()
     seq = scene.engine.standing(scene.rank)[1]
     absent = [rank for rank in range(scene.size) if scene.engine.standing(rank)[1] < seq]
     who = ""
@@ -107,7 +115,7 @@ def _peer_lost(scene: Scene, fault: _Fault, doing: str) -> PeerLost:
         how = f"ended with exit code {fault.exit_code}"
     seen = last_seen(scene, fault.about)
     text = message(
-        f"{doing} failed: rank {fault.about} (pid {pid}) {how}; it was last seen {seen}",
+        f"{doing} failed: rank {fault.about} ({scene.process(fault.about)}) {how}; it was last seen {seen}",
         where=scene.where(),
         remedy=remedy,
     )
@@ -137,10 +145,9 @@ def _timeout(scene: Scene, fault: _Fault, doing: str) -> str:
     else:
         blamed = fault.about if fault.about >= 0 else fault.by
         who = f"rank {blamed} did not answer"
-    pid = scene.engine.standing(blamed)[0]
     after = f" after {scene.timeout_s:.1f} s" if fault.by == scene.rank else f" on rank {fault.by}"
     return message(
-        f"{doing} timed out{after}: {who} (pid {pid}, last seen {last_seen(scene, blamed)})",
+        f"{doing} timed out{after}: {who} ({scene.process(blamed)}, last seen {last_seen(scene, blamed)})",
         where=scene.where(),
         remedy=f"Give it a longer timeout or look at rank {blamed}'s output.",
     )
@@ -150,9 +157,8 @@ def _message_timeout(scene: Scene, fault: _Fault, doing: str) -> str:
     after = f" after {scene.timeout_s:.1f} s" if fault.by == scene.rank else f" on rank {fault.by}"
     who = "nobody sent"
     if fault.about >= 0:
-        pid = scene.engine.standing(fault.about)[0]
         seen = last_seen(scene, fault.about)
-        who = f"rank {fault.about} did not answer (pid {pid}, last seen {seen})"
+        who = f"rank {fault.about} did not answer ({scene.process(fault.about)}, last seen {seen})"
     remedy = "Give it a longer timeout or look at the other rank's output."
     return message(f"{doing} timed out{after}: {who}", where=scene.where(), remedy=remedy)
 

@@ -50,8 +50,10 @@ class Group(Objects):
         meeting: Rendezvous | None = None,
         members: tuple[int, ...] | None = None,
         reproducible: bool = False,
+        hosts: tuple[str, ...] = (),
     ) -> None:
-        self._caller = Caller(engine, name, rank, size, timeout_s, reproducible)
+        self._hosts = hosts or (os.uname().nodename,) * size
+        self._caller = Caller(engine, name, rank, size, timeout_s, self._hosts, reproducible)
         self._store = store
         self._meeting = meeting
         self._members = tuple(range(size)) if members is None else members
@@ -164,10 +166,12 @@ class Group(Objects):
                 raise ValueError(f"subgroup: rank {rank} is not in group {self.name!r} of {self.size} ranks")
 
     def host_of(self, rank: int) -> str:
-        """The name of the host a rank runs on."""
+        """The name of the host a rank runs on. Ranks have one host when they share memory; two hosts of one
+        name are told apart: "node", "node#2".
+        """
         if not 0 <= rank < self.size:
             raise ValueError(f"rank {rank} is not in group {self.name!r} of {self.size} ranks")
-        return self._meeting.members[rank].host if self._meeting is not None else os.uname().nodename
+        return self._hosts[rank]
 
     def last_seen(self, rank: int) -> str:
         """Where a rank was, as error texts say it: "in barrier #40", "after barrier #40"."""
@@ -245,7 +249,7 @@ def init_process_group(
         init_method, store=store, rank=rank, world_size=world_size, timeout_s=timeout_s, settings=settings
     )
     try:
-        engine = open_engine(
+        opened = open_engine(
             meeting.store,
             meeting.rank,
             meeting.world_size,
@@ -256,7 +260,7 @@ def init_process_group(
         meeting.close()
         raise
     return Group(
-        engine,
+        opened.engine,
         meeting.rank,
         meeting.world_size,
         group_name,
@@ -264,6 +268,7 @@ def init_process_group(
         meeting.store,
         meeting,
         reproducible=reproducible,
+        hosts=opened.hosts,
     )
 
 
@@ -298,5 +303,15 @@ def connect(
     settings = env.read()
     timeout_s = settings.timeout_s if timeout_s is None else timeout_s
     room = PrefixStore(name, store)
-    engine = open_engine(room, rank, size, timeout_s=timeout_s, settings=EngineSettings.of(settings))
-    return Group(engine, rank, size, name, timeout_s, room, members=members, reproducible=reproducible)
+    opened = open_engine(room, rank, size, timeout_s=timeout_s, settings=EngineSettings.of(settings))
+    return Group(
+        opened.engine,
+        rank,
+        size,
+        name,
+        timeout_s,
+        room,
+        members=members,
+        reproducible=reproducible,
+        hosts=opened.hosts,
+    )

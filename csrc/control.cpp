@@ -1,0 +1,246 @@
+#include "control.hpp"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+namespace unisono {
+namespace {
+
+constexpr Nanoseconds kMillisecond = 1'000'000;
+// A rank whose host has others of the group: they see how it ended, and tell.
+constexpr Nanoseconds kMatesGrace = 400 * kMillisecond;
+// A connection for data may end before the goodbye on this one has arrived.
+constexpr Nanoseconds kDoubtGrace = 700 * kMillisecond;
+constexpr Nanoseconds kLongest = 1'000'000 * kMillisecond;
+
+}  // namespace
+
+Control::Control(World& world, const Peers& peers, int rank, std::vector<int> sockets)
+    : world_(world), peers_(peers), rank_(rank), links_(sockets.size()), buried_(sockets.size(), false) {
+  static_assert(std::is_trivially_copyable_v<Frame>);
+  for (size_t peer = 0; peer < sockets.size(); ++peer) links_[peer].fd = sockets[peer];
+  thread_ = std::thread([this] { serve(); });
+}
+
+Control::~Control() {
+  if (thread_.joinable()) leave(false);
+  for (const Link& link : links_)
+    if (link.fd >= 0) close(link.fd);
+}
+
+// ---- what other threads ask for --------------------------------------------------------------------
+
+void Control::ask() {
+  const std::lock_guard lock(mutex_);
+  if (leaving_ || ask_) return;
+  ask_ = true;
+  for (Link& link : links_) {
+    if (!link.open() || link.asked) continue;
+    link.asked = true;
+    ++due_;
+  }
+  world_.sound_alarm();
+}
+
+void Control::refresh(Nanoseconds patience) {
+  ask();
+  std::unique_lock lock(mutex_);
+  answers_came_.wait_for(lock, std::chrono::nanoseconds(patience), [&] { return due_ == 0 || leaving_; });
+}
+
+void Control::announce() {
+  const std::lock_guard lock(mutex_);
+  announce_ = true;
+  world_.sound_alarm();
+}
+
+void Control::doubt(int peer) {
+  const std::lock_guard lock(mutex_);
+  lost(peer, kDoubtGrace);
+  world_.sound_alarm();
+}
+
+void Control::leave(bool forked) {
+  if (!thread_.joinable()) return;
+  if (forked) return thread_.detach();
+  {
+    const std::lock_guard lock(mutex_);
+    leaving_ = true;
+    answers_came_.notify_all();
+  }
+  world_.sound_alarm();
+  thread_.join();
+}
+
+void Control::close_copies() {
+  for (Link& link : links_)
+    if (link.fd >= 0) close(std::exchange(link.fd, -1));
+}
+
+// ---- the thread ------------------------------------------------------------------------------------
+
+void Control::serve() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    wait(lock);
+    for (int peer = 0; peer < world_.ranks(); ++peer) {
+      Link& link = links_[static_cast<size_t>(peer)];
+      if (link.open()) read_from(peer);
+      if (link.lost_at == 0 || now_ns() < link.lost_at) continue;
+      link.lost_at = INT64_MAX;  // once
+      report(peer, {});
+    }
+    lock.unlock();
+    const std::vector<int> deaths = find_deaths();
+    lock.lock();
+    for (int peer : deaths) buried_[static_cast<size_t>(peer)] = true;
+    speak();
+    if (leaving_) return;
+  }
+}
+
+// Sleeps until a connection, a process or another thread has something to say.
+void Control::wait(std::unique_lock<std::mutex>& lock) {
+  std::vector<pollfd> polled{{world_.alarm(), POLLIN, 0}};
+  for (int peer = 0; peer < world_.ranks(); ++peer) {
+    const Link& link = links_[static_cast<size_t>(peer)];
+    const short events = static_cast<short>(POLLIN | (link.out.empty() ? 0 : POLLOUT));
+    if (link.open()) polled.push_back({link.fd, events, 0});
+    if (peers_.pidfd(peer) >= 0 && !buried_[static_cast<size_t>(peer)])
+      polled.push_back({peers_.pidfd(peer), POLLIN, 0});
+  }
+  const Nanoseconds longest = patience();
+  lock.unlock();
+  poll(polled.data(), polled.size(),
+       longest == INT64_MAX ? -1 : static_cast<int>(longest / kMillisecond) + 1);
+  uint64_t count;
+  if (polled[0].revents != 0) (void)!read(world_.alarm(), &count, sizeof count);
+  lock.lock();
+}
+
+// Until the next loss is to be reported.
+Nanoseconds Control::patience() const {
+  Nanoseconds first = INT64_MAX;
+  for (const Link& link : links_)
+    if (link.lost_at != 0) first = std::min(first, link.lost_at);
+  return first == INT64_MAX ? first : std::clamp<Nanoseconds>(first - now_ns(), 0, kLongest);
+}
+
+// Ranks of this host that have died. The others on it may be busy; those elsewhere wait to be told.
+std::vector<int> Control::find_deaths() {
+  std::vector<int> found;
+  for (int peer = 0; peer < world_.ranks(); ++peer) {
+    if (buried_[static_cast<size_t>(peer)] || !peers_.dead(peer)) continue;
+    found.push_back(peer);
+    if (world_.cell(peer).left.load(std::memory_order_acquire) != 0) continue;
+    Fault fault;
+    peers_.look_up(world_.cell(peer).pid.load(std::memory_order_relaxed), fault);
+    report(peer, fault);
+  }
+  return found;
+}
+
+void Control::report(int peer, Fault fault) {
+  fault.kind = FaultKind::kPeerLost;
+  fault.about = peer;
+  fault.by = rank_;
+  fault.seq = world_.cell(rank_).started.load(std::memory_order_relaxed);
+  world_.abort_with(fault);
+}
+
+// Says whatever is due.
+void Control::speak() {
+  const bool aborted = world_.abort().state.load(std::memory_order_acquire) == 2;
+  const bool tell = aborted && !told_;
+  told_ = told_ || tell;
+  for (int peer = 0; peer < world_.ranks(); ++peer) {
+    Link& link = links_[static_cast<size_t>(peer)];
+    if (!link.open()) continue;
+    flush(link);
+    if (tell) send_to(peer, Kind::kAbort);
+    if (announce_) send_to(peer, Kind::kAnswer);
+    if (ask_ && link.asked) send_to(peer, Kind::kAsk);
+    if (!leaving_) continue;
+    send_to(peer, Kind::kLeft);
+    shutdown(link.fd, SHUT_WR);
+  }
+  ask_ = announce_ = false;
+}
+
+// ---- frames ----------------------------------------------------------------------------------------
+
+void Control::send_to(int peer, Kind kind) {
+  Link& link = links_[static_cast<size_t>(peer)];
+  Frame frame;
+  std::memset(static_cast<void*>(&frame), 0, sizeof frame);
+  frame.kind = kind;
+  if (kind == Kind::kAbort) frame.fault = world_.abort().fault;
+  frame.standing = read_standing(world_.cell(rank_));
+  const auto* const bytes = reinterpret_cast<const unsigned char*>(&frame);
+  link.out.insert(link.out.end(), bytes, bytes + sizeof frame);
+  flush(link);
+}
+
+void Control::flush(Link& link) {
+  if (link.out.empty()) return;
+  const ssize_t sent = send(link.fd, link.out.data(), link.out.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (sent > 0) link.out.erase(link.out.begin(), link.out.begin() + sent);
+  // A connection that is gone tells so when it is read from, behind what its peer had said before.
+  if (sent < 0 && errno != EAGAIN && errno != EINTR) link.out.clear();
+}
+
+void Control::read_from(int peer) {
+  Link& link = links_[static_cast<size_t>(peer)];
+  for (;;) {
+    auto* const bytes = reinterpret_cast<unsigned char*>(&link.in);
+    const ssize_t got = recv(link.fd, bytes + link.have, sizeof link.in - link.have, MSG_DONTWAIT);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (got <= 0) {
+      link.ended = true;
+      return lost(peer, world_.has_mates(peer) ? kMatesGrace : 0);
+    }
+    link.have += static_cast<size_t>(got);
+    if (link.have < sizeof link.in) continue;
+    link.have = 0;
+    handle(peer, link.in);
+  }
+}
+
+void Control::handle(int peer, const Frame& frame) {
+  RankCell& cell = world_.cell(peer);
+  write_standing(cell, frame.standing);
+  Link& link = links_[static_cast<size_t>(peer)];
+  if (frame.kind == Kind::kAsk) send_to(peer, Kind::kAnswer);
+  if (frame.kind == Kind::kAnswer) answered(link);
+  if (frame.kind == Kind::kAbort) world_.abort_with(frame.fault);
+  if (frame.kind != Kind::kLeft) return;
+  answered(link);
+  link.lost_at = INT64_MAX;  // what follows is the connection's end
+  cell.left.store(1, std::memory_order_seq_cst);
+}
+
+// Its loss is reported after `grace`, unless a goodbye or a better explanation comes first.
+void Control::lost(int peer, Nanoseconds grace) {
+  Link& link = links_[static_cast<size_t>(peer)];
+  if (link.ended) answered(link);
+  const Nanoseconds when = now_ns() + grace;
+  if (link.lost_at == 0 || when < link.lost_at)
+    link.lost_at = world_.cell(peer).left.load(std::memory_order_acquire) != 0 ? INT64_MAX : when;
+}
+
+void Control::answered(Link& link) {
+  if (!link.asked) return;
+  link.asked = false;
+  if (--due_ == 0) answers_came_.notify_all();
+}
+
+}  // namespace unisono

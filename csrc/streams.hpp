@@ -1,0 +1,58 @@
+// Byte streams between this rank and every other: a ring in shared memory on one host, a connection
+// between hosts. Nothing here waits. Guarded by the lock of the channels, but for wake, sleep and busy.
+#pragma once
+
+#include <atomic>
+#include <vector>
+
+#include "waiting.hpp"
+
+namespace unisono {
+
+class Streams final : public Sockets {
+ public:
+  // sockets[rank]: connected, or -1; empty when all ranks are on one host. Takes them over.
+  Streams(World& world, int rank, std::vector<int> sockets, Control* control);
+  ~Streams() override;
+
+  // Makes sure that writing to `peer` will not lack memory; false when it does.
+  bool open(int peer);
+  // How much of `nbytes` was taken or came, possibly nothing. `more`: what follows belongs to it.
+  size_t write(int peer, const void* data, size_t nbytes, bool more);
+  size_t read(int peer, void* data, size_t nbytes);
+  // Asks the kernel which connections have something to read or room.
+  void look();
+  // Wakes other threads of this rank that sleep here.
+  void wake();
+  // Nothing more will be written.
+  void finish();
+  void close_copies();  // see Control
+
+  void flush() override {}  // whoever waits here moves all bytes itself
+  bool busy() const override { return true; }
+  void sleep(int awaited, Nanoseconds slice) override;
+  bool ended(int peer) const override { return far_[static_cast<size_t>(peer)].ended; }
+
+ private:
+  // A connection. What `readable` and `writable` promise may turn out to be false.
+  struct Far {
+    int fd = -1;
+    bool readable = true, writable = true;
+    bool watched = false;  // for room to write
+    std::atomic<bool> ended{false};
+  };
+  size_t write_far(Far& far, int peer, const void* data, size_t nbytes, bool more);
+  size_t read_far(Far& far, int peer, void* data, size_t nbytes);
+  void watch(int peer, bool for_room);
+  void broke(Far& far, int peer);
+
+  World& world_;
+  const int rank_;
+  Control* const control_;
+  std::vector<bool> backed_;
+  std::vector<Far> far_;  // empty when all ranks are on one host
+  int poll_ = -1, wake_ = -1;
+  std::atomic<int> sleepers_{0};
+};
+
+}  // namespace unisono

@@ -1,0 +1,75 @@
+// The ranks of a group as one of them sees them: those on its host in the memory they share, the others
+// in cells of its own, which hold what they have told of themselves.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "region.hpp"
+
+namespace unisono {
+
+class World {
+ public:
+  // places[rank]: the number of that rank in `region`, or -1 when it is on another host. hosts[rank]: a
+  // number that two ranks share when their host is one. pids[rank]: of those on other hosts.
+  World(std::shared_ptr<Region> region, std::vector<int> places, std::vector<int> hosts,
+        const std::vector<int>& pids);
+  ~World();
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+
+  int ranks() const { return static_cast<int>(cells_.size()); }
+  bool near(int rank) const { return places_[static_cast<size_t>(rank)] >= 0; }
+  bool spans_hosts() const { return far_ != nullptr; }
+  // Whether `rank` shares its host with another rank.
+  bool has_mates(int rank) const;
+  // Whether any two ranks of the group share a host.
+  bool shares_memory() const;
+  int place(int rank) const { return places_[static_cast<size_t>(rank)]; }
+  RankCell& cell(int rank) { return *cells_[static_cast<size_t>(rank)]; }
+  AbortCell& abort() { return region_->abort(); }
+  Region& region() { return *region_; }
+
+  // Writes the abort cell, unless somebody has, and wakes all ranks of this host.
+  void abort_with(const Fault& fault);
+  // Wakes whoever sleeps on this host.
+  void ring_all();
+  // Readable when the abort cell was written by this process; -1 when there are no other hosts.
+  int alarm() const { return alarm_; }
+  void sound_alarm();
+
+ private:
+  const std::shared_ptr<Region> region_;
+  const std::vector<int> places_, hosts_;
+  std::unique_ptr<RankCell[]> far_;
+  std::vector<RankCell*> cells_;
+  int alarm_ = -1;
+};
+
+// Wakes whoever sleeps on the bell of a rank of this host. Call after the store that makes its condition
+// true; both that store and the sleeper's are sequentially consistent, so that one sees the other.
+void ring_slowly(Bell& bell);
+inline void ring(Bell& bell) {
+  if (bell.sleepers.load(std::memory_order_seq_cst) != 0) ring_slowly(bell);
+}
+
+// What a rank tells of itself: where it stands, and its newest operations.
+struct Standing {
+  uint64_t started, finished;
+  CallRecord history[kHistory];
+  uint32_t remarked;  // whether it has said the following
+  uint64_t remark_seq;
+  char remark[kRemarkBytes];
+};
+Standing read_standing(RankCell& cell);
+// Takes over what another rank told, unless more is known already.
+void write_standing(RankCell& cell, const Standing& standing);
+void write_record(RankCell& cell, const CallRecord& record);
+// Only the first remark counts; whether this is it.
+bool write_remark(RankCell& cell, uint64_t seq, std::string_view text);
+CallRecord read_record(const RankCell& cell, uint64_t seq);
+
+}  // namespace unisono

@@ -1,0 +1,186 @@
+"""Brings the ranks of one host to the memory they share.
+
+The first of them makes a nameless memfd, listens on an abstract Unix socket and puts the socket's name into
+the store. The others connect, say who they are, and get the descriptor once all have come.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import struct
+import time
+
+import msgspec
+
+from unisono import _native
+from unisono.errors import RendezvousError, StoreTimeout, message
+from unisono.store import Store
+
+__all__ = ["share_memory"]
+
+_PEER_CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
+
+
+class _Invitation(msgspec.Struct):
+    """Where the first rank listens, and what it made."""
+
+    address: bytes
+    staging_bytes: int
+
+
+class _Introduction(msgspec.Struct):
+    rank: int
+
+
+def share_memory(
+    store: Store, rank: int, mates: list[int], *, deadline: float, staging_bytes: int
+) -> _native.Region:
+    """The memory of the ranks `mates` (this one among them), mapped by all of them.
+
+    Raises:
+        RendezvousError: one of them did not come in time, or cannot map it.
+    """
+    if len(mates) == 1:
+        return _native.Region(-1, 1, staging_bytes, True)
+    if rank == mates[0]:
+        return _invite(store, mates, deadline, staging_bytes)
+    return _join(store, rank, mates, deadline)
+
+
+def _key(mates: list[int]) -> str:
+    return f"memory/{mates[0]}"
+
+
+# ---- the first rank ------------------------------------------------------------------------------------
+
+
+def _invite(store: Store, mates: list[int], deadline: float, staging_bytes: int) -> _native.Region:
+    memory = os.memfd_create("unisono", os.MFD_CLOEXEC)
+    try:
+        region = _native.Region(os.dup(memory), len(mates), staging_bytes, True)
+        address = b"\0unisono-" + secrets.token_hex(16).encode()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(address)
+            listener.listen(len(mates) + 128)  # strangers may knock; they must not fill the queue
+            store.set(_key(mates), msgspec.msgpack.encode(_Invitation(address, staging_bytes)))
+            _hand_out(listener, memory, mates, deadline)
+            return region
+    finally:
+        os.close(memory)
+
+
+def _hand_out(listener: socket.socket, memory: int, mates: list[int], deadline: float) -> None:
+    guests: dict[int, socket.socket] = {}
+    try:
+        while len(guests) < len(mates) - 1:
+            guest, introduced = _receive(listener, mates, deadline, guests)
+            if introduced in guests:
+                guests[introduced].close()
+            guests[introduced] = guest
+        for guest in guests.values():
+            socket.send_fds(guest, [b"\0"], [memory])
+        for guest in guests.values():  # leave only when all have it: the last byte is their goodbye
+            guest.settimeout(_remaining(deadline))
+            if guest.recv(1) != b"\0":
+                raise ConnectionResetError("it could not map the memory")
+    except OSError as error:
+        raise RendezvousError(f"a rank went away while the group was being made: {error}") from error
+    finally:
+        for guest in guests.values():
+            guest.close()
+
+
+def _receive(
+    listener: socket.socket, mates: list[int], deadline: float, known: dict[int, socket.socket]
+) -> tuple[socket.socket, int]:
+    """The next rank that comes. Strangers (other users, garbage) are turned away."""
+    while True:
+        listener.settimeout(_remaining(deadline))
+        try:
+            guest, _ = listener.accept()
+        except TimeoutError:
+            raise RendezvousError(_missing(mates, known)) from None
+        guest.settimeout(min(2.0, _remaining(deadline)))
+        try:
+            if _same_user(guest):  # asked before a single byte is waited for
+                introduction = msgspec.msgpack.decode(guest.recv(256), type=_Introduction)
+                if introduction.rank in mates[1:]:
+                    return guest, introduction.rank
+        except (OSError, msgspec.DecodeError):
+            pass
+        guest.close()
+
+
+def _same_user(peer: socket.socket) -> bool:
+    """Whether the other end of a Unix socket is a process of this user."""
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+    return bool(_PEER_CREDENTIALS.unpack(credentials)[1] == os.getuid())
+
+
+def _missing(mates: list[int], known: dict[int, socket.socket]) -> str:
+    missing = ", ".join(str(rank) for rank in mates[1:] if rank not in known)
+    return message(
+        f"rank {missing} did not come to the group's shared memory",
+        observed=f"{len(known) + 1} of {len(mates)} ranks",
+        expected="all",
+        remedy="Look at that rank's output, or raise timeout=.",
+    )
+
+
+# ---- the other ranks -----------------------------------------------------------------------------------
+
+
+def _join(store: Store, rank: int, mates: list[int], deadline: float) -> _native.Region:
+    first = mates[0]
+    try:
+        invitation = msgspec.msgpack.decode(store.get(_key(mates), _remaining(deadline)), type=_Invitation)
+    except StoreTimeout as error:
+        raise RendezvousError(f"rank {first} did not offer its shared memory in time: {error}") from error
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as host:
+        host.settimeout(_remaining(deadline))
+        try:
+            _connect(host, invitation.address, deadline)
+            host.sendall(msgspec.msgpack.encode(_Introduction(rank)))
+            _, descriptors, _, _ = socket.recv_fds(host, 1, 1, socket.MSG_CMSG_CLOEXEC)
+        except TimeoutError as error:
+            text = f"rank {rank} waited for the group's shared memory, but not all ranks came to it in time"
+            raise RendezvousError(text) from error
+        except OSError as error:
+            raise RendezvousError(_unreachable(rank, first, error)) from error
+        if not descriptors:
+            text = f"rank {first} gave up while the group was being made; its own error tells why"
+            raise RendezvousError(text)
+        region = _native.Region(descriptors[0], len(mates), invitation.staging_bytes, False)
+        try:
+            host.sendall(b"\0")
+        except OSError as error:
+            raise RendezvousError(_unreachable(rank, first, error)) from error
+        return region
+
+
+def _connect(host: socket.socket, address: bytes, deadline: float) -> None:
+    """Connect to the first rank, which must be a process of this user."""
+    while True:
+        try:
+            host.connect(address)
+            break
+        except BlockingIOError:  # its queue is full at the moment
+            if time.monotonic() >= deadline:
+                raise TimeoutError("the queue stayed full") from None
+            time.sleep(0.01)
+    if not _same_user(host):
+        raise PermissionError("the process that offers it belongs to another user")
+
+
+def _unreachable(rank: int, first: int, error: OSError) -> str:
+    return message(
+        f"rank {rank} cannot map the memory of rank {first}, though both are on one host",
+        observed=str(error),
+        remedy="Set UNISONO_RANKS_PER_HOST=1 if something here forbids passing descriptors.",
+    )
+
+
+def _remaining(deadline: float) -> float:
+    return max(deadline - time.monotonic(), 0.001)

@@ -1,0 +1,150 @@
+"""Who the ranks of a group are, and which of them share a host.
+
+Every rank puts its card into the store; the first gathers them and publishes the roster, which all read.
+Two ranks are on one host when they can map the same memory: when they run under one kernel and in one network
+and one process namespace, the roads by which a descriptor is passed and a death is seen, as one user. Mapping
+it then proves it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+
+import msgspec
+
+from unisono.errors import RendezvousError, StoreTimeout, message
+from unisono.store import Store
+
+__all__ = ["Card", "Roster", "born", "gather", "meet", "write_card"]
+
+_NONCE_BYTES = 32
+
+
+class Card(msgspec.Struct, frozen=True, array_like=True):
+    """A rank as the others see it.
+
+    Attributes:
+        born: start time of the process in clock ticks, so that a reused pid is recognised.
+        name: of its host.  network: equal where loopback leads from one rank to the other.
+        home: equal for ranks that share memory.
+    """
+
+    rank: int
+    pid: int
+    born: int
+    name: str
+    kernel: str
+    network: str
+    home: str
+
+
+class Roster(msgspec.Struct, frozen=True, array_like=True):
+    """All cards by rank, and what all must agree on.
+
+    Attributes:
+        nonce: a number used once that tells members of the group from strangers.
+        staging_bytes: staging memory per rank, as rank 0 has it.
+    """
+
+    cards: list[Card]
+    nonce: bytes
+    staging_bytes: int
+
+    def mates(self, rank: int) -> list[int]:
+        """The ranks of the host of `rank`, itself included, in order."""
+        return [card.rank for card in self.cards if card.home == self.cards[rank].home]
+
+    def on_one_host(self) -> bool:
+        """Whether all ranks share memory."""
+        return len({card.home for card in self.cards}) == 1
+
+    def in_one_network(self) -> bool:
+        """Whether loopback leads from every rank to every other."""
+        return len({card.network for card in self.cards}) == 1
+
+    def neighbours(self, rank: int) -> int:
+        """How many ranks run under the kernel of `rank`, itself included."""
+        return sum(card.kernel == self.cards[rank].kernel for card in self.cards)
+
+    def names(self) -> tuple[str, ...]:
+        """The name of every rank's host; hosts of one name are told apart by a number."""
+        seen: dict[str, list[str]] = {}
+        names = []
+        for card in self.cards:
+            homes = seen.setdefault(card.name, [])
+            if card.home not in homes:
+                homes.append(card.home)
+            number = homes.index(card.home)
+            names.append(card.name if number == 0 else f"{card.name}#{number + 1}")
+        return tuple(names)
+
+
+def write_card(rank: int, ranks_per_host: int) -> Card:
+    """This process's card. At most `ranks_per_host` successive ranks share memory; 0: as many as can."""
+    kernel = _kernel()
+    network = f"{kernel} {os.stat('/proc/self/ns/net').st_ino}"
+    home = f"{network} {os.stat('/proc/self/ns/pid').st_ino} {os.getuid()}"
+    if ranks_per_host:
+        home += f" {rank // ranks_per_host}"
+    return Card(rank, os.getpid(), born(os.getpid()), os.uname().nodename, kernel, network, home)
+
+
+def _kernel() -> str:
+    """What tells this running kernel from every other."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return os.uname().nodename
+
+
+def born(pid: int) -> int:
+    """When a process was started, in clock ticks since the kernel was."""
+    with open(f"/proc/{pid}/stat", "rb") as stat:
+        return int(stat.read().rpartition(b")")[2].split()[19])
+
+
+def meet(store: Store, card: Card, size: int, deadline: float, staging_bytes: int) -> Roster:
+    """Show the own card, and read everybody's.
+
+    Raises:
+        RendezvousError: somebody's did not come in time.
+    """
+    cards = gather(store, "card", card.rank, size, msgspec.msgpack.encode(card), deadline)
+    if card.rank == 0:
+        decoded = [msgspec.msgpack.decode(each, type=Card) for each in cards]
+        roster = Roster(decoded, secrets.token_bytes(_NONCE_BYTES), staging_bytes)
+        store.set("roster", msgspec.msgpack.encode(roster))
+        return roster
+    try:
+        return msgspec.msgpack.decode(store.get("roster", _left(deadline)), type=Roster)
+    except StoreTimeout as error:
+        raise RendezvousError(f"rank 0 did not publish who is in the group: {error}") from error
+
+
+def gather(store: Store, what: str, rank: int, size: int, mine: bytes, deadline: float) -> list[bytes]:
+    """Put `mine` into the store; on rank 0, everybody's by rank."""
+    if rank:
+        store.set(f"{what}/{rank}", mine)
+        return []
+    found = [mine]
+    for other in range(1, size):
+        try:
+            found.append(store.get(f"{what}/{other}", _left(deadline)))
+        except StoreTimeout as error:
+            missing = [each for each in range(1, size) if not store.check([f"{what}/{each}"])]
+            raise RendezvousError(
+                message(
+                    f"rank {', '.join(map(str, missing or [other]))} did not come to the group",
+                    observed=f"{size - len(missing)} of {size} ranks",
+                    expected="all",
+                    remedy="Look at that rank's output, or raise timeout=.",
+                )
+            ) from error
+    return found
+
+
+def _left(deadline: float) -> float:
+    return max(deadline - time.monotonic(), 0.001)

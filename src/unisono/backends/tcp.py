@@ -1,0 +1,356 @@
+"""Connects every rank with those on other hosts.
+
+Each rank listens on one port and publishes it in the store; of two ranks the lower connects to the higher,
+once for each kind of connection. Both show that they know a secret of this group before a byte is believed.
+When all ranks have all their connections nobody listens any more: a group at work cannot be reached by
+strangers.
+
+Kinds: `control` (who is where, who left or died; the engine reads it at all times), `data` (collectives),
+`messages` (point to point). A connection that is full says nothing of its peer, so only `control` carries the
+timeouts by which a vanished host is noticed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn
+
+import msgspec
+
+from unisono.backends.roster import Roster, gather
+from unisono.errors import AuthenticationError, RendezvousError, StoreTimeout, message
+from unisono.secure import handshake
+from unisono.store import Store
+
+__all__ = ["KINDS", "Sockets", "connect_hosts"]
+
+KINDS = ("control", "data", "messages")
+STRANGER_S = 2.0  # all the time a stranger gets
+GUESTS = 16  # connections looked at at once
+DIAL_S = 20.0  # until a connection is given up that nobody answers
+POLL_S = 0.2
+WELCOME = b"\1"
+NOWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}  # addresses that lead nowhere
+
+
+class Sockets:
+    """The connections of one rank, by kind and peer."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._lock = threading.Lock()
+        self._held: dict[tuple[str, int], socket.socket] = {}
+
+    def put(self, kind: str, peer: int, sock: socket.socket) -> None:
+        """Keep a connection; one that comes twice replaces the first."""
+        with self._lock:
+            former = self._held.pop((kind, peer), None)
+            self._held[kind, peer] = sock
+        if former is not None:
+            former.close()
+
+    def missing(self, peers: list[int]) -> list[int]:
+        """Those of `peers` that are not connected in every kind."""
+        with self._lock:
+            return [peer for peer in peers if any((kind, peer) not in self._held for kind in KINDS)]
+
+    def detach(self, kind: str) -> list[int]:
+        """Descriptors by rank, -1 where there is none; they are the caller's from now on."""
+        with self._lock:
+            found = [self._held.pop((kind, peer), None) for peer in range(self._size)]
+        return [-1 if sock is None else sock.detach() for sock in found]
+
+    def close(self) -> None:
+        """Close what has not been detached."""
+        with self._lock:
+            held, self._held = self._held, {}
+        for sock in held.values():
+            sock.close()
+
+
+class Endpoint(msgspec.Struct, frozen=True, array_like=True):
+    """Where a rank listens."""
+
+    host: str
+    port: int
+
+
+def connect_hosts(
+    store: Store,
+    roster: Roster,
+    rank: int,
+    *,
+    deadline: float,
+    master: str | None,
+    peer_timeout_s: float,
+    buffer_bytes: int = 0,
+    token: bytes = b"",
+) -> Sockets:
+    """The connections of `rank` to all ranks on other hosts.
+
+    Args:
+        master: name or address of the host that everybody reaches; tells which interface to use.
+        peer_timeout_s: seconds after which a host that does not answer counts as lost.
+        buffer_bytes: of the kernel's buffers; 0: as the kernel sees fit.
+        token: the job's, empty when it has none.
+    Raises:
+        RendezvousError: two ranks cannot reach each other; all ranks raise it, naming the two.
+    """
+    return _Connector(store, roster, rank, deadline, master, peer_timeout_s, buffer_bytes, token).connect()
+
+
+class _Connector:
+    def __init__(
+        self,
+        store: Store,
+        roster: Roster,
+        rank: int,
+        deadline: float,
+        master: str | None,
+        peer_timeout_s: float,
+        buffer_bytes: int,
+        token: bytes,
+    ) -> None:
+        self._store = store
+        self._roster = roster
+        self._rank = rank
+        self._size = len(roster.cards)
+        self._deadline = deadline
+        self._master = master
+        self._peer_timeout_s = peer_timeout_s
+        self._buffer_bytes = buffer_bytes
+        self._secret = token + roster.nonce  # without a token: what only the store's clients know
+        self._sockets = Sockets(self._size)
+        mates = roster.mates(rank)
+        far = [card.rank for card in roster.cards if card.rank not in mates]
+        self._lower = [peer for peer in far if peer < rank]
+        self._higher = [peer for peer in far if peer > rank]
+        self._stopped = threading.Event()
+
+    def connect(self) -> Sockets:
+        """Listen, tell where, connect and be connected, and wait until all ranks have done so."""
+        accepting: threading.Thread | None = None
+        try:
+            with self._listen() as listener:
+                endpoints = self._exchange(Endpoint(*listener.getsockname()[:2]))
+                accepting = threading.Thread(target=self._accept, args=[listener], daemon=True)
+                accepting.start()
+                try:
+                    self._dial_all(endpoints)
+                    self._await_lower()
+                    self._await_everybody()
+                finally:
+                    self._stopped.set()
+                    accepting.join()
+        except BaseException:
+            self._sockets.close()
+            raise
+        return self._sockets
+
+    # -- where to listen
+
+    def _listen(self) -> socket.socket:
+        host = "127.0.0.1" if self._roster.in_one_network() else local_address(self._master)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.bind((host, 0))
+            listener.listen(3 * len(self._lower) + 128)
+            return listener
+        except OSError as error:
+            listener.close()
+            self._fail(f"rank {self._rank} cannot listen at {host}: {error}")
+
+    def _exchange(self, mine: Endpoint) -> list[Endpoint]:
+        """Everybody's endpoint."""
+        told = msgspec.msgpack.encode(mine)
+        found = gather(self._store, "endpoint", self._rank, self._size, told, self._deadline)
+        if self._rank == 0:
+            endpoints = [msgspec.msgpack.decode(each, type=Endpoint) for each in found]
+            self._refuse_loopback(endpoints)
+            self._store.set("endpoints", msgspec.msgpack.encode(endpoints))
+            return endpoints
+        return msgspec.msgpack.decode(self._await("endpoints"), type=list[Endpoint])
+
+    def _refuse_loopback(self, endpoints: list[Endpoint]) -> None:
+        """A loopback address means another host on every host."""
+        if self._roster.in_one_network():
+            return
+        for rank, endpoint in enumerate(endpoints):
+            if endpoint.host.startswith("127.") or endpoint.host == "::1":
+                self._fail(
+                    message(
+                        f"rank {rank} (host {self._roster.cards[rank].name}) can only be reached at "
+                        f"{endpoint.host}, which no other host can use",
+                        remedy="Give MASTER_ADDR as an address of the network that joins the hosts, not as "
+                        "localhost or a name that means it.",
+                    )
+                )
+
+    # -- connecting to higher ranks
+
+    def _dial_all(self, endpoints: list[Endpoint]) -> None:
+        jobs = [(peer, kind) for peer in self._higher for kind in KINDS]
+        if not jobs:
+            return
+        with ThreadPoolExecutor(min(8, len(jobs))) as pool:
+            for result in [pool.submit(self._dial, *job, endpoints[job[0]]) for job in jobs]:
+                result.result()
+
+    def _dial(self, peer: int, kind: str, endpoint: Endpoint) -> None:
+        """Connect, until the other side has said that it took the connection in.
+
+        One that is busy for long may take this rank for a stranger who says nothing: then once more.
+        """
+        while True:
+            try:
+                sock = socket.create_connection((endpoint.host, endpoint.port), min(self._left(), DIAL_S))
+            except OSError as error:
+                self._unreachable(peer, endpoint, str(error))
+            try:
+                self._introduce(sock, peer, kind)
+                self._sockets.put(kind, peer, sock)
+                return
+            except (OSError, AuthenticationError) as error:
+                sock.close()
+                if time.monotonic() >= self._deadline:
+                    self._unreachable(peer, endpoint, str(error))
+            self._raise_if_failed()
+            time.sleep(POLL_S)
+
+    def _introduce(self, sock: socket.socket, peer: int, kind: str) -> None:
+        handshake(
+            sock,
+            self._secret,
+            role="connect",
+            me=f"{kind} of rank {self._rank}",
+            expect=f"rank {peer}",
+            job="data",
+            deadline_s=min(self._left(), DIAL_S),
+        )
+        if sock.recv(1) != WELCOME:
+            raise ConnectionResetError("it closed the connection")
+        self._prepare(sock, kind)
+
+    def _unreachable(self, peer: int, endpoint: Endpoint, why: str) -> NoReturn:
+        here = "the route to it"
+        with contextlib.suppress(OSError):
+            here = f"the interface of {local_address(endpoint.host)}"
+        self._fail(
+            message(
+                f"rank {self._rank} (host {self._roster.cards[self._rank].name}) cannot reach rank {peer} "
+                f"(host {self._roster.cards[peer].name}) at {endpoint.host}:{endpoint.port} through {here}",
+                observed=why,
+                remedy="Check firewalls and routes between these hosts.",
+            )
+        )
+
+    # -- being connected to by lower ranks
+
+    def _accept(self, listener: socket.socket) -> None:
+        listener.settimeout(POLL_S)
+        with ThreadPoolExecutor(GUESTS) as pool:
+            while not self._stopped.is_set():
+                with contextlib.suppress(TimeoutError, OSError):
+                    guest, _ = listener.accept()
+                    pool.submit(self._receive, guest)
+
+    def _receive(self, guest: socket.socket) -> None:
+        """Take in a guest who turns out to be a lower rank; strangers are turned away."""
+        try:
+            name = handshake(
+                guest,
+                self._secret,
+                role="accept",
+                me=f"rank {self._rank}",
+                expect=None,
+                job="data",
+                deadline_s=STRANGER_S,
+            )
+            kind, _, text = name.partition(" of rank ")
+            peer = int(text) if text.isdecimal() else -1
+            if kind not in KINDS or peer not in self._lower:
+                raise AuthenticationError(f"{name!r} has no business here")
+            guest.sendall(WELCOME)
+            self._prepare(guest, kind)
+        except (OSError, AuthenticationError):
+            guest.close()
+            return
+        self._sockets.put(kind, peer, guest)
+
+    def _await_lower(self) -> None:
+        while missing := self._sockets.missing(self._lower):
+            self._raise_if_failed()
+            if time.monotonic() >= self._deadline:
+                names = ", ".join(map(str, missing))
+                self._fail(
+                    message(
+                        f"rank {names} did not connect to rank {self._rank} "
+                        f"(host {self._roster.cards[self._rank].name}) in time",
+                        remedy="Look at its output, or raise timeout=.",
+                    )
+                )
+            time.sleep(0.002)
+
+    # -- all together
+
+    def _await_everybody(self) -> None:
+        if self._store.add("connected", 1) == self._size:
+            self._store.set("all connected", b"")
+        self._await("all connected")
+
+    def _await(self, key: str) -> bytes:
+        """The value of a key, unless somebody fails first."""
+        while True:
+            try:
+                return self._store.get(key, min(POLL_S, self._left()))
+            except StoreTimeout as error:
+                self._raise_if_failed()
+                if time.monotonic() >= self._deadline:
+                    text = f"not all ranks were connected in time: {error}"
+                    raise RendezvousError(text) from error
+
+    def _raise_if_failed(self) -> None:
+        failed = self._store.peek("failed")
+        if failed is not None:
+            raise RendezvousError(failed.decode())
+
+    def _fail(self, text: str) -> NoReturn:
+        """Tell everybody, and raise what the first one said."""
+        raise RendezvousError(self._store.compare_set("failed", b"", text).decode())
+
+    def _prepare(self, sock: socket.socket, kind: str) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            if self._buffer_bytes:
+                sock.setsockopt(socket.SOL_SOCKET, option, self._buffer_bytes)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        seconds = max(1, round(self._peer_timeout_s))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, seconds // 4))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, seconds // 8))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 8)
+        if kind == "control":
+            milliseconds = max(1, round(1000 * self._peer_timeout_s))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+
+    def _left(self) -> float:
+        return max(self._deadline - time.monotonic(), 0.001)
+
+
+def local_address(master: str | None) -> str:
+    """The address of this host on the way to `master`; None: to anywhere.
+
+    Connecting a datagram socket only looks the route up: nothing is sent.
+    """
+    family, target = socket.AF_INET, NOWHERE[socket.AF_INET]
+    if master is not None:
+        found = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+        family, target = socket.AddressFamily(found[0]), str(found[4][0])
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((target, 9))
+        return str(probe.getsockname()[0])

@@ -1,0 +1,130 @@
+"""Connections between hosts: strangers at the door, ranks that cannot be reached, forks, and who is lost."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+import ranks
+import unisono as un
+from unisono.backends.native import EngineSettings, open_engine
+from unisono.backends.roster import meet, write_card
+from unisono.backends.tcp import connect_hosts
+from unisono.group import Group
+from unisono.store import HashStore
+
+
+class Meddler(HashStore):
+    """A store that does something when a key is set, before anybody can read it."""
+
+    def __init__(self, key: str, meddle: Any) -> None:
+        super().__init__(20.0)
+        self._key, self._meddle = key, meddle
+
+    def set(self, key: str, value: Any, timeout_s: float | None = None) -> None:
+        super().set(key, self._meddle(value) if key == self._key else value, timeout_s)
+
+
+def open_two(store: HashStore, **options: Any) -> list[Any]:
+    """Two ranks on two hosts: their groups, or the errors."""
+    settings = EngineSettings(1 << 20, -1.0, -1, ranks_per_host=1, **options)
+
+    def opened(rank: int) -> Any:
+        try:
+            engine, hosts = open_engine(store, rank, 2, timeout_s=20, settings=settings)
+        except un.RendezvousError as error:
+            return error
+        return Group(engine, rank, 2, "test", 20.0, store, hosts=hosts)
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(opened, range(2)))
+
+
+def reduce_and_close(groups: list[Group]) -> None:
+    def work(group: Group) -> None:
+        group.all_reduce(x := np.ones(1000))
+        assert (x == 2).all()
+        group.close()
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(work, groups))
+
+
+def test_strangers_at_the_door_are_turned_away() -> None:
+    strangers: list[socket.socket] = []
+
+    def harass(value: bytes) -> bytes:
+        host, port = msgspec.msgpack.decode(value)
+        for greeting in (b"", b"GET / HTTP/1.0\r\n\r\n", os.urandom(4000), b"UNISONO\x01" + bytes(96)):
+            strangers.append(socket.create_connection((host, port), 5))
+            strangers[-1].sendall(greeting)
+        return value
+
+    groups = open_two(Meddler("endpoint/1", harass))
+    reduce_and_close(groups)
+    for stranger in strangers:
+        with stranger, pytest.raises(OSError):  # nobody listens any more
+            socket.create_connection(stranger.getpeername(), 1).close()
+
+
+def test_rank_that_cannot_be_reached_is_named_on_every_rank() -> None:
+    told = open_two(Meddler("endpoint/1", lambda value: msgspec.msgpack.encode(["127.0.0.1", 1])))
+    assert all(isinstance(one, un.RendezvousError) for one in told)
+    assert str(told[0]) == str(told[1])
+    assert "rank 0" in str(told[0])
+    assert "cannot reach rank 1" in str(told[0])
+    assert "127.0.0.1:1 through the interface of 127.0.0.1" in str(told[0])
+
+
+def test_loopback_between_hosts_is_refused() -> None:
+    store = HashStore(20.0)
+
+    def join(rank: int) -> str:
+        deadline = time.monotonic() + 20
+        roster = meet(store, write_card(rank, 1), 2, deadline, 1 << 20)
+        cards = [msgspec.structs.replace(card, network=f"network {card.rank}") for card in roster.cards]
+        roster = msgspec.structs.replace(roster, cards=cards)
+        with pytest.raises(un.RendezvousError) as caught:
+            connect_hosts(store, roster, rank, deadline=deadline, master="127.0.0.1", peer_timeout_s=10)
+        return str(caught.value)
+
+    with ThreadPoolExecutor(2) as pool:
+        told = list(pool.map(join, range(2)))
+    assert told[0] == told[1]
+    assert "can only be reached at 127.0.0.1, which no other host can use" in told[0]
+    assert "MASTER_ADDR" in told[0]
+
+
+def test_child_of_a_fork_does_not_hide_the_death_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNISONO_RANKS_PER_HOST", "1")
+    told = ranks.run(
+        2,
+        """
+if group.rank == 1:
+    child = os.fork()
+    if child == 0:
+        os.closerange(0, 3)
+        time.sleep(30)
+        os._exit(0)
+    group.send(np.array([child, os.getpid()]), 0)
+    os._exit(0)
+group.recv(pids := np.zeros(2, np.int64), 1)
+started = time.monotonic()
+try:
+    group.barrier()
+except un.PeerLost as error:
+    assert (error.rank, error.pid) == (1, pids[1]), error
+    print("told" if time.monotonic() - started < 10 else "late", error)
+os.kill(int(pids[0]), 9)
+""",
+    )
+    assert told[0].startswith("told")
+    assert "rank 1 (host " in told[0]
+    assert "died" in told[0]
