@@ -10,10 +10,6 @@ import runpy
 import sys
 from pathlib import Path
 
-import torch.distributed.fsdp
-import torch.distributed.pipelining
-import torch.distributed.tensor.parallel
-
 import unisono.torch  # noqa: F401
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
