@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 TORCH  := torch==2.13.0
 CSRC   := $(wildcard csrc/*.cpp csrc/*.hpp csrc/*.h)
-FORMATTED := $(wildcard src tests tools benchmarks)
+FORMATTED := $(wildcard src tests tools benchmarks examples)
 
 ARGS ?=
 peer = $(BIN)/python -m venv .venv-$(1) && .venv-$(1)/bin/python -m pip --disable-pip-version-check install -q mpi4py $(2)

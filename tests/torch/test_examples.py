@@ -1,0 +1,68 @@
+"""Every program in examples/: it asserts what it shows, here with few processes."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import suite
+from test_launch import free_ports
+
+EXAMPLES = suite.HERE.parents[1] / "examples"
+LINES = 60
+NOT_PROGRAMS = {"transformer.py"}
+# program, ranks, arguments; and a text that rank 0 or the last rank prints
+RUNS = [
+    ("ddp.py", 2, ["--epochs", "1"], "epoch 0: loss"),
+    ("data_parallel.py", 3, [], "from one process's"),
+    ("fsdp2.py", 3, [], "from one process's"),
+    ("tensor_parallel.py", 2, [], "from one process's"),
+    ("pipeline.py", 2, ["--schedule", "gpipe"], "from one process's"),
+    ("pipeline.py", 2, ["--schedule", "1f1b"], "from one process's"),
+    ("pipeline.py", 4, ["--schedule", "gpipe"], "from one process's"),
+    ("pipeline.py", 4, ["--schedule", "1f1b"], "from one process's"),
+    ("checkpoint.py", 2, ["checkpoint.pt"], "from one process's"),
+    ("sampler.py", 3, [], "epoch 2: rank 0 sees"),
+    ("metrics.py", 3, [], "on average"),
+    ("eigenvector.py", 3, [], "largest eigenvalue"),
+    ("heat.py", 3, [], "as one process computes them"),
+]
+
+
+def name_of(run: tuple[str, int, list[str], str]) -> str:
+    """Example: ("pipeline.py", 4, ["--schedule", "gpipe"], ...) -> "pipeline-4-gpipe"."""
+    program, size, arguments, _ = run
+    return "-".join([program.removesuffix(".py"), str(size), *arguments[1:]])
+
+
+@functools.cache
+def printed() -> dict[str, list[str]]:
+    """What the ranks of every run printed; all of them are forks of one Python."""
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = {}
+        for run in RUNS:
+            program, size, arguments, _ = run
+            jobs[name_of(run)] = ("programs.example", size, [program, str(free_ports(1)), *arguments])
+        return suite.run(Path(folder), jobs, limit_s=60)
+
+
+@pytest.mark.parametrize("run", RUNS, ids=name_of)
+@pytest.mark.timeout(300)  # the first one waits for all of them
+def test_example(run: tuple[str, int, list[str], str]):
+    texts = printed()[name_of(run)]
+    for rank, text in enumerate(texts):
+        if "(ended with" in text or len(texts) != run[1]:
+            pytest.fail("\n".join(texts), pytrace=False)
+        if "one process's" in run[3] and "pipeline" not in run[0]:
+            assert run[3] in text, f"rank {rank} compared nothing"
+    assert run[3] in texts[0] + texts[-1]
+
+
+def test_every_example_is_run_and_short():
+    programs = {path.name for path in EXAMPLES.glob("*.py")} - NOT_PROGRAMS
+    assert programs == {run[0] for run in RUNS}
+    for program in programs:
+        assert len((EXAMPLES / program).read_text().splitlines()) < LINES, program
