@@ -20,6 +20,7 @@ import socket, sys, time
 family = socket.AF_INET6 if ":" in sys.argv[2] else socket.AF_INET
 if sys.argv[1] == "listen":
     with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # an earlier stream had the port
         listener.bind((sys.argv[2], 4000)); listener.listen(); print("ready", flush=True)
         sock, _ = listener.accept()
         left = int(sys.argv[3]); total = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -179,8 +180,9 @@ def test_mismatch_shows_both_calls() -> None:
                 group.all_reduce(np.ones(5, np.float32), un.MAX)
             else:
                 group.all_reduce(np.ones(4))
-        assert "rank 0  #1 all_reduce(float64[4], SUM, algorithm=one_shot)" in str(caught.value)
-        assert "rank 1  #1 all_reduce(float32[5], MAX, algorithm=one_shot)" in str(caught.value)
+        said = str(caught.value)  # the algorithm is another one between hosts
+        assert re.search(r"rank 0  #1 all_reduce\(float64\[4\], SUM, algorithm=\w+\)", said), said
+        assert re.search(r"rank 1  #1 all_reduce\(float32\[5\], MAX, algorithm=\w+\)", said), said
 
     ranks.threads(2, work)
 
