@@ -3,8 +3,7 @@
     unisono run -n 2 examples/overlap.py [STEPS]
 
 The same model is trained twice, in alternating steps: as DDP does it, and with a hook that waits for each
-bucket of gradients before backward goes on. Overlap hides waiting: for ranks that are slower, for a network.
-Ranks that have no core to spare for the all-reduces have less to hide.
+bucket of gradients. Overlap hides waiting: for slower ranks, for a network. No core to spare, less to hide.
 """
 
 from __future__ import annotations
@@ -48,11 +47,8 @@ def main() -> None:
     if dist.get_rank() == 0:
         ours, theirs = overlapped.seconds[WARMUP:], waiting.seconds[WARMUP:]
         ratio = median(a / b for a, b in zip(ours, theirs, strict=True))
-        print(f"overlapped\n{overlapped.timeline.draw()}\nwaiting for each bucket\n{waiting.timeline.draw()}")
-        print(
-            f"{1e3 * median(ours):.1f} and {1e3 * median(theirs):.1f} ms a step, ratio {ratio:.2f}",
-            flush=True,
-        )
+        print(f"overlapped\n{overlapped.timeline.draw()}\nwaiting for each\n{waiting.timeline.draw()}")
+        print(f"{1e3 * median(ours):.1f} and {1e3 * median(theirs):.1f} ms a step, ratio {ratio:.2f}")
     assert max(hidden) > 0  # in some step an all-reduce was complete while backward still computed
     dist.destroy_process_group()
 
