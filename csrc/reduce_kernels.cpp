@@ -211,15 +211,27 @@ inline Complex<Real> divided(Complex<Real> value, double divisor) {
 
 // ---- loops -----------------------------------------------------------------------------------------
 
+// A caller's buffer may begin at any address. (The compiler makes unaligned vector moves of these.)
+template <class T>
+inline T get(const T* from) {
+  T value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+template <class T>
+inline void put(T* to, T value) {
+  std::memcpy(to, &value, sizeof value);
+}
+
 constexpr size_t kTile = 512;  // accumulators of one tile stay in the first-level cache
 
 template <class T>
 void load_tile(typename Traits<T>::Acc* acc, const T* in, size_t n) {
-  for (size_t i = 0; i < n; ++i) acc[i] = Traits<T>::load(in[i]);
+  for (size_t i = 0; i < n; ++i) acc[i] = Traits<T>::load(get(in + i));
 }
 template <class T>
 void store_tile(T* out, const typename Traits<T>::Acc* acc, size_t n) {
-  for (size_t i = 0; i < n; ++i) out[i] = Traits<T>::store(acc[i]);
+  for (size_t i = 0; i < n; ++i) put(out + i, Traits<T>::store(acc[i]));
 }
 #ifdef __F16C__
 template <>
@@ -227,7 +239,7 @@ void load_tile<F16>(float* acc, const F16* in, size_t n) {
   size_t i = 0;
   for (; i + 8 <= n; i += 8)
     _mm256_storeu_ps(acc + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i))));
-  for (; i < n; ++i) acc[i] = load_f16(in[i].bits);
+  for (; i < n; ++i) acc[i] = load_f16(get(in + i).bits);
 }
 template <>
 void store_tile<F16>(F16* out, const float* acc, size_t n) {
@@ -235,7 +247,7 @@ void store_tile<F16>(F16* out, const float* acc, size_t n) {
   for (; i + 8 <= n; i += 8)
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i),
                      _mm256_cvtps_ph(_mm256_loadu_ps(acc + i), _MM_FROUND_TO_NEAREST_INT));
-  for (; i < n; ++i) out[i].bits = store_f16(acc[i]);
+  for (; i < n; ++i) put(out + i, F16{store_f16(acc[i])});
 }
 #endif
 
@@ -246,12 +258,13 @@ void reduce_flat(T* out, const T* a, const T* b, const T* c, size_t n) {
   if (c == nullptr) {
 #pragma GCC ivdep
     for (size_t i = 0; i < n; ++i)
-      out[i] = Traits<T>::store(Op::apply(Traits<T>::load(a[i]), Traits<T>::load(b[i])));
+      put(out + i, Traits<T>::store(Op::apply(Traits<T>::load(get(a + i)), Traits<T>::load(get(b + i)))));
   } else {
 #pragma GCC ivdep
     for (size_t i = 0; i < n; ++i)
-      out[i] = Traits<T>::store(
-          Op::apply(Op::apply(Traits<T>::load(a[i]), Traits<T>::load(b[i])), Traits<T>::load(c[i])));
+      put(out + i,
+          Traits<T>::store(Op::apply(Op::apply(Traits<T>::load(get(a + i)), Traits<T>::load(get(b + i))),
+                                     Traits<T>::load(get(c + i)))));
   }
 }
 
@@ -295,7 +308,8 @@ void scale(void* out, const void* in, size_t n, double factor) {
   T* const dst = static_cast<T*>(out);
   const T* const src = static_cast<const T*>(in);
   for (size_t i = 0; i < n; ++i)
-    dst[i] = Traits<T>::store(static_cast<Acc>(static_cast<Acc>(factor) * Traits<T>::load(src[i])));
+    put(dst + i,
+        Traits<T>::store(static_cast<Acc>(static_cast<Acc>(factor) * Traits<T>::load(get(src + i)))));
 }
 template <class Real>
 void scale_complex(void* out, const void* in, size_t n, double factor) {
