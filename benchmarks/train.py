@@ -4,8 +4,8 @@
     python benchmarks/train.py --ranks 2 --model 10M --batch 1 --context 32        less computing per byte
 
 Each backend has its own processes, which sit still while the other's work. They take turns, round by round,
-and who begins changes. A step is forward, backward and AdamW; its time is that of its slowest rank. A figure is
-the median over rounds of the round's median; a ratio is the median of the ratios within the rounds. Before
+and who begins changes. A step is forward, backward and AdamW; its time is that of its slowest rank. A figure
+is the median over rounds of the round's median; a ratio is the median of the ratios within the rounds. Before
 that both backends train a few steps from the same parameters, and their losses have to agree.
 """
 
