@@ -45,9 +45,9 @@ def main() -> None:
     saved_model, saved_optimizer = torch.load(path, map_location=device, weights_only=True)
     plain = transformer()
     plain.load_state_dict(saved_model)
-    model = DistributedDataParallel(plain.to(device))  # .to first: DDP keeps the parameters it is given
+    model = DistributedDataParallel(plain.to(device))  # .to first: DDP lays out its buckets for this device
     optimizer = optimizer_of(model)
-    optimizer.load_state_dict(saved_optimizer)  # without it AdamW begins again, with no averages
+    optimizer.load_state_dict(saved_optimizer)  # without it the momentum begins at zero again
     losses += train(model, optimizer, range(STEPS // 2, STEPS))
     assert_same_losses(losses)  # with those of a run that nothing interrupted
     dist.destroy_process_group()

@@ -13,7 +13,7 @@ from test_launch import free_ports
 
 EXAMPLES = suite.HERE.parents[1] / "examples"
 LINES = 60
-NOT_PROGRAMS = {"transformer.py"}
+SHARED = {"timeline.py", "transformer.py"}
 # program, ranks, arguments; and a text that rank 0 or the last rank prints
 RUNS = [
     ("ddp.py", 2, ["--epochs", "1"], "epoch 0: loss"),
@@ -25,6 +25,7 @@ RUNS = [
     ("pipeline.py", 4, ["--schedule", "gpipe"], "from one process's"),
     ("pipeline.py", 4, ["--schedule", "1f1b"], "from one process's"),
     ("checkpoint.py", 2, ["checkpoint.pt"], "from one process's"),
+    ("overlap.py", 2, [], "ms a step, ratio"),
     ("sampler.py", 3, [], "epoch 2: rank 0 sees"),
     ("metrics.py", 3, [], "on average"),
     ("eigenvector.py", 3, [], "largest eigenvalue"),
@@ -62,7 +63,7 @@ def test_example(run: tuple[str, int, list[str], str]):
 
 
 def test_every_example_is_run_and_short():
-    programs = {path.name for path in EXAMPLES.glob("*.py")} - NOT_PROGRAMS
+    programs = {path.name for path in EXAMPLES.glob("*.py")} - SHARED
     assert programs == {run[0] for run in RUNS}
     for program in programs:
         assert len((EXAMPLES / program).read_text().splitlines()) < LINES, program

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from unisono.bench.cases import OPERATIONS, Case
 from unisono.bench.side import BenchError, Side
 
-__all__ = ["Line", "Timing", "Unmeasurable", "calls_for", "measure_case"]
+__all__ = ["Line", "Timing", "Unmeasurable", "calls_for", "measure_case", "ratio"]
 
 MIN_CALLS = 5
 MAX_CALLS = 20_000
@@ -75,6 +75,11 @@ class Timing:
         }
 
 
+def ratio(own: Timing, peer: Timing) -> float:
+    """Median over rounds of the ratio within the round: below 1, `own` is faster."""
+    return median(ours / theirs for ours, theirs in zip(own.rounds, peer.rounds, strict=True))
+
+
 @dataclass(frozen=True)
 class Unmeasurable:
     """A peer that cannot do a case, and what it said."""
@@ -107,7 +112,7 @@ class Line:
 
     def ratio(self, peer: Timing) -> float:
         """Unisono's time over the peer's: below 1, Unisono is faster."""
-        return median(ours / theirs for ours, theirs in zip(self.own.rounds, peer.rounds, strict=True))
+        return ratio(self.own, peer)
 
     def best_ratio(self) -> float | None:
         """The ratio to the fastest peer that is a library; None without one."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from unisono.bench.cases import Buffers, Case
 from unisono.bench.contenders import Call, idle, partner_of
-from unisono.bench.worker import die_with, serve
+from unisono.bench.worker import Rank, die_with, serve
 
 __all__ = ["MpiContender", "main"]
 
@@ -97,7 +97,7 @@ def main() -> int:
     with Connection(channel.detach()) as controller:
         controller.send_bytes(json.dumps({"rank": contender.rank, "pid": os.getpid()}).encode())
         try:
-            serve(controller, lambda _: contender)
+            serve(controller, lambda _: Rank(contender.rank, contender))
         except (EOFError, ConnectionError):  # the command is gone
             contender.comm.Abort(1)
     return 0

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
@@ -42,11 +43,16 @@ def free_port() -> int:
 
 
 class Side:
-    """`size` workers that run contender `name`; see worker.py for the commands."""
+    """`size` workers that run contender `name`; see worker.py for the commands.
 
-    def __init__(self, name: str, size: int) -> None:
+    Args:
+        worker: what Python runs as a rank, before the arguments FD PARENT_PID.
+    """
+
+    def __init__(self, name: str, size: int, worker: Sequence[str] = ("-m", "unisono.bench.worker")) -> None:
         self.name = name
         self.size = size
+        self.worker = worker
         self.processes: list[subprocess.Popen[bytes]] = []
         self.connections: list[Connection] = []
         self.rank_pids: list[int] = []
@@ -120,7 +126,7 @@ class Side:
             self.connections.append(Connection(ours.detach()))
             self.processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "unisono.bench.worker", str(theirs.fileno()), str(os.getpid())],
+                    [sys.executable, *self.worker, str(theirs.fileno()), str(os.getpid())],
                     env=environ,
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,

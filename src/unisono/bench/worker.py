@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,13 +29,26 @@ __all__ = ["die_with", "main", "serve", "time_calls"]
 PR_SET_PDEATHSIG = 1
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run `worker.py FD PARENT_PID`."""
+class Served(Protocol):
+    """What the commands after "join" are for: a `Rank`, or what another benchmark measures."""
+
+    def obey(self, command: dict[str, Any]) -> tuple[dict[str, Any], NDArray[np.int64] | None]:
+        """Run one command; return the answer, and the samples of a block."""
+
+
+def joined(command: dict[str, Any]) -> Rank:
+    """The rank that a "join" asks for."""
+    contender = join(command["side"], command["rank"], command["size"], command["port"])
+    return Rank(command["rank"], contender)
+
+
+def main(argv: list[str] | None = None, begin: Callable[[dict[str, Any]], Served] = joined) -> int:
+    """Run `worker.py FD PARENT_PID`; `begin` makes of the command "join" what obeys the others."""
     descriptor, parent = (int(word) for word in (argv or sys.argv[1:]))
     die_with(parent)
     with Connection(descriptor) as controller:
         try:
-            serve(controller)
+            serve(controller, begin)
         except (EOFError, ConnectionError):  # the command is gone
             return 1
     return 0
@@ -49,21 +62,16 @@ def die_with(parent: int) -> None:
         raise SystemExit(1)
 
 
-def joined(command: dict[str, Any]) -> Contender:
-    """The contender that a "join" asks for."""
-    return join(command["side"], command["rank"], command["size"], command["port"])
-
-
-def serve(controller: Connection, make: Callable[[dict[str, Any]], Contender] = joined) -> None:
+def serve(controller: Connection, begin: Callable[[dict[str, Any]], Served] = joined) -> None:
     """Answer commands until "close"; an exception becomes an answer, the controller decides."""
-    rank: Rank | None = None
+    rank: Served | None = None
     while True:
         command = json.loads(controller.recv_bytes())
         answer: dict[str, Any] = {}
         samples: NDArray[np.int64] | None = None
         try:
             if command["do"] == "join":
-                rank = Rank(command, make)
+                rank = begin(command)
             elif rank is None:
                 raise ValueError(f"the first command must be 'join', got {command['do']!r}")
             else:
@@ -80,9 +88,9 @@ def serve(controller: Connection, make: Callable[[dict[str, Any]], Contender] = 
 class Rank:
     """A joined group, and the case that is bound at the moment."""
 
-    def __init__(self, command: dict[str, Any], make: Callable[[dict[str, Any]], Contender]) -> None:
-        self.rank: int = command["rank"]
-        self.contender: Contender = make(command)
+    def __init__(self, rank: int, contender: Contender) -> None:
+        self.rank = rank
+        self.contender = contender
         self.case: Case | None = None
         self.buffers = Buffers(None, None)
         self.call: Call = lambda: None
@@ -130,13 +138,7 @@ class Rank:
         if self.case is None:
             raise ValueError("nothing is bound")
         synchronizing = OPERATIONS[self.case.operation].synchronizing
-        line_up = None if synchronizing else self.contender.barrier
-        gc.collect()
-        gc.disable()
-        try:
-            return time_calls(self.call, calls, warmup, line_up)
-        finally:
-            gc.enable()
+        return time_calls(self.call, calls, warmup, None if synchronizing else self.contender.barrier)
 
 
 def time_calls(
@@ -147,7 +149,17 @@ def time_calls(
     Without `line_up` the samples are the gaps between successive returns, so together they are the
     whole block and nothing between two calls is lost. With it (operations that a rank may leave
     before the others have come) each call starts from an unmeasured barrier, so that no rank runs ahead.
+    Python's garbage collector runs before, not in between.
     """
+    gc.collect()
+    gc.disable()
+    try:
+        return _timed(call, calls, warmup, line_up)
+    finally:
+        gc.enable()
+
+
+def _timed(call: Call, calls: int, warmup: int, line_up: Callable[[], object] | None) -> NDArray[np.int64]:
     clock = time.perf_counter_ns
     for _ in range(warmup):
         call()

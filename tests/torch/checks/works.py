@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import mmap
+import sys
+import time
 from datetime import timedelta
 
+import pytest
 import torch
 import torch.distributed as dist
 
 from unisono.torch.work import DONE
+
+SEEN = mmap.mmap(-1, mmap.PAGESIZE)  # shared by the ranks, which are forks of one Python
 
 
 def check_work(rank, size):
@@ -121,3 +127,51 @@ def check_repr(rank, size):
     work.wait()
     assert "complete" in repr(work)
     assert repr(DONE) == "<Work: complete when it was made>"
+
+
+def check_a_wait_that_gives_up_can_be_repeated(rank, size):
+    x = torch.full((5,), float(rank))
+    if rank == 0:  # comes last, when all others have given up once
+        for other in range(1, size):
+            dist.recv(torch.empty(1), other)
+        dist.all_reduce(x)
+    else:
+        work = dist.all_reduce(x, async_op=True)
+        with pytest.raises(TimeoutError):
+            work.wait(timedelta(milliseconds=20))
+        assert not work.is_completed()
+        assert work.exception() is None
+        dist.send(torch.ones(1), 0)
+        assert work.wait(timedelta(seconds=20))
+    assert torch.equal(x, torch.full((5,), float(sum(range(size)))))
+
+
+def check_what_a_callback_raises_reaches_who_waits(rank, size):
+    def refuse(future):
+        raise ValueError("not today")
+
+    future = dist.all_reduce(torch.ones(5), async_op=True).get_future().then(refuse)
+    with pytest.raises(RuntimeError, match="not today"):
+        future.wait()
+    with pytest.raises(RuntimeError, match="not today"):
+        future.then(lambda future: future.value()).wait()
+    dist.all_reduce(torch.ones(5))  # the group is as good as before
+
+
+def check_works_go_on_while_python_is_busy(rank, size):
+    """No thread of rank 0 gets the GIL, and yet its part of what it has begun is done."""
+    works = [dist.all_reduce(torch.ones(1000), async_op=True) for _ in range(20)]
+    futures = [work.get_future() for work in works]
+    interval, deadline = sys.getswitchinterval(), time.monotonic() + 20
+    if rank == 0:
+        sys.setswitchinterval(100)
+        try:
+            while sum(SEEN[1:size]) < size - 1 and time.monotonic() < deadline:
+                pass
+        finally:
+            sys.setswitchinterval(interval)
+    for work in works:
+        work.wait()
+    SEEN[rank] = 1
+    assert rank or sum(SEEN[1:size]) == size - 1
+    torch.futures.wait_all(futures)

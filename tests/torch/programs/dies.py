@@ -5,6 +5,7 @@ Each function is one way to fail: `how(last, folder)`, where `last` says that th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import unisono.torch  # noqa: F401
+from unisono.errors import PeerLost
 
 
 def die() -> None:
@@ -37,7 +39,13 @@ def works(last: bool, folder: Path) -> None:
     dist.all_reduce(torch.ones(10), async_op=True).wait()
     if last:
         die()
-    dist.all_reduce(torch.ones(10), async_op=True).wait()
+    work = dist.all_reduce(torch.ones(10), async_op=True)
+    with contextlib.suppress(PeerLost):
+        work.wait()
+    assert work.is_completed()
+    assert not work.is_success()
+    assert isinstance(work.exception(), PeerLost)
+    work.wait()  # raises it again
 
 
 def unwaited(last: bool, folder: Path) -> None:

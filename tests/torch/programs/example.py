@@ -10,6 +10,10 @@ import runpy
 import sys
 from pathlib import Path
 
+import torch.distributed.fsdp
+import torch.distributed.pipelining
+import torch.distributed.tensor.parallel  # noqa: F401
+
 import unisono.torch  # noqa: F401
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"

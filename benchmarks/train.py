@@ -1,0 +1,172 @@
+"""Step time of training a small transformer, DDP and FSDP2, over Unisono and over Gloo in the same run.
+
+    python benchmarks/train.py --ranks 2 --model 10M
+    python benchmarks/train.py --ranks 2 --model 10M --batch 1 --context 32        less computing per byte
+
+Each backend has its own processes, which sit still while the other's work. They take turns, round by round,
+and who begins changes. A step is forward, backward and AdamW; its time is that of its slowest rank. A figure
+is the median over rounds of the round's median; a ratio is the median of the ratios within the rounds. Before
+that both backends train a few steps from the same parameters, and their losses have to agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.bench import worker
+from unisono.bench.measure import Timing, ratio
+from unisono.bench.noise import CpuMeter, ticks_of
+from unisono.bench.report import noise_line
+from unisono.bench.side import Side
+
+WAYS = ("ddp", "fsdp2")
+LAYERS, HEAD_WIDTH = 6, 32
+COMPARED_STEPS = 3
+TOLERANCE = 1e-4  # nats per byte, between backends; AVG and SUM-then-divide round differently
+UNITS = {"K": 1e3, "M": 1e6, "G": 1e9}
+
+
+def width_of(model: str) -> int:
+    """The width at which LAYERS blocks have about so many parameters, 12 * width^2 each.
+
+    Example: "10M" -> 384, of which the blocks have 10.6 million.
+    """
+    parameters = float(model[:-1]) * UNITS[model[-1]] if model[-1:] in UNITS else float(model)
+    return max(1, round((parameters / (12 * LAYERS)) ** 0.5 / HEAD_WIDTH)) * HEAD_WIDTH
+
+
+# ---- a rank --------------------------------------------------------------------------------------------
+
+
+class TrainingRank:
+    """A joined rank, with the model that is trained at the moment."""
+
+    def __init__(self, command: dict[str, Any]) -> None:
+        from unisono.bench.contenders import join
+
+        self.contender = join(command["side"], command["rank"], command["size"], command["port"])
+        self.rank = command["rank"]
+
+    def obey(self, command: dict[str, Any]) -> tuple[dict[str, Any], NDArray[np.int64] | None]:
+        """Make a model, train a few steps for their losses, or a block of steps for their times."""
+        match command["do"]:
+            case "bind":
+                return {"parameters": self._bind(command)}, None
+            case "losses":
+                return {"losses": [self.step() for _ in range(command["steps"])]}, None
+            case "block":
+                samples = worker.time_calls(self.step, command["calls"], command["warmup"], None)
+                return {"samples": True}, samples
+            case "close":
+                self.contender.close()
+                return {}, None
+            case other:
+                raise ValueError(f"unknown command {other!r}")
+
+    def _bind(self, command: dict[str, Any]) -> int:
+        import torch
+
+        from unisono.demo.model import GPT, VOCABULARY, ModelSize
+
+        width, batch, context = command["width"], command["batch"], command["context"]
+        torch.manual_seed(0)
+        model = GPT(ModelSize(layers=LAYERS, width=width, heads=width // HEAD_WIDTH, context=context))
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.model = wrapped(model, command["way"])
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        generator = torch.Generator().manual_seed(self.rank)
+        self.tokens = torch.randint(VOCABULARY, (batch, context + 1), generator=generator)
+        return parameters
+
+    def step(self) -> float:
+        """Train on this rank's tokens; the loss before it."""
+        loss = self.model(self.tokens)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return float(loss.item())
+
+
+def wrapped(model: Any, way: str) -> Any:
+    """`model` as one of WAYS has it."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    if way == "ddp":
+        return DistributedDataParallel(model, gradient_as_bucket_view=True)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+# ---- the command ---------------------------------------------------------------------------------------
+
+
+def measure(way: str, sides: list[Side], args: argparse.Namespace) -> list[Timing]:
+    """Bind, compare the losses, then time `args.rounds` rounds; one Timing for each side."""
+    command = {"do": "bind", "way": way, "width": width_of(args.model), "batch": args.batch}
+    losses = []
+    for side in sides:
+        bound = side.ask({**command, "context": args.context})
+        answers = side.ask({"do": "losses", "steps": COMPARED_STEPS})
+        losses.append([answer["losses"] for answer in answers])
+    difference = float(np.abs(np.subtract(*losses)).max())
+    print(
+        f"# {way}: {bound[0]['parameters'] / 1e6:.1f} million parameters, losses differ by {difference:.1e}"
+    )
+    if difference > TOLERANCE:
+        raise SystemExit(
+            f"{way}: the losses over {' and '.join(side.name for side in sides)} differ: {losses}"
+        )
+    timings = [Timing(side.name) for side in sides]
+    for number in range(args.rounds):
+        turn = list(zip(sides, timings, strict=True))
+        for side, timing in turn if number % 2 == 0 else turn[::-1]:
+            timing.add(side.time_block(args.steps, warmup=1))
+    return timings
+
+
+def main() -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=2, help="processes per backend (default 2)")
+    parser.add_argument("--model", default="10M", help="parameters, about (default 10M)")
+    parser.add_argument("--batch", type=int, default=2, help="sequences per rank and step (default 2)")
+    parser.add_argument("--context", type=int, default=64, help="bytes in a sequence (default 64)")
+    parser.add_argument("--rounds", type=int, default=7, help="turns per backend (default 7)")
+    parser.add_argument("--steps", type=int, default=5, help="steps in a turn (default 5)")
+    parser.add_argument("--ways", default=",".join(WAYS), help=f"comma list of {', '.join(WAYS)}")
+    args = parser.parse_args()
+    ranks_run = (os.path.abspath(__file__), "--worker")
+    with ExitStack() as stack:
+        names = ("unisono-torch", "gloo")
+        sides = [stack.enter_context(Side(name, args.ranks, ranks_run)) for name in names]
+        meter = CpuMeter(ticks_of([pid for side in sides for pid in side.pids]))
+        print(f"# {args.ranks} ranks, {args.batch} x {args.context} bytes each, {args.rounds} rounds")
+        for way in args.ways.split(","):
+            own, gloo = measure(way, sides, args)
+            print(
+                f"{way:6} unisono {own.p50_us / 1e3:8.1f} ms   gloo {gloo.p50_us / 1e3:8.1f} ms"
+                f"   ratio {ratio(own, gloo):.3f}   by round "
+                + " ".join(
+                    f"{ours / theirs:.2f}" for ours, theirs in zip(own.rounds, gloo.rounds, strict=True)
+                ),
+                flush=True,
+            )
+        print(noise_line(meter.read(), len(os.sched_getaffinity(0))))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--worker"]:
+        sys.exit(worker.main(sys.argv[2:], TrainingRank))
+    main()
