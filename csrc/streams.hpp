@@ -41,6 +41,8 @@ class Streams final : public Sockets {
     bool watched = false;  // for room to write
     std::atomic<bool> ended{false};
   };
+  size_t write_slice(int peer, const unsigned char* data, size_t nbytes);
+  size_t read_slice(int peer, unsigned char* data, size_t nbytes);
   size_t write_far(Far& far, int peer, const void* data, size_t nbytes, bool more);
   size_t read_far(Far& far, int peer, void* data, size_t nbytes);
   void watch(int peer, bool for_room);

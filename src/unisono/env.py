@@ -148,18 +148,14 @@ def _placement(source: str, rank: str, world: str, local_rank: str, local_world:
 VARIABLES: tuple[Variable, ...] = (
     Variable("UNISONO_TIMEOUT_S", "timeout_s", _seconds, "seconds an operation may take"),
     Variable("UNISONO_STAGING_BYTES", "staging_bytes", parse_size, "staging memory per rank (8M, 4MiB)"),
+    Variable("UNISONO_LENDING", "lending", _flag, "0: ranks never read each other's own memory"),
     Variable(
         "UNISONO_SPIN_US",
         "spin_us",
         _whole_number(-1, INT32_MAX),
         "microseconds to spin before giving the core up; -1: choose from ranks and cores",
     ),
-    Variable(
-        "UNISONO_PEER_TIMEOUT_S",
-        "peer_timeout_s",
-        _seconds,
-        "seconds after which a host that no longer answers counts as lost",
-    ),
+    Variable("UNISONO_PEER_TIMEOUT_S", "peer_timeout_s", _seconds, "seconds after which a silent host is lost"),
     Variable(
         "UNISONO_RANKS_PER_HOST",
         "ranks_per_host",
@@ -250,6 +246,7 @@ class Settings:
 
     timeout_s: float = 300.0
     staging_bytes: int = 1 << 20
+    lending: bool = True
     spin_us: int = -1
     peer_timeout_s: float = 10.0
     ranks_per_host: int = 0
