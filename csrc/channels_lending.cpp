@@ -1,6 +1,4 @@
 // Messages between two ranks that do not go through their stream: see loan.hpp.
-#include <sched.h>
-
 #include "channels.hpp"
 
 namespace unisono {
@@ -8,7 +6,6 @@ namespace {
 
 // Messages of this size and more are lent, where ranks can read each other's memory.
 constexpr uint64_t kLendBytes = 512 * 1024;
-constexpr Nanoseconds kSettlePatience = 1'000'000'000;
 
 }  // namespace
 
@@ -54,10 +51,7 @@ bool Channels::borrow(int peer, unsigned char* target) {
 
 // The memory a lent message was going to is its owner's again once no lender writes to it any more.
 void Channels::give_up(int peer) {
-  Loan& loan = channel(peer, rank_).loan;
-  loan.close();
-  const Nanoseconds end = later(kSettlePatience);
-  while (!loan.quiet() && !peers_.dead(peer) && now_ns() < end) sched_yield();
+  channel(peer, rank_).loan.end([&] { return peers_.dead(peer); });
 }
 
 }  // namespace unisono

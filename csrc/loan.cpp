@@ -1,9 +1,11 @@
 #include "loan.hpp"
 
+#include <sched.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 
 namespace unisono {
@@ -16,6 +18,9 @@ const uint64_t the_landmark = kLandmark;
 constexpr size_t kShare = 8;
 constexpr size_t kSmallestPiece = 32 * 1024, kLargestPiece = 512 * 1024;
 constexpr uint32_t kClosed = 1u << 31;
+
+using Clock = std::chrono::steady_clock;
+constexpr auto kSettlePatience = std::chrono::seconds(1);
 
 size_t piece_bytes(size_t nbytes) {
   const size_t piece = std::clamp(nbytes / kShare, kSmallestPiece, kLargestPiece);
@@ -97,15 +102,15 @@ bool Loan::whole(size_t nbytes) const {
   return settled.load(std::memory_order_acquire) == pieces(nbytes) && !failed();
 }
 
-void Loan::close() {
-  uint32_t begun = claimed.load(std::memory_order_relaxed);
-  while (begun < kClosed && !claimed.compare_exchange_weak(begun, begun | kClosed)) {
+bool Loan::end(const std::function<bool()>& dead) {
+  const uint32_t begun = claimed.fetch_or(kClosed) & ~kClosed;
+  const auto end = Clock::now() + kSettlePatience;
+  while (settled.load(std::memory_order_acquire) < begun) {
+    if (dead()) return true;
+    if (Clock::now() > end) return false;
+    sched_yield();
   }
-}
-
-bool Loan::quiet() const {
-  const uint32_t begun = claimed.load(std::memory_order_acquire) & ~kClosed;
-  return settled.load(std::memory_order_acquire) >= begun;
+  return true;
 }
 
 uint64_t landmark() { return reinterpret_cast<uint64_t>(&the_landmark); }

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 
 namespace unisono {
 
@@ -35,9 +36,9 @@ struct Loan {
   // Whether all has arrived.
   bool whole(size_t nbytes) const;
   bool failed() const { return broken.load(std::memory_order_acquire) != 0; }
-  // No more pieces are begun. Whether those that were are settled, as they will be while both live.
-  void close();
-  bool quiet() const;
+  // The receiver, when it stops early: no more pieces are begun. Waits a moment for those that were; whether
+  // all are settled. `dead`: whether the lender is.
+  bool end(const std::function<bool()>& dead);
 };
 
 // A word whose address shows others that they can read this process's memory.

@@ -98,15 +98,16 @@ struct alignas(kLineBytes) RankCell {
 // A message on an edge. The receiver sees it when `number` becomes the number it expects.
 struct alignas(64) LaneEntry {
   std::atomic<uint32_t> number;
-  uint32_t unused;
+  uint32_t lent;  // where the bytes are: in the sender's own memory, in its staging memory, or here
   uint64_t fingerprint;
   uint64_t nbytes;
   union {
-    uint64_t offset;  // of the payload in the sender's staging memory
+    Loan loan;
+    uint64_t offset;
     unsigned char payload[kInlineBytes];
   };
 };
-static_assert(sizeof(LaneEntry) == 64 && kInlineBytes == 40);
+static_assert(sizeof(LaneEntry) == 64 && sizeof(Loan) <= kInlineBytes && kInlineBytes == 40);
 
 // An edge: sender -> receiver. `acked` counts the messages the receiver has done with.
 struct alignas(kLineBytes) Lane {

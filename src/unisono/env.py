@@ -155,7 +155,9 @@ VARIABLES: tuple[Variable, ...] = (
         _whole_number(-1, INT32_MAX),
         "microseconds to spin before giving the core up; -1: choose from ranks and cores",
     ),
-    Variable("UNISONO_PEER_TIMEOUT_S", "peer_timeout_s", _seconds, "seconds after which a silent host is lost"),
+    Variable(
+        "UNISONO_PEER_TIMEOUT_S", "peer_timeout_s", _seconds, "seconds after which a silent host is lost"
+    ),
     Variable(
         "UNISONO_RANKS_PER_HOST",
         "ranks_per_host",

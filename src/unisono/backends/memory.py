@@ -79,9 +79,7 @@ def _invite(
         os.close(memory)
 
 
-def _hand_out(
-    listener: socket.socket, memory: int, mates: list[int], deadline: float, lending: bool
-) -> bool:
+def _hand_out(listener: socket.socket, memory: int, mates: list[int], deadline: float, lending: bool) -> bool:
     """Give the memory to all guests; whether all ranks can read each other's own."""
     guests: dict[int, socket.socket] = {}
     try:
