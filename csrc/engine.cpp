@@ -18,7 +18,7 @@ constexpr Nanoseconds kMicrosecond = 1000;
 // What one pass over all chunks should touch: small enough to stay in a second-level cache together with
 // the memory it goes through, large enough to make the steps' cost vanish; between hosts that cost is higher.
 constexpr size_t kSegmentBytes = 256 * 1024;
-constexpr size_t kLentSegmentBytes = 1024 * 1024;
+constexpr size_t kLentSegmentBytes = 4096 * 1024;
 constexpr size_t kFarSegmentBytes = 2048 * 1024;
 constexpr Nanoseconds kAnswerPatience = 100'000'000;
 constexpr auto kWaitSlice = std::chrono::nanoseconds(20'000'000);  // bounds how late an interrupt is seen

@@ -128,7 +128,7 @@ void Executor::step(const Instruction& step, const Frame& frame) {
       return reduce(step, frame);
     case Opcode::kCopy: {
       const Extent from = find(step.own, frame), to = find(step.dst, frame);
-      if (from.numel > 0 && from.data != to.data) std::memmove(to.data, from.data, from.numel * frame.item);
+      if (from.numel > 0 && from.data != to.data) kernels().copy(to.data, from.data, from.numel * frame.item);
       return;
     }
   }
