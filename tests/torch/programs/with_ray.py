@@ -1,4 +1,4 @@
-"""Ray Train on a local node, its TorchTrainer with gloo. Run by test_replace.py, with UNISONO_REPLACE=gloo."""
+"""Ray Train on a local node, its TorchTrainer with gloo. Run by test_replace.py."""
 
 from __future__ import annotations
 
