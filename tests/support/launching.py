@@ -81,7 +81,8 @@ def launching(folder: Path) -> Iterator[Launcher]:
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left, "processes were left behind"
-    assert not {name for name in os.listdir("/dev/shm") if name.startswith("psm_")} - shared
+    # Python's resource tracker may still be at it, also for a run beside this one.
+    wait_until(lambda: not {name for name in os.listdir("/dev/shm") if name.startswith("psm_")} - shared)
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 10.0) -> None:
