@@ -14,10 +14,15 @@ using Address = uintptr_t;
 void bind_engine(nanobind::module_& m);
 void bind_quick(nanobind::module_& m);
 
-// (address, numel, dtype) of a C-contiguous buffer of a known dtype.
-std::optional<std::tuple<Address, Py_ssize_t, int>> view(nanobind::handle object, bool writable);
-// The same of a torch CPU tensor.
-std::optional<std::tuple<Address, Py_ssize_t, int>> view_tensor(nanobind::handle tensor);
+// A C-contiguous buffer of a known dtype.
+struct Seen {
+  Address address;
+  Py_ssize_t numel;
+  int dtype;
+  bool readonly;
+};
+std::optional<Seen> look(nanobind::handle object);
+std::optional<Seen> look_at_tensor(nanobind::handle tensor);
 
 inline unisono::Nanoseconds duration(double timeout_s) {
   return timeout_s < 9e9 ? static_cast<unisono::Nanoseconds>(timeout_s * 1e9) : INT64_MAX;
