@@ -53,6 +53,7 @@ bool is_scalar(nb::handle object) {
 }  // namespace
 
 std::optional<Seen> look(nb::handle object) {
+  if (const auto seen = look_at_array(object)) return seen;
   if (PyObject_CheckBuffer(object.ptr()) == 0) return look_at_tensor(object);
   Py_buffer buffer;
   if (PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) != 0) {

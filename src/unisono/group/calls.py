@@ -73,7 +73,7 @@ class Caller:
         self._prepared: dict[tuple[str, str, int, int, int], Prepared] = {}
         self._code: dict[tuple[str, str, int], list[int]] = {}
         self._quick = _native.Quick(self, engine, timeout_s)
-        self.call: Callable[..., Work | None] = self._quick
+        self.call: Callable[..., Work | None] = self._quick.call
         distinct = list(dict.fromkeys(host_names))
         self.hosts = tuple(distinct.index(name) for name in host_names)
         self._works: list[Work] = []
