@@ -1,57 +1,16 @@
 // The quickest way into an operation, for the calls a program makes all day.
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <vector>
 
-#include "bindings.hpp"
+#include "bindings_transfer.hpp"
 
 namespace nb = nanobind;
 using namespace unisono;
 
 namespace {
 
-constexpr size_t kMostBuffers = 16;        // of one side of a call; more take the long way
 constexpr size_t kBriefBytes = 64 * 1024;  // copied and reduced in some microseconds
-
-// One side of a call: no buffer, one, or one for each rank. All are of one dtype.
-struct Side {
-  int dtype = -1;
-  bool readonly = false;
-  size_t count = 0;
-  std::array<Extent, kMostBuffers> extents;
-
-  // False: not to be seen natively.
-  bool see(nb::handle given) {
-    if (given.is_none()) return true;
-    const bool list = PyList_CheckExact(given.ptr()), several = list || PyTuple_CheckExact(given.ptr());
-    if (!several) return add(given);
-    const auto length = static_cast<size_t>(Py_SIZE(given.ptr()));
-    if (length == 0 || length > kMostBuffers) return false;
-    for (size_t i = 0; i < length; ++i) {
-      const auto place = static_cast<Py_ssize_t>(i);
-      PyObject* const one = list ? PyList_GET_ITEM(given.ptr(), place) : PyTuple_GET_ITEM(given.ptr(), place);
-      if (!add(one)) return false;
-    }
-    return true;
-  }
-  std::span<const Extent> all() const { return {extents.data(), count}; }
-  size_t nbytes() const {
-    size_t numel = 0;
-    for (const Extent& extent : all()) numel += extent.numel;
-    return count > 0 ? numel * itemsize(static_cast<DType>(dtype)) : 0;
-  }
-
- private:
-  bool add(nb::handle buffer) {
-    const auto seen = look(buffer);
-    if (!seen || (count > 0 && seen->dtype != dtype)) return false;
-    dtype = seen->dtype;
-    readonly |= seen->readonly;
-    extents[count++] = {reinterpret_cast<unsigned char*>(seen->address), static_cast<size_t>(seen->numel)};
-    return true;
-  }
-};
 
 enum { kCollective, kOut, kGiven, kOp, kRoot, kAlgorithm, kReproducible, kAsync, kTimeout, kArguments };
 
@@ -169,6 +128,18 @@ class Quick {
     slot(words, out_side, given_side) = std::move(known);
   }
 
+  // The rank a message came from, or 0; -1: not to be done natively, nothing has happened.
+  nb::object pass(PyObject* const* given, bool sending) {
+    const nb::object alive = engine_;
+    if (alive.is_none()) return nb::int_(-1);
+    Engine& engine = *nb::inst_ptr<Engine>(alive);
+    Transfer message{sending, timeout_s_};
+    if (!message.read(given, engine)) return nb::int_(-1);
+    const int fault = waiting(engine, true, [&](Held& held) { return message.pass(engine, held); });
+    if (fault != 0) return caller.attr("fail")(sending ? "send" : "recv", message.timeout_s);
+    return nb::int_(message.source());
+  }
+
   // What was chosen and checked under other circumstances.
   void forget(double timeout_s) {
     timeout_s_ = timeout_s;
@@ -228,13 +199,15 @@ class Quick {
 };
 
 // Called in the interpreter's own way: nanobind's conversions would cost a barrier a tenth of its time.
-PyObject* run(PyObject* self, PyObject* const* given, Py_ssize_t count) {
-  if (count != kArguments) {
-    PyErr_SetString(PyExc_TypeError, "Quick.call takes nine arguments");
+using Method = nb::object (*)(Quick&, PyObject* const*);
+template <size_t kCount, Method kMethod>
+PyObject* called(PyObject* self, PyObject* const* given, Py_ssize_t count) {
+  if (count != static_cast<Py_ssize_t>(kCount)) {
+    PyErr_Format(PyExc_TypeError, "takes %zu arguments", kCount);
     return nullptr;
   }
   try {
-    return nb::inst_ptr<Quick>(self)->run(given).release().ptr();
+    return kMethod(*nb::inst_ptr<Quick>(self), given).release().ptr();
   } catch (nb::python_error& error) {
     error.restore();
   } catch (const std::exception& error) {
@@ -243,10 +216,27 @@ PyObject* run(PyObject* self, PyObject* const* given, Py_ssize_t count) {
   return nullptr;
 }
 
-PyMethodDef kRun = {
-    "call", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(run)), METH_FASTCALL,
-    "Runs a collective: (collective, out, given, op, root, algorithm, reproducible, async_op, "
-    "timeout)."};
+nb::object run(Quick& quick, PyObject* const* given) { return quick.run(given); }
+nb::object send(Quick& quick, PyObject* const* given) { return quick.pass(given, true); }
+nb::object receive(Quick& quick, PyObject* const* given) { return quick.pass(given, false); }
+
+template <size_t kCount, Method kMethod>
+PyMethodDef method(const char* name, const char* what) {
+  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(called<kCount, kMethod>)),
+          METH_FASTCALL, what};
+}
+
+PyMethodDef kCall =
+    method<kArguments, run>("call",
+                            "Runs a collective: (collective, out, given, op, root, algorithm, "
+                            "reproducible, async_op, timeout).");
+PyMethodDef kSend = method<4, send>("send", "Sends (x, peer, tag, timeout); -1: look at it more closely.");
+PyMethodDef kRecv = method<4, receive>("recv", "Receives (x, peer, tag, timeout); the rank it came from.");
+
+template <PyMethodDef* kMethod>
+nb::any bound(nb::handle_t<Quick> quick) {
+  return nb::steal<nb::any>(PyCFunction_New(kMethod, quick.ptr()));
+}
 
 int traverse(PyObject* self, visitproc visit, void* arg) {
 #if PY_VERSION_HEX >= 0x03090000
@@ -272,9 +262,9 @@ void bind_quick(nb::module_& m) {
                     "The collectives of a group, with a memory of the calls that were checked.")
       .def(nb::init<nb::object, nb::object, double>(), nb::arg("caller"), nb::arg("engine"),
            nb::arg("timeout_s"))
-      .def_prop_ro(
-          "call",
-          [](nb::handle_t<Quick> self) { return nb::steal<nb::any>(PyCFunction_New(&kRun, self.ptr())); })
+      .def_prop_ro("call", &bound<&kCall>)
+      .def_prop_ro("send", &bound<&kSend>)
+      .def_prop_ro("recv", &bound<&kRecv>)
       .def("remember", &Quick::remember, nb::arg("collective"), nb::arg("out").none(),
            nb::arg("given").none(), nb::arg("op"), nb::arg("root"), nb::arg("algorithm").none(),
            nb::arg("reproducible"), nb::arg("writes"), nb::arg("operation"), nb::arg("numel"),
