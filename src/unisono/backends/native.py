@@ -26,6 +26,7 @@ class EngineSettings:
         master: a host that every rank reaches; None: unknown.
         socket_bytes: of the kernel's buffers of a connection; 0: as the kernel sees fit.
         network: interfaces and ports to use, and the job's token.
+        lending: large messages within a host may go from one rank's memory straight to another's.
     """
 
     staging_bytes: int
@@ -36,6 +37,7 @@ class EngineSettings:
     master: str | None = None
     socket_bytes: int = 0
     network: Settings = field(default_factory=Settings, repr=False)
+    lending: bool = True
 
     @classmethod
     def of(cls, settings: Settings, master: str | None = None) -> EngineSettings:
@@ -54,6 +56,7 @@ class EngineSettings:
             settings.peer_timeout_s,
             master,
             network=settings,
+            lending=settings.lending,
         )
 
 
@@ -71,10 +74,13 @@ def open_engine(store: Store, rank: int, size: int, *, timeout_s: float, setting
         RendezvousError: somebody did not come in time, or cannot be reached.
     """
     deadline = time.monotonic() + timeout_s
-    card = write_card(rank, settings.ranks_per_host)
+    card = write_card(rank, settings.ranks_per_host, settings.lending)
     roster = meet(store, card, size, deadline, settings.staging_bytes)
     mates = roster.mates(rank)
-    region = share_memory(store, rank, mates, deadline=deadline, staging_bytes=roster.staging_bytes)
+    lending = _reaches_all(roster, mates)
+    region = share_memory(
+        store, rank, mates, deadline=deadline, staging_bytes=roster.staging_bytes, lending=lending
+    )
     sockets = None
     if not roster.on_one_host():
         sockets = connect_hosts(
@@ -99,6 +105,12 @@ def open_engine(store: Store, rank: int, size: int, *, timeout_s: float, setting
     finally:
         if sockets is not None:
             sockets.close()  # what the engine has not taken over
+
+
+def _reaches_all(roster: Roster, mates: list[int]) -> bool:
+    """Whether this rank can read the memory of all its mates, and all want it."""
+    cards = [roster.cards[mate] for mate in mates]
+    return all(card.landmark and _native.reaches(card.pid, card.landmark) for card in cards)
 
 
 def _connections(roster: Roster, rank: int, sockets: Sockets) -> _native.Connections:
