@@ -247,6 +247,13 @@ void bind_engine(nb::module_& m) {
       .def("standing", &standing, nb::arg("rank"))
       .def("remembered", &remembered, nb::arg("rank"), nb::arg("seq"))
       .def("abort", [](Engine& self) { self.abort(Fault{FaultKind::kAborted, self.rank(), self.rank()}); })
+      .def(
+          "hold",
+          [](Engine& self, nb::object buffers) {
+            if (self.unsettled()) buffers.release();  // never freed
+          },
+          nb::arg("buffers").none(),
+          "After a failure: keeps buffers for ever if a rank that was stopped may still write to them.")
       .def("close_copies", &Engine::close_copies,
            "In a fork's child: closes its copies of the connections to other hosts.")
       .def("leave", &leave)

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "loan.hpp"
+
 namespace unisono {
 namespace {
 
@@ -58,6 +60,11 @@ struct Executor::Frame {
   size_t segment;
   bool opening;  // the first segment: its messages exist even when they are empty
 };
+
+// Somebody may still write into it.
+Executor::~Executor() {
+  if (unsettled_) new auto(std::move(fetched_));
+}
 
 Executor::Executor(std::vector<Transport*> transports, int rank, Limits limits)
     : transports_(std::move(transports)), rank_(rank), limits_(limits) {}
@@ -116,6 +123,7 @@ void Executor::settle(const Job& job, Waiter& waiter) {
       return returned;
     });
   }
+  copies_.clear();
 }
 
 void Executor::step(const Instruction& step, const Frame& frame) {
@@ -166,7 +174,9 @@ bool Executor::lend(Transport& transport, std::span<const int> peers, Extent pie
   const size_t nbytes = piece.numel * frame.item;
   if (nbytes < std::min(kLendBytes, room_for(*frame.job.program)) || !transport.lends(peers)) return false;
   lent_ = true;
-  const auto lent = [&] { return transport.lend(peers, nbytes, frame.job.fingerprint, piece.data); };
+  const unsigned char* from = piece.data;
+  if (!accessible(from, nbytes)) from = copies_.emplace_back(from, from + nbytes).data();
+  const auto lent = [&] { return transport.lend(peers, nbytes, frame.job.fingerprint, from); };
   if (lent()) return true;
   int awaited = transport.blocking_peer();
   frame.waiter.until(awaited, [&] {
@@ -234,7 +244,7 @@ void Executor::fetch(int peer, const Message& message, void* into, const Frame& 
   try {
     frame.waiter.until(peer, [&] { return transport.fetch(peer, message, into); });
   } catch (...) {
-    transport.abandon(peer);
+    if (!transport.abandon(peer)) unsettled_ = true;
     throw;
   }
 }

@@ -65,6 +65,13 @@ class Executor {
   // transports[peer]: what carries the edges to and from that peer; nullptr for this rank itself.
   Executor(std::vector<Transport*> transports, int rank, Limits limits);
 
+  ~Executor();
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
+
+  // Whether a peer that was stopped in the middle of a piece may still write to buffers of a job that failed.
+  bool unsettled() const { return unsettled_; }
+
   // Runs one collective. Throws Fault (by way of the waiter).
   void run(const Job& job, Waiter& waiter);
 
@@ -89,6 +96,8 @@ class Executor {
   const int rank_;
   const Limits limits_;
   std::vector<const void*> inputs_;
+  std::vector<std::vector<unsigned char>> copies_;  // lent in place of memory that others cannot read
+  bool unsettled_ = false;
   bool lent_ = false;                                // in this job
   std::vector<std::vector<unsigned char>> fetched_;  // lent messages on their way into a reduction
   std::vector<unsigned char> scratch_;               // Tmp chunks, and the scaled own chunk at the end

@@ -43,9 +43,9 @@ class Transport {
   virtual void assist() {}
   virtual bool returned() { return true; }
   // Brings the message of `peer` that `peek` found to `into`, where it is when this is true; if that never
-  // comes to pass, `abandon` makes `into` its owner's again.
+  // comes to pass, `abandon` tells whether `into` is its owner's again.
   virtual bool fetch(int /*peer*/, const Message& /*message*/, void* /*into*/) { return false; }
-  virtual void abandon(int /*peer*/) {}
+  virtual bool abandon(int /*peer*/) { return true; }
 };
 
 }  // namespace unisono
