@@ -13,6 +13,7 @@ using Address = uintptr_t;
 
 void bind_engine(nanobind::module_& m);
 void bind_quick(nanobind::module_& m);
+void bind_probe(nanobind::module_& m);
 
 // (address, numel, dtype) of a C-contiguous buffer of a known dtype.
 std::optional<std::tuple<Address, Py_ssize_t, int>> view(nanobind::handle object, bool writable);
