@@ -7,7 +7,7 @@
     measure   rounds, medians, ratios          noise     was the machine quiet
     peers     who can be compared with         report, formats    table, JSON, CSV, OSU, plot
 
-This module is the command: arguments in, table out. How a round is measured: docs/benchmark.md.
+This module is the command: arguments in, table out. How a round is measured: docs/bench.md.
 """
 
 from __future__ import annotations
@@ -42,7 +42,14 @@ OPERATION_NAMES = (
     "scatter",
     "barrier",
     "send_recv",
+    "scan",
+    "exclusive_scan",
+    "all_gather_v",
+    "all_to_all_v",
+    "gather_v",
+    "scatter_v",
 )
+TORCH_LACKS = ("scan", "exclusive_scan")
 
 EXIT_INTERRUPTED = 130
 
@@ -60,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--root", type=int, default=0, help="root of rooted operations (default 0)")
     add("--interface", choices=["numpy", "torch"], default="numpy", help="how Unisono is called")
     add("--against", default="", metavar="PEERS", help="comma list of gloo, mpich, openmpi, intelmpi, memcpy")
+    add("--no-limit", dest="limit", action="store_false", help="leave out the machine's own limit")
     add("--rounds", type=int, default=7, help="turns per side and size (default 7)")
     add("--round-ms", type=float, default=50.0, help="length of a side's turn (default 50)")
     add("--format", choices=["table", "json", "csv", "osu"], default="table", help="of standard output")
@@ -101,7 +109,10 @@ def _run(args: argparse.Namespace, report: TextIO) -> int:
     sweeps = _sweeps(args)
     if args.plot and (missing := plot_missing()) is not None:
         raise ValueError(missing)
-    own_name, peers = choose_side(args.interface), choose_peers(args.against)
+    own_name, peers = (
+        choose_side(args.interface),
+        choose_peers(",".join([*(["limit"] if args.limit else []), args.against])),
+    )
     cores = len(os.sched_getaffinity(0))
     lines: list[Line] = []
     print(_preamble(args, [f"{peer.name} = {peer.what}" for peer in peers]), file=report, flush=True)
@@ -141,6 +152,10 @@ def _sweeps(args: argparse.Namespace) -> list[tuple[str, Iterator[Case]]]:
         ),
         (args.op not in ("band", "bor", "bxor") or kind in "iu", f"--op {args.op} needs an integer dtype"),
         (args.operation != "send_recv" or args.ranks >= 2, "send_recv needs -n 2 or more"),
+        (
+            args.interface != "torch" or args.operation not in TORCH_LACKS,
+            f"torch.distributed has no {args.operation}: use --interface numpy",
+        ),
     )
     for holds, complaint in checks:
         if not holds:
@@ -148,6 +163,8 @@ def _sweeps(args: argparse.Namespace) -> list[tuple[str, Iterator[Case]]]:
     names = list(OPERATIONS) if args.operation == "all" else [args.operation]
     if args.ranks < 2:
         names = [name for name in names if name != "send_recv"]
+    if args.interface == "torch":
+        names = [name for name in names if name not in TORCH_LACKS]
     sweep = {"first": first, "last": last, "factor": args.factor}
     rest = {"dtype": dtype_name(args.dtype), "op": args.op, "root": args.root, "ranks": args.ranks}
     return [(name, cases(OPERATIONS[name], **sweep, **rest)) for name in names]
@@ -179,7 +196,9 @@ def _preamble(args: argparse.Namespace, peers: list[str]) -> str:
 def vars_of(args: argparse.Namespace) -> dict[str, object]:
     """The bench's own settings, without what the command line program keeps in the namespace."""
     names = ("operation", "ranks", "min_bytes", "max_bytes", "factor", "dtype", "op", "root")
-    return {name: getattr(args, name) for name in (*names, "interface", "against", "rounds", "round_ms")}
+    return {
+        name: getattr(args, name) for name in (*names, "interface", "against", "limit", "rounds", "round_ms")
+    }
 
 
 def _write(args: argparse.Namespace, record: dict[str, object]) -> None:
