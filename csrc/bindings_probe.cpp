@@ -26,6 +26,16 @@ void bind_probe(nb::module_& m) {
         Release(), "Seconds until one core sees what another wrote.");
   m.def("probe_wake", &probe::wake, nb::arg("core"), nb::arg("round_trips"), Release(),
         "Seconds until a sleeper that shares the waker's core runs.");
+  m.def("probe_crowd", &probe::crowd, nb::arg("cores"), nb::arg("rounds"), Release(),
+        "Seconds until all of two threads on each core have seen each other come.");
+  m.def(
+      "probe_hand",
+      [](size_t nbytes, int first_core, int second_core, int rounds) {
+        const auto found = probe::hand(nbytes, first_core, second_core, rounds);
+        return std::pair(found.give, found.take);
+      },
+      nb::arg("nbytes"), nb::arg("first_core"), nb::arg("second_core"), nb::arg("rounds"), Release(),
+      "Bytes per second (into memory that another core has read, from memory it has just written).");
   m.def(
       "probe_rate",
       [](bool reduces, size_t nbytes, const std::vector<int>& cores, double seconds) {

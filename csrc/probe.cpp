@@ -41,6 +41,12 @@ void pin(int core) {
   pthread_setaffinity_np(pthread_self(), sizeof set, &set);
 }
 
+double middle(std::vector<double>& times) {  // where two sides have to meet, the best is luck
+  const auto mid = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
+  std::nth_element(times.begin(), mid, times.end());
+  return *mid;
+}
+
 struct alignas(kLine) Word {
   std::atomic<uint32_t> value{0};
 };
@@ -192,6 +198,63 @@ double flag(int first_core, int second_core, int round_trips) {
 }
 
 double wake(int core, int round_trips) { return hand_over(core, core, round_trips, true); }
+
+double crowd(const std::vector<int>& cores, int rounds) {
+  const size_t count = 2 * cores.size();
+  std::vector<Word> come(count);
+  std::vector<double> took;
+  const auto work = [&](size_t me) {
+    pin(cores[me % cores.size()]);
+    uint32_t round = 0;
+    for (int batch = 0; batch <= kBatches; ++batch) {  // in the first one some have yet to start
+      const auto start = Clock::now();
+      for (int number = 0; number < rounds; ++number) {
+        come[me].value.store(++round, std::memory_order_release);
+        for (auto& other : come)
+          while (static_cast<int32_t>(other.value.load(std::memory_order_acquire) - round) < 0)
+            std::this_thread::yield();
+      }
+      if (me == 0 && batch > 0) took.push_back(since(start) / rounds);
+    }
+  };
+  std::vector<std::thread> threads;
+  for (size_t me = 0; me < count; ++me) threads.emplace_back(work, me);
+  for (auto& thread : threads) thread.join();
+  return middle(took);
+}
+
+Handing hand(size_t nbytes, int first_core, int second_core, int rounds) {
+  const Bytes buffers[] = {room(nbytes), room(nbytes), room(nbytes),
+                           room(nbytes)};  // two shared, two private
+  for (const auto& each : buffers) std::memset(each.get(), 0, nbytes);
+  Word come[2];
+  std::vector<double> gave, took;
+  const auto work = [&](int me, int core) {
+    pin(core);
+    unsigned char* const own = buffers[2 + me].get();
+    uint32_t phase = 0;
+    const auto meet = [&] {
+      come[me].value.store(++phase, std::memory_order_release);
+      while (static_cast<int32_t>(come[1 - me].value.load(std::memory_order_acquire) - phase) < 0)
+        std::this_thread::yield();
+    };
+    for (int number = 0; number < rounds; ++number) {
+      meet();
+      auto start = Clock::now();
+      std::memcpy(buffers[me].get(), own, nbytes);
+      const double giving = since(start);
+      meet();
+      start = Clock::now();
+      std::memcpy(own, buffers[1 - me].get(), nbytes);
+      const double taking = since(start);
+      if (me == 0) gave.push_back(giving), took.push_back(taking);
+    }
+  };
+  std::thread first(work, 0, first_core), second(work, 1, second_core);
+  first.join();
+  second.join();
+  return {static_cast<double>(nbytes) / middle(gave), static_cast<double>(nbytes) / middle(took)};
+}
 
 double rate(Pass pass, size_t nbytes, const std::vector<int>& cores, double seconds) {
   std::atomic<size_t> ready{0};

@@ -14,6 +14,19 @@ double flag(int first_core, int second_core, int round_trips);
 // Seconds from a wake-up to the sleeper's running, when both have to share `core`.
 double wake(int core, int round_trips);
 
+// Seconds until every thread has seen every other come, two on each of `cores`, all of which poll and give
+// their core away in between, as ranks do that outnumber the cores.
+double crowd(const std::vector<int>& cores, int rounds);
+
+struct Handing {
+  double give;
+  double take;
+};
+
+// Bytes per second of a thread that copies `nbytes` into memory that another core has read before, and from
+// memory that another core has just written, while the other does the same.
+Handing hand(size_t nbytes, int first_core, int second_core, int rounds);
+
 enum class Pass { kCopy, kReduce };
 
 // Bytes per second of one thread, the slowest, when one thread on each of `cores` works on buffers of

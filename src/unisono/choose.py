@@ -114,16 +114,16 @@ class Chooser:
             }
         return found
 
-    def explain(self, collective: str, nbytes: int) -> Choice:
-        """The choice for a whole buffer of `nbytes`, and the time that the model gives it.
+    def explain(self, collective: str, nbytes: int, algorithm: str | None = None) -> Choice:
+        """The choice for a whole buffer of `nbytes`, or the `algorithm` given, and the time by the model.
 
         Raises:
-            ValueError: there is no such collective.
+            ValueError: there is no such collective or algorithm.
         """
         if collective not in CANDIDATES:
             raise ValueError(f"no collective {collective!r}: there are {', '.join(CANDIDATES)}")
         asked = nbytes // self._size if collective in ("all_gather", "reduce_scatter") else nbytes
-        algorithm = self.choose(collective, asked)
+        algorithm = algorithm or self.choose(collective, asked)
         return Choice(algorithm, self.predict(collective, algorithm, nbytes), self._machine.measured_here)
 
     def predict(self, collective: str, algorithm: str, nbytes: int) -> float:

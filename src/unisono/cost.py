@@ -135,33 +135,29 @@ def busiest(plan: Plan, nbytes: float, *, inside: Edge, between: Edge, g: float 
 def shared_seconds(plan: Plan, nbytes: float, machine: Calibration) -> float:
     """How long a call takes between ranks that share memory, Python's part included.
 
-    Every chunk that is sent is copied once into staging, which stays in the sender's cache, whoever reads it;
-    who receives it copies it out, who reduces reads it there. All ranks do so at once, the busiest counts.
-    More ranks than cores take turns: their work adds up, and a message costs waking somebody.
+    Every chunk that is sent is copied once into staging, which stays in a cache, whoever reads it; who
+    receives it copies it out, who reduces reads it there. The other end of a copy is the caller's memory, and
+    whichever end is slower counts. All ranks do so at once, the busiest counts. More ranks than cores take
+    turns: their calls and their work add up, and a message waits for others to come and go.
 
     Args:
         nbytes: of the whole buffer; of the larger one where input and output differ.
     """
     chunk = nbytes / _parts(plan)
     spaces = sum(plan.chunks(space) for space in ("out", "in"))
-    level = machine.level(chunk * spaces)
-    staged, added = machine.copy.at(level), machine.reduce.at(level)
-    taken = machine.copy.at(level if level == "memory" else "shared_cache")
-    work = max(sum(_work(step, chunk, staged, taken, added) for step in steps) for steps in plan.steps)
+    own = 0.5 / machine.copy.at(machine.level(chunk * spaces))  # a copy reads and writes, we do one of them
+    give, take = max(own, 1 / machine.give), max(own, 1 / machine.take)
+    work = max(sum(_work(step, chunk, give, take) for step in steps) for steps in plan.steps)
     crowd = max(1.0, plan.size / machine.cores) if machine.cores else 1.0
-    latency = MESSAGE_S + (machine.flag_s if crowd == 1.0 else machine.wake_s * crowd)
-    return machine.call_s + depth(plan) * latency + work * crowd
+    latency = MESSAGE_S + (machine.flag_s if crowd == 1.0 else machine.crowd_s * crowd / 2)
+    return depth(plan) * latency + (machine.call_s + work) * crowd
 
 
-def _work(step: Step, chunk: float, staged: float, taken: float, added: float) -> float:
-    """Seconds for which a step keeps its rank busy in shared memory; rates in bytes per second."""
-    if isinstance(step, Send):
-        return chunk / staged
-    if isinstance(step, Recv):
-        return chunk / taken
+def _work(step: Step, chunk: float, give: float, take: float) -> float:
+    """Seconds for which a step keeps its rank busy in shared memory; give and take are seconds per byte."""
     if isinstance(step, Reduce):
-        return chunk * (len(step.frm) - 1) / added
-    return chunk / staged
+        return chunk * take * (len(step.frm) - 1)
+    return chunk * (take if isinstance(step, Recv) else give)
 
 
 def _parts(plan: Plan) -> int:

@@ -53,6 +53,8 @@ class Calibration(msgspec.Struct, frozen=True):
         shared_cache_bytes: of the cache that cores share (the third level).
         flag_s: until a core sees what another wrote.
         wake_s: until a sleeper runs that shares the waker's core.
+        crowd_s: until all of twice as many ranks as cores have seen each other come.
+        give, take: copying into memory that another core has read, and out of what it has just written.
         call_s: a call of a collective from Python, without any other rank.
         tcp_s: a message of a byte over loopback, one way.  tcp: of a stream over loopback.
     """
@@ -64,6 +66,9 @@ class Calibration(msgspec.Struct, frozen=True):
     shared_cache_bytes: int = 32 << 20
     flag_s: float = 1.5e-7
     wake_s: float = 3e-6
+    crowd_s: float = 2e-5
+    give: float = 12e9
+    take: float = 8e9
     call_s: float = 8e-7
     copy: Rates = Rates(20e9, 12e9, 8e9, 20e9, 12e9, 6e9)
     reduce: Rates = Rates(16e9, 10e9, 6e9, 16e9, 10e9, 5e9)
@@ -181,12 +186,12 @@ def save(calibration: Calibration, file: Path) -> None:
 
 def _sane(calibration: Calibration) -> bool:
     """Whether all numbers are such that times computed from them are positive and finite."""
-    times = (calibration.flag_s, calibration.wake_s, calibration.call_s, calibration.tcp_s)
+    times = tuple(getattr(calibration, name) for name in ("flag_s", "wake_s", "crowd_s", "call_s", "tcp_s"))
     rates = (*msgspec.structs.astuple(calibration.copy), *msgspec.structs.astuple(calibration.reduce))
     counts = (calibration.cores, calibration.cache_bytes, calibration.shared_cache_bytes)
     return (
         all(1e-9 <= each <= 1.0 for each in times)
-        and all(1e6 <= each <= 1e14 for each in (*rates, calibration.tcp))
+        and all(1e6 <= each <= 1e14 for each in (*rates, calibration.give, calibration.take, calibration.tcp))
         and all(each >= 1 for each in counts)
     )
 

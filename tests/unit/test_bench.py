@@ -149,7 +149,7 @@ def test_only_the_root_expects_a_gather():
 
 def test_prefixes_are_of_the_ranks_before():
     one = case("scan", 9)
-    a, b, c = inputs(one)
+    a, b, _ = inputs(one)
     np.testing.assert_array_equal(cases.expected(one, 1), a + b)
     exclusive = case("exclusive_scan", 9)
     assert cases.expected(exclusive, 0) is None

@@ -65,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", default="f32", help="u8 i8 i16 i32 i64 f16 bf16 f32 f64 (default f32)")
     add("--op", default="sum", help="sum avg product min max band bor bxor (default sum)")
     add("--root", type=int, default=0, help="root of rooted operations (default 0)")
+    add("--algorithm", default="", help="of Unisono, instead of the one it chooses (NumPy interface)")
     add("--interface", choices=["numpy", "torch"], default="numpy", help="how Unisono is called")
     add("--against", default="", metavar="PEERS", help="comma list of gloo, mpich, openmpi, intelmpi, memcpy")
     add("--no-limit", dest="limit", action="store_false", help="leave out the machine's own limit")
@@ -135,7 +136,9 @@ def _run(args: argparse.Namespace, report: TextIO) -> int:
 def _sweeps(args: argparse.Namespace) -> list[tuple[str, Iterator[Case]]]:
     """The operations asked for, each with its cases; all arguments are checked here."""
     from unisono.bench.cases import OPERATIONS, REDUCE_OPS, cases, dtype_name, numpy_dtype
+    from unisono.plans import ALGORITHMS
 
+    known = ALGORITHMS.get(args.operation.removesuffix("_v"), ())
     first, last = _nbytes("-b", args.min_bytes), _nbytes("-e", args.max_bytes)
     kind = numpy_dtype(args.dtype).kind
     checks = (
@@ -151,6 +154,11 @@ def _sweeps(args: argparse.Namespace) -> list[tuple[str, Iterator[Case]]]:
             f"--op avg has no meaning for {args.dtype}: use a float dtype",
         ),
         (args.op not in ("band", "bor", "bxor") or kind in "iu", f"--op {args.op} needs an integer dtype"),
+        (not args.algorithm or args.interface == "numpy", "--algorithm needs --interface numpy"),
+        (
+            not args.algorithm or args.algorithm in known,
+            f"--algorithm {args.algorithm}: {args.operation} has {', '.join(known) or 'none'}",
+        ),
         (args.operation != "send_recv" or args.ranks >= 2, "send_recv needs -n 2 or more"),
         (
             args.interface != "torch" or args.operation not in TORCH_LACKS,
@@ -167,6 +175,7 @@ def _sweeps(args: argparse.Namespace) -> list[tuple[str, Iterator[Case]]]:
         names = [name for name in names if name not in TORCH_LACKS]
     sweep = {"first": first, "last": last, "factor": args.factor}
     rest = {"dtype": dtype_name(args.dtype), "op": args.op, "root": args.root, "ranks": args.ranks}
+    rest["algorithm"] = args.algorithm
     return [(name, cases(OPERATIONS[name], **sweep, **rest)) for name in names]
 
 
@@ -195,7 +204,7 @@ def _preamble(args: argparse.Namespace, peers: list[str]) -> str:
 
 def vars_of(args: argparse.Namespace) -> dict[str, object]:
     """The bench's own settings, without what the command line program keeps in the namespace."""
-    names = ("operation", "ranks", "min_bytes", "max_bytes", "factor", "dtype", "op", "root")
+    names = ("operation", "ranks", "min_bytes", "max_bytes", "factor", "dtype", "op", "root", "algorithm")
     return {
         name: getattr(args, name) for name in (*names, "interface", "against", "limit", "rounds", "round_ms")
     }

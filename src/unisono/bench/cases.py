@@ -144,6 +144,7 @@ class Case:
     op: str
     root: int
     ranks: int
+    algorithm: str = ""  # "": as Unisono chooses
 
     @property
     def nbytes(self) -> int:
@@ -218,23 +219,26 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def cases(
-    operation: Operation, *, first: int, last: int, factor: float, dtype: str, op: str, root: int, ranks: int
+    operation: Operation, *, first: int, last: int, factor: float, dtype: str, **rest: Any
 ) -> Iterator[Case]:
     """Yield the sweep `first, first * factor, ... <= last`, sizes rounded up to whole elements.
+
+    Args:
+        rest: of every case: op, root, ranks, algorithm.
 
     Example: first=4, last=64, factor=4, f32 -> counts 1, 4, 16; for all_gather over 3 ranks 3, 6, 18.
     """
     if operation.name == "barrier":
-        yield Case("barrier", 0, dtype, op, root, ranks)
+        yield Case("barrier", 0, dtype, **rest)
         return
     itemsize = numpy_dtype(dtype).itemsize
-    multiple = ranks if operation.divided else 1
+    multiple = rest["ranks"] if operation.divided else 1
     seen = 0
     nbytes = float(first)
     while nbytes <= last:
         count = -(-max(1, round(nbytes) // itemsize) // multiple) * multiple
         if count > seen:
-            yield Case(operation.name, count, dtype, op, root, ranks)
+            yield Case(operation.name, count, dtype, **rest)
             seen = count
         nbytes *= factor
 

@@ -90,7 +90,7 @@ def told(choice: Any, case: Case) -> dict[str, Any]:
     collective = OPERATIONS[case.operation].even
     if collective == "send_recv":
         return {}
-    chosen = choice(collective, case.nbytes)
+    chosen = choice(collective, case.nbytes, case.algorithm or None)
     return {
         "algorithm": chosen.algorithm,
         "predicted_us": chosen.seconds * 1e6,
@@ -231,7 +231,8 @@ class UnisonoContender:
             "gather_v": lambda: partial(group.gather, inp, cut(out, case), dst=case.root),
             "scatter_v": lambda: partial(group.scatter, out, cut(inp, case), src=case.root),
         }
-        return binders[case.operation]()
+        call: Callable[..., object] = binders[case.operation]()
+        return partial(call, algorithm=case.algorithm) if case.algorithm else call
 
     def _rows(self, array: Any) -> Any:
         """The API takes one array with a leading axis of p."""

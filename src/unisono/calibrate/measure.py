@@ -26,6 +26,8 @@ RATE_S = 0.012
 ROUND_TRIPS = 1000
 PAIRS = 6
 CALLS = 2000
+CROWD_ROUNDS = 20
+HANDED_BYTES, HANDED_ROUNDS = 128 << 10, 100
 LEAST_BYTES, MOST_BYTES = 16 << 20, 64 << 20
 """Of a core's buffer in memory: several times the shared cache, within reason."""
 
@@ -36,6 +38,7 @@ def measure() -> Calibration:
     own, shared = cache_sizes()
     sizes = buffer_sizes(own, shared, len(cores))
     latency, stream = _native.probe_loopback(0.08)
+    give, take = _handing(cores)
     return Calibration(
         machine=identity(),
         measured=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -44,6 +47,9 @@ def measure() -> Calibration:
         shared_cache_bytes=shared,
         flag_s=_flag(cores),
         wake_s=min(_native.probe_wake(core, ROUND_TRIPS // 10) for core in cores[:2]),
+        crowd_s=_native.probe_crowd(cores, CROWD_ROUNDS),
+        give=give,
+        take=take,
         call_s=_call(),
         copy=_rates(False, sizes, cores),
         reduce=_rates(True, sizes, cores),
@@ -81,6 +87,15 @@ def _flag(cores: Sequence[int]) -> float:
     if not others:
         return _native.probe_wake(cores[0], ROUND_TRIPS // 10)
     return float(np.median([_native.probe_flag(cores[0], other, ROUND_TRIPS) for other in others]))
+
+
+def _handing(cores: Sequence[int]) -> tuple[float, float]:
+    """Of one core alone what its own cache gives."""
+    if len(cores) == 1:
+        rate = _best(False, HANDED_BYTES, list(cores))
+        return rate, rate
+    found = [_native.probe_hand(HANDED_BYTES, cores[0], cores[-1], HANDED_ROUNDS) for _ in range(TRIES)]
+    return max(give for give, _ in found), max(take for _, take in found)
 
 
 def _rates(reduces: bool, sizes: tuple[int, int, int], cores: list[int]) -> Rates:

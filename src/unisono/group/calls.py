@@ -262,9 +262,9 @@ class Caller:
         self.keep(work)
         return work
 
-    def choice(self, collective: str, nbytes: int) -> Choice:
+    def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> Choice:
         """The algorithm and the predicted time of a collective; `nbytes` of the whole buffer."""
-        return self._chooser.explain(collective, nbytes)
+        return self._chooser.explain(collective, nbytes, algorithm)
 
     # ---- what calls need -------------------------------------------------------------------------------
 

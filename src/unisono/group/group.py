@@ -176,15 +176,16 @@ class Group(Objects):
             raise ValueError(f"rank {rank} is not in group {self.name!r} of {self.size} ranks")
         return self._hosts[rank]
 
-    def choice(self, collective: str, nbytes: int) -> Choice:
+    def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> Choice:
         """Which algorithm a collective takes here, and how long it should take by the cost model.
 
         Args:
             nbytes: of the whole buffer; of the larger one where input and output differ.
+            algorithm: the one to price; None: the one that is taken.
         Raises:
-            ValueError: there is no such collective.
+            ValueError: there is no such collective or algorithm.
         """
-        return self._caller.choice(collective, nbytes)
+        return self._caller.choice(collective, nbytes, algorithm)
 
     def last_seen(self, rank: int) -> str:
         """Where a rank was, as error texts say it: "in barrier #40", "after barrier #40"."""
