@@ -164,6 +164,8 @@ VARIABLES: tuple[Variable, ...] = (
         _rank,
         "at most so many successive ranks share memory, others are as if on other hosts; 0: no limit",
     ),
+    Variable("UNISONO_CALIBRATION", "calibration", _text, "file of `unisono calibrate`; none: its defaults"),
+    Variable("XDG_CACHE_HOME", "cache_home", _text, "folder of caches; ~/.cache where it is not set"),
     Variable("UNISONO_REPLACE", "replace", _backend, "PyTorch's backend whose place Unisono takes: gloo"),
     Variable(
         "UNISONO_SOCKET_IFNAME",
@@ -182,10 +184,7 @@ VARIABLES: tuple[Variable, ...] = (
         "router translates addresses",
     ),
     Variable(
-        "UNISONO_TOKEN_FILE",
-        "token",
-        read_token_file,
-        "file of mode 0600 with the job's token, 64 hex digits",
+        "UNISONO_TOKEN_FILE", "token", read_token_file, "file, mode 0600: the job's token, 64 hex digits"
     ),
     Variable("UNISONO_TOKEN", "token", parse_token, "the job's token itself", secret=True),
     Variable("UNISONO_TLS", "tls", _flag, "encrypt the store's connections with TLS 1.3 (needs the token)"),
@@ -253,6 +252,8 @@ class Settings:
     spin_us: int = -1
     peer_timeout_s: float = 10.0
     ranks_per_host: int = 0
+    calibration: str = ""
+    cache_home: str = ""
     replace: str = ""
     socket_ifname: str = ""
     port_range: tuple[int, int] | None = None

@@ -16,6 +16,7 @@ import msgspec
 
 from unisono import _native
 from unisono.errors import RendezvousError, StoreTimeout, message
+from unisono.machine import DEFAULTS, Calibration
 from unisono.store import Store
 
 __all__ = ["Card", "Roster", "born", "gather", "meet", "write_card"]
@@ -49,11 +50,13 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         nonce: a number used once that tells members of the group from strangers.
         staging_bytes: staging memory per rank, as rank 0 has it.
+        machine: the figures by which all choose algorithms, as rank 0 has them.
     """
 
     cards: list[Card]
     nonce: bytes
     staging_bytes: int
+    machine: Calibration
 
     def mates(self, rank: int) -> list[int]:
         """The ranks of the host of `rank`, itself included, in order."""
@@ -113,7 +116,9 @@ def born(pid: int) -> int:
         return int(stat.read().rpartition(b")")[2].split()[19])
 
 
-def meet(store: Store, card: Card, size: int, deadline: float, staging_bytes: int) -> Roster:
+def meet(
+    store: Store, card: Card, size: int, deadline: float, staging_bytes: int, machine: Calibration = DEFAULTS
+) -> Roster:
     """Show the own card, and read everybody's.
 
     Raises:
@@ -122,7 +127,9 @@ def meet(store: Store, card: Card, size: int, deadline: float, staging_bytes: in
     cards = gather(store, "card", card.rank, size, msgspec.msgpack.encode(card), deadline)
     if card.rank == 0:
         decoded = [msgspec.msgpack.decode(each, type=Card) for each in cards]
-        roster = Roster(decoded, secrets.token_bytes(_NONCE_BYTES), staging_bytes)
+        roster = Roster(decoded, secrets.token_bytes(_NONCE_BYTES), staging_bytes, machine)
+        if not roster.in_one_network():
+            roster = msgspec.structs.replace(roster, machine=machine.between_networks())
         store.set("roster", msgspec.msgpack.encode(roster))
         return roster
     try:
