@@ -1,4 +1,5 @@
-"""Kill a random rank at a random moment, many times, also while others read or write its memory; what every survivor said, and how soon.
+"""Kill a random rank at a random moment, many times; what every survivor said, and how soon. Others may just
+then read its memory.
 
     python kill_program.py ROUNDS RANKS SEED
 

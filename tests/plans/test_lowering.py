@@ -48,7 +48,7 @@ def header(name: str, *counts: int) -> list[int]:
 
 
 def test_one_shot_as_numbers() -> None:
-    """Chunks out, in, tmp; equal blocks; lends; in flight; algorithm. Then opcode, flags, chunk, own, peers."""
+    """Chunks out, in, tmp; blocks; lends; in flight; algorithm. Then opcode, flags, chunk, own, peers."""
     assert lower(make("all_reduce", "one_shot", 3))[1] == [
         *header("one_shot", 1, 0, 0, 0, 0, 1),
         *(SEND, RAW, OUT, 0, OUT, 0, -1, 2, 2, 0),
