@@ -228,6 +228,24 @@ def test_what_ranks_leave_behind_is_ended(launcher: Launcher, end: str, code: in
     assert "left behind by the ranks" in done.stderr
 
 
+SLOW_TRACKER = """
+import sys
+if "resource_tracker" in " ".join(sys.orig_argv):
+    import _posixshmem, time
+    unlink = _posixshmem.shm_unlink
+    _posixshmem.shm_unlink = lambda name: (time.sleep(1.0), unlink(name))
+"""
+
+
+def test_shared_memory_is_removed_however_slow_the_machine_is(launcher: Launcher) -> None:
+    (launcher.folder / "sitecustomize.py").write_text(SLOW_TRACKER)
+    launcher.environ["PYTHONPATH"] = str(launcher.folder)
+    process = launcher.start(LEAVES_CHILDREN + "time.sleep(300)", "-n", "2")
+    read_lines(process, 2)
+    process.kill()
+    process.communicate(timeout=60)
+
+
 def test_interrupted_while_strays_live(launcher: Launcher) -> None:
     process = launcher.start(LEAVES_CHILDREN + "time.sleep(300)", "-n", "2")
     read_lines(process, 2)
