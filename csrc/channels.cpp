@@ -187,8 +187,7 @@ void Channels::post(std::shared_ptr<Request> request) {
 void Channels::enqueue(std::shared_ptr<Request> request) {
   ++open_;
   ++changes_;
-  if (stopping_ || failed_ || world_.abort().state.load(std::memory_order_acquire) != 0)
-    return finish(*request, FaultKind::kAborted);
+  if (!works()) return finish(*request, FaultKind::kAborted);
   if (!request->sending) {
     if (!take_kept(*request)) receives_.push_back(std::move(request));
   } else if (request->peer == rank_) {

@@ -48,6 +48,12 @@ class Channels {
   Channels(const Channels&) = delete;
   Channels& operator=(const Channels&) = delete;
 
+  // A small message that goes, or has come, whole and at once, with nothing before it: the usual one. False:
+  // it does not, and nothing has happened. `spins`: how often to look for one to receive.
+  bool send_now(int peer, int tag, DType dtype, const void* data, size_t nbytes);
+  bool receive_now(int peer, int tag, DType dtype, void* data, size_t nbytes, int spins);
+  int spins() const { return patience_.spins; }
+
   // Starts a request and moves what can be moved now.
   void post(std::shared_ptr<Request> request);
   // Leaves a request to the background thread, for callers that will not wait at once.
@@ -79,6 +85,9 @@ class Channels {
     std::list<Kept>::iterator kept;
   };
 
+  bool works() const {
+    return !stopping_ && !failed_ && world_.abort().state.load(std::memory_order_acquire) == 0;
+  }
   void enqueue(std::shared_ptr<Request> request);  // this one and those below: with mutex_ held
   void progress();
   void push(int peer);

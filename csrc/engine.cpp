@@ -48,6 +48,13 @@ Limits limits(World& world) {
   return {kFarSegmentBytes, std::min(staged, TcpTransport::kCapacity)};
 }
 
+// Whether another rank of this host is no process of its own.
+bool has_threads(const World& world, int rank, const std::vector<int>& pidfds) {
+  for (int peer = 0; peer < world.ranks(); ++peer)
+    if (peer != rank && world.near(peer) && pidfds[static_cast<size_t>(peer)] < 0) return true;
+  return false;
+}
+
 // Makes the lists of a group on one host complete.
 Connections completed(Connections given, uint32_t ranks) {
   if (!given.places.empty()) return given;
@@ -67,6 +74,7 @@ Engine::Engine(const std::shared_ptr<Region>& region, int rank, const EngineOpti
                Connections connections, int)
     : world_(region, std::move(connections.places), std::move(connections.hosts), connections.pids),
       rank_(rank),
+      shares_process_(has_threads(world_, rank, options.pidfds)),
       forks_(forks()),
       owner_(getpid()),
       peers_(options.pidfds, options.status_fd),
@@ -130,13 +138,14 @@ void Engine::record(const Call& call, uint64_t seq, uint64_t fingerprint) {
   cell.started.store(seq, std::memory_order_release);
 }
 
-FaultKind Engine::execute(const Call& call, bool in_background) {
+FaultKind Engine::execute(const Call& call, bool in_background, Held* held) {
   const uint64_t seq = ++seq_;
   const uint64_t print = fingerprint(call, seq);
   before_ = print;
   waiter_.begin(seq, print, call.deadline, call.timeout);
   waiter_.set_patience(in_background ? kBackground : patience_);
   waiter_.set_interrupt(in_background ? nullptr : &interrupted_);
+  waiter_.set_held(held);
   try {
     waiter_.throw_if_aborted();
     record(call, seq, print);
@@ -183,7 +192,7 @@ void Engine::check_process() const {
                              "; a process that was forked from it makes a group of its own");
 }
 
-FaultKind Engine::run(Call call) {
+FaultKind Engine::run(Call call, Held* held) {
   check_process();
   if (within())
     throw std::runtime_error(
@@ -193,10 +202,11 @@ FaultKind Engine::run(Call call) {
     const std::lock_guard lock(executing_, std::adopt_lock);
     runner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
     direct_.store(direct_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-    const FaultKind result = execute(call, false);
+    const FaultKind result = execute(call, false, held);
     runner_.store(std::thread::id(), std::memory_order_relaxed);
     return result;
   }
+  if (held != nullptr) held->let_go();
   return wait(enqueue(std::move(call)), INT64_MAX);
 }
 
@@ -227,7 +237,7 @@ void Engine::serve() {
     FaultKind result;
     {
       const std::lock_guard executing(executing_);
-      result = execute(call, true);
+      result = execute(call, true, nullptr);
     }
     lock.lock();
     const uint64_t ticket = completed_.load(std::memory_order_relaxed) + 1;

@@ -32,6 +32,7 @@ Streams::Streams(World& world, int rank, std::vector<int> sockets, Control* cont
       rank_(rank),
       control_(control),
       backed_(static_cast<size_t>(world.ranks()), false),
+      known_consumed_(static_cast<size_t>(world.ranks()), 0),
       far_(sockets.size()) {
   for (size_t peer = 0; peer < sockets.size(); ++peer) far_[peer].fd = sockets[peer];
   if (sockets.empty()) return;

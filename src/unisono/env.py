@@ -180,7 +180,8 @@ VARIABLES: tuple[Variable, ...] = (
         "UNISONO_ADVERTISE",
         "advertise",
         _endpoint,
-        "host:port under which others reach what this rank listens on, where a router translates addresses",
+        "host:port under which others reach local rank 0, the next port for local rank 1 and so on, where a "
+        "router translates addresses",
     ),
     Variable(
         "UNISONO_TOKEN_FILE",

@@ -25,6 +25,7 @@ class EngineSettings:
     Attributes:
         master: a host that every rank reaches; None: unknown.
         socket_bytes: of the kernel's buffers of a connection; 0: as the kernel sees fit.
+        network: interfaces and ports to use, and the job's token.
     """
 
     staging_bytes: int
@@ -34,15 +35,15 @@ class EngineSettings:
     peer_timeout_s: float = 10.0
     master: str | None = None
     socket_bytes: int = 0
-    token: bytes = field(default=b"", repr=False)
+    network: Settings = field(default_factory=Settings, repr=False)
 
     @classmethod
-    def of(cls, settings: Settings) -> EngineSettings:
-        """From the environment's settings."""
+    def of(cls, settings: Settings, master: str | None = None) -> EngineSettings:
+        """From the environment's settings, and the master where something else names it."""
         page = 4096
         staging = max(16 * page, -(-settings.staging_bytes // page) * page)
         status_fd = -1 if settings.status_fd is None else settings.status_fd
-        master = settings.master_addr
+        master = master or settings.master_addr
         if master is None and settings.store_address is not None:
             master = settings.store_address[0]
         return cls(
@@ -52,7 +53,7 @@ class EngineSettings:
             settings.ranks_per_host,
             settings.peer_timeout_s,
             master,
-            token=settings.token,
+            network=settings,
         )
 
 
@@ -84,7 +85,7 @@ def open_engine(store: Store, rank: int, size: int, *, timeout_s: float, setting
             master=settings.master,
             peer_timeout_s=settings.peer_timeout_s,
             buffer_bytes=settings.socket_bytes,
-            token=settings.token,
+            settings=settings.network,
         )
     try:
         pidfds = _watch_all(roster, mates)
