@@ -48,7 +48,7 @@ def groups(
         settings = EngineSettings(staging_bytes, -1.0, -1, per_host, peer_timeout_s, None, socket_bytes)
 
         def opened(rank: int) -> Group:
-            engine, hosts = open_engine(store, rank, size, timeout_s=timeout_s, settings=settings)
+            engine, hosts, _ = open_engine(store, rank, size, timeout_s=timeout_s, settings=settings)
             return Group(engine, rank, size, "test", timeout_s, store, hosts=hosts)
 
         with ThreadPoolExecutor(size) as pool:
