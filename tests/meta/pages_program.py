@@ -1,6 +1,6 @@
 """Runs the Python blocks of pages on this rank: those of one page one after the other, in one namespace.
 
-Arguments: pages. Each block is compiled with its page's name and its place there, so that a traceback names both.
+Arguments: pages. A block is compiled with its page's name and its place there: a traceback names both.
 """
 
 from __future__ import annotations
