@@ -131,4 +131,5 @@ NB_MODULE(_native, m) {
   m.doc() = "The engine: shared memory, reductions, the executor of lowered plans.";
   bind_tables(m);
   bind_engine(m);
+  bind_probe(m);
 }

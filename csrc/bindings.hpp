@@ -13,6 +13,7 @@ using Address = uintptr_t;
 
 void bind_engine(nanobind::module_& m);
 void bind_quick(nanobind::module_& m);
+void bind_probe(nanobind::module_& m);
 
 // A C-contiguous buffer of a known dtype.
 struct Seen {

@@ -193,7 +193,11 @@ void bind_request(nb::module_& m) {
 void bind_engine(nb::module_& m) {
   nb::class_<Region>(m, "Region", "Memory that the ranks of one group on one host share.")
       .def(nb::init<int, uint32_t, size_t, bool>(), nb::arg("fd"), nb::arg("ranks"), nb::arg("staging_bytes"),
-           nb::arg("create"));
+           nb::arg("create"))
+      .def("allow_lending", &Region::allow_lending, "Its ranks may read each other's own memory.");
+  m.def("landmark", &landmark, "The address of a word by which others see that they can read this process.");
+  m.def("reaches", &reaches, nb::arg("pid"), nb::arg("landmark"),
+        "Whether this process can read the memory of another one.");
   nb::class_<Connections>(m, "Connections", "How the ranks of a group are joined across hosts.")
       .def(
           "__init__",

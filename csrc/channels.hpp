@@ -35,6 +35,7 @@ struct Request {
   Nanoseconds deadline = INT64_MAX;
   uint64_t moved = 0;  // bytes, the header not counted
   size_t header_moved = 0;
+  bool lent = false;  // its bytes go from memory to memory, not through the stream
   std::atomic<FaultKind> fault{FaultKind::kNone};
   std::atomic<bool> done{false};
 };
@@ -81,6 +82,7 @@ class Channels {
     Header header{};
     size_t header_moved = 0;
     uint64_t moved = 0;
+    bool lent = false;
     std::shared_ptr<Request> request;
     std::list<Kept>::iterator kept;
   };
@@ -92,6 +94,11 @@ class Channels {
   void progress();
   void push(int peer);
   void pull(int peer);
+  Channel& channel(int sender, int receiver);
+  void offer(Request& request);
+  bool lend(Request& request);
+  bool borrow(int peer, unsigned char* target);
+  void give_up(int peer);
   bool read_header(int peer);
   void finish_incoming(int peer);
   std::shared_ptr<Request> match(int peer, const Header& header);
@@ -116,6 +123,7 @@ class Channels {
   std::vector<std::deque<std::shared_ptr<Request>>> sends_;  // per receiver, in order
   std::deque<std::shared_ptr<Request>> receives_;            // not yet matched, in order
   std::vector<Incoming> incoming_;
+  std::vector<uint64_t> lent_;  // messages lent to each rank
   std::list<Kept> kept_;
   Streams streams_;
   Control* const control_;

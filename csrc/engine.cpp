@@ -18,6 +18,7 @@ constexpr Nanoseconds kMicrosecond = 1000;
 // What one pass over all chunks should touch: small enough to stay in a second-level cache together with
 // the memory it goes through, large enough to make the steps' cost vanish; between hosts that cost is higher.
 constexpr size_t kSegmentBytes = 256 * 1024;
+constexpr size_t kLentSegmentBytes = 1024 * 1024;
 constexpr size_t kFarSegmentBytes = 2048 * 1024;
 constexpr Nanoseconds kAnswerPatience = 100'000'000;
 constexpr auto kWaitSlice = std::chrono::nanoseconds(20'000'000);  // bounds how late an interrupt is seen
@@ -45,9 +46,10 @@ uint32_t forks() {
 }
 
 Limits limits(World& world) {
-  if (!world.spans_hosts()) return {kSegmentBytes, ShmTransport::capacity(world.region())};
+  const size_t lent = world.region().lending() ? kLentSegmentBytes : 0;
+  if (!world.spans_hosts()) return {kSegmentBytes, ShmTransport::capacity(world.region()), lent};
   const size_t staged = world.shares_memory() ? ShmTransport::capacity(world.region()) : SIZE_MAX;
-  return {kFarSegmentBytes, std::min(staged, TcpTransport::kCapacity)};
+  return {kFarSegmentBytes, std::min(staged, TcpTransport::kCapacity), 0};
 }
 
 // Whether another rank of this host is no process of its own.
@@ -86,7 +88,7 @@ Engine::Engine(const std::shared_ptr<Region>& region, int rank, const EngineOpti
                    : nullptr),
       tcp_(control_ ? std::make_unique<TcpTransport>(world_, *control_, rank, std::move(connections.data))
                     : nullptr),
-      shm_(world_, rank),
+      shm_(world_, peers_, rank),
       executor_(edges(), rank, limits(world_)),
       waiter_(world_, peers_, rank, &RankCell::bell, patience_, tcp_.get(), control_.get()),
       channels_(world_, peers_, rank, patience_, kBackground, std::move(connections.messages),

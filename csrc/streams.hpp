@@ -58,6 +58,8 @@ class Streams final : public Sockets {
   };
   uint64_t peek(int peer, std::span<unsigned char> into, uint64_t after);
   void consume(int peer, uint64_t nbytes);
+  size_t write_slice(int peer, const unsigned char* data, size_t nbytes);
+  size_t read_slice(int peer, unsigned char* data, size_t nbytes);
   size_t write_far(Far& far, int peer, const void* data, size_t nbytes, bool more);
   size_t read_far(Far& far, int peer, void* data, size_t nbytes);
   void watch(int peer, bool for_room);

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple, NoReturn
 
 from unisono import _native
 from unisono.buffers import DTYPES, ITEMSIZES
-from unisono.choose import Chooser
+from unisono.choose import Choice, Chooser
 from unisono.errors import GroupClosed, GroupError
 from unisono.group.canon import Canon
 from unisono.group.faults import COLLECTIVES, Scene, explain
 from unisono.group.layout import Extents, lay_out
 from unisono.group.site import site
 from unisono.group.work import CollectiveWork, Work, seconds
+from unisono.machine import DEFAULTS, Calibration
 from unisono.plans import lower_rank
 from unisono.reduction import Op, PremulSum, ReduceOp
 from unisono.store.base import close_in_children
@@ -54,6 +55,7 @@ class Caller:
         send_now, recv_now: the same without waiting; negative also when it cannot be done at once.
         hosts: the number of the host of each rank; all on one until somebody says otherwise.
         reproducible: all reductions are, whether they ask for it or not.
+        machine: the figures by which algorithms are chosen; alike on all ranks.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Caller:
         timeout_s: float,
         host_names: tuple[str, ...],
         reproducible: bool,
+        machine: Calibration = DEFAULTS,
     ) -> None:
         self.name = name
         self.rank = rank
@@ -72,6 +75,7 @@ class Caller:
         self._reproducible = reproducible
         self._timeout_s = timeout_s
         self._host_names = host_names
+        self._machine = machine
         self._engine: _native.Engine | None = engine
         self._prepared: dict[tuple[str, str, int, int, int], Prepared] = {}
         self._code: dict[tuple[str, str, int], list[int]] = {}
@@ -109,7 +113,7 @@ class Caller:
         if len(value) != self.size:
             raise ValueError(f"got the hosts of {len(value)} ranks, expected {self.size}")
         self._hosts = tuple(value)
-        self._chooser = Chooser(self.size, self._hosts)
+        self._chooser = Chooser(self.size, self._hosts, self._machine)
         self._prepared.clear()  # what was planned for another placement
         self._code.clear()
         self._canon = Canon(self.size, self._hosts)
@@ -245,6 +249,10 @@ class Caller:
         work = CollectiveWork(engine, ticket, keep, self.scene(engine, name, timeout_s, where))
         self.keep(work)
         return work
+
+    def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> Choice:
+        """The algorithm and the predicted time of a collective; `nbytes` of the whole buffer."""
+        return self._chooser.explain(collective, nbytes, algorithm)
 
     # ---- what calls need -------------------------------------------------------------------------------
 
