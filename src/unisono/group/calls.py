@@ -52,7 +52,9 @@ class Caller:
     Attributes:
         name, rank, size: of the group.  timeout_s: of an operation that names none.
         call: runs a collective: at once when it repeats an earlier one, otherwise through `at_length`.
-        send, recv: pass a message now, and wait; negative when something about it is not usual.
+        again: repeats (collective, out, given, op, root); False when it does not remember such a call.
+        send, recv: pass a message and wait; negative when something about it is not usual.
+        send_now, recv_now: the same without waiting; negative also when it cannot be done at once.
         hosts: the number of the host of each rank; all on one until somebody says otherwise.
         reproducible: all reductions are, whether they ask for it or not.
         machine: the figures by which algorithms are chosen; alike on all ranks.
@@ -81,8 +83,11 @@ class Caller:
         self._code: dict[tuple[str, str, int], list[int]] = {}
         self._quick = _native.Quick(self, engine, timeout_s)
         self.call: Callable[..., Work | None] = self._quick.call
+        self.again: Callable[..., bool] = self._quick.again
         self.send: Callable[..., int] = self._quick.send
         self.recv: Callable[..., int] = self._quick.recv
+        self.send_now: Callable[..., int] = self._quick.send_now
+        self.recv_now: Callable[..., int] = self._quick.recv_now
         distinct = list(dict.fromkeys(host_names))
         self.hosts = tuple(distinct.index(name) for name in host_names)
         self._works: list[Work] = []
