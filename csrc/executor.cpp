@@ -8,6 +8,9 @@ namespace {
 
 constexpr size_t kSliceAlign = 4096;
 constexpr size_t kLineElementsBytes = 64;
+// A message of this size is lent rather than staged: it costs system calls, but no copy and no other core's
+// cache lines.
+constexpr size_t kLendBytes = 128 * 1024;
 
 size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -59,12 +62,18 @@ struct Executor::Frame {
 Executor::Executor(std::vector<Transport*> transports, int rank, Limits limits)
     : transports_(std::move(transports)), rank_(rank), limits_(limits) {}
 
+size_t Executor::room_for(const Program& program) const {
+  return limits_.capacity / static_cast<size_t>(program.in_flight() + 1);
+}
+
 // A sender can have two segments' messages outstanding, which is what lets segments overlap.
 size_t Executor::segment_elements(const Program& program, size_t item) const {
   const auto chunks =
       static_cast<size_t>(std::max({1, program.chunks(Space::kOut), program.chunks(Space::kIn)}));
   const size_t fair = limits_.segment_bytes / chunks;
-  const size_t room = limits_.capacity / static_cast<size_t>(program.in_flight() + 1);
+  if (program.lends() && limits_.lent_bytes > 0)  // what is too much for the staging memory is lent
+    return std::max<size_t>(1, limits_.lent_bytes / chunks / kSliceAlign * kSliceAlign / item);
+  const size_t room = room_for(program);
   const size_t bytes = std::min(fair, room);
   return std::max<size_t>(1, (bytes >= kSliceAlign ? bytes / kSliceAlign * kSliceAlign : bytes) / item);
 }
@@ -90,6 +99,23 @@ void Executor::run(const Job& job, Waiter& waiter) {
     for (const Instruction& instruction : job.program->instructions()) step(instruction, frame);
     first += segment;
   } while (first < longest);
+  if (lent_) settle(job, waiter);
+}
+
+// What this rank has lent has to be its caller's again. While it waits it copies for whoever is behind.
+void Executor::settle(const Job& job, Waiter& waiter) {
+  lent_ = false;
+  for (int peer = 0; peer < job.program->size(); ++peer) {
+    Transport* const transport = transports_[static_cast<size_t>(peer)];
+    if (transport == nullptr || transport->returned()) continue;
+    int awaited = peer;
+    waiter.until(awaited, [&] {
+      transport->assist();
+      const bool returned = transport->returned();
+      awaited = transport->blocking_peer();
+      return returned;
+    });
+  }
 }
 
 void Executor::step(const Instruction& step, const Frame& frame) {
@@ -128,8 +154,28 @@ void Executor::send(const Instruction& step, const Frame& frame) {
   const bool scaled = (step.flags & kRaw) != 0 && frame.job.op == ReduceOp::kPremulSum;
   const std::span<const int> peers(step.peers), near = peers.first(step.near);
   const std::span<const int> far = peers.subspan(step.near);
-  if (!near.empty()) send_over(*transports_[static_cast<size_t>(near[0])], near, piece, scaled, false, frame);
+  const bool lent = (step.flags & kLast) != 0 && !scaled && !near.empty() &&
+                    lend(*transports_[static_cast<size_t>(near[0])], near, piece, frame);
+  if (!near.empty() && !lent)
+    send_over(*transports_[static_cast<size_t>(near[0])], near, piece, scaled, false, frame);
   if (!far.empty()) send_over(*transports_[static_cast<size_t>(far[0])], far, piece, scaled, true, frame);
+}
+
+// Whether the message is worth lending; then it is.
+bool Executor::lend(Transport& transport, std::span<const int> peers, Extent piece, const Frame& frame) {
+  const size_t nbytes = piece.numel * frame.item;
+  if (nbytes < std::min(kLendBytes, room_for(*frame.job.program)) || !transport.lends(peers)) return false;
+  lent_ = true;
+  const auto lent = [&] { return transport.lend(peers, nbytes, frame.job.fingerprint, piece.data); };
+  if (lent()) return true;
+  int awaited = transport.blocking_peer();
+  frame.waiter.until(awaited, [&] {
+    if (lent()) return true;
+    transport.assist();
+    awaited = transport.blocking_peer();
+    return false;
+  });
+  return true;
 }
 
 // To other hosts a message goes from where it lies.
@@ -141,6 +187,7 @@ void Executor::send_over(Transport& transport, std::span<const int> peers, Exten
     int awaited = transport.blocking_peer();
     frame.waiter.until(awaited, [&] {
       room = transport.reserve(peers, nbytes);
+      if (room == nullptr) transport.assist();
       awaited = transport.blocking_peer();
       return room != nullptr;
     });
@@ -148,7 +195,7 @@ void Executor::send_over(Transport& transport, std::span<const int> peers, Exten
   if (scaled)
     kernels().scale[static_cast<size_t>(frame.job.dtype)](room, piece.data, piece.numel, frame.job.factor);
   else if (nbytes > 0 && !far)
-    std::memcpy(room, piece.data, nbytes);
+    kernels().copy(room, piece.data, nbytes);
   transport.commit(peers, nbytes, frame.job.fingerprint, far && !scaled ? piece.data : room);
 }
 
@@ -156,7 +203,11 @@ void Executor::send_over(Transport& transport, std::span<const int> peers, Exten
 Message Executor::await(int peer, size_t nbytes, void* into, const Frame& frame) {
   Transport& transport = *transports_[static_cast<size_t>(peer)];
   Message message;
-  frame.waiter.until(peer, [&] { return transport.peek(peer, nbytes, into, message); });
+  frame.waiter.until(peer, [&] {
+    if (transport.peek(peer, nbytes, into, message)) return true;
+    if (lent_) transport.assist();
+    return false;
+  });
   if (message.fingerprint != frame.job.fingerprint || message.nbytes != nbytes) [[unlikely]] {
     Fault fault;
     fault.kind = FaultKind::kMismatch;
@@ -171,8 +222,21 @@ void Executor::receive(const Instruction& step, const Frame& frame) {
   if (piece.numel == 0 && !frame.opening) return;
   const int peer = step.peers[0];
   const Message message = await(peer, piece.numel * frame.item, piece.data, frame);
-  if (message.nbytes > 0 && message.data != piece.data) std::memcpy(piece.data, message.data, message.nbytes);
+  if (message.lent)
+    fetch(peer, message, piece.data, frame);
+  else if (message.nbytes > 0 && message.data != piece.data)
+    kernels().copy(piece.data, message.data, message.nbytes);
   transports_[static_cast<size_t>(peer)]->release(peer);
+}
+
+void Executor::fetch(int peer, const Message& message, void* into, const Frame& frame) {
+  Transport& transport = *transports_[static_cast<size_t>(peer)];
+  try {
+    frame.waiter.until(peer, [&] { return transport.fetch(peer, message, into); });
+  } catch (...) {
+    transport.abandon(peer);
+    throw;
+  }
 }
 
 void Executor::reduce(const Instruction& step, const Frame& frame) {
@@ -192,7 +256,14 @@ void Executor::reduce(const Instruction& step, const Frame& frame) {
   };
   add_own();
   for (int peer : step.peers) {
-    inputs_[k++] = await(peer, result.numel * frame.item, nullptr, frame).data;
+    const Message message = await(peer, result.numel * frame.item, nullptr, frame);
+    inputs_[k++] = message.data;
+    if (message.lent) {
+      if (fetched_.size() < k) fetched_.resize(k);
+      if (fetched_[k - 1].size() < message.nbytes) fetched_[k - 1].resize(message.nbytes);
+      fetch(peer, message, fetched_[k - 1].data(), frame);
+      inputs_[k - 1] = fetched_[k - 1].data();
+    }
     add_own();
   }
   const bool averaged = job.op == ReduceOp::kAvg && (step.flags & kFinal) != 0;

@@ -11,6 +11,7 @@ struct Message {
   const void* data;
   size_t nbytes;
   uint64_t fingerprint;
+  bool lent = false;  // it still is where the sender has it, and `data` is nullptr: fetch it
 };
 
 // The edges from one rank to some of its peers and back. Messages of an edge arrive in order. Nothing
@@ -30,6 +31,21 @@ class Transport {
   // and may lie at `into` already, where its receiver wants it (nullptr: anywhere).
   virtual bool peek(int peer, size_t nbytes, void* into, Message& message) = 0;
   virtual void release(int peer) = 0;
+
+  // Messages that are not copied on their way: the sender's memory is lent until the receivers have released
+  // them. `lends`: to these peers it can be done. `lend` is false while there is no room; `assist` moves what
+  // this rank has lent; `returned` tells whether all of that is free again.
+  virtual bool lends(std::span<const int> /*peers*/) const { return false; }
+  virtual bool lend(std::span<const int> /*peers*/, size_t /*nbytes*/, uint64_t /*fingerprint*/,
+                    const void* /*from*/) {
+    return false;
+  }
+  virtual void assist() {}
+  virtual bool returned() { return true; }
+  // Brings the message of `peer` that `peek` found to `into`, where it is when this is true; if that never
+  // comes to pass, `abandon` makes `into` its owner's again.
+  virtual bool fetch(int /*peer*/, const Message& /*message*/, void* /*into*/) { return false; }
+  virtual void abandon(int /*peer*/) {}
 };
 
 }  // namespace unisono

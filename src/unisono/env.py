@@ -148,6 +148,7 @@ def _placement(source: str, rank: str, world: str, local_rank: str, local_world:
 VARIABLES: tuple[Variable, ...] = (
     Variable("UNISONO_TIMEOUT_S", "timeout_s", _seconds, "seconds an operation may take"),
     Variable("UNISONO_STAGING_BYTES", "staging_bytes", parse_size, "staging memory per rank (8M, 4MiB)"),
+    Variable("UNISONO_LENDING", "lending", _flag, "0: ranks never read each other's own memory"),
     Variable(
         "UNISONO_SPIN_US",
         "spin_us",
@@ -155,10 +156,7 @@ VARIABLES: tuple[Variable, ...] = (
         "microseconds to spin before giving the core up; -1: choose from ranks and cores",
     ),
     Variable(
-        "UNISONO_PEER_TIMEOUT_S",
-        "peer_timeout_s",
-        _seconds,
-        "seconds after which a host that no longer answers counts as lost",
+        "UNISONO_PEER_TIMEOUT_S", "peer_timeout_s", _seconds, "seconds after which a silent host is lost"
     ),
     Variable(
         "UNISONO_RANKS_PER_HOST",
@@ -182,7 +180,8 @@ VARIABLES: tuple[Variable, ...] = (
         "UNISONO_ADVERTISE",
         "advertise",
         _endpoint,
-        "host:port under which others reach what this rank listens on, where a router translates addresses",
+        "host:port under which others reach local rank 0, the next port for local rank 1 and so on, where a "
+        "router translates addresses",
     ),
     Variable(
         "UNISONO_TOKEN_FILE", "token", read_token_file, "file, mode 0600: the job's token, 64 hex digits"
@@ -249,6 +248,7 @@ class Settings:
 
     timeout_s: float = 300.0
     staging_bytes: int = 1 << 20
+    lending: bool = True
     spin_us: int = -1
     peer_timeout_s: float = 10.0
     ranks_per_host: int = 0

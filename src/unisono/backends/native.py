@@ -26,6 +26,8 @@ class EngineSettings:
     Attributes:
         master: a host that every rank reaches; None: unknown.
         socket_bytes: of the kernel's buffers of a connection; 0: as the kernel sees fit.
+        network: interfaces and ports to use, and the job's token.
+        lending: large messages within a host may go from one rank's memory straight to another's.
         machine: what is known of this machine; that of rank 0 counts.
     """
 
@@ -36,16 +38,17 @@ class EngineSettings:
     peer_timeout_s: float = 10.0
     master: str | None = None
     socket_bytes: int = 0
-    token: bytes = field(default=b"", repr=False)
+    network: Settings = field(default_factory=Settings, repr=False)
+    lending: bool = True
     machine: Calibration = DEFAULTS
 
     @classmethod
-    def of(cls, settings: Settings) -> EngineSettings:
-        """From the environment's settings."""
+    def of(cls, settings: Settings, master: str | None = None) -> EngineSettings:
+        """From the environment's settings, and the master where something else names it."""
         page = 4096
         staging = max(16 * page, -(-settings.staging_bytes // page) * page)
         status_fd = -1 if settings.status_fd is None else settings.status_fd
-        master = settings.master_addr
+        master = master or settings.master_addr
         if master is None and settings.store_address is not None:
             master = settings.store_address[0]
         return cls(
@@ -55,7 +58,8 @@ class EngineSettings:
             settings.ranks_per_host,
             settings.peer_timeout_s,
             master,
-            token=settings.token,
+            network=settings,
+            lending=settings.lending,
             machine=recall(settings).calibration,
         )
 
@@ -75,10 +79,13 @@ def open_engine(store: Store, rank: int, size: int, *, timeout_s: float, setting
         RendezvousError: somebody did not come in time, or cannot be reached.
     """
     deadline = time.monotonic() + timeout_s
-    card = write_card(rank, settings.ranks_per_host)
+    card = write_card(rank, settings.ranks_per_host, settings.lending)
     roster = meet(store, card, size, deadline, settings.staging_bytes, settings.machine)
     mates = roster.mates(rank)
-    region = share_memory(store, rank, mates, deadline=deadline, staging_bytes=roster.staging_bytes)
+    lending = _reaches_all(roster, mates)
+    region = share_memory(
+        store, rank, mates, deadline=deadline, staging_bytes=roster.staging_bytes, lending=lending
+    )
     sockets = None
     if not roster.on_one_host():
         sockets = connect_hosts(
@@ -89,7 +96,7 @@ def open_engine(store: Store, rank: int, size: int, *, timeout_s: float, setting
             master=settings.master,
             peer_timeout_s=settings.peer_timeout_s,
             buffer_bytes=settings.socket_bytes,
-            token=settings.token,
+            settings=settings.network,
         )
     try:
         pidfds = _watch_all(roster, mates)
@@ -103,6 +110,12 @@ def open_engine(store: Store, rank: int, size: int, *, timeout_s: float, setting
     finally:
         if sockets is not None:
             sockets.close()  # what the engine has not taken over
+
+
+def _reaches_all(roster: Roster, mates: list[int]) -> bool:
+    """Whether this rank can read the memory of all its mates, and all want it."""
+    cards = [roster.cards[mate] for mate in mates]
+    return all(card.landmark and _native.reaches(card.pid, card.landmark) for card in cards)
 
 
 def _connections(roster: Roster, rank: int, sockets: Sockets) -> _native.Connections:

@@ -14,6 +14,7 @@ import time
 
 import msgspec
 
+from unisono import _native
 from unisono.errors import RendezvousError, StoreTimeout, message
 from unisono.machine import DEFAULTS, Calibration
 from unisono.store import Store
@@ -30,6 +31,7 @@ class Card(msgspec.Struct, frozen=True, array_like=True):
         born: start time of the process in clock ticks, so that a reused pid is recognised.
         name: of its host.  network: equal where loopback leads from one rank to the other.
         home: equal for ranks that share memory.
+        landmark: where in its memory a rank's mates read to see whether they can; 0: they need not try.
     """
 
     rank: int
@@ -39,6 +41,7 @@ class Card(msgspec.Struct, frozen=True, array_like=True):
     kernel: str
     network: str
     home: str
+    landmark: int
 
 
 class Roster(msgspec.Struct, frozen=True, array_like=True):
@@ -84,14 +87,18 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
         return tuple(names)
 
 
-def write_card(rank: int, ranks_per_host: int) -> Card:
-    """This process's card. At most `ranks_per_host` successive ranks share memory; 0: as many as can."""
+def write_card(rank: int, ranks_per_host: int, lending: bool = True) -> Card:
+    """This process's card. At most `ranks_per_host` successive ranks share memory; 0: as many as can.
+
+    `lending`: others may read this process's own memory, where the system lets them.
+    """
     kernel = _kernel()
     network = f"{kernel} {os.stat('/proc/self/ns/net').st_ino}"
     home = f"{network} {os.stat('/proc/self/ns/pid').st_ino} {os.getuid()}"
     if ranks_per_host:
         home += f" {rank // ranks_per_host}"
-    return Card(rank, os.getpid(), born(os.getpid()), os.uname().nodename, kernel, network, home)
+    landmark = _native.landmark() if lending else 0
+    return Card(rank, os.getpid(), born(os.getpid()), os.uname().nodename, kernel, network, home, landmark)
 
 
 def _kernel() -> str:

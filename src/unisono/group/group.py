@@ -268,7 +268,7 @@ def init_process_group(
             meeting.rank,
             meeting.world_size,
             timeout_s=timeout_s,
-            settings=EngineSettings.of(settings),
+            settings=EngineSettings.of(settings, meeting.master),
         )
     except BaseException:
         meeting.close()
