@@ -130,10 +130,24 @@ def run_all(chosen: list[Part], minutes: float) -> dict[str, dict[str, Any]]:
 # ---- the page ------------------------------------------------------------------------------------------
 
 
-def agreement(first: dict[str, Any], second: dict[str, Any]) -> list[tuple[int, float]]:
-    """(size, by how much Unisono's times in two runs differ) for every size."""
+def agreement(first: dict[str, Any], second: dict[str, Any], figure: str) -> list[tuple[int, float]]:
+    """(size, by how much a figure of two runs differs) for every size that has it."""
     pairs = zip(first["lines"], second["lines"], strict=True)
-    return [(one["nbytes"], abs(one["p50_us"] / two["p50_us"] - 1)) for one, two in pairs]
+    return [(one["nbytes"], abs(one[figure] / two[figure] - 1)) for one, two in pairs if one[figure]]
+
+
+def agreements(first: dict[str, Any], second: dict[str, Any]) -> Iterator[str]:
+    """How far two runs in a row differ, in words; and the pace of the cores in both, which explains times."""
+    for figure, words in (("p50_us", "times"), ("best_ratio", "ratios to the best peer")):
+        differ = agreement(first, second, figure)
+        if differ:
+            size, worst = max(differ, key=lambda each: each[1])
+            verdict = "within" if worst <= AGREEMENT else "NOT within"
+            most = f"at most {worst:.1%} apart ({size} bytes)"
+            yield f"Two runs in a row: {words} agree {verdict} {AGREEMENT:.0%}, {most}."
+    paces = [run["noise"].get("pace") or {} for run in (first, second)]
+    both = " and ".join(shown(pace.get("median_us")) for pace in paces)
+    yield f"A fixed piece of work took {both} us in them."
 
 
 def page(results: dict[str, Any]) -> str:
@@ -147,13 +161,7 @@ def page(results: dict[str, Any]) -> str:
     texts += ["Ratios are Unisono's time over the other's in the same run: below 1 Unisono is faster.", ""]
     both = [found.get(name, {}).get("record") for name in ("all_reduce-2", "all_reduce-2-again")]
     if all(both):
-        differ = agreement(*both)
-        worst = max(differ, key=lambda each: each[1])
-        verdict = "within" if worst[1] <= AGREEMENT else "NOT within"
-        texts += [
-            f"Two runs of all_reduce in a row agree {verdict} {AGREEMENT:.0%}: at most {worst[1]:.1%} apart, "
-        ]
-        texts += [f"at {worst[0]} bytes.", ""]
+        texts += [*agreements(*both), ""]
     for name, part in found.items():
         texts += [f"## {name}", "", f"`{part.get('command', '')}`", ""]
         texts += (
@@ -193,7 +201,10 @@ def lines_view(record: dict[str, Any]) -> list[str]:
     quiet = "quiet" if noise["quiet"] else "NOT QUIET"
     used, stolen = noise["others_cpu_share"] or 0, noise["stolen_cpu_share"] or 0
     shares = f"others used {used:.1%} of the cores, of it the host {stolen:.1%}"
-    return [*table(head, rows), "", f"Machine {quiet}: {shares}."]
+    pace = noise.get("pace") or {}
+    work = f"A fixed piece of work took {shown(pace.get('median_us'))} us on a core"
+    span = f"mostly {shown(pace.get('low_us'))} to {shown(pace.get('high_us'))}"
+    return [*table(head, rows), "", f"Machine {quiet}: {shares}. {work}, {span}."]
 
 
 def decode_view(record: dict[str, Any]) -> list[str]:

@@ -132,6 +132,14 @@ def test_memcpy_is_compared_in_the_same_run(tmp_path: Path):
     assert json.loads(record.read_text())["lines"][0]["peers"]["memcpy"]["ratio"] > 0
 
 
+def test_sixty_four_groups_of_four_ranks_fit_in_a_gigabyte():
+    program = Path(__file__).resolve().parents[2] / "benchmarks" / "memory.py"
+    words = [sys.executable, "-m", "unisono", "run", "-n", "4", str(program), "--nbytes", str(1 << 20)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.partition("] ")[2])["bytes"] < 1 << 30
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize("interface", ["numpy", "torch"])
 def test_gloo_is_compared_in_the_same_run(interface: str):
