@@ -8,6 +8,18 @@
 namespace unisono {
 namespace {
 
+// A caller's buffer may begin at any address. (The compiler makes unaligned vector moves of these.)
+template <class T>
+inline T get(const T* from) {
+  T value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+template <class T>
+inline void put(T* to, T value) {
+  std::memcpy(to, &value, sizeof value);
+}
+
 // Elements before the first cache line that begins in `out`: a store that straddles two lines costs twice as
 // much, and what NumPy allocates begins in the middle of one. 0: there are too few to care, or none.
 template <class T>

@@ -212,16 +212,17 @@ inline Complex<Real> divided(Complex<Real> value, double divisor) {
 
 // ---- loops -----------------------------------------------------------------------------------------
 
-// A caller's buffer may begin at any address. (The compiler makes unaligned vector moves of these.)
-template <class T>
-inline T get(const T* from) {
-  T value;
-  std::memcpy(&value, from, sizeof value);
-  return value;
+// As a whole the compiler would move these through general registers.
+template <class Real>
+inline Complex<Real> get(const Complex<Real>* from) {
+  const auto* const parts = reinterpret_cast<const Real*>(from);
+  return {get(parts), get(parts + 1)};
 }
-template <class T>
-inline void put(T* to, T value) {
-  std::memcpy(to, &value, sizeof value);
+template <class Real>
+inline void put(Complex<Real>* to, Complex<Real> value) {
+  auto* const parts = reinterpret_cast<Real*>(to);
+  put(parts, value.re);
+  put(parts + 1, value.im);
 }
 
 constexpr size_t kTile = 512;  // accumulators of one tile stay in the first-level cache
