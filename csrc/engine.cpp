@@ -27,11 +27,11 @@ constexpr auto kWaitSlice = std::chrono::nanoseconds(20'000'000);  // bounds how
 Patience foreground(const EngineOptions& options, uint32_t ranks) {
   const bool crowded = static_cast<int>(ranks) > options.cores;
   const double spin_us = options.spin_us >= 0 ? options.spin_us : (crowded ? 0 : 50);
-  return {crowded ? 20 : 400, static_cast<Nanoseconds>(spin_us * kMicrosecond), 200 * kMicrosecond};
+  return {crowded ? 20 : 400, crowded ? 8 : 60, static_cast<Nanoseconds>(spin_us * kMicrosecond), 200 * kMicrosecond};
 }
 
 // The background thread competes with the caller's computation for the core: it spins hardly at all.
-constexpr Patience kBackground{50, 0, 50 * kMicrosecond};
+constexpr Patience kBackground{50, 8, 0, 50 * kMicrosecond};
 
 // How many forks lie between this process and the first: counted in each child, for looking is cheaper
 // than asking for one's pid.
@@ -77,7 +77,7 @@ Engine::Engine(const std::shared_ptr<Region>& region, int rank, const EngineOpti
       tcp_(control_ ? std::make_unique<TcpTransport>(world_, *control_, rank, std::move(connections.data))
                     : nullptr),
       shm_(world_, rank),
-      executor_(edges(), rank, limits(world_)),
+      executor_(edges(), tcp_.get(), rank, limits(world_)),
       waiter_(world_, peers_, rank, &RankCell::bell, patience_, tcp_.get(), control_.get()),
       channels_(world_, peers_, rank, patience_, kBackground, std::move(connections.messages),
                 control_.get()) {
@@ -144,11 +144,13 @@ FaultKind Engine::execute(const Call& call, bool in_background) {
     perform(call, print);
     if (tcp_) drain();
   } catch (const Fault& fault) {
+    if (tcp_) tcp_->drop();
     world_.sound_alarm();  // whoever of this host found out may not live to tell the others
     if (fault.kind == FaultKind::kMismatch && call.luggage != nullptr && !call.luggage->site.empty())
       remark(seq, call.luggage->site);
     return fault.kind;
   } catch (const std::bad_alloc&) {
+    if (tcp_) tcp_->drop();
     abort(Fault{FaultKind::kNoMemory, rank_, rank_});
     return FaultKind::kNoMemory;
   }

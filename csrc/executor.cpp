@@ -8,6 +8,8 @@ namespace {
 
 constexpr size_t kSliceAlign = 4096;
 constexpr size_t kLineElementsBytes = 64;
+// What is taken from a socket before it is reduced: it should still be in the cache then.
+constexpr size_t kPartBytes = 128 * 1024;
 
 size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -56,8 +58,8 @@ struct Executor::Frame {
   bool opening;  // the first segment: its messages exist even when they are empty
 };
 
-Executor::Executor(std::vector<Transport*> transports, int rank, Limits limits)
-    : transports_(std::move(transports)), rank_(rank), limits_(limits) {}
+Executor::Executor(std::vector<Transport*> transports, Transport* far, int rank, Limits limits)
+    : transports_(std::move(transports)), far_(far), rank_(rank), limits_(limits) {}
 
 // A sender can have two segments' messages outstanding, which is what lets segments overlap.
 size_t Executor::segment_elements(const Program& program, size_t item) const {
@@ -102,7 +104,9 @@ void Executor::step(const Instruction& step, const Frame& frame) {
       return reduce(step, frame);
     case Opcode::kCopy: {
       const Extent from = find(step.own, frame), to = find(step.dst, frame);
-      if (from.numel > 0 && from.data != to.data) std::memmove(to.data, from.data, from.numel * frame.item);
+      if (from.numel == 0 || from.data == to.data) return;
+      about_to_write(to, frame);
+      std::memmove(to.data, from.data, from.numel * frame.item);
       return;
     }
   }
@@ -152,11 +156,17 @@ void Executor::send_over(Transport& transport, std::span<const int> peers, Exten
   transport.commit(peers, nbytes, frame.job.fingerprint, far && !scaled ? piece.data : room);
 }
 
-// The next message of `peer`, which has to be of this very operation and of this size.
-Message Executor::await(int peer, size_t nbytes, void* into, const Frame& frame) {
+// What has not yet been sent of this memory is kept.
+void Executor::about_to_write(Extent extent, const Frame& frame) {
+  if (far_ != nullptr) far_->keep(extent.data, extent.numel * frame.item);
+}
+
+// The next message of `peer`, or part of it; it has to be of this very operation and of this size.
+template <class Peek>
+Message Executor::await(int peer, size_t nbytes, const Frame& frame, Peek peek) {
   Transport& transport = *transports_[static_cast<size_t>(peer)];
   Message message;
-  frame.waiter.until(peer, [&] { return transport.peek(peer, nbytes, into, message); });
+  frame.waiter.until(peer, [&] { return peek(transport, message); });
   if (message.fingerprint != frame.job.fingerprint || message.nbytes != nbytes) [[unlikely]] {
     Fault fault;
     fault.kind = FaultKind::kMismatch;
@@ -169,38 +179,64 @@ Message Executor::await(int peer, size_t nbytes, void* into, const Frame& frame)
 void Executor::receive(const Instruction& step, const Frame& frame) {
   const Extent piece = find(step.dst, frame);
   if (piece.numel == 0 && !frame.opening) return;
+  about_to_write(piece, frame);
   const int peer = step.peers[0];
-  const Message message = await(peer, piece.numel * frame.item, piece.data, frame);
+  const size_t nbytes = piece.numel * frame.item;
+  const Message message = await(peer, nbytes, frame, [&](Transport& transport, Message& found) {
+    return transport.peek(peer, nbytes, piece.data, found);
+  });
   if (message.nbytes > 0 && message.data != piece.data) std::memcpy(piece.data, message.data, message.nbytes);
   transports_[static_cast<size_t>(peer)]->release(peer);
 }
 
+// What comes from other hosts is reduced part by part.
 void Executor::reduce(const Instruction& step, const Frame& frame) {
   const Extent result = find(step.dst, frame);
   if (result.numel == 0 && !frame.opening) return;
   const Job& job = frame.job;
+  const unsigned char* own = nullptr;
+  if (step.own_at >= 0) {
+    const Extent mine = find(step.own, frame);
+    own = mine.data;
+    if (job.op == ReduceOp::kPremulSum && (step.flags & kRaw) != 0) {
+      unsigned char* const scaled =
+          scratch_.data() + static_cast<size_t>(job.program->chunks(Space::kTmp)) * scratch_stride_;
+      kernels().scale[static_cast<size_t>(job.dtype)](scaled, mine.data, mine.numel, job.factor);
+      own = scaled;
+    }
+  }
+  about_to_write(result, frame);
+  const bool far = far_ != nullptr && std::any_of(step.peers.begin(), step.peers.end(), [&](int peer) {
+                     return transports_[static_cast<size_t>(peer)] == far_;
+                   });
+  const size_t part = far ? kPartBytes / frame.item : std::max<size_t>(result.numel, 1);
+  size_t first = 0;
+  do reduce_part(step, frame, result, own, first, std::min(part, result.numel - first));
+  while ((first += part) < result.numel);
+  for (int peer : step.peers) transports_[static_cast<size_t>(peer)]->release(peer);
+}
+
+void Executor::reduce_part(const Instruction& step, const Frame& frame, Extent result,
+                           const unsigned char* own, size_t first, size_t count) {
+  const Job& job = frame.job;
+  const size_t item = frame.item;
   size_t k = 0;
   const auto add_own = [&] {
-    if (static_cast<int32_t>(k) != step.own_at) return;
-    const Extent own = find(step.own, frame);
-    inputs_[k++] = own.data;
-    if (job.op != ReduceOp::kPremulSum || (step.flags & kRaw) == 0) return;
-    unsigned char* const scaled =
-        scratch_.data() + static_cast<size_t>(job.program->chunks(Space::kTmp)) * scratch_stride_;
-    kernels().scale[static_cast<size_t>(job.dtype)](scaled, own.data, own.numel, job.factor);
-    inputs_[k - 1] = scaled;
+    if (static_cast<int32_t>(k) == step.own_at) inputs_[k++] = own + first * item;
   };
   add_own();
   for (int peer : step.peers) {
-    inputs_[k++] = await(peer, result.numel * frame.item, nullptr, frame).data;
+    const auto peek = [&](Transport& transport, Message& found) {
+      return transport.peek_part(peer, result.numel * item, first * item, count * item, found);
+    };
+    inputs_[k++] = await(peer, result.numel * item, frame, peek).data;
     add_own();
   }
+  if (count == 0) return;
   const bool averaged = job.op == ReduceOp::kAvg && (step.flags & kFinal) != 0;
-  if (result.numel > 0)
-    kernels().reduce[static_cast<size_t>(job.dtype)][static_cast<size_t>(job.op)](
-        result.data, inputs_.data(), k, result.numel,
-        Finish{averaged ? static_cast<double>(job.program->size()) : 1.0});
-  for (int peer : step.peers) transports_[static_cast<size_t>(peer)]->release(peer);
+  kernels().reduce[static_cast<size_t>(job.dtype)][static_cast<size_t>(job.op)](
+      result.data + first * item, inputs_.data(), k, count,
+      Finish{averaged ? static_cast<double>(job.program->size()) : 1.0});
 }
 
 }  // namespace unisono

@@ -61,8 +61,9 @@ struct Limits {
 
 class Executor {
  public:
-  // transports[peer]: what carries the edges to and from that peer; nullptr for this rank itself.
-  Executor(std::vector<Transport*> transports, int rank, Limits limits);
+  // transports[peer]: what carries the edges to and from that peer; nullptr for this rank itself. far: the
+  // one to other hosts, if there are any.
+  Executor(std::vector<Transport*> transports, Transport* far, int rank, Limits limits);
 
   // Runs one collective. Throws Fault (by way of the waiter).
   void run(const Job& job, Waiter& waiter);
@@ -75,12 +76,17 @@ class Executor {
   void reduce(const Instruction& step, const Frame& frame);
   void send_over(Transport& transport, std::span<const int> peers, Extent piece, bool scaled, bool far,
                  const Frame& frame);
-  Message await(int peer, size_t nbytes, void* into, const Frame& frame);
+  template <class Peek>
+  Message await(int peer, size_t nbytes, const Frame& frame, Peek peek);
+  void reduce_part(const Instruction& step, const Frame& frame, Extent result, const unsigned char* own,
+                   size_t first, size_t count);
+  void about_to_write(Extent extent, const Frame& frame);
   Extent find(ChunkRef ref, const Frame& frame);
   size_t segment_elements(const Program& program, size_t item) const;
   void prepare_scratch(const Job& job, size_t segment, size_t item);
 
   std::vector<Transport*> transports_;
+  Transport* const far_;
   const int rank_;
   const Limits limits_;
   std::vector<const void*> inputs_;
