@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -66,6 +67,7 @@ def test_without_autoload_the_launcher_refuses():
 
 FRAMEWORKS = {
     "accelerate": "with_accelerate.py",
+    "deepspeed": "with_deepspeed.py",
     "lightning": "with_lightning.py",
     "transformers": "with_transformers.py",
 }
@@ -79,3 +81,13 @@ def test_framework(framework, tmp_path):
     done = run("-m", "unisono", "run", "-n", "2", "--replace", "gloo", program, str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("fine") == 2
+
+
+@pytest.mark.slow
+def test_ray_train(tmp_path):
+    if not (find_spec("ray") and find_spec("pandas")):  # importing Ray here would start its threads
+        pytest.skip("needs ray[train]")
+    program = str(suite.HERE / "programs" / "with_ray.py")
+    done = run(program, str(tmp_path), UNISONO_REPLACE="gloo")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "fine" in done.stdout
