@@ -27,7 +27,8 @@ constexpr auto kWaitSlice = std::chrono::nanoseconds(20'000'000);  // bounds how
 Patience foreground(const EngineOptions& options, uint32_t ranks) {
   const bool crowded = static_cast<int>(ranks) > options.cores;
   const double spin_us = options.spin_us >= 0 ? options.spin_us : (crowded ? 0 : 50);
-  return {crowded ? 20 : 400, crowded ? 8 : 60, static_cast<Nanoseconds>(spin_us * kMicrosecond), 200 * kMicrosecond};
+  return {crowded ? 20 : 400, crowded ? 8 : 60, static_cast<Nanoseconds>(spin_us * kMicrosecond),
+          200 * kMicrosecond};
 }
 
 // The background thread competes with the caller's computation for the core: it spins hardly at all.
