@@ -10,7 +10,6 @@ counts. RANK, WORLD_SIZE and so on, when set, have to agree with it; an error na
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import re
@@ -356,6 +355,8 @@ def unknown(environ: Mapping[str, str] | None = None) -> list[str]:
     lines = []
     for name in sorted(environ):
         if name.startswith("UNISONO_") and name not in names:
+            import difflib  # which takes a while, for what hardly ever happens
+
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"Did you mean {near[0]}?" if near else "`unisono doctor` lists those there are."
             lines.append(
