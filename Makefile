@@ -23,9 +23,9 @@ demo: $(VENV)/.installed  ## four processes train a small language model over Un
 	@$(BIN)/python tools/install_torch.py $(TORCH) --required
 	$(BIN)/unisono demo -n 4 $(ARGS)
 
-test: $(VENV)/.installed  ## run the tests (ARGS="-k ring -x" goes to pytest)
+test: $(VENV)/.installed  ## run the tests (ARGS="-k ring -x" goes to pytest; ARGS="-n 0" one after the other)
 	$(call say,"running the tests")
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 test-torch: $(VENV)/.installed  ## PyTorch's own distributed test suite over Unisono and over Gloo; rewrites docs/pytorch-table.md
 	@$(BIN)/python tools/install_torch.py $(TORCH) --required

@@ -1,4 +1,5 @@
-"""Step time of training a small transformer, DDP and FSDP2, over Unisono and over Gloo in the same run.
+"""Step time of training a small transformer, DDP and FSDP2, over Unisono and over Gloo in the same run, and
+without any communication: every rank on its own.
 
     python benchmarks/train.py --ranks 2 --model 10M
     python benchmarks/train.py --ranks 2 --model 10M --batch 1 --context 32        less computing per byte
@@ -7,11 +8,16 @@ Each backend has its own processes, which sit still while the other's work. They
 and who begins changes. A step is forward, backward and AdamW; its time is that of its slowest rank. A figure
 is the median over rounds of the round's median; a ratio is the median of the ratios within the rounds. Before
 that both backends train a few steps from the same parameters, and their losses have to agree.
+
+`communication`: the share of a step that is not there when every rank trains on its own. `hidden`, for DDP: how
+much of the time that the same all-reduces take by themselves does not show up in the step, because backward goes on
+meanwhile: (own step + all-reduces - step) / all-reduces.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from contextlib import ExitStack
@@ -27,6 +33,8 @@ from unisono.bench.report import noise_line
 from unisono.bench.side import Side
 
 WAYS = ("ddp", "fsdp2")
+ALONE = "alone"
+BUCKET_BYTES = 25 << 20  # DDP's
 LAYERS, HEAD_WIDTH = 6, 32
 COMPARED_STEPS = 3
 TOLERANCE = 1e-4  # nats per byte, between backends; AVG and SUM-then-divide round differently
@@ -49,9 +57,13 @@ class TrainingRank:
     """A joined rank, with the model that is trained at the moment."""
 
     def __init__(self, command: dict[str, Any]) -> None:
-        from unisono.bench.contenders import join
+        import torch
 
-        self.contender = join(command["side"], command["rank"], command["size"], command["port"])
+        from unisono.bench.contenders import Contender, join
+
+        torch.set_num_threads(1)
+        where = (command["side"], command["rank"], command["size"], command["port"])
+        self.contender: Contender | None = None if command["side"] == ALONE else join(*where)
         self.rank = command["rank"]
 
     def obey(self, command: dict[str, Any]) -> tuple[dict[str, Any], NDArray[np.int64] | None]:
@@ -64,8 +76,12 @@ class TrainingRank:
             case "block":
                 samples = worker.time_calls(self.step, command["calls"], command["warmup"], None)
                 return {"samples": True}, samples
+            case "reductions":
+                samples = worker.time_calls(self.reductions, command["calls"], command["warmup"], None)
+                return {"samples": True}, samples
             case "close":
-                self.contender.close()
+                if self.contender is not None:
+                    self.contender.close()
                 return {}, None
             case other:
                 raise ValueError(f"unknown command {other!r}")
@@ -79,7 +95,8 @@ class TrainingRank:
         torch.manual_seed(0)
         model = GPT(ModelSize(layers=LAYERS, width=width, heads=width // HEAD_WIDTH, context=context))
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        self.model = wrapped(model, command["way"])
+        self.buckets = buckets_of(parameters)
+        self.model = model if self.contender is None else wrapped(model, command["way"])
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         generator = torch.Generator().manual_seed(self.rank)
         self.tokens = torch.randint(VOCABULARY, (batch, context + 1), generator=generator)
@@ -92,6 +109,21 @@ class TrainingRank:
         self.optimizer.step()
         self.optimizer.zero_grad()
         return float(loss.item())
+
+    def reductions(self) -> None:
+        """What DDP's reducer does in a step, and nothing else."""
+        import torch.distributed as dist
+
+        for work in [dist.all_reduce(bucket, async_op=True) for bucket in self.buckets]:
+            work.wait()
+
+
+def buckets_of(parameters: int) -> list[Any]:
+    """Tensors as large as the buckets into which DDP puts the gradients of so many parameters."""
+    import torch
+
+    whole, rest = divmod(4 * parameters, BUCKET_BYTES)
+    return [torch.zeros(nbytes // 4) for nbytes in [BUCKET_BYTES] * whole + [rest] * bool(rest)]
 
 
 def wrapped(model: Any, way: str) -> Any:
@@ -112,12 +144,16 @@ def wrapped(model: Any, way: str) -> Any:
 # ---- the command ---------------------------------------------------------------------------------------
 
 
-def measure(way: str, sides: list[Side], args: argparse.Namespace) -> list[Timing]:
-    """Bind, compare the losses, then time `args.rounds` rounds; one Timing for each side."""
+def measure(way: str, sides: list[Side], args: argparse.Namespace) -> dict[str, Timing]:
+    """Bind, compare the losses, then time `args.rounds` rounds; a Timing for each side, and for the
+    all-reduces of Unisono by themselves.
+    """
     command = {"do": "bind", "way": way, "width": width_of(args.model), "batch": args.batch}
     losses = []
     for side in sides:
         bound = side.ask({**command, "context": args.context})
+        if side.name == ALONE:
+            continue
         answers = side.ask({"do": "losses", "steps": COMPARED_STEPS})
         losses.append([answer["losses"] for answer in answers])
     difference = float(np.abs(np.subtract(*losses)).max())
@@ -128,12 +164,22 @@ def measure(way: str, sides: list[Side], args: argparse.Namespace) -> list[Timin
         raise SystemExit(
             f"{way}: the losses over {' and '.join(side.name for side in sides)} differ: {losses}"
         )
-    timings = [Timing(side.name) for side in sides]
+    timings = {name: Timing(name) for name in (*(side.name for side in sides), "reductions")}
     for number in range(args.rounds):
-        turn = list(zip(sides, timings, strict=True))
-        for side, timing in turn if number % 2 == 0 else turn[::-1]:
-            timing.add(side.time_block(args.steps, warmup=1))
+        for side in sides if number % 2 == 0 else sides[::-1]:
+            timings[side.name].add(side.time_block(args.steps, warmup=1))
+        timings["reductions"].add(sides[0].time_block(args.steps, warmup=1, what="reductions"))
     return timings
+
+
+def shares(way: str, timings: dict[str, Timing]) -> dict[str, float]:
+    """What of a step of each backend is communication; of the all-reduces under DDP, what is hidden."""
+    alone, step = timings[ALONE].p50_us, timings["unisono-torch"].p50_us
+    found = {f"communication {name}": 1 - alone / timings[name].p50_us for name in ("unisono-torch", "gloo")}
+    if way == "ddp":
+        reductions = timings["reductions"].p50_us
+        found["hidden"] = min(1.0, max(0.0, (alone + reductions - step) / reductions))
+    return found
 
 
 def main() -> None:
@@ -145,25 +191,36 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=64, help="bytes in a sequence (default 64)")
     parser.add_argument("--rounds", type=int, default=7, help="turns per backend (default 7)")
     parser.add_argument("--steps", type=int, default=5, help="steps in a turn (default 5)")
+    parser.add_argument("--json", metavar="FILE", help="also write a record")
     parser.add_argument("--ways", default=",".join(WAYS), help=f"comma list of {', '.join(WAYS)}")
     args = parser.parse_args()
     ranks_run = (os.path.abspath(__file__), "--worker")
     with ExitStack() as stack:
-        names = ("unisono-torch", "gloo")
+        names = ("unisono-torch", "gloo", ALONE)
         sides = [stack.enter_context(Side(name, args.ranks, ranks_run)) for name in names]
         meter = CpuMeter(ticks_of([pid for side in sides for pid in side.pids]))
         print(f"# {args.ranks} ranks, {args.batch} x {args.context} bytes each, {args.rounds} rounds")
-        for way in args.ways.split(","):
-            own, gloo = measure(way, sides, args)
-            print(
-                f"{way:6} unisono {own.p50_us / 1e3:8.1f} ms   gloo {gloo.p50_us / 1e3:8.1f} ms"
-                f"   ratio {ratio(own, gloo):.3f}   by round "
-                + " ".join(
-                    f"{ours / theirs:.2f}" for ours, theirs in zip(own.rounds, gloo.rounds, strict=True)
-                ),
-                flush=True,
-            )
+        record = {way: show(way, measure(way, sides, args)) for way in args.ways.split(",")}
         print(noise_line(meter.read(), len(os.sched_getaffinity(0))))
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump({"ranks": args.ranks, "model": args.model, "ways": record}, file, indent=1)
+
+
+def show(way: str, timings: dict[str, Timing]) -> dict[str, Any]:
+    """Print a line and the shares; the same as a record."""
+    own, gloo = timings["unisono-torch"], timings["gloo"]
+    rounds = [ours / theirs for ours, theirs in zip(own.rounds, gloo.rounds, strict=True)]
+    print(
+        f"{way:6} unisono {own.p50_us / 1e3:8.1f} ms   gloo {gloo.p50_us / 1e3:8.1f} ms"
+        f"   ratio {ratio(own, gloo):.3f}   by round " + " ".join(f"{each:.2f}" for each in rounds)
+    )
+    found = shares(way, timings)
+    alone, reductions = timings[ALONE].p50_us / 1e3, timings["reductions"].p50_us / 1e3
+    parts = "   ".join(f"{name} {share:.0%}" for name, share in found.items())
+    print(f"{'':6} alone {alone:10.1f} ms   all-reduces {reductions:.1f} ms   {parts}", flush=True)
+    times = {f"{name}_ms": timing.p50_us / 1e3 for name, timing in timings.items()}
+    return {**times, "ratio": ratio(own, gloo), **found}
 
 
 if __name__ == "__main__":

@@ -52,21 +52,21 @@ bool is_scalar(nb::handle object) {
 
 }  // namespace
 
-std::optional<std::tuple<Address, Py_ssize_t, int>> view(nb::handle object, bool writable) {
-  if (PyObject_CheckBuffer(object.ptr()) == 0) return view_tensor(object);
+std::optional<Seen> look(nb::handle object) {
+  if (const auto seen = look_at_array(object)) return seen;
+  if (PyObject_CheckBuffer(object.ptr()) == 0) return look_at_tensor(object);
   Py_buffer buffer;
-  const int flags = PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
-  if (PyObject_GetBuffer(object.ptr(), &buffer, flags) != 0) {
+  if (PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) != 0) {
     PyErr_Clear();
     return std::nullopt;
   }
   const int dtype = dtype_of_format(buffer.format, buffer.itemsize);
   const auto address = reinterpret_cast<Address>(buffer.buf);
   const Py_ssize_t nbytes = buffer.len, itemsize = buffer.itemsize;
-  const bool constant = writable && buffer.ndim == 0 && is_scalar(object);
+  const bool readonly = buffer.readonly != 0 || (buffer.ndim == 0 && is_scalar(object));
   PyBuffer_Release(&buffer);
-  if (dtype < 0 || constant) return std::nullopt;
-  return std::tuple(address, nbytes / itemsize, dtype);
+  if (dtype < 0) return std::nullopt;
+  return Seen{address, nbytes / itemsize, dtype, readonly};
 }
 
 namespace {
@@ -101,8 +101,15 @@ void bind_tables(nb::module_& m) {
       },
       nb::arg("dtype"), nb::arg("op"), "Whether the operation has a meaning for the element type.");
   m.def("isa", [] { return std::string(kernels().isa); }, "The instruction set the reductions use.");
-  m.def("view", &view, nb::arg("object"), nb::arg("writable"),
-        "(address, numel, dtype) of a C-contiguous buffer or torch CPU tensor, or None.");
+  m.def(
+      "view",
+      [](nb::handle object, bool writable) -> std::optional<std::tuple<Address, Py_ssize_t, int>> {
+        const auto seen = look(object);
+        if (!seen || (writable && seen->readonly)) return std::nullopt;
+        return std::tuple(seen->address, seen->numel, seen->dtype);
+      },
+      nb::arg("object"), nb::arg("writable"),
+      "(address, numel, dtype) of a C-contiguous buffer or torch CPU tensor, or None.");
   nb::enum_<FaultKind>(m, "FaultKind", nb::is_arithmetic(),
                        "What the engine answers: how an operation ended.")
       .value("NONE", FaultKind::kNone)
@@ -124,4 +131,5 @@ NB_MODULE(_native, m) {
   m.doc() = "The engine: shared memory, reductions, the executor of lowered plans.";
   bind_tables(m);
   bind_engine(m);
+  bind_probe(m);
 }

@@ -13,25 +13,52 @@ using Address = uintptr_t;
 
 void bind_engine(nanobind::module_& m);
 void bind_quick(nanobind::module_& m);
+void bind_probe(nanobind::module_& m);
 
-// (address, numel, dtype) of a C-contiguous buffer of a known dtype.
-std::optional<std::tuple<Address, Py_ssize_t, int>> view(nanobind::handle object, bool writable);
-// The same of a torch CPU tensor.
-std::optional<std::tuple<Address, Py_ssize_t, int>> view_tensor(nanobind::handle tensor);
+// A C-contiguous buffer of a known dtype.
+struct Seen {
+  Address address;
+  Py_ssize_t numel;
+  int dtype;
+  bool readonly;
+};
+std::optional<Seen> look(nanobind::handle object);
+std::optional<Seen> look_at_tensor(nanobind::handle tensor);
+// The same of a NumPy array, where its layout is known.
+std::optional<Seen> look_at_array(nanobind::handle array);
 
 inline unisono::Nanoseconds duration(double timeout_s) {
   return timeout_s < 9e9 ? static_cast<unisono::Nanoseconds>(timeout_s * 1e9) : INT64_MAX;
 }
 inline unisono::Nanoseconds deadline_after(double timeout_s) { return unisono::later(duration(timeout_s)); }
 
-// Waits with the GIL released; what a signal handler raised meanwhile goes on as what it is.
+// The interpreter's lock, held by the thread that makes one of these.
+class Gil final : public unisono::Held {
+ public:
+  Gil() = default;
+  Gil(const Gil&) = delete;
+  Gil& operator=(const Gil&) = delete;
+  ~Gil() override {
+    if (state_ != nullptr) PyEval_RestoreThread(state_);
+  }
+  void let_go() override {
+    if (state_ == nullptr) state_ = PyEval_SaveThread();
+  }
+
+ private:
+  PyThreadState* state_ = nullptr;
+};
+
+// Waits without the GIL; what a signal handler raised meanwhile goes on as what it is. `brief`: no work of
+// more than some microseconds is to be done but for waiting, so that the GIL is let go of by long waits only.
 template <class Waiting>
-int waiting(unisono::Engine& engine, Waiting wait) {
+int waiting(unisono::Engine& engine, bool brief, Waiting wait) {
   unisono::FaultKind kind;
   engine.callers.fetch_add(1, std::memory_order_relaxed);
   {
-    const nanobind::gil_scoped_release no_gil;
-    kind = wait();
+    Gil gil;
+    if (!brief || engine.shares_process()) gil.let_go();
+    kind = wait(gil);
   }
   engine.callers.fetch_sub(1, std::memory_order_relaxed);
   if (PyErr_Occurred() != nullptr) throw nanobind::python_error();

@@ -134,7 +134,7 @@ void bind_operation(nb::module_& m) {
           [](const Operation& op, Engine& engine, int root, size_t numel, double factor, double timeout_s,
              const Extents& out, const Extents& in, bool together) {
             Call made = call(op, root, numel, factor, timeout_s, out, in, together, {});
-            return waiting(engine, [&] { return engine.run(std::move(made)); });
+            return waiting(engine, false, [&](Held&) { return engine.run(std::move(made)); });
           },
           "Runs to the end; 0, or the kind of fault. out, given: (address, numel) of one buffer, or of one "
           "for "
@@ -172,7 +172,7 @@ void bind_messages(nb::class_<Engine>& engine) {
       .def(
           "wait_request",
           [](Engine& self, Request& request, double timeout_s, bool fatal) {
-            return waiting(self, [&] {
+            return waiting(self, false, [&](Held&) {
               return self.channels().wait(request, deadline_after(timeout_s), fatal, self.interrupt());
             });
           },
@@ -193,7 +193,11 @@ void bind_request(nb::module_& m) {
 void bind_engine(nb::module_& m) {
   nb::class_<Region>(m, "Region", "Memory that the ranks of one group on one host share.")
       .def(nb::init<int, uint32_t, size_t, bool>(), nb::arg("fd"), nb::arg("ranks"), nb::arg("staging_bytes"),
-           nb::arg("create"));
+           nb::arg("create"))
+      .def("allow_lending", &Region::allow_lending, "Its ranks may read each other's own memory.");
+  m.def("landmark", &landmark, "The address of a word by which others see that they can read this process.");
+  m.def("reaches", &reaches, nb::arg("pid"), nb::arg("landmark"),
+        "Whether this process can read the memory of another one.");
   nb::class_<Connections>(m, "Connections", "How the ranks of a group are joined across hosts.")
       .def(
           "__init__",
@@ -228,7 +232,7 @@ void bind_engine(nb::module_& m) {
       .def(
           "wait",
           [](Engine& self, uint64_t ticket, double timeout_s) {
-            return waiting(self, [&] { return self.wait(ticket, deadline_after(timeout_s)); });
+            return waiting(self, false, [&](Held&) { return self.wait(ticket, deadline_after(timeout_s)); });
           },
           nb::arg("ticket"), nb::arg("timeout_s"))
       .def_prop_ro("issued", &Engine::issued, "Collectives issued up to now.")

@@ -114,7 +114,7 @@ const Exchange* exchange_of(nb::handle type) {
 }  // namespace
 
 // A wrapper around other tensors, or a recording of what would be done with one, has no memory.
-std::optional<std::tuple<Address, Py_ssize_t, int>> view_tensor(nb::handle tensor) {
+std::optional<Seen> look_at_tensor(nb::handle tensor) {
   const Exchange* const exchange = exchange_of(reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr())));
   if (exchange == nullptr) return std::nullopt;
   Described seen{};
@@ -126,6 +126,6 @@ std::optional<std::tuple<Address, Py_ssize_t, int>> view_tensor(nb::handle tenso
   const int64_t numel = contiguous_numel(seen);
   if (seen.device_type != kCpu || !dtype || numel < 0 || lazy(tensor, *dtype)) return std::nullopt;
   if (numel > 0 && seen.data == nullptr) return std::nullopt;
-  return std::tuple(reinterpret_cast<Address>(seen.data) + seen.byte_offset, static_cast<Py_ssize_t>(numel),
-                    static_cast<int>(*dtype));
+  return Seen{reinterpret_cast<Address>(seen.data) + seen.byte_offset, static_cast<Py_ssize_t>(numel),
+              static_cast<int>(*dtype), false};
 }

@@ -7,6 +7,8 @@
 namespace unisono {
 namespace {
 
+constexpr uint32_t kLent = 1u << 31;  // beside the dtype of a header
+
 bool tags_match(int wanted, int got) { return wanted == kAnyTag || wanted == got; }
 bool ranks_match(int wanted, int got) { return wanted == kAnyRank || wanted == got; }
 
@@ -21,6 +23,7 @@ Channels::Channels(World& world, const Peers& peers, int rank, Patience patience
       background_(background),
       sends_(static_cast<size_t>(world.ranks())),
       incoming_(static_cast<size_t>(world.ranks())),
+      lent_(static_cast<size_t>(world.ranks())),
       streams_(world, rank, std::move(sockets), control),
       control_(control) {}
 
@@ -55,15 +58,18 @@ void Channels::push(int peer) {
   auto& queue = sends_[static_cast<size_t>(peer)];
   while (!queue.empty()) {
     Request& request = *queue.front();
-    const Header header{request.nbytes, request.tag, static_cast<uint32_t>(request.dtype)};
+    if (!request.lent && request.header_moved == 0) offer(request);
+    const uint32_t lent = request.lent ? kLent : 0;
+    const Header header{request.nbytes, request.tag, static_cast<uint32_t>(request.dtype) | lent};
     const auto* const head = reinterpret_cast<const unsigned char*>(&header);
     if (request.header_moved < sizeof header)
       request.header_moved += streams_.write(peer, head + request.header_moved,
                                              sizeof header - request.header_moved, request.nbytes > 0);
     if (request.header_moved < sizeof header) return;
-    request.moved +=
-        streams_.write(peer, request.data + request.moved, request.nbytes - request.moved, false);
-    if (request.moved < request.nbytes) return;
+    if (!request.lent)
+      request.moved +=
+          streams_.write(peer, request.data + request.moved, request.nbytes - request.moved, false);
+    if (request.lent ? !lend(request) : request.moved < request.nbytes) return;
     const std::shared_ptr<Request> sent = std::move(queue.front());
     queue.pop_front();
     finish(*sent, FaultKind::kNone);
@@ -88,6 +94,8 @@ bool Channels::read_header(int peer) {
   if (incoming.header_moved < sizeof(Header)) return false;
   incoming.header_moved = 0;
   incoming.moved = 0;
+  incoming.lent = (incoming.header.dtype & kLent) != 0;
+  incoming.header.dtype &= ~kLent;
   incoming.request = match(peer, incoming.header);
   const Header& header = incoming.header;
   if (incoming.request) {
@@ -113,8 +121,12 @@ void Channels::pull(int peer) {
   Incoming& incoming = incoming_[static_cast<size_t>(peer)];
   while (incoming.open || read_header(peer)) {
     unsigned char* const target = incoming.request ? incoming.request->data : incoming.kept->bytes.data();
-    incoming.moved += streams_.read(peer, target + incoming.moved, incoming.header.nbytes - incoming.moved);
-    if (incoming.moved < incoming.header.nbytes) return;
+    if (incoming.lent) {
+      if (!borrow(peer, target)) return;
+    } else {
+      incoming.moved += streams_.read(peer, target + incoming.moved, incoming.header.nbytes - incoming.moved);
+      if (incoming.moved < incoming.header.nbytes) return;
+    }
     finish_incoming(peer);
   }
 }
@@ -187,8 +199,7 @@ void Channels::post(std::shared_ptr<Request> request) {
 void Channels::enqueue(std::shared_ptr<Request> request) {
   ++open_;
   ++changes_;
-  if (stopping_ || failed_ || world_.abort().state.load(std::memory_order_acquire) != 0)
-    return finish(*request, FaultKind::kAborted);
+  if (!works()) return finish(*request, FaultKind::kAborted);
   if (!request->sending) {
     if (!take_kept(*request)) receives_.push_back(std::move(request));
   } else if (request->peer == rank_) {
@@ -271,7 +282,9 @@ void Channels::fail_all(FaultKind fault) {
   }
   for (const auto& request : receives_) finish(*request, fault);
   receives_.clear();
-  for (Incoming& incoming : incoming_) {
+  for (int peer = 0; peer < static_cast<int>(incoming_.size()); ++peer) {
+    Incoming& incoming = incoming_[static_cast<size_t>(peer)];
+    if (incoming.open && incoming.lent) give_up(peer);
     if (incoming.request) finish(*incoming.request, fault);
     incoming.request = nullptr;
     incoming.open = false;

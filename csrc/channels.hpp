@@ -35,6 +35,7 @@ struct Request {
   Nanoseconds deadline = INT64_MAX;
   uint64_t moved = 0;  // bytes, the header not counted
   size_t header_moved = 0;
+  bool lent = false;  // its bytes go from memory to memory, not through the stream
   std::atomic<FaultKind> fault{FaultKind::kNone};
   std::atomic<bool> done{false};
 };
@@ -47,6 +48,12 @@ class Channels {
   ~Channels();
   Channels(const Channels&) = delete;
   Channels& operator=(const Channels&) = delete;
+
+  // A small message that goes, or has come, whole and at once, with nothing before it: the usual one. False:
+  // it does not, and nothing has happened. `spins`: how often to look for one to receive.
+  bool send_now(int peer, int tag, DType dtype, const void* data, size_t nbytes);
+  bool receive_now(int peer, int tag, DType dtype, void* data, size_t nbytes, int spins);
+  int spins() const { return patience_.spins; }
 
   // Starts a request and moves what can be moved now.
   void post(std::shared_ptr<Request> request);
@@ -75,14 +82,23 @@ class Channels {
     Header header{};
     size_t header_moved = 0;
     uint64_t moved = 0;
+    bool lent = false;
     std::shared_ptr<Request> request;
     std::list<Kept>::iterator kept;
   };
 
+  bool works() const {
+    return !stopping_ && !failed_ && world_.abort().state.load(std::memory_order_acquire) == 0;
+  }
   void enqueue(std::shared_ptr<Request> request);  // this one and those below: with mutex_ held
   void progress();
   void push(int peer);
   void pull(int peer);
+  Channel& channel(int sender, int receiver);
+  void offer(Request& request);
+  bool lend(Request& request);
+  bool borrow(int peer, unsigned char* target);
+  void give_up(int peer);
   bool read_header(int peer);
   void finish_incoming(int peer);
   std::shared_ptr<Request> match(int peer, const Header& header);
@@ -107,6 +123,7 @@ class Channels {
   std::vector<std::deque<std::shared_ptr<Request>>> sends_;  // per receiver, in order
   std::deque<std::shared_ptr<Request>> receives_;            // not yet matched, in order
   std::vector<Incoming> incoming_;
+  std::vector<uint64_t> lent_;  // messages lent to each rank
   std::list<Kept> kept_;
   Streams streams_;
   Control* const control_;

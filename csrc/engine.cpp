@@ -18,6 +18,7 @@ constexpr Nanoseconds kMicrosecond = 1000;
 // What one pass over all chunks should touch: small enough to stay in a second-level cache together with
 // the memory it goes through, large enough to make the steps' cost vanish; between hosts that cost is higher.
 constexpr size_t kSegmentBytes = 256 * 1024;
+constexpr size_t kLentSegmentBytes = 1024 * 1024;
 constexpr size_t kFarSegmentBytes = 2048 * 1024;
 constexpr Nanoseconds kAnswerPatience = 100'000'000;
 constexpr auto kWaitSlice = std::chrono::nanoseconds(20'000'000);  // bounds how late an interrupt is seen
@@ -44,9 +45,17 @@ uint32_t forks() {
 }
 
 Limits limits(World& world) {
-  if (!world.spans_hosts()) return {kSegmentBytes, ShmTransport::capacity(world.region())};
+  const size_t lent = world.region().lending() ? kLentSegmentBytes : 0;
+  if (!world.spans_hosts()) return {kSegmentBytes, ShmTransport::capacity(world.region()), lent};
   const size_t staged = world.shares_memory() ? ShmTransport::capacity(world.region()) : SIZE_MAX;
-  return {kFarSegmentBytes, std::min(staged, TcpTransport::kCapacity)};
+  return {kFarSegmentBytes, std::min(staged, TcpTransport::kCapacity), 0};
+}
+
+// Whether another rank of this host is no process of its own.
+bool has_threads(const World& world, int rank, const std::vector<int>& pidfds) {
+  for (int peer = 0; peer < world.ranks(); ++peer)
+    if (peer != rank && world.near(peer) && pidfds[static_cast<size_t>(peer)] < 0) return true;
+  return false;
 }
 
 // Makes the lists of a group on one host complete.
@@ -68,6 +77,7 @@ Engine::Engine(const std::shared_ptr<Region>& region, int rank, const EngineOpti
                Connections connections, int)
     : world_(region, std::move(connections.places), std::move(connections.hosts), connections.pids),
       rank_(rank),
+      shares_process_(has_threads(world_, rank, options.pidfds)),
       forks_(forks()),
       owner_(getpid()),
       peers_(options.pidfds, options.status_fd),
@@ -77,7 +87,7 @@ Engine::Engine(const std::shared_ptr<Region>& region, int rank, const EngineOpti
                    : nullptr),
       tcp_(control_ ? std::make_unique<TcpTransport>(world_, *control_, rank, std::move(connections.data))
                     : nullptr),
-      shm_(world_, rank),
+      shm_(world_, peers_, rank),
       executor_(edges(), tcp_.get(), rank, limits(world_)),
       waiter_(world_, peers_, rank, &RankCell::bell, patience_, tcp_.get(), control_.get()),
       channels_(world_, peers_, rank, patience_, kBackground, std::move(connections.messages),
@@ -131,13 +141,14 @@ void Engine::record(const Call& call, uint64_t seq, uint64_t fingerprint) {
   cell.started.store(seq, std::memory_order_release);
 }
 
-FaultKind Engine::execute(const Call& call, bool in_background) {
+FaultKind Engine::execute(const Call& call, bool in_background, Held* held) {
   const uint64_t seq = ++seq_;
   const uint64_t print = fingerprint(call, seq);
   before_ = print;
   waiter_.begin(seq, print, call.deadline, call.timeout);
   waiter_.set_patience(in_background ? kBackground : patience_);
   waiter_.set_interrupt(in_background ? nullptr : &interrupted_);
+  waiter_.set_held(held);
   try {
     waiter_.throw_if_aborted();
     record(call, seq, print);
@@ -186,7 +197,7 @@ void Engine::check_process() const {
                              "; a process that was forked from it makes a group of its own");
 }
 
-FaultKind Engine::run(Call call) {
+FaultKind Engine::run(Call call, Held* held) {
   check_process();
   if (within())
     throw std::runtime_error(
@@ -196,10 +207,11 @@ FaultKind Engine::run(Call call) {
     const std::lock_guard lock(executing_, std::adopt_lock);
     runner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
     direct_.store(direct_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-    const FaultKind result = execute(call, false);
+    const FaultKind result = execute(call, false, held);
     runner_.store(std::thread::id(), std::memory_order_relaxed);
     return result;
   }
+  if (held != nullptr) held->let_go();
   return wait(enqueue(std::move(call)), INT64_MAX);
 }
 
@@ -230,7 +242,7 @@ void Engine::serve() {
     FaultKind result;
     {
       const std::lock_guard executing(executing_);
-      result = execute(call, true);
+      result = execute(call, true, nullptr);
     }
     lock.lock();
     const uint64_t ticket = completed_.load(std::memory_order_relaxed) + 1;

@@ -80,7 +80,10 @@ class Engine {
   const Program* load(std::span<const int32_t> code);
 
   // Runs a call to its end: here, or behind those that `start` has queued. kNone: all went well.
-  FaultKind run(Call call);
+  // held: what the caller's thread holds, if anything.
+  FaultKind run(Call call, Held* held = nullptr);
+  // Whether other ranks are threads of this process, which cannot go on while this one keeps what it holds.
+  bool shares_process() const { return shares_process_; }
   // Queues a call; its ticket. Calls end in the order of their tickets.
   uint64_t start(Call call);
   bool done(uint64_t ticket) const {
@@ -119,7 +122,7 @@ class Engine {
  private:
   Engine(const std::shared_ptr<Region>& region, int rank, const EngineOptions& options,
          Connections connections, int complete);
-  FaultKind execute(const Call& call, bool in_background);
+  FaultKind execute(const Call& call, bool in_background, Held* held);
   void perform(const Call& call, uint64_t fingerprint);
   uint64_t fingerprint(const Call& call, uint64_t seq) const;
   void record(const Call& call, uint64_t seq, uint64_t fingerprint);
@@ -130,6 +133,7 @@ class Engine {
 
   World world_;
   const int rank_;
+  const bool shares_process_;
   const uint32_t forks_;  // of this process, when the engine was made
   const pid_t owner_;     // the process this engine belongs to; a fork's copy does nothing
   Peers peers_;

@@ -10,6 +10,9 @@ constexpr size_t kSliceAlign = 4096;
 constexpr size_t kLineElementsBytes = 64;
 // What is taken from a socket before it is reduced: it should still be in the cache then.
 constexpr size_t kPartBytes = 128 * 1024;
+// A message of this size is lent rather than staged: it costs system calls, but no copy and no other core's
+// cache lines.
+constexpr size_t kLendBytes = 128 * 1024;
 
 size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -61,12 +64,18 @@ struct Executor::Frame {
 Executor::Executor(std::vector<Transport*> transports, Transport* far, int rank, Limits limits)
     : transports_(std::move(transports)), far_(far), rank_(rank), limits_(limits) {}
 
+size_t Executor::room_for(const Program& program) const {
+  return limits_.capacity / static_cast<size_t>(program.in_flight() + 1);
+}
+
 // A sender can have two segments' messages outstanding, which is what lets segments overlap.
 size_t Executor::segment_elements(const Program& program, size_t item) const {
   const auto chunks =
       static_cast<size_t>(std::max({1, program.chunks(Space::kOut), program.chunks(Space::kIn)}));
   const size_t fair = limits_.segment_bytes / chunks;
-  const size_t room = limits_.capacity / static_cast<size_t>(program.in_flight() + 1);
+  if (program.lends() && limits_.lent_bytes > 0)  // what is too much for the staging memory is lent
+    return std::max<size_t>(1, limits_.lent_bytes / chunks / kSliceAlign * kSliceAlign / item);
+  const size_t room = room_for(program);
   const size_t bytes = std::min(fair, room);
   return std::max<size_t>(1, (bytes >= kSliceAlign ? bytes / kSliceAlign * kSliceAlign : bytes) / item);
 }
@@ -92,6 +101,23 @@ void Executor::run(const Job& job, Waiter& waiter) {
     for (const Instruction& instruction : job.program->instructions()) step(instruction, frame);
     first += segment;
   } while (first < longest);
+  if (lent_) settle(job, waiter);
+}
+
+// What this rank has lent has to be its caller's again. While it waits it copies for whoever is behind.
+void Executor::settle(const Job& job, Waiter& waiter) {
+  lent_ = false;
+  for (int peer = 0; peer < job.program->size(); ++peer) {
+    Transport* const transport = transports_[static_cast<size_t>(peer)];
+    if (transport == nullptr || transport->returned()) continue;
+    int awaited = peer;
+    waiter.until(awaited, [&] {
+      transport->assist();
+      const bool returned = transport->returned();
+      awaited = transport->blocking_peer();
+      return returned;
+    });
+  }
 }
 
 void Executor::step(const Instruction& step, const Frame& frame) {
@@ -132,8 +158,28 @@ void Executor::send(const Instruction& step, const Frame& frame) {
   const bool scaled = (step.flags & kRaw) != 0 && frame.job.op == ReduceOp::kPremulSum;
   const std::span<const int> peers(step.peers), near = peers.first(step.near);
   const std::span<const int> far = peers.subspan(step.near);
-  if (!near.empty()) send_over(*transports_[static_cast<size_t>(near[0])], near, piece, scaled, false, frame);
+  const bool lent = (step.flags & kLast) != 0 && !scaled && !near.empty() &&
+                    lend(*transports_[static_cast<size_t>(near[0])], near, piece, frame);
+  if (!near.empty() && !lent)
+    send_over(*transports_[static_cast<size_t>(near[0])], near, piece, scaled, false, frame);
   if (!far.empty()) send_over(*transports_[static_cast<size_t>(far[0])], far, piece, scaled, true, frame);
+}
+
+// Whether the message is worth lending; then it is.
+bool Executor::lend(Transport& transport, std::span<const int> peers, Extent piece, const Frame& frame) {
+  const size_t nbytes = piece.numel * frame.item;
+  if (nbytes < std::min(kLendBytes, room_for(*frame.job.program)) || !transport.lends(peers)) return false;
+  lent_ = true;
+  const auto lent = [&] { return transport.lend(peers, nbytes, frame.job.fingerprint, piece.data); };
+  if (lent()) return true;
+  int awaited = transport.blocking_peer();
+  frame.waiter.until(awaited, [&] {
+    if (lent()) return true;
+    transport.assist();
+    awaited = transport.blocking_peer();
+    return false;
+  });
+  return true;
 }
 
 // To other hosts a message goes from where it lies.
@@ -145,6 +191,7 @@ void Executor::send_over(Transport& transport, std::span<const int> peers, Exten
     int awaited = transport.blocking_peer();
     frame.waiter.until(awaited, [&] {
       room = transport.reserve(peers, nbytes);
+      if (room == nullptr) transport.assist();
       awaited = transport.blocking_peer();
       return room != nullptr;
     });
@@ -152,7 +199,7 @@ void Executor::send_over(Transport& transport, std::span<const int> peers, Exten
   if (scaled)
     kernels().scale[static_cast<size_t>(frame.job.dtype)](room, piece.data, piece.numel, frame.job.factor);
   else if (nbytes > 0 && !far)
-    std::memcpy(room, piece.data, nbytes);
+    kernels().copy(room, piece.data, nbytes);
   transport.commit(peers, nbytes, frame.job.fingerprint, far && !scaled ? piece.data : room);
 }
 
@@ -166,7 +213,11 @@ template <class Peek>
 Message Executor::await(int peer, size_t nbytes, const Frame& frame, Peek peek) {
   Transport& transport = *transports_[static_cast<size_t>(peer)];
   Message message;
-  frame.waiter.until(peer, [&] { return peek(transport, message); });
+  frame.waiter.until(peer, [&] {
+    if (peek(transport, message)) return true;
+    if (lent_) transport.assist();
+    return false;
+  });
   if (message.fingerprint != frame.job.fingerprint || message.nbytes != nbytes) [[unlikely]] {
     Fault fault;
     fault.kind = FaultKind::kMismatch;
@@ -185,58 +236,85 @@ void Executor::receive(const Instruction& step, const Frame& frame) {
   const Message message = await(peer, nbytes, frame, [&](Transport& transport, Message& found) {
     return transport.peek(peer, nbytes, piece.data, found);
   });
-  if (message.nbytes > 0 && message.data != piece.data) std::memcpy(piece.data, message.data, message.nbytes);
+  if (message.lent)
+    fetch(peer, message, piece.data, frame);
+  else if (message.nbytes > 0 && message.data != piece.data)
+    kernels().copy(piece.data, message.data, message.nbytes);
   transports_[static_cast<size_t>(peer)]->release(peer);
 }
 
-// What comes from other hosts is reduced part by part.
-void Executor::reduce(const Instruction& step, const Frame& frame) {
-  const Extent result = find(step.dst, frame);
-  if (result.numel == 0 && !frame.opening) return;
-  const Job& job = frame.job;
-  const unsigned char* own = nullptr;
-  if (step.own_at >= 0) {
-    const Extent mine = find(step.own, frame);
-    own = mine.data;
-    if (job.op == ReduceOp::kPremulSum && (step.flags & kRaw) != 0) {
-      unsigned char* const scaled =
-          scratch_.data() + static_cast<size_t>(job.program->chunks(Space::kTmp)) * scratch_stride_;
-      kernels().scale[static_cast<size_t>(job.dtype)](scaled, mine.data, mine.numel, job.factor);
-      own = scaled;
-    }
+void Executor::fetch(int peer, const Message& message, void* into, const Frame& frame) {
+  Transport& transport = *transports_[static_cast<size_t>(peer)];
+  try {
+    frame.waiter.until(peer, [&] { return transport.fetch(peer, message, into); });
+  } catch (...) {
+    transport.abandon(peer);
+    throw;
   }
-  about_to_write(result, frame);
-  const bool far = far_ != nullptr && std::any_of(step.peers.begin(), step.peers.end(), [&](int peer) {
-                     return transports_[static_cast<size_t>(peer)] == far_;
-                   });
-  const size_t part = far ? kPartBytes / frame.item : std::max<size_t>(result.numel, 1);
-  size_t first = 0;
-  do reduce_part(step, frame, result, own, first, std::min(part, result.numel - first));
-  while ((first += part) < result.numel);
-  for (int peer : step.peers) transports_[static_cast<size_t>(peer)]->release(peer);
 }
 
-void Executor::reduce_part(const Instruction& step, const Frame& frame, Extent result,
-                           const unsigned char* own, size_t first, size_t count) {
+// The whole message of a rank of this host; `input` says for which place of a reduction.
+const void* Executor::near_input(int peer, size_t input, size_t nbytes, const Frame& frame) {
+  const Message message = await(peer, nbytes, frame, [&](Transport& transport, Message& found) {
+    return transport.peek(peer, nbytes, nullptr, found);
+  });
+  if (!message.lent) return message.data;
+  if (fetched_.size() <= input) fetched_.resize(input + 1);
+  if (fetched_[input].size() < nbytes) fetched_[input].resize(nbytes);
+  fetch(peer, message, fetched_[input].data(), frame);
+  return fetched_[input].data();
+}
+
+// Finds the inputs of a Reduce, but for those from other hosts, which are noted; how many there are.
+size_t Executor::find_inputs(const Instruction& step, size_t nbytes, const Frame& frame) {
   const Job& job = frame.job;
-  const size_t item = frame.item;
+  far_inputs_.clear();
   size_t k = 0;
   const auto add_own = [&] {
-    if (static_cast<int32_t>(k) == step.own_at) inputs_[k++] = own + first * item;
+    if (static_cast<int32_t>(k) != step.own_at) return;
+    const Extent own = find(step.own, frame);
+    inputs_[k++] = own.data;
+    if (job.op != ReduceOp::kPremulSum || (step.flags & kRaw) == 0) return;
+    unsigned char* const scaled =
+        scratch_.data() + static_cast<size_t>(job.program->chunks(Space::kTmp)) * scratch_stride_;
+    kernels().scale[static_cast<size_t>(job.dtype)](scaled, own.data, own.numel, job.factor);
+    inputs_[k - 1] = scaled;
   };
   add_own();
   for (int peer : step.peers) {
-    const auto peek = [&](Transport& transport, Message& found) {
-      return transport.peek_part(peer, result.numel * item, first * item, count * item, found);
-    };
-    inputs_[k++] = await(peer, result.numel * item, frame, peek).data;
+    if (transports_[static_cast<size_t>(peer)] == far_)
+      far_inputs_.push_back({k, peer});
+    else
+      inputs_[k] = near_input(peer, k, nbytes, frame);
+    ++k;
     add_own();
   }
-  if (count == 0) return;
+  return k;
+}
+
+// What comes from other hosts is reduced part by part, as it comes.
+void Executor::reduce(const Instruction& step, const Frame& frame) {
+  const Extent result = find(step.dst, frame);
+  if (result.numel == 0 && !frame.opening) return;
+  about_to_write(result, frame);
+  const Job& job = frame.job;
+  const size_t item = frame.item, nbytes = result.numel * item, k = find_inputs(step, nbytes, frame);
+  const size_t part = far_inputs_.empty() ? result.numel : kPartBytes / item;
   const bool averaged = job.op == ReduceOp::kAvg && (step.flags & kFinal) != 0;
-  kernels().reduce[static_cast<size_t>(job.dtype)][static_cast<size_t>(job.op)](
-      result.data + first * item, inputs_.data(), k, count,
-      Finish{averaged ? static_cast<double>(job.program->size()) : 1.0});
+  const Finish finish{averaged ? static_cast<double>(job.program->size()) : 1.0};
+  for (size_t first = 0;;) {
+    const size_t count = std::min(part, result.numel - first);
+    for (const auto& [place, peer] : far_inputs_)
+      inputs_[place] = await(peer, nbytes, frame, [&](Transport& transport, Message& found) {
+                         return transport.peek_part(peer, nbytes, first * item, count * item, found);
+                       }).data;
+    if (count > 0)
+      kernels().reduce[static_cast<size_t>(job.dtype)][static_cast<size_t>(job.op)](
+          result.data + first * item, inputs_.data(), k, count, finish);
+    if ((first += count) >= result.numel) break;
+    for (size_t i = 0; i < k; ++i) inputs_[i] = static_cast<const unsigned char*>(inputs_[i]) + count * item;
+  }
+  for (int peer : step.peers) transports_[static_cast<size_t>(peer)]->release(peer);
 }
 
 }  // namespace unisono

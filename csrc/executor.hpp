@@ -57,6 +57,7 @@ struct Job {
 struct Limits {
   size_t segment_bytes;  // what one pass over all chunks should touch
   size_t capacity;       // what all messages a sender has outstanding may take
+  size_t lent_bytes;     // what one pass should touch when messages are lent; 0: they are not
 };
 
 class Executor {
@@ -72,16 +73,20 @@ class Executor {
   struct Frame;  // one segment of one job
   void step(const Instruction& step, const Frame& frame);
   void send(const Instruction& step, const Frame& frame);
+  bool lend(Transport& transport, std::span<const int> peers, Extent piece, const Frame& frame);
+  void fetch(int peer, const Message& message, void* into, const Frame& frame);
+  void settle(const Job& job, Waiter& waiter);
   void receive(const Instruction& step, const Frame& frame);
   void reduce(const Instruction& step, const Frame& frame);
   void send_over(Transport& transport, std::span<const int> peers, Extent piece, bool scaled, bool far,
                  const Frame& frame);
   template <class Peek>
   Message await(int peer, size_t nbytes, const Frame& frame, Peek peek);
-  void reduce_part(const Instruction& step, const Frame& frame, Extent result, const unsigned char* own,
-                   size_t first, size_t count);
+  const void* near_input(int peer, size_t input, size_t nbytes, const Frame& frame);
+  size_t find_inputs(const Instruction& step, size_t nbytes, const Frame& frame);
   void about_to_write(Extent extent, const Frame& frame);
   Extent find(ChunkRef ref, const Frame& frame);
+  size_t room_for(const Program& program) const;  // for one of the messages a sender may have outstanding
   size_t segment_elements(const Program& program, size_t item) const;
   void prepare_scratch(const Job& job, size_t segment, size_t item);
 
@@ -89,8 +94,15 @@ class Executor {
   Transport* const far_;
   const int rank_;
   const Limits limits_;
-  std::vector<const void*> inputs_;
-  std::vector<unsigned char> scratch_;  // Tmp chunks, and the scaled own chunk at the end
+  struct FarInput {
+    size_t place;
+    int peer;
+  };
+  std::vector<const void*> inputs_;                  // of a Reduce
+  std::vector<FarInput> far_inputs_;                 // those of them that come from other hosts
+  bool lent_ = false;                                // in this job
+  std::vector<std::vector<unsigned char>> fetched_;  // lent messages on their way into a reduction
+  std::vector<unsigned char> scratch_;               // Tmp chunks, and the scaled own chunk at the end
   size_t scratch_stride_ = 0;
 };
 

@@ -38,12 +38,13 @@ Program::Program(std::span<const int32_t> code, int rank, int size) : size_(size
   constexpr int32_t kMany = 1 << 24;
   for (int32_t& count : chunks_) count = reader.take(0, kMany, "number of chunks");
   equal_blocks_ = reader.take(0, 1, "equal blocks") != 0;
+  lends_ = reader.take(0, 1, "lends") != 0;
   in_flight_ = reader.take(1, kMany, "messages in flight");
   algorithm_ = reader.take(0, 255, "algorithm");
   while (!reader.at_end()) {
     Instruction step;
     step.opcode = static_cast<Opcode>(reader.take(0, 3, "opcode"));
-    step.flags = reader.take(0, kFinal | kRaw, "flags");
+    step.flags = reader.take(0, kFinal | kRaw | kLast, "flags");
     step.dst = take_chunk("chunk");
     step.own = take_chunk("own chunk");
     step.own_at = reader.take(-1, size, "own place");

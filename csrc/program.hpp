@@ -14,6 +14,7 @@ enum class Space : int32_t { kOut, kIn, kTmp };
 constexpr size_t kSpaces = 3;
 
 constexpr int32_t kFinal = 1;  // Reduce: the result holds every rank's contribution
+constexpr int32_t kLast = 4;   // Send: nothing is written over this chunk before the segment's end
 constexpr int32_t kRaw = 2;    // Send, Reduce: the own chunk is this rank's untouched contribution
 
 struct ChunkRef {
@@ -43,6 +44,7 @@ class Program {
   int32_t chunks(Space space) const { return chunks_[static_cast<size_t>(space)]; }
   bool equal_blocks() const { return equal_blocks_; }
   bool writes_out() const { return writes_out_; }
+  bool lends() const { return lends_; }
   int32_t in_flight() const { return in_flight_; }
   int32_t algorithm() const { return algorithm_; }
   int size() const { return size_; }
@@ -52,6 +54,7 @@ class Program {
   std::vector<Instruction> instructions_;
   int32_t chunks_[kSpaces];
   bool equal_blocks_;        // chunks are whole blocks (all_gather ...), not an even cut of one buffer
+  bool lends_;               // every Send of every rank is of a chunk that stays as it is
   bool writes_out_ = false;  // this rank's steps write the output
   int32_t in_flight_;        // messages a sender must be able to have outstanding
   int32_t algorithm_;

@@ -19,8 +19,12 @@ using ReduceKernel = void (*)(void* out, const void* const* in, size_t k, size_t
 // out[i] = factor * in[i]; `out` may be `in`.
 using ScaleKernel = void (*)(void* out, const void* in, size_t n, double factor);
 
+// As memcpy.
+using CopyKernel = void (*)(void* out, const void* in, size_t nbytes);
+
 struct KernelTable {
   const char* isa;
+  CopyKernel copy;
   ReduceKernel reduce[kDTypeCount][kReduceOpCount];  // nullptr: this pair has no meaning
   ScaleKernel scale[kDTypeCount];
 };

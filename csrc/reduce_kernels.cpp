@@ -316,6 +316,24 @@ void scale_complex(void* out, const void* in, size_t n, double factor) {
   scale<Real>(out, in, 2 * n, factor);
 }
 
+// ---- copying ---------------------------------------------------------------------------------------
+
+// Plain vector moves: from the cache of another core they are a fifth faster than what memcpy does with
+// many bytes at once (`rep movsb`), from memory a little.
+void copy(void* out, const void* in, size_t nbytes) {
+  typedef unsigned char Vector __attribute__((vector_size(32)));
+  constexpr size_t kVectors = 4, kBlock = kVectors * sizeof(Vector);
+  auto* to = static_cast<unsigned char*>(out);
+  const auto* from = static_cast<const unsigned char*>(in);
+  for (const auto* const end = from + nbytes / kBlock * kBlock; from != end; from += kBlock, to += kBlock) {
+    Vector v[kVectors];
+    for (size_t i = 0; i < kVectors; ++i) std::memcpy(&v[i], from + i * sizeof(Vector), sizeof(Vector));
+    for (size_t i = 0; i < kVectors; ++i) std::memcpy(to + i * sizeof(Vector), &v[i], sizeof(Vector));
+    asm volatile("" ::: "memory");  // or the compiler makes a memcpy of it
+  }
+  std::memcpy(to, from, nbytes % kBlock);
+}
+
 // ---- the table -------------------------------------------------------------------------------------
 
 template <class T>
@@ -351,6 +369,7 @@ void add_float(ReduceKernel* row) {
 KernelTable make_table() {
   KernelTable table{};
   table.isa = UNISONO_STRING(UNISONO_ISA);
+  table.copy = copy;
   const auto row = [&](DType dtype) { return table.reduce[static_cast<size_t>(dtype)]; };
   const auto scaler = [&](DType dtype) -> ScaleKernel& { return table.scale[static_cast<size_t>(dtype)]; };
   add_bool(row(DType::kBool));

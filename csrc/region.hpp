@@ -13,6 +13,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "loan.hpp"
+
 namespace unisono {
 
 constexpr size_t kLineBytes = 128;
@@ -20,9 +22,9 @@ constexpr size_t kPageBytes = 4096;
 constexpr uint32_t kHistory = 16;             // operations a rank remembers of itself, for error messages
 constexpr uint32_t kLaneEntries = 16;         // messages in flight on one edge
 constexpr size_t kInlineBytes = 40;           // a message this small travels inside its lane entry
-constexpr size_t kChannelBytes = 256 * 1024;  // point-to-point buffer of one ordered pair
+constexpr size_t kChannelBytes = 128 * 1024;  // point-to-point buffer of one ordered pair
 constexpr size_t kRemarkBytes = 240;
-constexpr uint64_t kMagic = 0x3230306f6e696e55;  // "Unino002"
+constexpr uint64_t kMagic = 0x3330306f6e696e55;  // "Unino003"
 
 // What went wrong; also the values that reach Python.
 enum class FaultKind : uint32_t {
@@ -96,15 +98,16 @@ struct alignas(kLineBytes) RankCell {
 // A message on an edge. The receiver sees it when `number` becomes the number it expects.
 struct alignas(64) LaneEntry {
   std::atomic<uint32_t> number;
-  uint32_t unused;
+  uint32_t lent;  // where the bytes are: in the sender's own memory, in its staging memory, or here
   uint64_t fingerprint;
   uint64_t nbytes;
   union {
-    uint64_t offset;  // of the payload in the sender's staging memory
+    Loan loan;
+    uint64_t offset;
     unsigned char payload[kInlineBytes];
   };
 };
-static_assert(sizeof(LaneEntry) == 64 && kInlineBytes == 40);
+static_assert(sizeof(LaneEntry) == 64 && sizeof(Loan) <= kInlineBytes && kInlineBytes == 40);
 
 // An edge: sender -> receiver. `acked` counts the messages the receiver has done with.
 struct alignas(kLineBytes) Lane {
@@ -112,10 +115,12 @@ struct alignas(kLineBytes) Lane {
   alignas(kLineBytes) std::atomic<uint32_t> acked;
 };
 
-// A point-to-point channel: a byte ring in shared memory. Positions only grow.
+// A point-to-point channel: a byte ring in shared memory, and the message that is lent. Positions only grow.
 struct alignas(kLineBytes) Channel {
   alignas(kLineBytes) std::atomic<uint64_t> written;
   alignas(kLineBytes) std::atomic<uint64_t> consumed;
+  alignas(kLineBytes) Loan loan;
+  alignas(kLineBytes) std::atomic<uint64_t> returned;  // loans the receiver has done with
 };
 
 struct alignas(kLineBytes) RegionHeader {
@@ -151,6 +156,9 @@ class Region {
   // Makes sure that the pages of a channel exist before they are touched: running out of memory
   // must be an error, never a SIGBUS. Returns false when there is no memory.
   bool back_channel(int sender, int receiver);
+  // Whether its ranks may lend each other their own memory: each can read all the others'.
+  bool lending() const { return lending_; }
+  void allow_lending() { lending_ = true; }
 
  private:
   struct Descriptor {
@@ -161,6 +169,7 @@ class Region {
   uint32_t ranks_;
   size_t staging_bytes_;
   size_t bytes_;
+  bool lending_ = false;
   unsigned char* base_ = nullptr;
   RegionHeader* header_ = nullptr;
   RankCell* cells_ = nullptr;

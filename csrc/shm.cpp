@@ -15,8 +15,10 @@ bool reached(uint32_t a, uint32_t b) { return static_cast<int32_t>(a - b) >= 0; 
 
 }  // namespace
 
-ShmTransport::ShmTransport(World& world, int rank)
-    : ring_(world.region().staging(world.place(rank))),
+ShmTransport::ShmTransport(World& world, const Peers& peers, int rank)
+    : world_(world),
+      peers_(peers),
+      ring_(world.region().staging(world.place(rank))),
       ring_bytes_(world.region().staging_bytes()),
       loans_(std::bit_ceil(size_t{world.region().ranks()} * kLaneEntries)) {
   Region& region = world.region();
@@ -47,7 +49,7 @@ bool ShmTransport::lanes_have_room(std::span<const int> peers) {
 
 // Takes back the oldest loan; false while its receiver still holds it.
 bool ShmTransport::reclaim() {
-  const Loan& loan = loans_[first_loan_ & (loans_.size() - 1)];
+  const Staged& loan = loans_[first_loan_ & (loans_.size() - 1)];
   if (!acked(loan.peer, loan.number)) return false;
   ring_tail_ = loan.free_to;
   ++first_loan_;
@@ -87,7 +89,8 @@ void ShmTransport::commit(std::span<const int> peers, size_t nbytes, uint64_t fi
   for (int peer : peers) {
     Edge& to = edge(peer);
     const uint32_t number = ++to.sent;
-    LaneEntry& entry = to.out->entries[(number - 1) % kLaneEntries];
+    LaneEntry& entry = announced(*to.out, number);
+    entry.lent = 0;
     entry.fingerprint = fingerprint;
     entry.nbytes = nbytes;
     if (small) {
@@ -107,12 +110,17 @@ void ShmTransport::commit(std::span<const int> peers, size_t nbytes, uint64_t fi
 }
 
 bool ShmTransport::peek(int peer, size_t, void*, Message& message) {
-  const Edge& from = edge(peer);
+  Edge& from = edge(peer);
   const uint32_t number = from.received + 1;
-  const LaneEntry& entry = from.in->entries[(number - 1) % kLaneEntries];
+  const LaneEntry& entry = announced(*from.in, number);
   if (entry.number.load(std::memory_order_seq_cst) != number) return false;
   message.nbytes = entry.nbytes;
   message.fingerprint = entry.fingerprint;
+  message.lent = entry.lent != 0;
+  if (message.lent) {
+    message.data = nullptr;
+    return true;
+  }
   message.data =
       entry.nbytes <= kInlineBytes ? static_cast<const void*>(entry.payload) : from.staging + entry.offset;
   return true;
@@ -122,6 +130,61 @@ void ShmTransport::release(int peer) {
   Edge& from = edge(peer);
   from.in->acked.store(++from.received, std::memory_order_seq_cst);
   ring(*from.bell);
+}
+
+// ---- messages that are lent ------------------------------------------------------------------------
+
+bool ShmTransport::lends(std::span<const int>) const { return world_.region().lending(); }
+
+bool ShmTransport::lend(std::span<const int> peers, size_t nbytes, uint64_t fingerprint, const void* from) {
+  if (!lanes_have_room(peers)) return false;
+  for (int peer : peers) {
+    Edge& to = edge(peer);
+    const uint32_t number = ++to.sent;
+    LaneEntry& entry = announced(*to.out, number);
+    entry.lent = 1;
+    entry.fingerprint = fingerprint;
+    entry.nbytes = nbytes;
+    entry.loan.offer(from);
+    lent_.push_back({peer, number, nbytes});
+    entry.number.store(number, std::memory_order_seq_cst);
+    ring(*to.bell);
+  }
+  return true;
+}
+
+void ShmTransport::assist() {
+  for (const Lent& lent : lent_) {
+    Edge& to = edge(lent.peer);
+    if (reached(to.out->acked.load(std::memory_order_acquire), lent.number)) continue;
+    Loan& loan = announced(*to.out, lent.number).loan;
+    if (loan.help(world_.cell(lent.peer).pid.load(std::memory_order_relaxed), lent.nbytes)) ring(*to.bell);
+  }
+}
+
+bool ShmTransport::returned() {
+  while (!lent_.empty()) {
+    if (!acked(lent_.front().peer, lent_.front().number)) return false;
+    lent_.pop_front();
+  }
+  return true;
+}
+
+// A lender that gave up may have changed its memory: then it has said so before.
+bool ShmTransport::fetch(int peer, const Message& message, void* into) {
+  Edge& from = edge(peer);
+  Loan& loan = announced(*from.in, from.received + 1).loan;
+  if (!loan.opened()) {
+    loan.open(into);
+    ring(*from.bell);
+  }
+  loan.take(world_.cell(peer).pid.load(std::memory_order_relaxed), message.nbytes);
+  return loan.whole(message.nbytes) && world_.abort().state.load(std::memory_order_seq_cst) == 0;
+}
+
+void ShmTransport::abandon(int peer) {
+  Edge& from = edge(peer);
+  announced(*from.in, from.received + 1).loan.end([&] { return peers_.dead(peer); });
 }
 
 }  // namespace unisono

@@ -2,23 +2,30 @@
 // however many its receivers are, and announced in the lane of each; small ones travel in the lane.
 #pragma once
 
+#include <deque>
 #include <vector>
 
 #include "transport.hpp"
-#include "world.hpp"
+#include "waiting.hpp"
 
 namespace unisono {
 
 class ShmTransport final : public Transport {
  public:
   // Edges to the ranks of this host.
-  ShmTransport(World& world, int rank);
+  ShmTransport(World& world, const Peers& peers, int rank);
 
   void* reserve(std::span<const int> peers, size_t nbytes) override;
   int blocking_peer() const override { return blocking_peer_; }
   void commit(std::span<const int> peers, size_t nbytes, uint64_t fingerprint, const void* from) override;
   bool peek(int peer, size_t nbytes, void* into, Message& message) override;
   void release(int peer) override;
+  bool lends(std::span<const int> peers) const override;
+  bool lend(std::span<const int> peers, size_t nbytes, uint64_t fingerprint, const void* from) override;
+  void assist() override;
+  bool returned() override;
+  bool fetch(int peer, const Message& message, void* into) override;
+  void abandon(int peer) override;
   // What one sender's messages may take together: a message lies in one piece, wherever the ring begins.
   static size_t capacity(const Region& region) { return region.staging_bytes() / 2; }
 
@@ -34,12 +41,20 @@ class ShmTransport final : public Transport {
     uint32_t received;  // messages released of it
   };
   // A message in the staging ring that a receiver may still read.
-  struct Loan {
+  struct Staged {
     int peer;
     uint32_t number;
     uint64_t free_to;  // the ring is free up to here once this loan and all before it are returned
   };
 
+  // A message of this rank's own memory that its receiver has not released.
+  struct Lent {
+    int peer;
+    uint32_t number;
+    size_t nbytes;
+  };
+
+  LaneEntry& announced(Lane& lane, uint32_t number) { return lane.entries[(number - 1) % kLaneEntries]; }
   Edge& edge(int peer) { return edges_[static_cast<size_t>(peer)]; }
   bool lanes_have_room(std::span<const int> peers);
   bool acked(int peer, uint32_t number);
@@ -47,15 +62,18 @@ class ShmTransport final : public Transport {
   bool reclaim();
   void start_over();
 
+  World& world_;
+  const Peers& peers_;
   unsigned char* const ring_;
   const size_t ring_bytes_;
   std::vector<Edge> edges_;
 
-  std::vector<Loan> loans_;  // a circular queue
+  std::vector<Staged> loans_;  // a circular queue
   uint64_t first_loan_ = 0, last_loan_ = 0;
   uint64_t ring_head_ = 0, ring_tail_ = 0;  // positions only grow; modulo ring_bytes_ they are offsets
   uint64_t reserved_ = 0;
   int blocking_peer_ = -1;
+  std::deque<Lent> lent_;
   alignas(64) unsigned char small_[kInlineBytes] = {};
 };
 

@@ -14,12 +14,27 @@
 
 #include "congestion.hpp"
 #include "control.hpp"
+#include "reduce.hpp"
 
 namespace unisono {
 namespace {
 
 constexpr int kEvents = 64;
 constexpr Nanoseconds kMixedSlice = 1'000'000;  // where ranks of this host ring a bell that is not heard
+
+// What is written or read before the other end is told: while one end copies a slice, the other copies the
+// one before.
+constexpr size_t kSliceBytes = 16 * 1024;
+
+// Moves slice after slice until one is cut short; the bytes moved.
+template <class Move>
+size_t in_slices(size_t nbytes, Move move) {
+  for (size_t done = 0;;) {
+    const size_t slice = std::min(nbytes - done, kSliceBytes), moved = move(done, slice);
+    done += moved;
+    if (moved < slice || done == nbytes) return done;
+  }
+}
 
 int checked(int descriptor) {
   if (descriptor < 0) throw std::system_error(errno, std::generic_category(), "cannot watch connections");
@@ -33,6 +48,7 @@ Streams::Streams(World& world, int rank, std::vector<int> sockets, Control* cont
       rank_(rank),
       control_(control),
       backed_(static_cast<size_t>(world.ranks()), false),
+      known_consumed_(static_cast<size_t>(world.ranks()), 0),
       far_(sockets.size()) {
   for (size_t peer = 0; peer < sockets.size(); ++peer) far_[peer].fd = sockets[peer];
   if (sockets.empty()) return;
@@ -64,6 +80,12 @@ bool Streams::open(int peer) {
 
 size_t Streams::write(int peer, const void* data, size_t nbytes, bool more) {
   if (!world_.near(peer)) return write_far(far_[static_cast<size_t>(peer)], peer, data, nbytes, more);
+  return in_slices(nbytes, [&](size_t first, size_t slice) {
+    return write_slice(peer, static_cast<const unsigned char*>(data) + first, slice);
+  });
+}
+
+size_t Streams::write_slice(int peer, const unsigned char* data, size_t nbytes) {
   const int from = world_.place(rank_), to = world_.place(peer);
   Channel& ring = world_.region().channel(from, to);
   const uint64_t position = ring.written.load(std::memory_order_relaxed);
@@ -72,8 +94,8 @@ size_t Streams::write(int peer, const void* data, size_t nbytes, bool more) {
   if (piece == 0) return 0;
   unsigned char* const bytes = world_.region().channel_bytes(from, to);
   const uint64_t offset = position % kChannelBytes, first = std::min(piece, kChannelBytes - offset);
-  std::memcpy(bytes + offset, data, first);
-  std::memcpy(bytes, static_cast<const unsigned char*>(data) + first, piece - first);
+  kernels().copy(bytes + offset, data, first);
+  kernels().copy(bytes, data + first, piece - first);
   ring.written.store(position + piece, std::memory_order_seq_cst);
   unisono::ring(world_.cell(peer).channel_bell);
   return piece;
@@ -81,6 +103,12 @@ size_t Streams::write(int peer, const void* data, size_t nbytes, bool more) {
 
 size_t Streams::read(int peer, void* data, size_t nbytes) {
   if (!world_.near(peer)) return read_far(far_[static_cast<size_t>(peer)], peer, data, nbytes);
+  return in_slices(nbytes, [&](size_t first, size_t slice) {
+    return read_slice(peer, static_cast<unsigned char*>(data) + first, slice);
+  });
+}
+
+size_t Streams::read_slice(int peer, unsigned char* data, size_t nbytes) {
   const int from = world_.place(peer), to = world_.place(rank_);
   Channel& ring = world_.region().channel(from, to);
   const uint64_t position = ring.consumed.load(std::memory_order_relaxed);
@@ -89,8 +117,8 @@ size_t Streams::read(int peer, void* data, size_t nbytes) {
   if (piece == 0) return 0;
   const unsigned char* const bytes = world_.region().channel_bytes(from, to);
   const uint64_t offset = position % kChannelBytes, first = std::min(piece, kChannelBytes - offset);
-  std::memcpy(data, bytes + offset, first);
-  std::memcpy(static_cast<unsigned char*>(data) + first, bytes, piece - first);
+  kernels().copy(data, bytes + offset, first);
+  kernels().copy(data + first, bytes, piece - first);
   ring.consumed.store(position + piece, std::memory_order_seq_cst);
   unisono::ring(world_.cell(peer).channel_bell);
   return piece;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <span>
 #include <vector>
 
 #include "waiting.hpp"
@@ -20,6 +21,20 @@ class Streams final : public Sockets {
   // How much of `nbytes` was taken or came, possibly nothing. `more`: what follows belongs to it.
   size_t write(int peer, const void* data, size_t nbytes, bool more);
   size_t read(int peer, void* data, size_t nbytes);
+  // Of a rank of this host. Writes two pieces together, or nothing; false: there is no room.
+  bool write_whole(int peer, std::span<const unsigned char> first, std::span<const unsigned char> second);
+  // Whether something has come; may be asked without the lock.
+  bool has_come(int peer);
+  // Reads two pieces when both have come and `accepts` the first one; otherwise nothing.
+  template <class Accepts>
+  bool read_whole(int peer, std::span<unsigned char> first, std::span<unsigned char> second,
+                  Accepts accepts) {
+    const uint64_t there = peek(peer, first, 0);
+    if (there < first.size() + second.size() || !accepts()) return false;
+    peek(peer, second, first.size());
+    consume(peer, first.size() + second.size());
+    return true;
+  }
   // Asks the kernel which connections have something to read or room.
   void look();
   // Wakes other threads of this rank that sleep here.
@@ -41,6 +56,10 @@ class Streams final : public Sockets {
     bool watched = false;  // for room to write
     std::atomic<bool> ended{false};
   };
+  uint64_t peek(int peer, std::span<unsigned char> into, uint64_t after);
+  void consume(int peer, uint64_t nbytes);
+  size_t write_slice(int peer, const unsigned char* data, size_t nbytes);
+  size_t read_slice(int peer, unsigned char* data, size_t nbytes);
   size_t write_far(Far& far, int peer, const void* data, size_t nbytes, bool more);
   size_t read_far(Far& far, int peer, void* data, size_t nbytes);
   void watch(int peer, bool for_room);
@@ -50,7 +69,8 @@ class Streams final : public Sockets {
   const int rank_;
   Control* const control_;
   std::vector<bool> backed_;
-  std::vector<Far> far_;  // empty when all ranks are on one host
+  std::vector<uint64_t> known_consumed_;  // by each receiver: at least so much
+  std::vector<Far> far_;                  // empty when all ranks are on one host
   int poll_ = -1, wake_ = -1;
   std::atomic<int> sleepers_{0};
 };

@@ -11,6 +11,7 @@ struct Message {
   const void* data;
   size_t nbytes;
   uint64_t fingerprint;
+  bool lent = false;  // it still is where the sender has it, and `data` is nullptr: fetch it
 };
 
 // The edges from one rank to some of its peers and back. Messages of an edge arrive in order. Nothing
@@ -27,18 +28,33 @@ class Transport {
   // stays as it is until `keep` is told of it.
   virtual void commit(std::span<const int> peers, size_t nbytes, uint64_t fingerprint, const void* from) = 0;
   // These bytes are going to change: what has not been sent of them is to be copied first.
-  virtual void keep(const void*, size_t) {}
+  virtual void keep(const void* /*data*/, size_t /*nbytes*/) {}
 
   // The next message of `peer`, if it has come; it should have `nbytes`. It stays valid until released,
   // and may lie at `into` already, where its receiver wants it (nullptr: anywhere).
   virtual bool peek(int peer, size_t nbytes, void* into, Message& message) = 0;
   virtual void release(int peer) = 0;
   // Only bytes [first, first + count) of it, in order, each of them once; `message.data` is where they lie.
-  virtual bool peek_part(int peer, size_t nbytes, size_t first, size_t, Message& message) {
+  virtual bool peek_part(int peer, size_t nbytes, size_t first, size_t /*count*/, Message& message) {
     if (!peek(peer, nbytes, nullptr, message)) return false;
     message.data = static_cast<const unsigned char*>(message.data) + first;
     return true;
   }
+
+  // Messages that are not copied on their way: the sender's memory is lent until the receivers have released
+  // them. `lends`: to these peers it can be done. `lend` is false while there is no room; `assist` moves what
+  // this rank has lent; `returned` tells whether all of that is free again.
+  virtual bool lends(std::span<const int> /*peers*/) const { return false; }
+  virtual bool lend(std::span<const int> /*peers*/, size_t /*nbytes*/, uint64_t /*fingerprint*/,
+                    const void* /*from*/) {
+    return false;
+  }
+  virtual void assist() {}
+  virtual bool returned() { return true; }
+  // Brings the message of `peer` that `peek` found to `into`, where it is when this is true; if that never
+  // comes to pass, `abandon` makes `into` its owner's again.
+  virtual bool fetch(int /*peer*/, const Message& /*message*/, void* /*into*/) { return false; }
+  virtual void abandon(int /*peer*/) {}
 };
 
 }  // namespace unisono

@@ -98,6 +98,7 @@ void Peers::look_up(int pid, Fault& fault) const {
 
 void Waiter::slowly(const int& awaited, Poll ready, void* context) {
   throw_if_aborted();
+  if (held_ != nullptr) held_->let_go();
   if (deadline_ == 0) deadline_ = later(timeout_);
   // Polling a socket has taken its time already, and to give the core away helps nobody on another host.
   if (!far(awaited) && spin_and_yield(ready, context)) return;

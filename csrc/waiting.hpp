@@ -63,6 +63,14 @@ class Sockets {
   virtual bool ended(int peer) const = 0;
 };
 
+// What a thread holds that other threads may want, such as an interpreter's lock: it is kept over short waits
+// and let go of before a long one. May be told so twice.
+class Held {
+ public:
+  virtual ~Held() = default;
+  virtual void let_go() = 0;
+};
+
 struct Patience {
   int spins;             // polls before the clock is looked at
   int socket_spins;      // ... of a socket, which takes as long as thirty others
@@ -94,6 +102,7 @@ class Waiter {
   }
   void set_patience(Patience patience) { patience_ = patience; }
   void set_interrupt(const std::function<bool()>* interrupted) { interrupted_ = interrupted; }
+  void set_held(Held* held) { held_ = held; }
 
   // Waits for `ready`, which depends on rank `awaited` (-1: on anybody), and may change whom it depends on.
   template <class Ready>
@@ -138,6 +147,7 @@ class Waiter {
   Sockets* const sockets_;
   Control* const control_;
   const std::function<bool()>* interrupted_ = nullptr;
+  Held* held_ = nullptr;
   uint64_t seq_ = 0;
   uint64_t fingerprint_ = 0;
   Nanoseconds deadline_ = INT64_MAX;

@@ -19,6 +19,9 @@ import leaks
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
+# Nor may what somebody has measured on this machine choose other algorithms than elsewhere.
+os.environ["UNISONO_CALIBRATION"] = "none"
+
 # Examples of every property. `ci` draws the same ones each time. HYPOTHESIS_PROFILE=nightly draws thousands
 # of new ones, keeps those that failed, and prints how to draw them again.
 settings.register_profile("ci", deadline=None, derandomize=True, max_examples=200)

@@ -1,21 +1,38 @@
 """Which algorithm for which operation, size and placement.
 
 On one host the direct algorithms win: a rank writes once for all its readers. On several hosts the cost model
-prices the algorithms that can win there, and the cheapest is taken. The price of a message is a constant, the
-same on all ranks, because all ranks have to choose alike.
+prices the algorithms that can win there, and the cheapest is taken. The figures of the model (`machine.py`)
+are those of rank 0 on all ranks, because all ranks have to choose alike.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from unisono.prices import Price
+from unisono.cost import Edge, busiest, seconds, shared_seconds
+from unisono.machine import DEFAULTS, Calibration
+from unisono.plans import Plan, make
 
-__all__ = ["CANDIDATES", "Chooser", "choose"]
+__all__ = ["CANDIDATES", "Choice", "Chooser", "choose", "edges"]
 
 ONE_SHOT_BYTES = 16 * 1024
 """Work that every rank may do for all: up to here it costs less than a second round of waiting."""
+
+SEGMENT_BYTES = 256 * 1024
+"""What the engine takes through a plan at once (kSegmentBytes)."""
+
+ENGINE_S = 0.85e-6
+"""What a message within a host takes beside the flag that tells of it: the engine's two ends, and waits."""
+
+
+def edges(machine: Calibration) -> tuple[Edge, Edge, float]:
+    """A message within a host, one between hosts, and seconds per byte reduced, on such machines."""
+    inside = Edge(machine.flag_s + ENGINE_S, 1 / machine.copy.all_memory)
+    between = Edge(2 * machine.tcp_s, 1 / machine.tcp)  # through the kernels of two hosts
+    return inside, between, 1 / machine.reduce.all_shared_cache
+
+
+INSIDE, BETWEEN, REDUCING_S_PER_BYTE = edges(DEFAULTS)
 
 CANDIDATES: dict[str, tuple[str, ...]] = {
     "broadcast": ("leaders", "hierarchical", "double_tree"),
@@ -33,16 +50,47 @@ CANDIDATES: dict[str, tuple[str, ...]] = {
 """What is priced on several hosts; the first of equals is taken."""
 
 
+class Price:
+    """Seconds that an algorithm takes for any number of bytes, from three points of the model."""
+
+    def __init__(self, plan: Plan, machine: Calibration = DEFAULTS) -> None:
+        inside, between, g = edges(machine)
+        self._empty = seconds(plan, 0, a=inside.a, b=inside.b, g=g, between=between)
+        self._first = seconds(plan, SEGMENT_BYTES, a=inside.a, b=inside.b, g=g, between=between)
+        self._further = busiest(plan, SEGMENT_BYTES, inside=inside, between=between, g=g)
+
+    def __call__(self, nbytes: float) -> float:
+        """Seconds for a whole buffer of `nbytes`: the first segment's way, and what the others add."""
+        first = min(nbytes / SEGMENT_BYTES, 1)
+        further = nbytes / SEGMENT_BYTES - first
+        return self._empty + (self._first - self._empty) * first + self._further * further
+
+
+class Choice(NamedTuple):
+    """What was chosen, and why one may believe it.
+
+    Attributes:
+        seconds: of a call, as the cost model has it.
+        calibrated: whether by figures measured on rank 0's machine.
+    """
+
+    algorithm: str
+    seconds: float
+    calibrated: bool
+
+
 class Chooser:
     """Chooses for one group, and remembers the prices.
 
     Args:
         size: the number of ranks.  hosts: the number of the host of each; () stands for one host.
+        machine: the figures of the model.
     """
 
-    def __init__(self, size: int, hosts: tuple[int, ...] = ()) -> None:
+    def __init__(self, size: int, hosts: tuple[int, ...] = (), machine: Calibration = DEFAULTS) -> None:
         self._size = size
         self._hosts = hosts
+        self._machine = machine
         self._one_host = len(set(hosts)) <= 1
         self._prices: dict[str, dict[str, Price]] = {}
 
@@ -60,13 +108,30 @@ class Chooser:
         """The price of every candidate."""
         found = self._prices.get(collective)
         if found is None:
-            from unisono.prices import Price  # only here: many ranks on one host start sooner
-
             found = self._prices[collective] = {
-                algorithm: Price(collective, algorithm, self._size, self._hosts)
+                algorithm: Price(make(collective, algorithm, self._size, 0, self._hosts), self._machine)
                 for algorithm in CANDIDATES[collective]
             }
         return found
+
+    def explain(self, collective: str, nbytes: int, algorithm: str | None = None) -> Choice:
+        """The choice for a whole buffer of `nbytes`, or the `algorithm` given, and the time by the model.
+
+        Raises:
+            ValueError: there is no such collective or algorithm.
+        """
+        if collective not in CANDIDATES:
+            raise ValueError(f"no collective {collective!r}: there are {', '.join(CANDIDATES)}")
+        asked = nbytes // self._size if collective in ("all_gather", "reduce_scatter") else nbytes
+        algorithm = algorithm or self.choose(collective, asked)
+        return Choice(algorithm, self.predict(collective, algorithm, nbytes), self._machine.measured_here)
+
+    def predict(self, collective: str, algorithm: str, nbytes: int) -> float:
+        """Seconds that a call takes by the model, Python's part included; `nbytes` of the whole buffer."""
+        plan = make(collective, algorithm, self._size, 0, self._hosts)
+        if self._one_host:
+            return shared_seconds(plan, nbytes, self._machine)
+        return self._machine.call_s + Price(plan, self._machine)(nbytes)
 
     def direct(self, collective: str, nbytes: int) -> str:
         """The choice on one host; also where contributions have to be combined in the order of ranks."""

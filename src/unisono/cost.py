@@ -3,8 +3,9 @@
 The model is the usual one: full duplex, every rank sends one message at a time and takes one at a time; a
 message of l bytes takes a + b*l, combining two buffers of l bytes takes g*l, copying takes nothing. Sends
 that stand side by side and go to the same ranks are one message. Between hosts a and b are others, and the
-bytes of all ranks of a host pass its one link, one message after the other each way. Where a rank writes once
-for many readers, as in shared memory, `depth` is the better count of latencies.
+bytes of all ranks of a host pass its one link, one message after the other each way. Where a rank writes
+once for many readers, as in shared memory, `depth` is the better count of latencies, and `shared_seconds`
+the price.
 
 It does not prove a plan, and it prices chunks as equal parts of the buffer.
 """
@@ -19,10 +20,24 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from unisono.errors import PlanError
+from unisono.machine import Calibration
 from unisono.plans import Copy, Plan, Recv, Reduce, Send
 from unisono.plans.plan import Step
 
-__all__ = ["Edge", "busiest", "bytes_sent", "depth", "link_bytes", "messages", "rounds", "seconds"]
+__all__ = [
+    "Edge",
+    "busiest",
+    "bytes_sent",
+    "depth",
+    "link_bytes",
+    "messages",
+    "rounds",
+    "seconds",
+    "shared_seconds",
+]
+
+MESSAGE_S = 1e-7
+"""What the engine adds to the flag of a message in shared memory: finding it, checking it, releasing it."""
 
 _ARRIVES, _ASKS = 0, 1  # at one moment, ports are freed before anybody asks for them
 
@@ -115,6 +130,34 @@ def busiest(plan: Plan, nbytes: float, *, inside: Edge, between: Edge, g: float 
         adds = sum(len(step.frm) - 1 for step in steps if isinstance(step, Reduce))
         busy["adds", rank] += g * chunk * adds
     return max(busy.values(), default=0.0)
+
+
+def shared_seconds(plan: Plan, nbytes: float, machine: Calibration) -> float:
+    """How long a call takes between ranks that share memory, Python's part included.
+
+    Every chunk that is sent is copied once into staging, which stays in a cache, whoever reads it; who
+    receives it copies it out, who reduces reads it there. The other end of a copy is the caller's memory, and
+    whichever end is slower counts. All ranks do so at once, the busiest counts. More ranks than cores take
+    turns: their calls and their work add up, and a message waits for others to come and go.
+
+    Args:
+        nbytes: of the whole buffer; of the larger one where input and output differ.
+    """
+    chunk = nbytes / _parts(plan)
+    spaces = sum(plan.chunks(space) for space in ("out", "in"))
+    own = 0.5 / machine.copy.at(machine.level(chunk * spaces))  # a copy reads and writes, we do one of them
+    give, take = max(own, 1 / machine.give), max(own, 1 / machine.take)
+    work = max(sum(_work(step, chunk, give, take) for step in steps) for steps in plan.steps)
+    crowd = max(1.0, plan.size / machine.cores) if machine.cores else 1.0
+    latency = MESSAGE_S + (machine.flag_s if crowd == 1.0 else machine.crowd_s * crowd / 2)
+    return depth(plan) * latency + (machine.call_s + work) * crowd
+
+
+def _work(step: Step, chunk: float, give: float, take: float) -> float:
+    """Seconds for which a step keeps its rank busy in shared memory; give and take are seconds per byte."""
+    if isinstance(step, Reduce):
+        return chunk * take * (len(step.frm) - 1)
+    return chunk * (take if isinstance(step, Recv) else give)
 
 
 def _parts(plan: Plan) -> int:

@@ -10,6 +10,7 @@ counts. RANK, WORLD_SIZE and so on, when set, have to agree with it; an error na
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import re
@@ -147,6 +148,7 @@ def _placement(source: str, rank: str, world: str, local_rank: str, local_world:
 VARIABLES: tuple[Variable, ...] = (
     Variable("UNISONO_TIMEOUT_S", "timeout_s", _seconds, "seconds an operation may take"),
     Variable("UNISONO_STAGING_BYTES", "staging_bytes", parse_size, "staging memory per rank (8M, 4MiB)"),
+    Variable("UNISONO_LENDING", "lending", _flag, "0: ranks never read each other's own memory"),
     Variable(
         "UNISONO_SPIN_US",
         "spin_us",
@@ -154,10 +156,7 @@ VARIABLES: tuple[Variable, ...] = (
         "microseconds to spin before giving the core up; -1: choose from ranks and cores",
     ),
     Variable(
-        "UNISONO_PEER_TIMEOUT_S",
-        "peer_timeout_s",
-        _seconds,
-        "seconds after which a host that no longer answers counts as lost",
+        "UNISONO_PEER_TIMEOUT_S", "peer_timeout_s", _seconds, "seconds after which a silent host is lost"
     ),
     Variable(
         "UNISONO_RANKS_PER_HOST",
@@ -165,6 +164,8 @@ VARIABLES: tuple[Variable, ...] = (
         _rank,
         "at most so many successive ranks share memory, others are as if on other hosts; 0: no limit",
     ),
+    Variable("UNISONO_CALIBRATION", "calibration", _text, "file of `unisono calibrate`; none: its defaults"),
+    Variable("XDG_CACHE_HOME", "cache_home", _text, "folder of caches; ~/.cache where it is not set"),
     Variable("UNISONO_REPLACE", "replace", _backend, "PyTorch's backend whose place Unisono takes: gloo"),
     Variable(
         "UNISONO_SOCKET_IFNAME",
@@ -179,13 +180,11 @@ VARIABLES: tuple[Variable, ...] = (
         "UNISONO_ADVERTISE",
         "advertise",
         _endpoint,
-        "host:port under which others reach what this rank listens on, where a router translates addresses",
+        "host:port under which others reach local rank 0, the next port for local rank 1 and so on, where a "
+        "router translates addresses",
     ),
     Variable(
-        "UNISONO_TOKEN_FILE",
-        "token",
-        read_token_file,
-        "file of mode 0600 with the job's token, 64 hex digits",
+        "UNISONO_TOKEN_FILE", "token", read_token_file, "file, mode 0600: the job's token, 64 hex digits"
     ),
     Variable("UNISONO_TOKEN", "token", parse_token, "the job's token itself", secret=True),
     Variable("UNISONO_TLS", "tls", _flag, "encrypt the store's connections with TLS 1.3 (needs the token)"),
@@ -249,9 +248,12 @@ class Settings:
 
     timeout_s: float = 300.0
     staging_bytes: int = 1 << 20
+    lending: bool = True
     spin_us: int = -1
     peer_timeout_s: float = 10.0
     ranks_per_host: int = 0
+    calibration: str = ""
+    cache_home: str = ""
     replace: str = ""
     socket_ifname: str = ""
     port_range: tuple[int, int] | None = None
@@ -355,8 +357,6 @@ def unknown(environ: Mapping[str, str] | None = None) -> list[str]:
     lines = []
     for name in sorted(environ):
         if name.startswith("UNISONO_") and name not in names:
-            import difflib  # which takes a while, for what hardly ever happens
-
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"Did you mean {near[0]}?" if near else "`unisono doctor` lists those there are."
             lines.append(

@@ -102,7 +102,7 @@ def test_no_worker_outlives_the_command(number: signal.Signals):
         while not process.stdout.readline().startswith("# all_reduce"):
             assert process.poll() is None, process.stderr.read()
         workers = children_of(process.pid)
-        assert len(workers) == 4
+        assert len(workers) == 6  # Unisono, the limit, memcpy
         process.send_signal(number)
         errors = process.communicate(timeout=20)[1]
     assert process.returncode == (130 if number == signal.SIGINT else -number)
@@ -118,6 +118,9 @@ def test_every_operation_leaves_the_right_values(ranks: int):
     assert {line["operation"] for line in lines} == set(OPERATIONS) - ({"send_recv"} if ranks == 1 else set())
     assert all(line["wrong"] == 0 for line in lines)
     assert all(line["p50_us"] <= line["p99_us"] for line in lines)
+    planned = [line for line in lines if line["operation"] != "send_recv"]
+    assert all(line["algorithm"] and line["predicted_us"] > 0 for line in planned)
+    assert all(line["peers"]["limit"]["p50_us"] > 0 for line in lines if line["nbytes"])
     assert "# all_to_all" in done.stderr
 
 

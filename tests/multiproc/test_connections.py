@@ -38,7 +38,7 @@ def open_two(store: HashStore, **options: Any) -> list[Any]:
 
     def opened(rank: int) -> Any:
         try:
-            engine, hosts = open_engine(store, rank, 2, timeout_s=20, settings=settings)
+            engine, hosts, _ = open_engine(store, rank, 2, timeout_s=20, settings=settings)
         except un.RendezvousError as error:
             return error
         return Group(engine, rank, 2, "test", 20.0, store, hosts=hosts)
@@ -61,7 +61,7 @@ def test_strangers_at_the_door_are_turned_away() -> None:
     strangers: list[socket.socket] = []
 
     def harass(value: bytes) -> bytes:
-        host, port = msgspec.msgpack.decode(value)
+        [[host, port]] = msgspec.msgpack.decode(value)
         for greeting in (b"", b"GET / HTTP/1.0\r\n\r\n", os.urandom(4000), b"UNISONO\x01" + bytes(96)):
             strangers.append(socket.create_connection((host, port), 5))
             strangers[-1].sendall(greeting)
@@ -75,12 +75,12 @@ def test_strangers_at_the_door_are_turned_away() -> None:
 
 
 def test_rank_that_cannot_be_reached_is_named_on_every_rank() -> None:
-    told = open_two(Meddler("endpoint/1", lambda value: msgspec.msgpack.encode(["127.0.0.1", 1])))
+    told = open_two(Meddler("endpoint/1", lambda value: msgspec.msgpack.encode([["127.0.0.1", 1]])))
     assert all(isinstance(one, un.RendezvousError) for one in told)
     assert str(told[0]) == str(told[1])
     assert "rank 0" in str(told[0])
     assert "cannot reach rank 1" in str(told[0])
-    assert "127.0.0.1:1 through the interface of 127.0.0.1" in str(told[0])
+    assert "127.0.0.1:1 through lo (127.0.0.1)" in str(told[0])
 
 
 def test_loopback_between_hosts_is_refused() -> None:

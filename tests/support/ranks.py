@@ -24,6 +24,7 @@ from unisono.store import HashStore
 
 HERE = Path(__file__).resolve().parent
 STAGING_BYTES = 1 << 20
+LIMIT_S = 500.0 if "UNISONO_SANITIZED" in os.environ else 100.0  # for a program's whole life
 
 
 def groups(
@@ -47,7 +48,7 @@ def groups(
         settings = EngineSettings(staging_bytes, -1.0, -1, per_host, peer_timeout_s, None, socket_bytes)
 
         def opened(rank: int) -> Group:
-            engine, hosts = open_engine(store, rank, size, timeout_s=timeout_s, settings=settings)
+            engine, hosts, _ = open_engine(store, rank, size, timeout_s=timeout_s, settings=settings)
             return Group(engine, rank, size, "test", timeout_s, store, hosts=hosts)
 
         with ThreadPoolExecutor(size) as pool:
@@ -87,7 +88,7 @@ def threads(size: int, work: Callable[[Group], Any], **options: Any) -> list[Any
     return results
 
 
-def processes(size: int, program: str | Path, *arguments: str, timeout_s: float = 100.0) -> list[str]:
+def processes(size: int, program: str | Path, *arguments: str, timeout_s: float = LIMIT_S) -> list[str]:
     """Run a program as `size` ranks; what each printed. Fails when one does.
 
     The program finds UNISONO's settings in its environment: `un.init_process_group()` works.
@@ -112,12 +113,12 @@ def run(size: int, program: str) -> list[str]:
     """What `size` processes print that run the text of a program; `group` is there already."""
     opening = (
         "import os, signal, sys, threading, time\nimport numpy as np\nimport unisono as un\n"
-        'group = un.init_process_group(init_method=os.environ["MEETING"], timeout=20)\n'
+        'group = un.init_process_group(init_method=os.environ["MEETING"], timeout=60)\n'
     )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program.py"
         path.write_text(opening + program)
-        return processes(size, path, timeout_s=40)
+        return processes(size, path)
 
 
 def _collect(running: list[subprocess.Popen[str]], deadline: float) -> list[str]:
@@ -129,6 +130,8 @@ def _collect(running: list[subprocess.Popen[str]], deadline: float) -> list[str]
         for process in running:
             process.kill()
             process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
     codes = [process.returncode for process in running]
     for rank, (code, output) in enumerate(zip(codes, outputs, strict=True)):
         assert code == 0, f"rank {rank} ended with {code} (all: {codes}):\n{output}"

@@ -1,7 +1,9 @@
-"""`ranks.py JOBS.json`: runs jobs one after the other, each as several processes. Started by suite.py.
+"""Runs jobs one after the other, each as several processes. Started by suite.py.
 
-PyTorch is imported once; every rank is a fork. A job is a module with `main(rank, size, folder, *args)`.
-What a rank prints goes to FOLDER/out<rank>, how it ended to FOLDER/end<rank>.
+A job is a line of JSON on standard input, answered with "done". It names a module with
+`main(rank, size, folder, *args)`.
+PyTorch is imported once; every rank is a fork. What a rank prints goes to FOLDER/out<rank>, how it ended to
+FOLDER/end<rank>.
 """
 
 from __future__ import annotations
@@ -16,17 +18,15 @@ import traceback
 from pathlib import Path
 
 
-def main(path: str) -> None:
-    jobs = json.loads(Path(path).read_text())
-    modules = {job["module"]: importlib.import_module(job["module"]) for job in jobs}
-    for job in jobs:
-        folder = Path(job["folder"])
-        pids = [
-            fork(modules[job["module"]], rank, job["size"], folder, job["args"])
-            for rank in range(job["size"])
-        ]
+def main() -> None:
+    for line in sys.stdin:
+        job = json.loads(line)
+        module, size, folder = importlib.import_module(job["module"]), job["size"], Path(job["folder"])
+        os.environ["PYTEST_CURRENT_TEST"] = job["test"]
+        pids = [fork(module, rank, size, folder, job["args"]) for rank in range(size)]
         for rank, code in enumerate(wait(pids, job["limit_s"])):
             (folder / f"end{rank}").write_text(str(code))
+        print("done", flush=True)
 
 
 def fork(module, rank: int, size: int, folder: Path, arguments: list[str]) -> int:
@@ -38,6 +38,7 @@ def fork(module, rank: int, size: int, folder: Path, arguments: list[str]) -> in
         out = os.open(folder / f"out{rank}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
         os.dup2(out, 1)
         os.dup2(out, 2)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         module.main(rank, size, folder, *arguments)
         code = 0
     except BaseException:
@@ -65,4 +66,4 @@ def wait(pids: list[int], limit_s: float) -> list[int]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

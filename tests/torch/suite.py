@@ -7,37 +7,55 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
+Jobs = dict[str, tuple[str, int, list[str]]]
 
 
-def run(
-    folder: Path, jobs: dict[str, tuple[str, int, list[str]]], limit_s: float = 60
-) -> dict[str, list[str]]:
-    """Run jobs (name -> module, size, arguments), each in folder/name; per job, what its ranks printed.
+class Forks:
+    """A Python that has imported PyTorch, for all jobs of a test run. See the fixture `forks`."""
 
-    A rank that did not end by itself says so at the end of what it printed.
-    """
-    for name in jobs:
-        (folder / name).mkdir()
-    todo = [
-        {"module": module, "size": size, "folder": str(folder / name), "args": arguments, "limit_s": limit_s}
-        for name, (module, size, arguments) in jobs.items()
-    ]
-    path = folder / "jobs.json"
-    path.write_text(json.dumps(todo))
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
-    done = subprocess.run(
-        [sys.executable, str(HERE / "ranks.py"), str(path)],
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        return {name: [done.stdout + done.stderr] for name in jobs}
-    return {name: [_printed(folder / name, rank) for rank in range(jobs[name][1])] for name in jobs}
+    def __init__(self) -> None:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed in close)
+        self._server = subprocess.Popen(
+            [sys.executable, str(HERE / "ranks.py")],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            bufsize=1,
+        )
+
+    def run(self, folder: Path, jobs: Jobs, limit_s: float = 60) -> dict[str, list[str]]:
+        """Run jobs (name -> module, size, arguments), each in folder/name; per job, what its ranks printed.
+
+        A rank that did not end by itself says so at the end of what it printed.
+        """
+        return {name: self._run(folder / name, job, limit_s) for name, job in jobs.items()}
+
+    def close(self) -> None:
+        """End it."""
+        with self._server:
+            assert self._server.stdin is not None
+            self._server.stdin.close()
+        self._errors.close()
+
+    def _run(self, folder: Path, job: tuple[str, int, list[str]], limit_s: float) -> list[str]:
+        module, size, arguments = job
+        folder.mkdir()
+        order: dict[str, Any] = {"module": module, "size": size, "folder": str(folder), "args": arguments}
+        order |= {"limit_s": limit_s, "test": os.environ.get("PYTEST_CURRENT_TEST", "")}
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps(order) + "\n")
+        if self._server.stdout.readline() != "done\n":
+            self._errors.seek(0)
+            return [self._errors.read()]
+        return [_printed(folder, rank) for rank in range(size)]
 
 
 def _printed(folder: Path, rank: int) -> str:

@@ -13,10 +13,10 @@ import suite
 
 
 @functools.cache
-def results(size: int) -> list[dict[str, str]]:
+def results(forks: suite.Forks, size: int) -> list[dict[str, str]]:
     """Run all checks on `size` ranks; per rank, the traceback of each (empty: it passed)."""
     with tempfile.TemporaryDirectory() as folder:
-        printed = suite.run(Path(folder), {"checks": ("worker", size, [])}, limit_s=100)["checks"]
+        printed = forks.run(Path(folder), {"checks": ("worker", size, [])}, limit_s=100)["checks"]
         written = [Path(folder, "checks", f"result{rank}.json") for rank in range(size)]
         if not all(path.exists() for path in written):
             return [{check: "\n".join(printed) for check in suite.checks()}]
@@ -25,7 +25,7 @@ def results(size: int) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("check", suite.checks())
 @pytest.mark.parametrize("size", [2, 3])
-def test_check(size: int, check: str):
-    failed = {rank: result[check] for rank, result in enumerate(results(size)) if result[check]}
+def test_check(forks: suite.Forks, size: int, check: str):
+    failed = {rank: result[check] for rank, result in enumerate(results(forks, size)) if result[check]}
     if failed:
         pytest.fail("\n".join(f"rank {rank}:\n{text}" for rank, text in failed.items()), pytrace=False)

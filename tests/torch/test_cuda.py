@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-import suite
 from unisono.torch import cuda
 
 pytestmark = [
@@ -14,7 +13,7 @@ pytestmark = [
 ]
 
 
-def test_cuda_tensors_and_cpu_tensors_in_one_group(tmp_path):
+def test_cuda_tensors_and_cpu_tensors_in_one_group(forks, tmp_path):
     size = min(2, torch.cuda.device_count())
-    printed = suite.run(tmp_path, {"cuda": ("programs.on_cuda", size, [])})["cuda"]
+    printed = forks.run(tmp_path, {"cuda": ("programs.on_cuda", size, [])})["cuda"]
     assert all("fine" in text for text in printed), printed

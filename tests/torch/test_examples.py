@@ -40,20 +40,20 @@ def name_of(run: tuple[str, int, list[str], str]) -> str:
 
 
 @functools.cache
-def printed() -> dict[str, list[str]]:
+def printed(forks: suite.Forks) -> dict[str, list[str]]:
     """What the ranks of every run printed; all of them are forks of one Python."""
     with tempfile.TemporaryDirectory() as folder:
         jobs = {}
         for run in RUNS:
             program, size, arguments, _ = run
             jobs[name_of(run)] = ("programs.example", size, [program, str(free_ports(1)), *arguments])
-        return suite.run(Path(folder), jobs, limit_s=60)
+        return forks.run(Path(folder), jobs, limit_s=60)
 
 
 @pytest.mark.parametrize("run", RUNS, ids=name_of)
 @pytest.mark.timeout(300)  # the first one waits for all of them
-def test_example(run: tuple[str, int, list[str], str]):
-    texts = printed()[name_of(run)]
+def test_example(forks: suite.Forks, run: tuple[str, int, list[str], str]):
+    texts = printed(forks)[name_of(run)]
     for rank, text in enumerate(texts):
         if "(ended with" in text or len(texts) != run[1]:
             pytest.fail("\n".join(texts), pytrace=False)

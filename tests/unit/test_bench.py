@@ -13,7 +13,7 @@ import pytest
 
 from unisono import bench
 from unisono.bench import cases, formats, measure, noise, report
-from unisono.bench.contenders import partner_of
+from unisono.bench.contenders import obliged, partner_of
 from unisono.bench.measure import Line, Timing, Unmeasurable
 from unisono.bench.peers import choose_peers
 from unisono.bench.worker import time_calls
@@ -147,6 +147,37 @@ def test_only_the_root_expects_a_gather():
     np.testing.assert_array_equal(cases.expected(one, 1), np.concatenate(inputs(one)))
 
 
+def test_prefixes_are_of_the_ranks_before():
+    one = case("scan", 9)
+    a, b, _ = inputs(one)
+    np.testing.assert_array_equal(cases.expected(one, 1), a + b)
+    exclusive = case("exclusive_scan", 9)
+    assert cases.expected(exclusive, 0) is None
+    np.testing.assert_array_equal(cases.expected(exclusive, 2), a + b)
+
+
+def test_uneven_parts_add_up():
+    one = case("scatter_v", 13)
+    assert one.parts == [2, 4, 7]
+    assert one.part_of(2) == slice(6, 13)
+    whole = inputs(one)[0]
+    np.testing.assert_array_equal(cases.expected(one, 1), whole[2:6])
+    exchanged = case("all_to_all_v", 13)
+    parts = [array[6:] for array in inputs(exchanged)]
+    np.testing.assert_array_equal(cases.expected(exchanged, 2), np.concatenate(parts))
+    assert [cases.allocate(exchanged, rank).out.size for rank in range(3)] == [6, 12, 21]
+
+
+def test_what_an_operation_obliges_a_rank_to_move():
+    assert obliged(case("all_reduce", 12), 1) == [("update", 48)]
+    assert obliged(case("all_gather", 12), 1) == [("read", 16), ("write", 48)]
+    assert obliged(case("broadcast", 12, root=1), 0) == [("write", 48)]
+    assert obliged(case("reduce", 12), 2) == [("read", 48)]
+    assert obliged(case("send_recv", 12), 2) == []
+    for operation in cases.OPERATIONS:
+        assert all(nbytes >= 0 for _, nbytes in obliged(case(operation), 0))
+
+
 def test_an_odd_rank_out_has_no_part_in_ping_pong():
     one = case("send_recv", 9)
     np.testing.assert_array_equal(cases.expected(one, 1), inputs(one)[0])
@@ -234,6 +265,15 @@ def test_ratio_is_the_median_of_the_rounds_ratios():
     assert line.ratio(timing("gloo", 10.0, 10.0, 40.0)) == 0.1
 
 
+def test_best_is_whoever_was_fastest_in_a_round():
+    peers = [timing("gloo", 2.0, 8.0, 4.0), timing("mpich", 8.0, 2.0, 8.0), timing("limit", 0.1, 0.1, 0.1)]
+    line = Line(case("all_reduce"), timing("unisono", 1.0, 1.0, 1.0), peers)
+    assert line.best_ratio() == 0.5
+    assert Line(case("all_reduce"), timing("unisono", 1.0), peers[2:]).best_ratio() is None
+    assert "to best" in report.header("all_reduce", ["gloo", "limit", "mpich"])
+    assert "to best" not in report.header("all_reduce", ["limit", "mpich"])
+
+
 def test_bandwidths_use_1e9():
     line = Line(case("all_reduce", 250_000, size=4), timing("unisono", 1000.0), [])
     assert line.algbw_gbps == pytest.approx(1.0)
@@ -245,17 +285,22 @@ def test_noise_is_what_others_used():
     assert noise.others_share(before, noise.Reading(elapsed=100, used=60, ours=55)) == 0.05
     assert noise.others_share(before, noise.Reading(elapsed=100, used=50, ours=55)) == 0.0
     assert noise.others_share(before, before) == 0.0
+    stolen = noise.Reading(elapsed=100, used=60, ours=55, stolen=3)
+    assert noise.Noise(noise.others_share(before, stolen), 0.03).others == 0.05
 
 
 def test_meter_reads_this_machine():
     for ours in (noise.ticks_of([]), noise.ticks_of_ended_children):
-        share = noise.CpuMeter(ours).read()
-        assert share is None or 0.0 <= share <= 1.0
+        found = noise.CpuMeter(ours).read()
+        assert found is None or (0.0 <= found.others <= 1.0 and 0.0 <= found.stolen <= 1.0)
 
 
 def test_report_says_whether_the_machine_was_quiet():
-    assert "quiet machine" in report.noise_line(0.01, 2)
-    assert "NOT QUIET" in report.noise_line(0.4, 2)
+    assert "quiet machine" in report.noise_line(noise.Noise(0.01, 0.0), 2)
+    loud = report.noise_line(noise.Noise(0.4, 0.15), 2)
+    assert "NOT QUIET" in loud
+    assert "25% of 2 cores" in loud
+    assert "the host took 15.0%" in loud
     assert "not known" in report.noise_line(None, 2)
 
 
@@ -263,12 +308,13 @@ def test_report_says_whether_the_machine_was_quiet():
 
 
 def test_columns_of_the_table_line_up():
-    line = Line(case("all_reduce", 16 << 20), timing("unisono", 8000.0), [timing("gloo", 73_000.0)])
+    peers = [timing("gloo", 73_000.0)]
+    line = Line(case("all_reduce", 16 << 20), timing("unisono", 8000.0), peers, "two_shot", 7654.3)
     names, units = report.header("all_reduce", ["gloo"]).splitlines()[1:]
     text = report.row(line)
     assert names.split()[1:5] == ["size", "count", "type", "redop"]
     assert text.split()[:5] == ["67108864", "16777216", "f32", "sum", "-1"]
-    assert len(text.split()) == 12
+    assert len(text.split()) == 14
     assert len(names) == len(text) >= len(units)
 
 
@@ -285,8 +331,8 @@ def test_wrong_values_of_a_peer_are_told():
 
 def test_record_is_json_and_complete():
     line = Line(case("broadcast", root=1), timing("unisono", 1.0), [timing("gloo", 2.0)])
-    record = json.loads(json.dumps(report.to_json([line], {"rounds": 1}, 0.5, 2)))
-    assert record["noise"] == {"others_cpu_share": 0.5, "quiet": False}
+    record = json.loads(json.dumps(report.to_json([line], {"rounds": 1}, noise.Noise(0.5, 0.1), 2)))
+    assert record["noise"] == {"others_cpu_share": 0.5, "stolen_cpu_share": 0.1, "quiet": False}
     found = record["lines"][0]
     assert found["operation"] == "broadcast"
     assert found["peers"]["gloo"]["ratio"] == 0.5

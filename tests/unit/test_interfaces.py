@@ -57,12 +57,20 @@ def test_what_is_advertised():
         assert sut.advertised(settings(UNISONO_ADVERTISE="gate:70"), sock) == ("gate", 70)
 
 
-def test_loopback_is_for_one_host():
-    sut.refuse_loopback("127.0.0.1", 1, ("a", "a"))
-    sut.refuse_loopback("10.0.0.1", 1, ("a", "b"))
-    for address in ("127.0.0.9", "::1"):
-        with pytest.raises(RendezvousError, match="its own host only, and the ranks run on 2: a, b"):
-            sut.refuse_loopback(address, 1, ("b", "a"))
+def test_the_port_advertised_is_the_one_listened_on():
+    with sut.listen(settings(), "127.0.0.1") as free:
+        port = free.getsockname()[1]
+    told = settings(UNISONO_ADVERTISE=f"gate:{port - 1}", LOCAL_RANK="1")
+    with sut.listen(told, "127.0.0.1") as sock:
+        assert sock.getsockname()[1] == port
+        assert sut.advertised(told, sock) == ("gate", port)
+        with pytest.raises(RendezvousError, match=f"UNISONO_ADVERTISE={port}-{port} is taken"):
+            sut.listen(told, "127.0.0.1")
+
+
+def test_the_way_to_an_address():
+    assert sut.via("127.0.0.1") == "lo (127.0.0.1)"
+    assert sut.via("no.such.name.invalid") == "no interface: there is no route to it"
 
 
 def test_a_name_without_an_address():

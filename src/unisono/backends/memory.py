@@ -20,6 +20,7 @@ from unisono.store import Store
 
 __all__ = ["share_memory"]
 
+_LENDS, _LENDS_NOT = b"\1", b"\0"
 _PEER_CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
 
@@ -35,18 +36,24 @@ class _Introduction(msgspec.Struct):
 
 
 def share_memory(
-    store: Store, rank: int, mates: list[int], *, deadline: float, staging_bytes: int
+    store: Store, rank: int, mates: list[int], *, deadline: float, staging_bytes: int, lending: bool = False
 ) -> _native.Region:
     """The memory of the ranks `mates` (this one among them), mapped by all of them.
 
+    Args:
+        lending: this rank can read the own memory of the others; they lend it when that goes for all.
     Raises:
         RendezvousError: one of them did not come in time, or cannot map it.
     """
     if len(mates) == 1:
         return _native.Region(-1, 1, staging_bytes, True)
     if rank == mates[0]:
-        return _invite(store, mates, deadline, staging_bytes)
-    return _join(store, rank, mates, deadline)
+        region, all_lend = _invite(store, mates, deadline, staging_bytes, lending)
+    else:
+        region, all_lend = _join(store, rank, mates, deadline, lending)
+    if all_lend:
+        region.allow_lending()
+    return region
 
 
 def _key(mates: list[int]) -> str:
@@ -56,7 +63,9 @@ def _key(mates: list[int]) -> str:
 # ---- the first rank ------------------------------------------------------------------------------------
 
 
-def _invite(store: Store, mates: list[int], deadline: float, staging_bytes: int) -> _native.Region:
+def _invite(
+    store: Store, mates: list[int], deadline: float, staging_bytes: int, lending: bool
+) -> tuple[_native.Region, bool]:
     memory = os.memfd_create("unisono", os.MFD_CLOEXEC)
     try:
         region = _native.Region(os.dup(memory), len(mates), staging_bytes, True)
@@ -65,13 +74,13 @@ def _invite(store: Store, mates: list[int], deadline: float, staging_bytes: int)
             listener.bind(address)
             listener.listen(len(mates) + 128)  # strangers may knock; they must not fill the queue
             store.set(_key(mates), msgspec.msgpack.encode(_Invitation(address, staging_bytes)))
-            _hand_out(listener, memory, mates, deadline)
-            return region
+            return region, _hand_out(listener, memory, mates, deadline, lending)
     finally:
         os.close(memory)
 
 
-def _hand_out(listener: socket.socket, memory: int, mates: list[int], deadline: float) -> None:
+def _hand_out(listener: socket.socket, memory: int, mates: list[int], deadline: float, lending: bool) -> bool:
+    """Give the memory to all guests; whether all ranks can read each other's own."""
     guests: dict[int, socket.socket] = {}
     try:
         while len(guests) < len(mates) - 1:
@@ -81,10 +90,15 @@ def _hand_out(listener: socket.socket, memory: int, mates: list[int], deadline: 
             guests[introduced] = guest
         for guest in guests.values():
             socket.send_fds(guest, [b"\0"], [memory])
-        for guest in guests.values():  # leave only when all have it: the last byte is their goodbye
+        for guest in guests.values():  # leave only when all have it
             guest.settimeout(_remaining(deadline))
-            if guest.recv(1) != b"\0":
+            answer = guest.recv(1)
+            if not answer:
                 raise ConnectionResetError("it could not map the memory")
+            lending &= answer == _LENDS
+        for guest in guests.values():
+            guest.sendall(_LENDS if lending else _LENDS_NOT)
+        return lending
     except OSError as error:
         raise RendezvousError(f"a rank went away while the group was being made: {error}") from error
     finally:
@@ -132,7 +146,9 @@ def _missing(mates: list[int], known: dict[int, socket.socket]) -> str:
 # ---- the other ranks -----------------------------------------------------------------------------------
 
 
-def _join(store: Store, rank: int, mates: list[int], deadline: float) -> _native.Region:
+def _join(
+    store: Store, rank: int, mates: list[int], deadline: float, lending: bool
+) -> tuple[_native.Region, bool]:
     first = mates[0]
     try:
         invitation = msgspec.msgpack.decode(store.get(_key(mates), _remaining(deadline)), type=_Invitation)
@@ -154,10 +170,15 @@ def _join(store: Store, rank: int, mates: list[int], deadline: float) -> _native
             raise RendezvousError(text)
         region = _native.Region(descriptors[0], len(mates), invitation.staging_bytes, False)
         try:
-            host.sendall(b"\0")
+            host.sendall(_LENDS if lending else _LENDS_NOT)
+            host.settimeout(_remaining(deadline))
+            verdict = host.recv(1)
         except OSError as error:
             raise RendezvousError(_unreachable(rank, first, error)) from error
-        return region
+        if not verdict:
+            text = f"rank {first} gave up while the group was being made; its own error tells why"
+            raise RendezvousError(text)
+        return region, verdict == _LENDS
 
 
 def _connect(host: socket.socket, address: bytes, deadline: float) -> None:

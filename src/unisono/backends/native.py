@@ -12,6 +12,7 @@ from unisono.backends.memory import share_memory
 from unisono.backends.roster import Card, Roster, born, meet, write_card
 from unisono.env import Settings
 from unisono.errors import RendezvousError
+from unisono.machine import DEFAULTS, Calibration, recall
 from unisono.store import Store
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ class EngineSettings:
     Attributes:
         master: a host that every rank reaches; None: unknown.
         socket_bytes: of the kernel's buffers of a connection; 0: as the kernel sees fit.
+        network: interfaces and ports to use, and the job's token.
+        lending: large messages within a host may go from one rank's memory straight to another's.
+        machine: what is known of this machine; that of rank 0 counts.
     """
 
     staging_bytes: int
@@ -36,15 +40,17 @@ class EngineSettings:
     peer_timeout_s: float = 10.0
     master: str | None = None
     socket_bytes: int = 0
-    token: bytes = field(default=b"", repr=False)
+    network: Settings = field(default_factory=Settings, repr=False)
+    lending: bool = True
+    machine: Calibration = DEFAULTS
 
     @classmethod
-    def of(cls, settings: Settings) -> EngineSettings:
-        """From the environment's settings."""
+    def of(cls, settings: Settings, master: str | None = None) -> EngineSettings:
+        """From the environment's settings, and the master where something else names it."""
         page = 4096
         staging = max(16 * page, -(-settings.staging_bytes // page) * page)
         status_fd = -1 if settings.status_fd is None else settings.status_fd
-        master = settings.master_addr
+        master = master or settings.master_addr
         if master is None and settings.store_address is not None:
             master = settings.store_address[0]
         return cls(
@@ -54,15 +60,18 @@ class EngineSettings:
             settings.ranks_per_host,
             settings.peer_timeout_s,
             master,
-            token=settings.token,
+            network=settings,
+            lending=settings.lending,
+            machine=recall(settings).calibration,
         )
 
 
 class Opened(NamedTuple):
-    """An engine, and the name of every rank's host."""
+    """An engine, the name of every rank's host, and the figures by which all ranks choose."""
 
     engine: _native.Engine
     hosts: tuple[str, ...]
+    machine: Calibration
 
 
 def open_engine(store: Store, rank: int, size: int, *, timeout_s: float, settings: EngineSettings) -> Opened:
@@ -72,10 +81,13 @@ def open_engine(store: Store, rank: int, size: int, *, timeout_s: float, setting
         RendezvousError: somebody did not come in time, or cannot be reached.
     """
     deadline = time.monotonic() + timeout_s
-    card = write_card(rank, settings.ranks_per_host)
-    roster = meet(store, card, size, deadline, settings.staging_bytes)
+    card = write_card(rank, settings.ranks_per_host, settings.lending)
+    roster = meet(store, card, size, deadline, settings.staging_bytes, settings.machine)
     mates = roster.mates(rank)
-    region = share_memory(store, rank, mates, deadline=deadline, staging_bytes=roster.staging_bytes)
+    lending = _reaches_all(roster, mates)
+    region = share_memory(
+        store, rank, mates, deadline=deadline, staging_bytes=roster.staging_bytes, lending=lending
+    )
     sockets = None
     if not roster.on_one_host():
         from unisono.backends.tcp import connect_hosts  # only here: many ranks on one host start sooner
@@ -88,7 +100,7 @@ def open_engine(store: Store, rank: int, size: int, *, timeout_s: float, setting
             master=settings.master,
             peer_timeout_s=settings.peer_timeout_s,
             buffer_bytes=settings.socket_bytes,
-            token=settings.token,
+            settings=settings.network,
         )
     try:
         pidfds = _watch_all(roster, mates)
@@ -96,12 +108,18 @@ def open_engine(store: Store, rank: int, size: int, *, timeout_s: float, setting
         cores = max(1, int(len(os.sched_getaffinity(0)) * crowd))
         options = (pidfds, settings.status_fd, cores, settings.spin_us)
         if sockets is None:
-            return Opened(_native.Engine(region, rank, *options), roster.names())
+            return Opened(_native.Engine(region, rank, *options), roster.names(), roster.machine)
         engine = _native.Engine(region, rank, *options, _connections(roster, rank, sockets))
-        return Opened(engine, roster.names())
+        return Opened(engine, roster.names(), roster.machine)
     finally:
         if sockets is not None:
             sockets.close()  # what the engine has not taken over
+
+
+def _reaches_all(roster: Roster, mates: list[int]) -> bool:
+    """Whether this rank can read the memory of all its mates, and all want it."""
+    cards = [roster.cards[mate] for mate in mates]
+    return all(card.landmark and _native.reaches(card.pid, card.landmark) for card in cards)
 
 
 def _connections(roster: Roster, rank: int, sockets: Sockets) -> _native.Connections:

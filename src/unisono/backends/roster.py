@@ -14,7 +14,9 @@ import time
 
 import msgspec
 
+from unisono import _native
 from unisono.errors import RendezvousError, StoreTimeout, message
+from unisono.machine import DEFAULTS, Calibration
 from unisono.store import Store
 
 __all__ = ["Card", "Roster", "born", "gather", "meet", "write_card"]
@@ -29,6 +31,7 @@ class Card(msgspec.Struct, frozen=True, array_like=True):
         born: start time of the process in clock ticks, so that a reused pid is recognised.
         name: of its host.  network: equal where loopback leads from one rank to the other.
         home: equal for ranks that share memory.
+        landmark: where in its memory a rank's mates read to see whether they can; 0: they need not try.
     """
 
     rank: int
@@ -38,6 +41,7 @@ class Card(msgspec.Struct, frozen=True, array_like=True):
     kernel: str
     network: str
     home: str
+    landmark: int
 
 
 class Roster(msgspec.Struct, frozen=True, array_like=True):
@@ -46,11 +50,13 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         nonce: a number used once that tells members of the group from strangers.
         staging_bytes: staging memory per rank, as rank 0 has it.
+        machine: the figures by which all choose algorithms, as rank 0 has them.
     """
 
     cards: list[Card]
     nonce: bytes
     staging_bytes: int
+    machine: Calibration
 
     def mates(self, rank: int) -> list[int]:
         """The ranks of the host of `rank`, itself included, in order."""
@@ -81,14 +87,18 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
         return tuple(names)
 
 
-def write_card(rank: int, ranks_per_host: int) -> Card:
-    """This process's card. At most `ranks_per_host` successive ranks share memory; 0: as many as can."""
+def write_card(rank: int, ranks_per_host: int, lending: bool = True) -> Card:
+    """This process's card. At most `ranks_per_host` successive ranks share memory; 0: as many as can.
+
+    `lending`: others may read this process's own memory, where the system lets them.
+    """
     kernel = _kernel()
     network = f"{kernel} {os.stat('/proc/self/ns/net').st_ino}"
     home = f"{network} {os.stat('/proc/self/ns/pid').st_ino} {os.getuid()}"
     if ranks_per_host:
         home += f" {rank // ranks_per_host}"
-    return Card(rank, os.getpid(), born(os.getpid()), os.uname().nodename, kernel, network, home)
+    landmark = _native.landmark() if lending else 0
+    return Card(rank, os.getpid(), born(os.getpid()), os.uname().nodename, kernel, network, home, landmark)
 
 
 def _kernel() -> str:
@@ -106,7 +116,9 @@ def born(pid: int) -> int:
         return int(stat.read().rpartition(b")")[2].split()[19])
 
 
-def meet(store: Store, card: Card, size: int, deadline: float, staging_bytes: int) -> Roster:
+def meet(
+    store: Store, card: Card, size: int, deadline: float, staging_bytes: int, machine: Calibration = DEFAULTS
+) -> Roster:
     """Show the own card, and read everybody's.
 
     Raises:
@@ -115,7 +127,9 @@ def meet(store: Store, card: Card, size: int, deadline: float, staging_bytes: in
     cards = gather(store, "card", card.rank, size, msgspec.msgpack.encode(card), deadline)
     if card.rank == 0:
         decoded = [msgspec.msgpack.decode(each, type=Card) for each in cards]
-        roster = Roster(decoded, secrets.token_bytes(_NONCE_BYTES), staging_bytes)
+        roster = Roster(decoded, secrets.token_bytes(_NONCE_BYTES), staging_bytes, machine)
+        if not roster.in_one_network():
+            roster = msgspec.structs.replace(roster, machine=machine.between_networks())
         store.set("roster", msgspec.msgpack.encode(roster))
         return roster
     try:

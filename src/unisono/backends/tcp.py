@@ -22,9 +22,12 @@ from typing import NoReturn
 import msgspec
 
 from unisono.backends.roster import Roster, gather
-from unisono.errors import AuthenticationError, RendezvousError, StoreTimeout, message
+from unisono.env import Settings
+from unisono.errors import AuthenticationError, RendezvousError, StoreError, StoreTimeout, message
+from unisono.rendezvous.interfaces import advertised, is_loopback, listen, local_addresses, via
 from unisono.secure import handshake
 from unisono.store import Store
+from unisono.store.address import shown
 
 __all__ = ["KINDS", "Sockets", "connect_hosts"]
 
@@ -34,7 +37,6 @@ GUESTS = 16  # connections looked at at once
 DIAL_S = 20.0  # until a connection is given up that nobody answers
 POLL_S = 0.2
 WELCOME = b"\1"
-NOWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}  # addresses that lead nowhere
 
 
 class Sockets:
@@ -73,10 +75,13 @@ class Sockets:
 
 
 class Endpoint(msgspec.Struct, frozen=True, array_like=True):
-    """Where a rank listens."""
+    """Where a rank listens, on one of its interfaces."""
 
     host: str
     port: int
+
+    def __str__(self) -> str:
+        return shown(self.host, self.port)
 
 
 def connect_hosts(
@@ -88,7 +93,7 @@ def connect_hosts(
     master: str | None,
     peer_timeout_s: float,
     buffer_bytes: int = 0,
-    token: bytes = b"",
+    settings: Settings | None = None,
 ) -> Sockets:
     """The connections of `rank` to all ranks on other hosts.
 
@@ -96,11 +101,12 @@ def connect_hosts(
         master: name or address of the host that everybody reaches; tells which interface to use.
         peer_timeout_s: seconds after which a host that does not answer counts as lost.
         buffer_bytes: of the kernel's buffers; 0: as the kernel sees fit.
-        token: the job's, empty when it has none.
+        settings: interfaces, ports and the job's token; None: any and none.
     Raises:
         RendezvousError: two ranks cannot reach each other; all ranks raise it, naming the two.
     """
-    return _Connector(store, roster, rank, deadline, master, peer_timeout_s, buffer_bytes, token).connect()
+    settings = settings or Settings()
+    return _Connector(store, roster, rank, deadline, master, peer_timeout_s, buffer_bytes, settings).connect()
 
 
 class _Connector:
@@ -113,7 +119,7 @@ class _Connector:
         master: str | None,
         peer_timeout_s: float,
         buffer_bytes: int,
-        token: bytes,
+        settings: Settings,
     ) -> None:
         self._store = store
         self._roster = roster
@@ -123,7 +129,9 @@ class _Connector:
         self._master = master
         self._peer_timeout_s = peer_timeout_s
         self._buffer_bytes = buffer_bytes
-        self._secret = token + roster.nonce  # without a token: what only the store's clients know
+        self._settings = settings
+        self._addresses: list[str] = []  # of the interfaces in use
+        self._secret = settings.token + roster.nonce  # without a token: what only the store's clients know
         self._sockets = Sockets(self._size)
         mates = roster.mates(rank)
         far = [card.rank for card in roster.cards if card.rank not in mates]
@@ -133,19 +141,22 @@ class _Connector:
 
     def connect(self) -> Sockets:
         """Listen, tell where, connect and be connected, and wait until all ranks have done so."""
-        accepting: threading.Thread | None = None
         try:
-            with self._listen() as listener:
-                endpoints = self._exchange(Endpoint(*listener.getsockname()[:2]))
-                accepting = threading.Thread(target=self._accept, args=[listener], daemon=True)
-                accepting.start()
+            with contextlib.ExitStack() as open_doors:
+                doors = [open_doors.enter_context(each) for each in self._listen()]
+                told = [Endpoint(*advertised(self._settings, door)) for door in doors]
+                endpoints = self._exchange(told)
+                accepting = [threading.Thread(target=self._accept, args=[door]) for door in doors]
+                for thread in accepting:
+                    thread.start()
                 try:
                     self._dial_all(endpoints)
                     self._await_lower()
                     self._await_everybody()
                 finally:
                     self._stopped.set()
-                    accepting.join()
+                    for thread in accepting:
+                        thread.join()
         except BaseException:
             self._sockets.close()
             raise
@@ -153,47 +164,52 @@ class _Connector:
 
     # -- where to listen
 
-    def _listen(self) -> socket.socket:
-        host = "127.0.0.1" if self._roster.in_one_network() else local_address(self._master)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
+    def _listen(self) -> list[socket.socket]:
+        """One listening socket for each interface."""
+        here = self._roster.in_one_network() and not self._settings.socket_ifname
+        doors: list[socket.socket] = []
         try:
-            listener.bind((host, 0))
-            listener.listen(3 * len(self._lower) + 128)
-            return listener
-        except OSError as error:
-            listener.close()
-            self._fail(f"rank {self._rank} cannot listen at {host}: {error}")
+            self._addresses = ["127.0.0.1"] if here else local_addresses(self._master, self._settings)
+            doors.extend(listen(self._settings, address) for address in self._addresses)
+        except (RendezvousError, StoreError) as error:
+            for door in doors:
+                door.close()
+            self._fail(f"rank {self._rank} (host {self._host(self._rank)}) cannot listen: {error}")
+        return doors
 
-    def _exchange(self, mine: Endpoint) -> list[Endpoint]:
-        """Everybody's endpoint."""
+    def _exchange(self, mine: list[Endpoint]) -> list[list[Endpoint]]:
+        """Everybody's endpoints, by rank."""
         told = msgspec.msgpack.encode(mine)
         found = gather(self._store, "endpoint", self._rank, self._size, told, self._deadline)
         if self._rank == 0:
-            endpoints = [msgspec.msgpack.decode(each, type=Endpoint) for each in found]
+            endpoints = [msgspec.msgpack.decode(each, type=list[Endpoint]) for each in found]
             self._refuse_loopback(endpoints)
             self._store.set("endpoints", msgspec.msgpack.encode(endpoints))
             return endpoints
-        return msgspec.msgpack.decode(self._await("endpoints"), type=list[Endpoint])
+        return msgspec.msgpack.decode(self._await("endpoints"), type=list[list[Endpoint]])
 
-    def _refuse_loopback(self, endpoints: list[Endpoint]) -> None:
+    def _refuse_loopback(self, endpoints: list[list[Endpoint]]) -> None:
         """A loopback address means another host on every host."""
         if self._roster.in_one_network():
             return
-        for rank, endpoint in enumerate(endpoints):
-            if endpoint.host.startswith("127.") or endpoint.host == "::1":
-                self._fail(
-                    message(
-                        f"rank {rank} (host {self._roster.cards[rank].name}) can only be reached at "
-                        f"{endpoint.host}, which no other host can use",
-                        remedy="Give MASTER_ADDR as an address of the network that joins the hosts, not as "
-                        "localhost or a name that means it.",
+        for rank, places in enumerate(endpoints):
+            for place in places:
+                if _is_loopback(place.host):
+                    self._fail(
+                        message(
+                            f"rank {rank} (host {self._host(rank)}) can only be reached at {place.host}, "
+                            "which no other host can use",
+                            remedy="Give MASTER_ADDR as an address of the network that joins the hosts, "
+                            "not as localhost or a name that means it, or set UNISONO_SOCKET_IFNAME.",
+                        )
                     )
-                )
+
+    def _host(self, rank: int) -> str:
+        return self._roster.cards[rank].name
 
     # -- connecting to higher ranks
 
-    def _dial_all(self, endpoints: list[Endpoint]) -> None:
+    def _dial_all(self, endpoints: list[list[Endpoint]]) -> None:
         jobs = [(peer, kind) for peer in self._higher for kind in KINDS]
         if not jobs:
             return
@@ -201,14 +217,20 @@ class _Connector:
             for result in [pool.submit(self._dial, *job, endpoints[job[0]]) for job in jobs]:
                 result.result()
 
-    def _dial(self, peer: int, kind: str, endpoint: Endpoint) -> None:
+    def _dial(self, peer: int, kind: str, places: list[Endpoint]) -> None:
         """Connect, until the other side has said that it took the connection in.
 
-        One that is busy for long may take this rank for a stranger who says nothing: then once more.
+        One that is busy for long may take this rank for a stranger who says nothing: then once more. Where
+        hosts have several interfaces the pairs of ranks take turns.
         """
+        turn = self._rank + peer
+        endpoint = places[turn % len(places)]
+        several = len(self._addresses) > 1
+        source = (self._addresses[turn % len(self._addresses)], 0) if several else None
         while True:
             try:
-                sock = socket.create_connection((endpoint.host, endpoint.port), min(self._left(), DIAL_S))
+                limit = min(self._left(), DIAL_S)
+                sock = socket.create_connection((endpoint.host, endpoint.port), limit, source)
             except OSError as error:
                 self._unreachable(peer, endpoint, str(error))
             try:
@@ -237,15 +259,13 @@ class _Connector:
         self._prepare(sock, kind)
 
     def _unreachable(self, peer: int, endpoint: Endpoint, why: str) -> NoReturn:
-        here = "the route to it"
-        with contextlib.suppress(OSError):
-            here = f"the interface of {local_address(endpoint.host)}"
         self._fail(
             message(
-                f"rank {self._rank} (host {self._roster.cards[self._rank].name}) cannot reach rank {peer} "
-                f"(host {self._roster.cards[peer].name}) at {endpoint.host}:{endpoint.port} through {here}",
+                f"rank {self._rank} (host {self._host(self._rank)}) cannot reach rank {peer} "
+                f"(host {self._host(peer)}) at {endpoint} through {via(endpoint.host)}",
                 observed=why,
-                remedy="Check firewalls and routes between these hosts.",
+                remedy="Check firewalls and routes between these hosts, or choose other interfaces "
+                "(UNISONO_SOCKET_IFNAME) or ports (UNISONO_PORT_RANGE).",
             )
         )
 
@@ -290,7 +310,7 @@ class _Connector:
                 self._fail(
                     message(
                         f"rank {names} did not connect to rank {self._rank} "
-                        f"(host {self._roster.cards[self._rank].name}) in time",
+                        f"(host {self._host(self._rank)}) in time",
                         remedy="Look at its output, or raise timeout=.",
                     )
                 )
@@ -342,15 +362,8 @@ class _Connector:
         return max(self._deadline - time.monotonic(), 0.001)
 
 
-def local_address(master: str | None) -> str:
-    """The address of this host on the way to `master`; None: to anywhere.
-
-    Connecting a datagram socket only looks the route up: nothing is sent.
-    """
-    family, target = socket.AF_INET, NOWHERE[socket.AF_INET]
-    if master is not None:
-        found = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
-        family, target = socket.AddressFamily(found[0]), str(found[4][0])
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((target, 9))
-        return str(probe.getsockname()[0])
+def _is_loopback(host: str) -> bool:
+    try:
+        return is_loopback(host)
+    except ValueError:  # a name, as UNISONO_ADVERTISE may give
+        return host == "localhost"

@@ -7,7 +7,7 @@
     measure   rounds, medians, ratios          noise     was the machine quiet
     peers     who can be compared with         report, formats    table, JSON, CSV, OSU, plot
 
-This module is the command: arguments in, table out. How a round is measured: docs/benchmark.md.
+This module is the command: arguments in, table out. How a round is measured: docs/bench.md.
 """
 
 from __future__ import annotations
@@ -42,7 +42,14 @@ OPERATION_NAMES = (
     "scatter",
     "barrier",
     "send_recv",
+    "scan",
+    "exclusive_scan",
+    "all_gather_v",
+    "all_to_all_v",
+    "gather_v",
+    "scatter_v",
 )
+TORCH_LACKS = ("scan", "exclusive_scan")
 
 EXIT_INTERRUPTED = 130
 
@@ -58,8 +65,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", default="f32", help="u8 i8 i16 i32 i64 f16 bf16 f32 f64 (default f32)")
     add("--op", default="sum", help="sum avg product min max band bor bxor (default sum)")
     add("--root", type=int, default=0, help="root of rooted operations (default 0)")
+    add("--algorithm", default="", help="of Unisono, instead of the one it chooses (NumPy interface)")
     add("--interface", choices=["numpy", "torch"], default="numpy", help="how Unisono is called")
     add("--against", default="", metavar="PEERS", help="comma list of gloo, mpich, openmpi, intelmpi, memcpy")
+    add("--no-limit", dest="limit", action="store_false", help="leave out the machine's own limit")
     add("--rounds", type=int, default=7, help="turns per side and size (default 7)")
     add("--round-ms", type=float, default=50.0, help="length of a side's turn (default 50)")
     add("--format", choices=["table", "json", "csv", "osu"], default="table", help="of standard output")
@@ -101,7 +110,10 @@ def _run(args: argparse.Namespace, report: TextIO) -> int:
     sweeps = _sweeps(args)
     if args.plot and (missing := plot_missing()) is not None:
         raise ValueError(missing)
-    own_name, peers = choose_side(args.interface), choose_peers(args.against)
+    own_name, peers = (
+        choose_side(args.interface),
+        choose_peers(",".join([*(["limit"] if args.limit else []), args.against])),
+    )
     cores = len(os.sched_getaffinity(0))
     lines: list[Line] = []
     print(_preamble(args, [f"{peer.name} = {peer.what}" for peer in peers]), file=report, flush=True)
@@ -124,7 +136,9 @@ def _run(args: argparse.Namespace, report: TextIO) -> int:
 def _sweeps(args: argparse.Namespace) -> list[tuple[str, Iterator[Case]]]:
     """The operations asked for, each with its cases; all arguments are checked here."""
     from unisono.bench.cases import OPERATIONS, REDUCE_OPS, cases, dtype_name, numpy_dtype
+    from unisono.plans import ALGORITHMS
 
+    known = ALGORITHMS.get(args.operation.removesuffix("_v"), ())
     first, last = _nbytes("-b", args.min_bytes), _nbytes("-e", args.max_bytes)
     kind = numpy_dtype(args.dtype).kind
     checks = (
@@ -140,7 +154,16 @@ def _sweeps(args: argparse.Namespace) -> list[tuple[str, Iterator[Case]]]:
             f"--op avg has no meaning for {args.dtype}: use a float dtype",
         ),
         (args.op not in ("band", "bor", "bxor") or kind in "iu", f"--op {args.op} needs an integer dtype"),
+        (not args.algorithm or args.interface == "numpy", "--algorithm needs --interface numpy"),
+        (
+            not args.algorithm or args.algorithm in known,
+            f"--algorithm {args.algorithm}: {args.operation} has {', '.join(known) or 'none'}",
+        ),
         (args.operation != "send_recv" or args.ranks >= 2, "send_recv needs -n 2 or more"),
+        (
+            args.interface != "torch" or args.operation not in TORCH_LACKS,
+            f"torch.distributed has no {args.operation}: use --interface numpy",
+        ),
     )
     for holds, complaint in checks:
         if not holds:
@@ -148,8 +171,11 @@ def _sweeps(args: argparse.Namespace) -> list[tuple[str, Iterator[Case]]]:
     names = list(OPERATIONS) if args.operation == "all" else [args.operation]
     if args.ranks < 2:
         names = [name for name in names if name != "send_recv"]
+    if args.interface == "torch":
+        names = [name for name in names if name not in TORCH_LACKS]
     sweep = {"first": first, "last": last, "factor": args.factor}
     rest = {"dtype": dtype_name(args.dtype), "op": args.op, "root": args.root, "ranks": args.ranks}
+    rest["algorithm"] = args.algorithm
     return [(name, cases(OPERATIONS[name], **sweep, **rest)) for name in names]
 
 
@@ -178,8 +204,10 @@ def _preamble(args: argparse.Namespace, peers: list[str]) -> str:
 
 def vars_of(args: argparse.Namespace) -> dict[str, object]:
     """The bench's own settings, without what the command line program keeps in the namespace."""
-    names = ("operation", "ranks", "min_bytes", "max_bytes", "factor", "dtype", "op", "root")
-    return {name: getattr(args, name) for name in (*names, "interface", "against", "rounds", "round_ms")}
+    names = ("operation", "ranks", "min_bytes", "max_bytes", "factor", "dtype", "op", "root", "algorithm")
+    return {
+        name: getattr(args, name) for name in (*names, "interface", "against", "limit", "rounds", "round_ms")
+    }
 
 
 def _write(args: argparse.Namespace, record: dict[str, object]) -> None:

@@ -1,7 +1,7 @@
 """What is measured: one table of operations, the sizes, and what every rank must hold afterwards.
 
 Pure NumPy, no process and no library under test: the expectation is computed from what each rank
-is known to have put in. Bus-bandwidth factors are derived in docs/benchmark.md.
+is known to have put in. Bus-bandwidth factors are derived in docs/bench.md.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import reduce
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -39,11 +40,13 @@ class Operation:
 
     Attributes:
         bus_factor: busbw = algbw * bus_factor(p).
-        inp, out: numel of the two arrays, as shares of the case's count ("all", "part" = count / p,
-            "-" = none); out "-" means the result is in `inp`. `_root` means on the root only.
+        inp, out: numel of the two arrays, as shares of the case's count ("all", "part" = this rank's of
+            `parts`, "parts" = p of those, "-" = none); out "-" means the result is in `inp`. `_root` means
+            on the root only.
         reduces: takes a reduction operator.   rooted: takes a root.
         synchronizing: no rank can finish a call before every rank has started it.
         divided: the count must be a multiple of the number of ranks.
+        uneven: rank r's part is r+1 times as large as rank 0's.
         hops: messages one after the other in a call; the time reported is that of one.
     """
 
@@ -56,6 +59,12 @@ class Operation:
     synchronizing: bool = True
     hops: int = 1
     divided: bool = False
+    uneven: bool = False
+
+    @property
+    def even(self) -> str:
+        """The operation without "_v": what it is called where equal and unequal parts are one operation."""
+        return self.name.removesuffix("_v")
 
 
 def _one(_: int) -> float:
@@ -85,6 +94,12 @@ OPERATIONS = {
         Operation("scatter", _share_of_others, "all_root", "part", divided=True, **ROOTED),
         Operation("barrier", _one, "-", "-"),
         Operation("send_recv", _one, "all", "all", hops=2),
+        Operation("scan", _one, "all", "-", reduces=True, synchronizing=False),
+        Operation("exclusive_scan", _one, "all", "-", reduces=True, synchronizing=False),
+        Operation("all_gather_v", _share_of_others, "part", "all", uneven=True),
+        Operation("all_to_all_v", _share_of_others, "all", "parts", uneven=True),
+        Operation("gather_v", _share_of_others, "part", "all_root", uneven=True, **ROOTED),
+        Operation("scatter_v", _share_of_others, "all_root", "part", uneven=True, **ROOTED),
     )
 }
 
@@ -129,11 +144,29 @@ class Case:
     op: str
     root: int
     ranks: int
+    algorithm: str = ""  # "": as Unisono chooses
 
     @property
     def nbytes(self) -> int:
         """The size by which the operation is listed."""
         return self.count * numpy_dtype(self.dtype).itemsize
+
+    @property
+    def parts(self) -> list[int]:
+        """The elements of each rank's part; they add up to the count.
+
+        Example: 12 over 3 ranks -> [4, 4, 4]; uneven [2, 4, 6].
+        """
+        if not OPERATIONS[self.operation].uneven:
+            return [self.count // self.ranks] * self.ranks
+        total = self.ranks * (self.ranks + 1) // 2
+        bounds = [self.count * (rank * (rank + 1) // 2) // total for rank in range(self.ranks + 1)]
+        return [high - low for low, high in pairwise(bounds)]
+
+    def part_of(self, rank: int) -> slice:
+        """Where a rank's part lies in the whole buffer."""
+        first = sum(self.parts[:rank])
+        return slice(first, first + self.parts[rank])
 
     def to_json(self) -> dict[str, Any]:
         """The case as the record names it."""
@@ -186,23 +219,26 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def cases(
-    operation: Operation, *, first: int, last: int, factor: float, dtype: str, op: str, root: int, ranks: int
+    operation: Operation, *, first: int, last: int, factor: float, dtype: str, **rest: Any
 ) -> Iterator[Case]:
     """Yield the sweep `first, first * factor, ... <= last`, sizes rounded up to whole elements.
+
+    Args:
+        rest: of every case: op, root, ranks, algorithm.
 
     Example: first=4, last=64, factor=4, f32 -> counts 1, 4, 16; for all_gather over 3 ranks 3, 6, 18.
     """
     if operation.name == "barrier":
-        yield Case("barrier", 0, dtype, op, root, ranks)
+        yield Case("barrier", 0, dtype, **rest)
         return
     itemsize = numpy_dtype(dtype).itemsize
-    multiple = ranks if operation.divided else 1
+    multiple = rest["ranks"] if operation.divided else 1
     seen = 0
     nbytes = float(first)
     while nbytes <= last:
         count = -(-max(1, round(nbytes) // itemsize) // multiple) * multiple
         if count > seen:
-            yield Case(operation.name, count, dtype, op, root, ranks)
+            yield Case(operation.name, count, dtype, **rest)
             seen = count
         nbytes *= factor
 
@@ -210,7 +246,8 @@ def cases(
 def allocate(case: Case, rank: int) -> Buffers:
     """The arrays that `rank` needs, untouched."""
     operation = OPERATIONS[case.operation]
-    numel = {"all": case.count, "part": case.count // case.ranks}
+    part = case.parts[rank]
+    numel = {"all": case.count, "part": part, "parts": part * case.ranks}
 
     def array(share: str) -> Array | None:
         base, _, where = share.partition("_")
@@ -253,11 +290,13 @@ def expected(case: Case, rank: int) -> Array | None:
 
     Example (p=2, sum): rank 0 puts in [1, 2], rank 1 [3, 4] -> [4, 6] for both after all_reduce.
     """
-    part = case.count // case.ranks
-    mine = slice(rank * part, (rank + 1) * part)
-    name = case.operation
+    mine = case.part_of(rank)
+    name = OPERATIONS[case.operation].even
     if name == "barrier" or (name == "gather" and rank != case.root):
         return None
+    if name in ("scan", "exclusive_scan"):
+        below = rank + (name == "scan")  # MPI leaves open what rank 0 gets of an exclusive one
+        return _whole(case, _reduced(case, below)) if below else None
     if name == "all_reduce" or (name == "reduce" and rank == case.root):
         return _whole(case, _reduced(case))
     if name == "reduce":
@@ -272,7 +311,7 @@ def expected(case: Case, rank: int) -> Array | None:
         return _pingpong(case, rank)
     if name == "all_to_all":
         return np.concatenate([_whole(case, pattern(case, other))[mine] for other in range(case.ranks)])
-    return np.concatenate([np.resize(pattern(case, other), part) for other in range(case.ranks)])
+    return np.concatenate([np.resize(pattern(case, other), part) for other, part in enumerate(case.parts)])
 
 
 def _whole(case: Case, one_period: Array) -> Array:
@@ -285,8 +324,8 @@ def _pingpong(case: Case, rank: int) -> Array | None:
     return None if even + 1 >= case.ranks else _whole(case, pattern(case, even))
 
 
-def _reduced(case: Case) -> Array:
-    """One period of the reduction over all ranks, integers wrapping as they do in the dtype."""
+def _reduced(case: Case, below: int | None = None) -> Array:
+    """One period of the reduction over all ranks, or those below a number, wrapping as the dtype does."""
     ufuncs: dict[str, Callable[[Array, Array], Array]] = {
         "sum": np.add,
         "avg": np.add,
@@ -297,7 +336,7 @@ def _reduced(case: Case) -> Array:
         "bor": np.bitwise_or,
         "bxor": np.bitwise_xor,
     }
-    patterns = [pattern(case, rank) for rank in range(case.ranks)]
+    patterns = [pattern(case, rank) for rank in range(case.ranks if below is None else below)]
     exact = patterns if patterns[0].dtype.kind in "iu" else [one.astype(np.float64) for one in patterns]
     total = reduce(ufuncs[case.op], exact)
     if case.op == "avg":

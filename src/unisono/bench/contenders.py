@@ -13,11 +13,25 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from unisono.bench.cases import Buffers, Case
+from unisono.bench.cases import OPERATIONS, Buffers, Case, numpy_dtype
 
-__all__ = ["Contender", "MemcpyContender", "UnisonoContender", "join", "partner_of"]
+__all__ = [
+    "LIMITS",
+    "Contender",
+    "MemcpyContender",
+    "UnisonoContender",
+    "cut",
+    "join",
+    "nothing_told",
+    "obliged",
+    "partner_of",
+    "told",
+]
 
 Call = Callable[[], object]
+
+LIMITS = ("memcpy", "limit")
+"""Sides that communicate nothing: what the machine can do."""
 
 
 class Contender(Protocol):
@@ -25,6 +39,9 @@ class Contender(Protocol):
 
     def bind(self, case: Case, buffers: Buffers) -> Call:
         """Return a callable that runs the case's operation once."""
+
+    def choice(self, case: Case) -> dict[str, Any]:
+        """What the library tells of a case: the algorithm it takes, and the microseconds it predicts."""
 
     def barrier(self) -> object:
         """Line the ranks up, outside the measured time."""
@@ -35,8 +52,8 @@ class Contender(Protocol):
 
 def join(name: str, rank: int, size: int, port: int) -> Contender:
     """Make this process rank `rank` of the side called `name` (see peers.SIDES)."""
-    if name == "memcpy":
-        return MemcpyContender()
+    if name in UNJOINED:
+        return UNJOINED[name](rank)
     if name == "unisono":
         return UnisonoContender(rank, size, port)
     from unisono.bench.torch_contender import TorchContender
@@ -54,12 +71,40 @@ def partner_of(rank: int, size: int) -> int | None:
     return partner if partner < size else None
 
 
+def cut(array: Any, case: Case) -> Any:
+    """The parts of a whole buffer, as views; None where there is no buffer."""
+    return None if array is None else [array[case.part_of(rank)] for rank in range(case.ranks)]
+
+
 def idle() -> None:
     """The call of a rank that has no part in a case."""
 
 
+def nothing_told(_: Case) -> dict[str, Any]:
+    """The `choice` of a library that tells nothing."""
+    return {}
+
+
+def told(choice: Any, case: Case) -> dict[str, Any]:
+    """The `choice` of Unisono: what `Group.choice` says of the case's collective."""
+    collective = OPERATIONS[case.operation].even
+    if collective == "send_recv":
+        return {}
+    chosen = choice(collective, case.nbytes, case.algorithm or None)
+    return {
+        "algorithm": chosen.algorithm,
+        "predicted_us": chosen.seconds * 1e6,
+        "calibrated": chosen.calibrated,
+    }
+
+
 class MemcpyContender:
     """What the memory can do: every rank copies the case's size, at the same time as the others."""
+
+    choice = staticmethod(nothing_told)
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
 
     def bind(self, case: Case, buffers: Buffers) -> Call:
         """Make the buffers of a case, and the call to be timed."""
@@ -74,6 +119,74 @@ class MemcpyContender:
 
     def close(self) -> None:
         """Nothing was joined."""
+
+
+class LimitContender(MemcpyContender):
+    """The machine's own limit: every rank goes over the bytes that the operation obliges it to read and to
+    write, once each, at the same time as the others, and does nothing else. See docs/bench.md.
+    """
+
+    def bind(self, case: Case, buffers: Buffers) -> Call:
+        """Make the buffers of a case, and the call to be timed.
+
+        Raises:
+            ValueError: the operation moves nothing.
+        """
+        from unisono._native import touch
+
+        if not case.count:
+            raise ValueError(f"{case.operation} moves no bytes")
+        for array in (buffers.inp, buffers.out):
+            if array is not None:
+                array.fill(0)
+        out, inp = (_address(buffers, which) for which in ("out", "inp"))
+        passes = [
+            partial(touch, TOUCHES.index(kind), out, inp, nbytes) for kind, nbytes in obliged(case, self.rank)
+        ]
+        if len(passes) == 1:
+            return passes[0]
+
+        def call() -> None:
+            for each in passes:
+                each()
+
+        return call
+
+
+TOUCHES = ("read", "write", "update", "copy")
+UNJOINED: dict[str, type[MemcpyContender]] = {"memcpy": MemcpyContender, "limit": LimitContender}
+"""Contenders whose ranks do not know of each other."""
+
+
+def obliged(case: Case, rank: int) -> list[tuple[str, int]]:
+    """The passes over memory, (kind, bytes), that no implementation of the case can do without on this rank.
+
+    Example: all_reduce of 4096 bytes -> [("update", 4096)]: read what is there, write the result over it.
+    """
+    item = numpy_dtype(case.dtype).itemsize
+    operation, whole, part = OPERATIONS[case.operation].even, case.nbytes, case.parts[rank] * item
+    root = rank == case.root
+    both = [("read", part), ("write", whole)]
+    return {
+        "all_reduce": [("update", whole)],
+        "scan": [("read", whole) if rank == 0 else ("update", whole)],
+        "exclusive_scan": [("read", whole) if rank == 0 else ("update", whole)],
+        "broadcast": [("read" if root else "write", whole)],
+        "reduce": [("update" if root else "read", whole)],
+        "all_gather": both,
+        "gather": both if root else [("read", part)],
+        "reduce_scatter": [("read", whole), ("write", part)],
+        "scatter": [("read", whole), ("write", part)] if root else [("write", part)],
+        "all_to_all": [("read", whole), ("write", case.ranks * part)],
+        "send_recv": [("copy", whole)] * 2 if rank % 2 == 0 and rank + 1 < case.ranks else [],
+        "barrier": [],
+    }[operation]
+
+
+def _address(buffers: Buffers, which: str) -> int:
+    """Of the buffer that is written ("out") or read ("inp"); operations in place have but one."""
+    found = buffers.result if which == "out" or buffers.inp is None else buffers.inp
+    return 0 if found is None else int(found.ctypes.data)
 
 
 class UnisonoContender:
@@ -95,6 +208,7 @@ class UnisonoContender:
             "bxor": un.BXOR,
         }
         self.barrier = self.group.barrier
+        self.choice = partial(told, self.group.choice)
 
     def bind(self, case: Case, buffers: Buffers) -> Call:
         """Make the buffers of a case, and the call to be timed."""
@@ -110,8 +224,15 @@ class UnisonoContender:
             "scatter": lambda: partial(group.scatter, out, self._rows(inp), src=case.root),
             "barrier": lambda: group.barrier,
             "send_recv": lambda: self._pingpong(inp, out),
+            "scan": lambda: partial(group.scan, inp, op),
+            "exclusive_scan": lambda: partial(group.exclusive_scan, inp, op),
+            "all_gather_v": lambda: partial(group.all_gather_v, cut(out, case), inp),
+            "all_to_all_v": lambda: partial(group.all_to_all, list(self._rows(out)), cut(inp, case)),
+            "gather_v": lambda: partial(group.gather, inp, cut(out, case), dst=case.root),
+            "scatter_v": lambda: partial(group.scatter, out, cut(inp, case), src=case.root),
         }
-        return binders[case.operation]()
+        call: Callable[..., object] = binders[case.operation]()
+        return partial(call, algorithm=case.algorithm) if case.algorithm else call
 
     def _rows(self, array: Any) -> Any:
         """The API takes one array with a leading axis of p."""

@@ -12,7 +12,8 @@ from typing import Any
 __all__ = ["FORMATS", "plot", "plot_missing", "to_csv", "to_osu"]
 
 Record = dict[str, Any]
-LIMIT = "memcpy"
+STYLES = {"memcpy": "--", "limit": "--k", "predicted": ":"}
+"""Of the curves that are no library's."""
 
 
 def to_csv(record: Record) -> str:
@@ -67,7 +68,10 @@ def plot_missing() -> str | None:
 
 
 def plot(record: Record, target: str) -> None:
-    """Write time over size, log-log: a panel per operation, a line per library, memcpy dashed."""
+    """Write time over size, log-log: a panel per operation, a line per library.
+
+    The machine's limits are dashed, the prediction is dotted.
+    """
     import_module("matplotlib").use("Agg")
     pyplot = import_module("matplotlib.pyplot")
     lines = [line for line in record["lines"] if line["nbytes"]]
@@ -86,8 +90,10 @@ def _draw(panel: Any, operation: str, lines: list[Record]) -> None:
         for library, figures in _libraries(line).items():
             if "p50_us" in figures:
                 curves.setdefault(library, []).append((line["nbytes"], figures["p50_us"]))
+        if line.get("predicted_us"):
+            curves.setdefault("predicted", []).append((line["nbytes"], line["predicted_us"]))
     for library, points in curves.items():
-        panel.plot(*zip(*points, strict=True), "--" if library == LIMIT else "-o", label=library)
+        panel.plot(*zip(*points, strict=True), STYLES.get(library, "-o"), label=library)
     panel.set(title=operation, xlabel="bytes", ylabel="microseconds", xscale="log", yscale="log")
     if curves:
         panel.legend()

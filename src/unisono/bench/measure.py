@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.bench.cases import OPERATIONS, Case
+from unisono.bench.contenders import LIMITS
 from unisono.bench.side import BenchError, Side
 
 __all__ = ["Line", "Timing", "Unmeasurable", "calls_for", "measure_case", "ratio"]
@@ -94,11 +95,17 @@ class Unmeasurable:
 
 @dataclass(frozen=True)
 class Line:
-    """One case, measured: Unisono's timing and that of each peer."""
+    """One case, measured: Unisono's timing and that of each peer.
+
+    `algorithm` is the one that Unisono took, `predicted_us` what its cost model gives that; "" and None where
+    the operation has no plan.
+    """
 
     case: Case
     own: Timing
     peers: list[Timing | Unmeasurable]
+    algorithm: str = ""
+    predicted_us: float | None = None
 
     @property
     def algbw_gbps(self) -> float:
@@ -115,9 +122,17 @@ class Line:
         return ratio(self.own, peer)
 
     def best_ratio(self) -> float | None:
-        """The ratio to the fastest peer that is a library; None without one."""
-        libraries = [peer for peer in self.peers if isinstance(peer, Timing) and peer.side != "memcpy"]
-        return self.ratio(min(libraries, key=lambda peer: peer.p50_us)) if libraries else None
+        """Unisono's time over that of whichever library was fastest in the same round; None without one.
+
+        The median over rounds, as for one peer.
+        """
+        libraries = [
+            peer.rounds for peer in self.peers if isinstance(peer, Timing) and peer.side not in LIMITS
+        ]
+        if not libraries:
+            return None
+        best = [min(times) for times in zip(*libraries, strict=True)]
+        return float(median(ours / theirs for ours, theirs in zip(self.own.rounds, best, strict=True)))
 
     def to_json(self) -> dict[str, Any]:
         """As the record has it."""
@@ -132,6 +147,8 @@ class Line:
             "algbw_gbps": self.algbw_gbps,
             "busbw_gbps": self.busbw_gbps,
             "best_ratio": self.best_ratio(),
+            "algorithm": self.algorithm,
+            "predicted_us": self.predicted_us,
             "peers": peers,
         }
 
@@ -146,21 +163,26 @@ def measure_case(case: Case, own: Side, peers: list[Side], *, rounds: int, round
     """
     timings = {own.name: Timing(own.name)}
     failed: dict[str, Unmeasurable] = {}
+    told: dict[str, Any] = {}
     for side in [own, *peers]:
         try:
-            timings[side.name] = _prepare(case, side, round_ms)
+            timings[side.name], answer = _prepare(case, side, round_ms)
+            told = answer if side is own else told
         except BenchError as error:
             if side is own:
                 raise
             failed[side.name] = Unmeasurable(side.name, str(error))
     taking_part = [side for side in [own, *peers] if side.name not in failed]
-    for number in range(rounds):
+    for number in range(rounds + 1):
         first = number % len(taking_part)
         for side in taking_part[first:] + taking_part[:first]:
-            _time_round(case, side, timings[side.name])
+            samples = _time_round(side, timings[side.name])
+            if number:  # the first is for warming up
+                timings[side.name].add(samples / OPERATIONS[case.operation].hops)
     for side in taking_part:
         timings[side.name].wrong += _check(side)
-    return Line(case, timings[own.name], [failed.get(side.name) or timings[side.name] for side in peers])
+    figures = [failed.get(side.name) or timings[side.name] for side in peers]
+    return Line(case, timings[own.name], figures, told.get("algorithm", ""), told.get("predicted_us"))
 
 
 def calls_for(call_us: float, round_ms: float) -> int:
@@ -176,21 +198,20 @@ def warmup_for(calls: int) -> int:
     return max(2, min(100, calls // 10))
 
 
-def _prepare(case: Case, side: Side, round_ms: float) -> Timing:
-    """Bind, check, and find out how many calls fit into a block."""
-    side.ask({"do": "bind", "case": case.to_json()})
+def _prepare(case: Case, side: Side, round_ms: float) -> tuple[Timing, dict[str, Any]]:
+    """Bind, check, and find out how many calls fit into a block; also what rank 0 tells of its choice."""
+    told = side.ask({"do": "bind", "case": case.to_json()})[0]
     timing = Timing(side.name, wrong=_check(side))
     call_us = float(np.median(side.time_block(3, 2).max(axis=0)))
     if call_us < PILOT_US:
         call_us = float(np.mean(side.time_block(calls_for(call_us, PILOT_US / 1e3), 2).max(axis=0)))
     timing.calls = calls_for(call_us, round_ms)
-    return timing
+    return timing, told
 
 
 def _check(side: Side) -> int:
     return sum(int(answer["wrong"]) for answer in side.ask({"do": "check"}))
 
 
-def _time_round(case: Case, side: Side, timing: Timing) -> None:
-    samples = side.time_block(timing.calls, warmup_for(timing.calls))
-    timing.add(samples / OPERATIONS[case.operation].hops)
+def _time_round(side: Side, timing: Timing) -> NDArray[np.float64]:
+    return side.time_block(timing.calls, warmup_for(timing.calls))

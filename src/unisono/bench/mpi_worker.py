@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from unisono.bench.cases import Buffers, Case
-from unisono.bench.contenders import Call, idle, partner_of
+from unisono.bench.contenders import Call, idle, nothing_told, partner_of
 from unisono.bench.worker import Rank, die_with, serve
 
 __all__ = ["MpiContender", "main"]
@@ -41,6 +41,7 @@ class MpiContender:
         self.comm = self.mpi.COMM_WORLD
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
         self.barrier: Callable[[], object] = self.comm.Barrier
+        self.choice = nothing_told
 
     def bind(self, case: Case, buffers: Buffers) -> Call:
         """Return the case's call.
@@ -53,6 +54,8 @@ class MpiContender:
         comm, inp, out, root = self.comm, buffers.inp, buffers.out, case.root
         op, in_place = getattr(self.mpi, OPS[case.op]), self.mpi.IN_PLACE
         reduce = (in_place, inp) if self.rank == root else (inp, None)
+        parts = case.parts
+        mine = [parts[self.rank]] * self.size
         calls: dict[str, Call] = {
             "all_reduce": partial(comm.Allreduce, in_place, inp, op),
             "broadcast": partial(comm.Bcast, inp, root),
@@ -64,7 +67,16 @@ class MpiContender:
             "scatter": partial(comm.Scatter, inp, out, root),
             "barrier": comm.Barrier,
             "send_recv": self._pingpong(inp, out),
+            "scan": partial(comm.Scan, in_place, inp, op),
+            "exclusive_scan": partial(comm.Exscan, in_place, inp, op),
+            "all_gather_v": partial(comm.Allgatherv, inp, (out, parts)),
+            "all_to_all_v": partial(comm.Alltoallv, (inp, parts), (out, mine)),
+            "gather_v": partial(comm.Gatherv, inp, (out, parts), root),
+            "scatter_v": partial(comm.Scatterv, (inp, parts), out, root),
         }
+        if case.operation.endswith("_v") and self.rank != root:  # what is significant at the root only
+            calls["gather_v"] = partial(comm.Gatherv, inp, None, root)
+            calls["scatter_v"] = partial(comm.Scatterv, None, out, root)
         return calls[case.operation]
 
     def _pingpong(self, inp: Any, out: Any) -> Call:

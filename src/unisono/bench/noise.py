@@ -1,4 +1,4 @@
-"""Was the machine quiet? Processor time that others used while we measured.
+"""Was the machine quiet? Processor time that others used, and that the host took, while we measured.
 
 Read from /proc: what all processors did, less what our own processes did. Times measured while
 somebody else computes are still ratios of a same-run comparison, but they vary more.
@@ -10,10 +10,12 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-__all__ = ["QUIET_SHARE", "CpuMeter", "others_share", "ticks_of", "ticks_of_ended_children"]
+__all__ = ["QUIET_SHARE", "CpuMeter", "Noise", "others_share", "ticks_of", "ticks_of_ended_children"]
 
 QUIET_SHARE = 0.05
+"""Others and the host together may use so much of a quiet machine."""
 
 # Fields of the first line of /proc/stat, see proc(5). Interrupt time is left out: it is partly ours.
 USER, NICE, SYSTEM, STEAL = 0, 1, 2, 7
@@ -21,11 +23,19 @@ USER, NICE, SYSTEM, STEAL = 0, 1, 2, 7
 
 @dataclass(frozen=True)
 class Reading:
-    """Clock ticks since boot: of every processor, used by anybody and used by us."""
+    """Clock ticks since boot: of every processor, used by anybody and used by us, and stolen by the host."""
 
     elapsed: int
     used: int
     ours: int
+    stolen: int = 0
+
+
+class Noise(NamedTuple):
+    """Shares of all processors' time, 0 to 1: what others than we used, and what of it the host stole."""
+
+    others: float
+    stolen: float
 
 
 def others_share(before: Reading, after: Reading) -> float:
@@ -49,10 +59,13 @@ class CpuMeter:
         self.ours = ours
         self.start = self._reading()
 
-    def read(self) -> float | None:
-        """Share of processor time that others used since the start."""
+    def read(self) -> Noise | None:
+        """What others used since the start."""
         now = self._reading()
-        return None if self.start is None or now is None else others_share(self.start, now)
+        if self.start is None or now is None:
+            return None
+        elapsed = max(1, now.elapsed - self.start.elapsed)
+        return Noise(others_share(self.start, now), (now.stolen - self.start.stolen) / elapsed)
 
     def _reading(self) -> Reading | None:
         try:
@@ -61,7 +74,7 @@ class CpuMeter:
         except (OSError, ValueError, IndexError):
             return None
         used = ticks[USER] + ticks[NICE] + ticks[SYSTEM] + ticks[STEAL]
-        return Reading(sum(ticks), used, ours)
+        return Reading(sum(ticks), used, ours, ticks[STEAL])
 
 
 def ticks_of(pids: Sequence[int]) -> Callable[[], int]:

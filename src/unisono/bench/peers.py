@@ -43,6 +43,10 @@ PEERS = {
     for peer in (
         Peer("gloo", "torch.distributed over Gloo", "torch", INSTALL_TORCH),
         Peer("memcpy", "one memcpy of the same size per rank, all at once"),
+        Peer(
+            "limit",
+            "the machine's limit: the bytes that the operation has to read and write, all ranks at once",
+        ),
         *(Peer(mpi.name, mpi.what, mpi=mpi) for mpi in MPIS.values()),
     )
 }

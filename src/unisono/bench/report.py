@@ -11,14 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from unisono.bench.cases import OPERATIONS
+from unisono.bench.contenders import LIMITS
 from unisono.bench.measure import Line, Timing, Unmeasurable
-from unisono.bench.noise import QUIET_SHARE
+from unisono.bench.noise import QUIET_SHARE, Noise
 
 __all__ = ["header", "machine", "noise_line", "reasons", "row", "to_json"]
 
-COLUMNS = ("size", "count", "type", "redop", "root", "p50", "p99", "algbw", "busbw", "#wrong")
-UNITS = ("(B)", "(elements)", "", "", "", "(us)", "(us)", "(GB/s)", "(GB/s)", "")
-WIDTHS = (12, 12, 6, 9, 6, 11, 11, 9, 9, 8)
+COLUMNS = (
+    *("size", "count", "type", "redop", "root", "p50", "p99", "algbw", "busbw", "#wrong"),
+    *("algorithm", "predicted"),
+)
+UNITS = ("(B)", "(elements)", "", "", "", "(us)", "(us)", "(GB/s)", "(GB/s)", "", "", "(us)")
+WIDTHS = (12, 12, 6, 9, 6, 11, 11, 9, 9, 8, 14, 11)
 PEER_WIDTHS = (14, 9)
 
 
@@ -26,7 +30,7 @@ def header(operation: str, peers: Sequence[str]) -> str:
     """Three lines: the operation, the names of the columns, their units."""
     names = _cells(COLUMNS, WIDTHS) + "".join(_cells((f"{peer} p50", "ratio"), PEER_WIDTHS) for peer in peers)
     units = _cells(UNITS, WIDTHS) + "".join(_cells(("(us)", ""), PEER_WIDTHS) for _ in peers)
-    if len(peers) > 1:
+    if _compared(peers):
         names, units = f"{names} {'to best':>8}", f"{units} {'':>8}"
     return f"# {operation}\n#{names[1:]}\n#{units[1:]}".rstrip()
 
@@ -46,19 +50,28 @@ def row(line: Line) -> str:
         _us(own.p99_us),
         *bandwidths,
         str(own.wrong),
+        line.algorithm or "-",
+        "-" if line.predicted_us is None else _us(line.predicted_us),
     )
     peers = (_cells(_peer_cells(line, peer), PEER_WIDTHS) for peer in line.peers)
     best = line.best_ratio()
-    last = f" {'-' if best is None else f'{best:.3g}':>8}" if len(line.peers) > 1 else ""
+    shown = _compared([peer.side for peer in line.peers])
+    last = f" {'-' if best is None else f'{best:.3g}':>8}" if shown else ""
     return _cells(cells, WIDTHS) + "".join(peers) + last
 
 
-def noise_line(others: float | None, cores: int) -> str:
+def _compared(peers: Sequence[str]) -> bool:
+    """Whether several libraries are among the sides, so that there is a best one."""
+    return sum(peer not in LIMITS for peer in peers) > 1
+
+
+def noise_line(noise: Noise | None, cores: int) -> str:
     """Whether the machine was quiet, in words."""
-    if others is None:
+    if noise is None:
         return "# not known whether the machine was quiet: there is no /proc here"
-    used = f"other processes used {others:.0%} of {cores} cores during the run"
-    if others <= QUIET_SHARE:
+    used = f"other processes used {noise.others - noise.stolen:.0%} of {cores} cores during the run"
+    used += f", the host took {noise.stolen:.1%}"
+    if noise.others <= QUIET_SHARE:
         return f"# quiet machine: {used}"
     return f"# THE MACHINE WAS NOT QUIET: {used}; times and ratios vary more than they should"
 
@@ -74,16 +87,17 @@ def machine() -> dict[str, Any]:
 
 
 def to_json(
-    lines: Sequence[Line], settings: dict[str, Any], others: float | None, cores: int
+    lines: Sequence[Line], settings: dict[str, Any], noise: Noise | None, cores: int
 ) -> dict[str, Any]:
     """The whole run as one JSON object; `ratio` is Unisono's time over the peer's."""
+    others, stolen = (None, None) if noise is None else noise
     quiet = None if others is None else others <= QUIET_SHARE
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": ["unisono", *sys.argv[1:]],
         "settings": settings,
         "machine": machine() | {"cores": cores},
-        "noise": {"others_cpu_share": others, "quiet": quiet},
+        "noise": {"others_cpu_share": others, "stolen_cpu_share": stolen, "quiet": quiet},
         "lines": [line.to_json() for line in lines],
     }
 
@@ -93,10 +107,12 @@ def reasons(lines: Sequence[Line]) -> list[str]:
     notes: dict[str, None] = {}
     for line in lines:
         for peer in line.peers:
+            if peer.side in LIMITS:
+                continue
             if isinstance(peer, Unmeasurable):
                 notes[f"# {line.case.operation}: {peer.reason.splitlines()[0]}"] = None
             elif peer.wrong:
-                notes[f"# {line.case.operation}: {peer.side} left wrong values, see docs/benchmark.md"] = None
+                notes[f"# {line.case.operation}: {peer.side} left wrong values, see docs/bench.md"] = None
     return list(notes)
 
 

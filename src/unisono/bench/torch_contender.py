@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from unisono.bench.cases import Buffers, Case
-from unisono.bench.contenders import Call, idle, partner_of
+from unisono.bench.contenders import Call, cut, idle, partner_of, told
 
 __all__ = ["TorchContender"]
 
@@ -34,6 +34,14 @@ class TorchContender:
             backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size, timeout=TIMEOUT
         )
         self.barrier = dist.barrier
+        self.own = backend == "unisono"
+
+    def choice(self, case: Case) -> dict[str, Any]:
+        """What Unisono tells of a case, without what PyTorch adds to a call."""
+        if not self.own:
+            return {}
+        world: Any = dist.distributed_c10d._get_default_group()
+        return told(world.choice, case)
 
     def bind(self, case: Case, buffers: Buffers) -> Call:
         """Make the tensors of a case, and the call to be timed."""
@@ -52,7 +60,15 @@ class TorchContender:
             "scatter": lambda: partial(dist.scatter, out, self._parts(inp), src=root),
             "barrier": lambda: dist.barrier,
             "send_recv": lambda: self._pingpong(inp, out),
+            "all_gather_v": lambda: partial(dist.all_gather, cut(out, case), inp),
+            "all_to_all_v": lambda: partial(
+                dist.all_to_all_single, out, inp, [case.parts[self.rank]] * self.size, case.parts
+            ),
+            "gather_v": lambda: partial(dist.gather, inp, cut(out, case), dst=root),
+            "scatter_v": lambda: partial(dist.scatter, out, cut(inp, case), src=root),
         }
+        if case.operation not in binders:
+            raise ValueError(f"torch.distributed has no {case.operation}")
         return binders[case.operation]()
 
     def _parts(self, tensor: Any) -> Any:

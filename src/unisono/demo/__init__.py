@@ -111,7 +111,8 @@ def train_over(
             progress.line(f"unisono demo: the run over {record.name} failed (exit code {job.exit_code})")
             return None
     progress.clear()
-    record.others_cpu = meter.read()
+    noise = meter.read()
+    record.others_cpu = None if noise is None else noise.others
     return record
 
 

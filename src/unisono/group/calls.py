@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from unisono import _native
-from unisono.buffers import DTYPES, ITEMSIZES, view
-from unisono.choose import Chooser
+from unisono.buffers import DTYPES, ITEMSIZES
+from unisono.choose import Choice, Chooser
 from unisono.errors import GroupClosed, GroupError
 from unisono.group.canon import Canon
 from unisono.group.faults import COLLECTIVES, Scene, explain
-from unisono.group.layout import SIDES, Extents, lay_out
+from unisono.group.layout import Extents, lay_out
 from unisono.group.site import site
 from unisono.group.work import CollectiveWork, Work, seconds
+from unisono.machine import DEFAULTS, Calibration
 from unisono.plans import lower_rank
 from unisono.reduction import Op, PremulSum, ReduceOp
 from unisono.store.base import close_in_children
 
 __all__ = ["Caller", "Options", "Prepared", "named"]
 
-_NONE: Extents = []
 _OPS = (ReduceOp, PremulSum)
+_PLANNED_AS = {"all_gather_v": "all_gather"}
 
 
 class Prepared(NamedTuple):
@@ -47,8 +49,11 @@ class Caller:
 
     Attributes:
         name, rank, size: of the group.  timeout_s: of an operation that names none.
+        call: runs a collective: at once when it repeats an earlier one, otherwise through `at_length`.
+        send, recv: pass a message now, and wait; negative when something about it is not usual.
         hosts: the number of the host of each rank; all on one until somebody says otherwise.
         reproducible: all reductions are, whether they ask for it or not.
+        machine: the figures by which algorithms are chosen; alike on all ranks.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class Caller:
         timeout_s: float,
         host_names: tuple[str, ...],
         reproducible: bool,
+        machine: Calibration = DEFAULTS,
     ) -> None:
         self.name = name
         self.rank = rank
@@ -67,10 +73,14 @@ class Caller:
         self._reproducible = reproducible
         self._timeout_s = timeout_s
         self._host_names = host_names
+        self._machine = machine
         self._engine: _native.Engine | None = engine
         self._prepared: dict[tuple[str, str, int, int, int], Prepared] = {}
         self._code: dict[tuple[str, str, int], list[int]] = {}
-        self._quick: dict[tuple[str, int, Op, bool], _native.Quick] = {}
+        self._quick = _native.Quick(self, engine, timeout_s)
+        self.call: Callable[..., Work | None] = self._quick.call
+        self.send: Callable[..., int] = self._quick.send
+        self.recv: Callable[..., int] = self._quick.recv
         distinct = list(dict.fromkeys(host_names))
         self.hosts = tuple(distinct.index(name) for name in host_names)
         self._works: list[Work] = []
@@ -86,7 +96,7 @@ class Caller:
     @timeout_s.setter
     def timeout_s(self, value: float) -> None:
         self._timeout_s = value
-        self._quick.clear()
+        self._quick.forget(value)
 
     @property
     def hosts(self) -> tuple[int, ...]:
@@ -98,11 +108,11 @@ class Caller:
         if len(value) != self.size:
             raise ValueError(f"got the hosts of {len(value)} ranks, expected {self.size}")
         self._hosts = tuple(value)
-        self._chooser = Chooser(self.size, self._hosts)
+        self._chooser = Chooser(self.size, self._hosts, self._machine)
         self._prepared.clear()  # what was planned for another placement
         self._code.clear()
         self._canon = Canon(self.size, self._hosts)
-        self._quick.clear()
+        self._quick.forget(self._timeout_s)
 
     @property
     def reproducible(self) -> bool:
@@ -112,7 +122,7 @@ class Caller:
     @reproducible.setter
     def reproducible(self, value: bool) -> None:
         self._reproducible = value
-        self._quick.clear()
+        self._quick.forget(self._timeout_s)
 
     @property
     def engine(self) -> _native.Engine:
@@ -127,11 +137,11 @@ class Caller:
 
     # ---- calls -----------------------------------------------------------------------------------------
 
-    def in_place(
+    def at_length(
         self,
         collective: str,
-        x: Any,
-        writable: bool,
+        out: Any,
+        given: Any,
         op: Op,
         root: int,
         algorithm: str | None,
@@ -139,49 +149,26 @@ class Caller:
         async_op: bool,
         timeout: float | timedelta | None,
     ) -> Work | None:
-        """Run a collective that works on one buffer.
+        """Check a call, choose its plan, run it: what `call` does with one that it does not remember.
 
-        A call like an earlier one takes the quick way: straight into the engine, which remembers the plan.
+        Args:
+            out: its buffer, or its output.  given: its input, where it has one; see `layout`.
         """
-        plain = algorithm is None and timeout is None and not async_op and type(op) is ReduceOp
-        if plain:
-            quick = self._quick.get((collective, root, op, reproducible))
-            fault = -1 if quick is None else quick(x)
-            if not fault:
-                return None
-            if fault > 0:
-                raise self.failure(collective, self._timeout_s)
-        try:
-            address, numel, dtype = view(x, writable, "x")
-        except (TypeError, ValueError) as error:
-            raise named(collective, error) from None
-        prepared = self.prepare(collective, algorithm, dtype, numel, op, root, reproducible)
-        if plain:
-            self._remember(prepared, dtype, numel, op, writable, reproducible)
-        options = Options(async_op, timeout)
-        return self.run(prepared, x, options, numel, [(address, numel)], _NONE, op)
-
-    def between(
-        self, collective: str, out: Any, given: Any, options: Options, op: Op = ReduceOp.SUM, root: int = 0
-    ) -> Work | None:
-        """Run a collective that has an output and an input: one of `SIDES`."""
-        sides = SIDES[collective]
         self._check_root(collective, root)
         try:
-            dtype, target, source = lay_out(sides, out, given, self.size, self.rank, root)
+            laid = lay_out(collective, out, given, self.size, self.rank, root)
         except (TypeError, ValueError) as error:
             raise named(collective, error) from None
-        numel = 0
-        if sides.equal:  # then all ranks agree on it, and it goes into the fingerprint
-            numel = source[0][1] if sides.out_blocks else target[0][1]
-        if sides.root and options.algorithm not in (None, "direct"):
-            self._check_alike(collective, target if sides.out_blocks else source)
-        typical = numel
-        if collective == "all_gather_v":  # every rank knows all sizes
-            typical = sum(length for _, length in target) // self.size
-        name = "all_gather" if collective == "all_gather_v" else collective
-        prepared = self.prepare(name, options.algorithm, dtype, typical, op, root, options.reproducible)
-        return self.run(prepared, (out, given), options, numel, target, source, op)
+        if laid.blocks and algorithm not in (None, "direct"):
+            self._check_alike(collective, laid.blocks)
+        name = _PLANNED_AS.get(collective, collective)
+        prepared = self.prepare(name, algorithm, laid.dtype, laid.typical, op, root, reproducible)
+        if not async_op and timeout is None:
+            words = (collective, out, given, op, root, algorithm, reproducible)
+            factor = op.factor if type(op) is PremulSum else 1.0
+            self._quick.remember(*words, laid.writes, prepared.operation, laid.numel, factor)
+        options = Options(async_op, timeout)
+        return self.run(prepared, (out, given), options, laid.numel, laid.target, laid.source, op)
 
     def prepare(
         self,
@@ -258,23 +245,11 @@ class Caller:
         self.keep(work)
         return work
 
-    # ---- what calls need -------------------------------------------------------------------------------
+    def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> Choice:
+        """The algorithm and the predicted time of a collective; `nbytes` of the whole buffer."""
+        return self._chooser.explain(collective, nbytes, algorithm)
 
-    def _remember(
-        self,
-        prepared: Prepared,
-        dtype: int,
-        numel: int,
-        op: Op,
-        writable: bool,
-        reproducible: bool,
-    ) -> None:
-        key = (prepared.name, prepared.root, op, reproducible)
-        quick = self._quick.get(key)
-        if quick is None:
-            quick = _native.Quick(self.engine, prepared.root, 1.0, self._timeout_s, writable)
-            self._quick[key] = quick
-        quick.remember(dtype, numel, prepared.operation)
+    # ---- what calls need -------------------------------------------------------------------------------
 
     def _prepare(self, collective: str, algorithm: str, root: int, dtype: int, op: Op) -> Prepared:
         engine = self.engine
@@ -319,6 +294,10 @@ class Caller:
         """The error for what aborted the group; `engine` is its engine, when the group may be closed."""
         return explain(self.scene(engine or self.engine, operation, timeout_s))
 
+    def fail(self, operation: str, timeout_s: float) -> NoReturn:
+        """Raise the error for what aborted the group."""
+        raise self.failure(operation, timeout_s)
+
     def keep(self, work: Work) -> None:
         """Keep a work, and with it its buffers, until it is done, whatever the caller does with it."""
         with self._works_lock:
@@ -346,7 +325,7 @@ class Caller:
     def _forget(self) -> _native.Engine | None:
         engine, self._engine = self._engine, None
         self._prepared.clear()
-        self._quick.clear()
+        self._quick.close()
         return engine
 
 

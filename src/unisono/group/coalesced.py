@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from unisono.buffers import ITEMSIZES, view
 from unisono.group.calls import Options, named
 from unisono.group.collectives import Collectives
-from unisono.group.layout import SIDES, Extents, lay_out, spread
+from unisono.group.layout import SIDES, Extents, spread, two_sides
 from unisono.group.work import DoneWork, Work
 from unisono.reduction import Op, ReduceOp
 
@@ -108,7 +108,7 @@ class Coalesced(Collectives):
         pieces = []
         for i, (out, given) in enumerate(zip(outs, givens, strict=True)):
             with _naming(f"{name}: buffers {i}"):
-                dtype, target, source = lay_out(sides, out, given, caller.size, caller.rank, 0)
+                dtype, target, source = two_sides(sides, out, given, caller.size, caller.rank, 0)
             numel = (source if sides.out_blocks else target)[0][1]
             pieces.append(_Piece(dtype, numel, target, source))
         _check_apart(name, pieces, _block_counts(collective, caller.size))

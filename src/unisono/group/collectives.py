@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from unisono.group.calls import Caller, Options
+from unisono.group.calls import Caller
 from unisono.group.work import Work
 from unisono.reduction import Op, ReduceOp
 
@@ -51,7 +51,7 @@ class Collectives:
         Cost: one_shot 1 round, p-1 reads; two_shot 2 rounds; ring 2(p-1) rounds and 2(p-1)/p * nbytes sent.
         Example (p=2): [1, 2] and [3, 4] -> [4, 6] on both.
         """
-        return self._caller.in_place("all_reduce", x, True, op, 0, algorithm, reproducible, async_op, timeout)
+        return self._caller.call("all_reduce", x, None, op, 0, algorithm, reproducible, async_op, timeout)
 
     def broadcast(
         self,
@@ -67,9 +67,7 @@ class Collectives:
         Shapes: x [numel], the same numel and dtype on every rank.
         Example (p=2, src=0): [1, 2] and [0, 0] -> [1, 2] on both.
         """
-        return self._caller.in_place(
-            "broadcast", x, self._caller.rank != src, SUM, src, algorithm, False, async_op, timeout
-        )
+        return self._caller.call("broadcast", x, None, SUM, src, algorithm, False, async_op, timeout)
 
     def reduce(
         self,
@@ -87,9 +85,7 @@ class Collectives:
         Shapes: x [numel], the same numel and dtype on every rank.
         Example (p=2, dst=0): [1, 2] and [3, 4] -> [4, 6] and [3, 4].
         """
-        return self._caller.in_place(
-            "reduce", x, self._caller.rank == dst, op, dst, algorithm, reproducible, async_op, timeout
-        )
+        return self._caller.call("reduce", x, None, op, dst, algorithm, reproducible, async_op, timeout)
 
     def scan(
         self,
@@ -105,7 +101,7 @@ class Collectives:
 
         Example (p=3): [1], [2], [3] -> [1], [3], [6].
         """
-        return self._caller.in_place("scan", x, True, op, 0, algorithm, reproducible, async_op, timeout)
+        return self._caller.call("scan", x, None, op, 0, algorithm, reproducible, async_op, timeout)
 
     def exclusive_scan(
         self,
@@ -121,16 +117,13 @@ class Collectives:
 
         Example (p=3): [1], [2], [3] -> [1], [1], [3].
         """
-        return self._caller.in_place(
-            "exclusive_scan", x, True, op, 0, algorithm, reproducible, async_op, timeout
-        )
+        return self._caller.call("exclusive_scan", x, None, op, 0, algorithm, reproducible, async_op, timeout)
 
     def barrier(
         self, *, algorithm: str | None = None, async_op: bool = False, timeout: Timeout = None
     ) -> Work | None:
         """Wait until every rank has come here. Cost: ceil(log2 p) rounds (dissemination)."""
-        prepared = self._caller.prepare("barrier", algorithm, 1, 0)
-        return self._caller.run(prepared, None, Options(async_op, timeout), 0, [], [])
+        return self._caller.call("barrier", None, None, SUM, 0, algorithm, False, async_op, timeout)
 
     def all_gather(
         self,
@@ -147,8 +140,7 @@ class Collectives:
         `x` may be this rank's own block of `out`.
         Example (p=2): [1], [2] -> [[1], [2]] on both.
         """
-        options = Options(async_op, timeout, algorithm)
-        return self._caller.between("all_gather", out, x, options)
+        return self._caller.call("all_gather", out, x, SUM, 0, algorithm, False, async_op, timeout)
 
     def all_gather_v(
         self,
@@ -163,7 +155,7 @@ class Collectives:
 
         Every rank passes the same list of sizes.
         """
-        return self._caller.between("all_gather_v", list(out), x, Options(async_op, timeout, algorithm))
+        return self._caller.call("all_gather_v", list(out), x, SUM, 0, algorithm, False, async_op, timeout)
 
     def gather(
         self,
@@ -180,7 +172,7 @@ class Collectives:
         Shapes: x [numel]; out on `dst` [p, numel] or a list of p arrays (their sizes may differ, as the
         ranks' do, unless an algorithm other than direct is asked for), elsewhere None.
         """
-        return self._caller.between("gather", out, x, Options(async_op, timeout, algorithm), SUM, dst)
+        return self._caller.call("gather", out, x, SUM, dst, algorithm, False, async_op, timeout)
 
     def scatter(
         self,
@@ -197,7 +189,7 @@ class Collectives:
         Shapes: out [numel]; inputs on `src` [p, numel] or a list of p arrays (their sizes may differ, as
         the ranks' do, unless an algorithm other than direct is asked for), elsewhere None.
         """
-        return self._caller.between("scatter", out, inputs, Options(async_op, timeout, algorithm), SUM, src)
+        return self._caller.call("scatter", out, inputs, SUM, src, algorithm, False, async_op, timeout)
 
     def reduce_scatter(
         self,
@@ -216,8 +208,9 @@ class Collectives:
         `out` may be this rank's own block of `inputs`.
         Example (p=2): [[1], [2]] and [[3], [4]] -> [4] and [6].
         """
-        options = Options(async_op, timeout, algorithm, reproducible)
-        return self._caller.between("reduce_scatter", out, inputs, options, op)
+        return self._caller.call(
+            "reduce_scatter", out, inputs, op, 0, algorithm, reproducible, async_op, timeout
+        )
 
     def all_to_all(
         self,
@@ -234,4 +227,4 @@ class Collectives:
         block i here has the size of this rank's block there.
         Example (p=2): [[1], [2]] and [[3], [4]] -> [[1], [3]] and [[2], [4]].
         """
-        return self._caller.between("all_to_all", out, inputs, Options(async_op, timeout, algorithm))
+        return self._caller.call("all_to_all", out, inputs, SUM, 0, algorithm, False, async_op, timeout)

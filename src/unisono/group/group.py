@@ -12,11 +12,13 @@ from typing import Any
 
 from unisono import _native, env
 from unisono.backends.native import EngineSettings, open_engine
+from unisono.choose import Choice
 from unisono.errors import GroupError, message
 from unisono.group import faults
 from unisono.group.calls import Caller
 from unisono.group.objects import Objects
 from unisono.group.work import seconds
+from unisono.machine import DEFAULTS, Calibration
 from unisono.rendezvous import Rendezvous, rendezvous
 from unisono.store import PrefixStore, Store
 
@@ -51,9 +53,10 @@ class Group(Objects):
         members: tuple[int, ...] | None = None,
         reproducible: bool = False,
         hosts: tuple[str, ...] = (),
+        machine: Calibration = DEFAULTS,
     ) -> None:
         self._hosts = hosts or (os.uname().nodename,) * size
-        self._caller = Caller(engine, name, rank, size, timeout_s, self._hosts, reproducible)
+        self._caller = Caller(engine, name, rank, size, timeout_s, self._hosts, reproducible, machine)
         self._store = store
         self._meeting = meeting
         self._members = tuple(range(size)) if members is None else members
@@ -173,6 +176,17 @@ class Group(Objects):
             raise ValueError(f"rank {rank} is not in group {self.name!r} of {self.size} ranks")
         return self._hosts[rank]
 
+    def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> Choice:
+        """Which algorithm a collective takes here, and how long it should take by the cost model.
+
+        Args:
+            nbytes: of the whole buffer; of the larger one where input and output differ.
+            algorithm: the one to price; None: the one that is taken.
+        Raises:
+            ValueError: there is no such collective or algorithm.
+        """
+        return self._caller.choice(collective, nbytes, algorithm)
+
     def last_seen(self, rank: int) -> str:
         """Where a rank was, as error texts say it: "in barrier #40", "after barrier #40"."""
         return faults.last_seen(self._caller.scene(self._caller.engine, "", 0.0), rank)
@@ -254,7 +268,7 @@ def init_process_group(
             meeting.rank,
             meeting.world_size,
             timeout_s=timeout_s,
-            settings=EngineSettings.of(settings),
+            settings=EngineSettings.of(settings, meeting.master),
         )
     except BaseException:
         meeting.close()
@@ -269,6 +283,7 @@ def init_process_group(
         meeting,
         reproducible=reproducible,
         hosts=opened.hosts,
+        machine=opened.machine,
     )
 
 
@@ -314,4 +329,5 @@ def connect(
         members=members,
         reproducible=reproducible,
         hosts=opened.hosts,
+        machine=opened.machine,
     )

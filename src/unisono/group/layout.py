@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from unisono.buffers import DTYPES, ITEMSIZES, view, views
 
-__all__ = ["SIDES", "Extents", "Sides", "blocks", "lay_out", "spread"]
+__all__ = ["SIDES", "Extents", "Laid", "Sides", "blocks", "lay_out", "spread", "two_sides"]
 
 Extents = list[tuple[int, int]]
 
@@ -44,11 +44,55 @@ SIDES: dict[str, Sides] = {
     "all_to_all": Sides("out", "inputs", True, True, False),
 }
 
+_BARRIER = "barrier"
+_U8 = DTYPES.index("uint8")
 
-def lay_out(
+
+class Laid(NamedTuple):
+    """The buffers of a call, checked.
+
+    Attributes:
+        dtype: its code.  target, source: what is written, or works in place, and what is read.
+        numel: elements that all ranks must agree on; 0 where they may differ.
+        typical: elements by which an algorithm is chosen, the same on every rank.
+        blocks: those that may differ in size.  writes: this rank's first side is written.
+    """
+
+    dtype: int
+    target: Extents
+    source: Extents
+    numel: int
+    typical: int
+    blocks: Extents
+    writes: bool = True
+
+
+def lay_out(collective: str, out: Any, given: Any, size: int, rank: int, root: int) -> Laid:
+    """Look at the buffers of any collective; one that works in place has `out` only, a barrier none.
+
+    Raises:
+        ValueError, TypeError: an array, its size, dtype or place in memory is wrong.
+    """
+    sides = SIDES.get(collective)
+    if sides is not None:
+        dtype, target, source = two_sides(sides, out, given, size, rank, root)
+        several, single = (target, source) if sides.out_blocks else (source, target)
+        numel = single[0][1] if sides.equal else 0
+        typical = numel
+        if collective == "all_gather_v":  # every rank knows all sizes
+            typical = sum(length for _, length in target) // size
+        return Laid(dtype, target, source, numel, typical, several if sides.root else [])
+    if collective == _BARRIER:
+        return Laid(_U8, [], [], 0, 0, [])
+    writes = {"broadcast": rank != root, "reduce": rank == root}.get(collective, True)
+    address, numel, dtype = view(out, writes, "x")
+    return Laid(dtype, [(address, numel)], [], numel, numel, [], writes)
+
+
+def two_sides(
     sides: Sides, out: Any, given: Any, size: int, rank: int, root: int
 ) -> tuple[int, Extents, Extents]:
-    """(dtype, output, input) of a call, all checked.
+    """(dtype, output, input) of a call that has both, all checked.
 
     Raises:
         ValueError, TypeError: an array, its size, dtype or place in memory is wrong.

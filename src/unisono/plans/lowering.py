@@ -1,6 +1,6 @@
 """Flatten a plan into the numbers that the engine runs; csrc/program.cpp reads them.
 
-out chunks, in chunks, tmp chunks of this rank, equal blocks, messages in flight, algorithm, then per step
+out chunks, in chunks, tmp chunks of this rank, equal blocks, lends, messages in flight, algorithm, then per step
 opcode, flags, space and index of the chunk, space and index of the own chunk, own place,
 number of peers, peers
 """
@@ -19,7 +19,7 @@ __all__ = ["lower", "lower_rank"]
 
 _OPCODES: dict[type, int] = {Send: 0, Recv: 1, Reduce: 2, Copy: 3}
 _SPACES = {"out": 0, "in": 1, "tmp": 2}
-_FINAL, _RAW = 1, 2
+_FINAL, _RAW, _LAST = 1, 2, 4
 _CUSTOM = 255  # an algorithm that is not in the catalogue
 
 
@@ -30,12 +30,14 @@ def lower(plan: Plan) -> list[list[int]]:
         PlanError: the plan is wrong.
     """
     in_flight, findings = run(plan)
+    lends = _lends(plan.collective, plan.steps, plan.hosts)
     code = []
     for rank, (steps, seen) in enumerate(zip(plan.steps, findings, strict=True)):
         raw = [found.own is not None and found.own.raw for found in seen]
         complete = [found.result is not None and _everybody(plan.size, found.result.ranks) for found in seen]
-        header = _header(plan.collective, plan.algorithm, plan.size, steps, in_flight)
-        code.append(header + _words(rank, steps, raw, complete))
+        header = _header(plan.collective, plan.algorithm, plan.size, steps, in_flight, lends)
+        last = _last(steps, reduces=CONTRACTS[plan.collective].reduces)
+        code.append(header + _words(rank, steps, raw, complete, last))
     return code
 
 
@@ -58,8 +60,10 @@ def lower_rank(
         isinstance(step, Reduce) and _everybody(size, origins.ranks(rank, number))
         for number, step in enumerate(steps)
     ]
-    header = _header(collective, algorithm, size, steps, 0)
-    return header + _words(rank, steps, _raw(rank, steps, given), complete)
+    lends = _lends(collective, (function(peer, size, root) for peer in range(size)), hosts)
+    header = _header(collective, algorithm, size, steps, 0, lends)
+    last = _last(steps, reduces=contract.reduces)
+    return header + _words(rank, steps, _raw(rank, steps, given), complete, last)
 
 
 def _everybody(size: int, ranks: int) -> bool:
@@ -88,7 +92,9 @@ def _own(rank: int, step: Step) -> Chunk | None:
     return _operands(rank, step)[1]
 
 
-def _header(collective: str, algorithm: str, size: int, steps: Iterable[Step], in_flight: int) -> list[int]:
+def _header(
+    collective: str, algorithm: str, size: int, steps: Iterable[Step], in_flight: int, lends: bool
+) -> list[int]:
     """What is said before the steps. All ranks say the same, but for their scratch memory."""
     names, contract = algorithm_names(), CONTRACTS[collective]
     seen = dict.fromkeys(_SPACES, 0)
@@ -100,17 +106,52 @@ def _header(collective: str, algorithm: str, size: int, steps: Iterable[Step], i
     given = blocks.get(contract.in_blocks, seen["in"])
     number = names.index(algorithm) if algorithm in names else _CUSTOM
     equal_blocks = int(contract.out_blocks != "any")
-    return [out, given, seen["tmp"], equal_blocks, max(in_flight, out, given), number]
+    return [out, given, seen["tmp"], equal_blocks, int(lends), max(in_flight, out, given), number]
 
 
-def _words(rank: int, steps: Iterable[Step], raw: list[bool], complete: list[bool]) -> list[int]:
+def _lends(collective: str, plan: Iterable[Iterable[Step]], hosts: tuple[int, ...]) -> bool:
+    """Whether a plan inside one host only moves what stays as it is: then any size can be lent."""
+    if CONTRACTS[collective].reduces or len(set(hosts)) > 1:
+        return False
+    return all(
+        last or not isinstance(step, Send)
+        for steps in map(tuple, plan)
+        for step, last in zip(steps, _last(steps, reduces=False), strict=True)
+    )
+
+
+def _last(steps: Sequence[Step], *, reduces: bool) -> list[bool]:
+    """For every step, whether it sends a chunk of the caller's that nothing is written over afterwards.
+
+    Where contributions are combined, only one that a reduction has written: others are best staged, where they
+    are read in place.
+    """
+    writes: dict[Chunk, int] = {}
+    reduced: set[Chunk] = set()
+    for number, step in enumerate(steps):
+        if not isinstance(step, Send):
+            writes[step.dst if isinstance(step, Copy) else step.chunk] = number
+    found = []
+    for number, step in enumerate(steps):
+        if isinstance(step, Reduce):
+            reduced.add(step.chunk)
+        sends = (
+            isinstance(step, Send) and step.chunk.space != "tmp" and (not reduces or step.chunk in reduced)
+        )
+        found.append(sends and writes.get(_operands(-1, step)[0], -1) < number)
+    return found
+
+
+def _words(
+    rank: int, steps: Iterable[Step], raw: list[bool], complete: list[bool], last: list[bool]
+) -> list[int]:
     words: list[int] = []
-    for step, is_raw, is_complete in zip(steps, raw, complete, strict=True):
+    for step, is_raw, is_complete, is_last in zip(steps, raw, complete, last, strict=True):
         chunk, own, place, peers = _operands(rank, step)
         if isinstance(step, Send) and not peers:
             continue
         final = isinstance(step, Reduce) and is_complete and (len(step.frm) > 1 or is_raw)
-        flags = _RAW * is_raw | _FINAL * final
+        flags = _RAW * is_raw | _FINAL * final | _LAST * is_last
         refs = (_SPACES[chunk.space], chunk.index, _SPACES[own.space], own.index)
         words += [_OPCODES[type(step)], flags, *refs, place, len(peers), *peers]
     return words

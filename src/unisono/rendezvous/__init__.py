@@ -51,12 +51,14 @@ class Rendezvous:
     Attributes:
         store: for this world alone; its timeout is that of the rendezvous.
         members: who is who, by rank.
+        master: name or address of a host that all ranks reach; None: unknown.
     """
 
     store: Store
     members: tuple[Member, ...]
     rank: int
     world_size: int
+    master: str | None
     _room: Store = field(repr=False)
     _owned: TCPStore | FileStore | None = field(repr=False)
 
@@ -110,7 +112,7 @@ def rendezvous(
         opened.timeout_s = timeout_s
         meeting = Meeting(opened, place, deadline, timeout_s)
         try:
-            return _meet(meeting, opened, place, opened)
+            return _meet(meeting, opened, place, opened, target.host or None)
         except Exception as error:
             # A quick rank may come back while rank 0 is still closing the store of the world before.
             early = meeting.generation > 0 or not meeting.claimed
@@ -137,10 +139,16 @@ def _linger(opened: TCPStore | FileStore, seconds: float, place: Place) -> None:
         opened.close(linger_s=seconds)
 
 
-def _meet(meeting: Meeting, base: Store, place: Place, owned: TCPStore | FileStore | None) -> Rendezvous:
+def _meet(
+    meeting: Meeting,
+    base: Store,
+    place: Place,
+    owned: TCPStore | FileStore | None,
+    master: str | None = None,
+) -> Rendezvous:
     room, members = meeting.meet()
     if isinstance(owned, TCPStore) and owned.serves:
         meeting.see_everybody_off(room)
     store = PrefixStore(f"unisono/world/{meeting.generation}", base)
     store.timeout_s = room.timeout_s
-    return Rendezvous(store, members, *place, room, owned)
+    return Rendezvous(store, members, *place, master, room, owned)

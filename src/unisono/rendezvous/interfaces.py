@@ -18,11 +18,10 @@ from typing import NamedTuple
 from unisono.env import Settings
 from unisono.errors import RendezvousError, StoreError, message
 from unisono.store.address import listen as listen_at
-from unisono.store.address import shown
 
 __all__ = [
     "Interface", "advertised", "interfaces", "is_loopback", "listen", "local_address",
-    "local_addresses", "refuse_loopback",
+    "local_addresses", "via",
 ]  # fmt: skip
 
 SIOCGIFFLAGS, SIOCGIFADDR = 0x8913, 0x8915
@@ -146,8 +145,8 @@ def _towards(family: int, target: str) -> str:
         try:
             sock.connect((target, 9))
         except OSError as error:
-            if target == NOWHERE[socket.AF_INET]:  # no default route: a host on its own
-                return "127.0.0.1"
+            if target == NOWHERE[socket.AF_INET]:  # no default route
+                return _first_of_ours()
             raise RendezvousError(
                 message(
                     f"host {socket.gethostname()} has no route to {target}",
@@ -158,18 +157,37 @@ def _towards(family: int, target: str) -> str:
         return str(sock.getsockname()[0])
 
 
+def _first_of_ours() -> str:
+    """The first address that others can have a route to; loopback on a host on its own."""
+    return next((each.address for each in interfaces() if not is_loopback(each.address)), "127.0.0.1")
+
+
+def via(target: str) -> str:
+    """The interface and address by which this host sends to `target`, for errors: "eth0 (10.0.0.1)"."""
+    try:
+        address = _towards(*_resolved(target))
+    except (OSError, RendezvousError, StoreError):
+        return "no interface: there is no route to it"
+    name = next((each.name for each in interfaces() if each.address == address), "an interface")
+    return f"{name} ({address})"
+
+
 def is_loopback(address: str) -> bool:
     """Whether only this host can reach that numeric address."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def listen(settings: Settings, address: str) -> socket.socket:
-    """A listening, non-blocking socket on that address, on a free port of UNISONO_PORT_RANGE if that is set.
+    """A listening, non-blocking socket on that address.
+
+    Its port is one of UNISONO_PORT_RANGE; else the one that UNISONO_ADVERTISE names for this rank; else any.
 
     Raises:
         RendezvousError: every port of the range is taken, or the address is none of this host's.
     """
     first, last = settings.port_range or (0, 0)
+    if settings.port_range is None and settings.advertise is not None:
+        first = last = advertised_port(settings)
     ports = list(range(first, last + 1))
     random.shuffle(ports)  # so that ranks that begin together do not queue for the same ones
     for port in ports:
@@ -178,25 +196,19 @@ def listen(settings: Settings, address: str) -> socket.socket:
         except StoreError as error:
             if getattr(error.__cause__, "errno", None) != errno.EADDRINUSE:
                 raise RendezvousError(str(error)) from None
-    what = f"every port of {settings.origin('port_range')}={first}-{last} is taken on {address}"
+    setting = "port_range" if settings.port_range is not None else "advertise"
+    what = f"every port of {settings.origin(setting)}={first}-{last} is taken on {address}"
     raise RendezvousError(message(what, remedy="Widen the range: a rank needs one, the launcher two."))
 
 
 def advertised(settings: Settings, listener: socket.socket) -> tuple[str, int]:
     """Host and port to tell others: where `listener` listens, or what UNISONO_ADVERTISE says instead."""
     if settings.advertise is not None:
-        return settings.advertise
+        return settings.advertise[0], advertised_port(settings)
     host, port = listener.getsockname()[:2]
     return str(host), int(port)
 
 
-def refuse_loopback(address: str, port: int, hosts: tuple[str, ...]) -> None:
-    """Raise RendezvousError when ranks on several hosts are to reach an address that only one host can."""
-    if len(set(hosts)) > 1 and is_loopback(address):
-        raise RendezvousError(
-            message(
-                f"{shown(address, port)} can be reached from its own host only, and the ranks run on "
-                f"{len(set(hosts))}: {', '.join(sorted(set(hosts))[:8])}",
-                remedy="Give MASTER_ADDR an address all hosts reach, or set UNISONO_SOCKET_IFNAME.",
-            )
-        )
+def advertised_port(settings: Settings) -> int:
+    """The port of UNISONO_ADVERTISE, plus the local rank: a host has one such variable and several ranks."""
+    return settings.advertise[1] + (settings.local_rank or 0) if settings.advertise is not None else 0

@@ -27,6 +27,8 @@ from .work import Futures, TransferWork, UnisonoWork
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from unisono.choose import Choice
+
 __all__ = ["ProcessGroupUnisono", "create"]
 
 # mypy must pass with and without PyTorch installed.
@@ -176,6 +178,10 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
 
     _set_default_timeout = set_timeout
     setTimeout = set_timeout  # noqa: N815
+
+    def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> Choice:
+        """Which algorithm a collective takes; see `unisono.Group.choice`."""
+        return self._group.choice(collective, nbytes, algorithm)
 
     def _set_sequence_number_for_group(self) -> None:
         """Do nothing: the engine counts from 0 on every rank."""

@@ -1,0 +1,66 @@
+// A message as a program passes it all day: seen and checked natively, sent or received at once.
+#pragma once
+
+#include "bindings_sides.hpp"
+
+class Transfer {
+ public:
+  Transfer(bool sending, double timeout_s) : sending(sending), timeout_s(timeout_s) {}
+
+  const bool sending;
+  double timeout_s;  // the group's, unless the call names one
+
+  // Arguments: x, peer, tag, timeout. False: something is wrong, or has to be looked at more closely.
+  bool read(PyObject* const* given, const unisono::Engine& engine) {
+    PyObject* const from = given[1];
+    const bool anybody = !sending && from == Py_None;
+    if (!(anybody || PyLong_CheckExact(from)) || !PyLong_CheckExact(given[2])) return false;
+    const long rank = anybody ? unisono::kAnyRank : PyLong_AsLong(from), number = PyLong_AsLong(given[2]);
+    if (PyErr_Occurred() != nullptr) PyErr_Clear();
+    const bool named = rank >= 0 && rank < engine.size();
+    const bool tagged = (number >= 0 && number <= INT32_MAX) || (number == unisono::kAnyTag && !sending);
+    if (!(named || anybody) || !tagged || !side_.see(given[0]) || side_.count != 1) return false;
+    if (!sending && side_.readonly) return false;
+    peer_ = static_cast<int>(rank);
+    tag_ = static_cast<int>(number);
+    if (given[3] == Py_None) return true;
+    timeout_s = PyFloat_CheckExact(given[3]) ? PyFloat_AS_DOUBLE(given[3]) : 0;
+    return timeout_s > 0;
+  }
+
+  // The rank it came from, once it has been passed.
+  int source() const { return sending ? 0 : peer_; }
+
+  unisono::FaultKind pass(unisono::Engine& engine, unisono::Held& held) {
+    engine.check_process();
+    unisono::Channels& channels = engine.channels();
+    const int spins = channels.spins();
+    if (sending ? channels.send_now(peer_, tag_, dtype(), data(), side_.nbytes())
+                : channels.receive_now(peer_, tag_, dtype(), data(), side_.nbytes(), spins))
+      return unisono::FaultKind::kNone;
+    held.let_go();
+    const auto posted = request();
+    channels.post(posted);
+    const auto fault = channels.wait(*posted, posted->deadline, true, engine.interrupt());
+    peer_ = posted->peer;
+    return fault;
+  }
+
+ private:
+  unisono::DType dtype() const { return static_cast<unisono::DType>(side_.dtype); }
+  unsigned char* data() const { return side_.extents[0].data; }
+  std::shared_ptr<unisono::Request> request() const {
+    auto made = std::make_shared<unisono::Request>();
+    made->sending = sending;
+    made->peer = peer_;
+    made->tag = tag_;
+    made->dtype = dtype();
+    made->data = data();
+    made->nbytes = side_.nbytes();
+    made->deadline = deadline_after(timeout_s);
+    return made;
+  }
+
+  Side side_;
+  int peer_ = 0, tag_ = 0;
+};

@@ -1,0 +1,124 @@
+#include "loan.hpp"
+
+#include <sched.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+namespace unisono {
+namespace {
+
+constexpr uint64_t kLandmark = 0x6e69656c746f6e61;
+const uint64_t the_landmark = kLandmark;
+
+// Pieces small enough that two who copy end at nearly the same time, large enough for a system call each.
+constexpr size_t kShare = 8;
+constexpr size_t kSmallestPiece = 32 * 1024, kLargestPiece = 512 * 1024;
+constexpr uint32_t kClosed = 1u << 31;
+
+using Clock = std::chrono::steady_clock;
+constexpr auto kSettlePatience = std::chrono::seconds(1);
+
+size_t piece_bytes(size_t nbytes) {
+  const size_t piece = std::clamp(nbytes / kShare, kSmallestPiece, kLargestPiece);
+  return piece / kSmallestPiece * kSmallestPiece;
+}
+
+uint32_t pieces(size_t nbytes) {
+  const size_t piece = piece_bytes(nbytes);
+  return static_cast<uint32_t>((nbytes + piece - 1) / piece);
+}
+
+using Transfer = ssize_t (*)(pid_t, const iovec*, unsigned long, const iovec*, unsigned long, unsigned long);
+
+// Between this process and another; part of the bytes may go at a time.
+bool transfer(Transfer move, pid_t pid, uint64_t here, uint64_t there, size_t nbytes) {
+  while (nbytes > 0) {
+    const iovec mine{reinterpret_cast<void*>(here), nbytes}, theirs{reinterpret_cast<void*>(there), nbytes};
+    const ssize_t moved = move(pid, &mine, 1, &theirs, 1, 0);
+    if (moved <= 0) return false;
+    here += static_cast<size_t>(moved);
+    there += static_cast<size_t>(moved);
+    nbytes -= static_cast<size_t>(moved);
+  }
+  return true;
+}
+
+template <class Copy>
+bool work(Loan& loan, size_t nbytes, Copy copy) {
+  const size_t piece = piece_bytes(nbytes);
+  const uint32_t count = pieces(nbytes);
+  bool worked = false;
+  for (;;) {
+    uint32_t next = loan.claimed.load(std::memory_order_relaxed);
+    do {
+      if (next >= count) return worked;  // also when it is closed
+    } while (!loan.claimed.compare_exchange_weak(next, next + 1, std::memory_order_acquire));
+    const size_t first = next * piece;
+    const uint64_t source = loan.source.load(std::memory_order_relaxed) + first;
+    const uint64_t target = loan.target.load(std::memory_order_relaxed) + first;
+    if (!copy(source, target, std::min(piece, nbytes - first)))
+      loan.broken.store(1, std::memory_order_release);
+    loan.settled.fetch_add(1, std::memory_order_seq_cst);
+    worked = true;
+  }
+}
+
+// Within one process, whose ranks are threads.
+bool plainly(uint64_t source, uint64_t target, size_t nbytes) {
+  std::memcpy(reinterpret_cast<void*>(target), reinterpret_cast<const void*>(source), nbytes);
+  return true;
+}
+
+}  // namespace
+
+void Loan::offer(const void* from) {
+  source.store(reinterpret_cast<uint64_t>(from), std::memory_order_relaxed);
+  target.store(0, std::memory_order_relaxed);
+  claimed.store(0, std::memory_order_relaxed);
+  settled.store(0, std::memory_order_relaxed);
+  broken.store(0, std::memory_order_relaxed);
+}
+
+bool Loan::take(pid_t lender, size_t nbytes) {
+  if (lender == getpid()) return work(*this, nbytes, plainly);
+  return work(*this, nbytes, [lender](uint64_t from, uint64_t to, size_t n) {
+    return transfer(process_vm_readv, lender, to, from, n);
+  });
+}
+
+bool Loan::help(pid_t receiver, size_t nbytes) {
+  if (!opened()) return false;
+  if (receiver == getpid()) return work(*this, nbytes, plainly);
+  return work(*this, nbytes, [receiver](uint64_t from, uint64_t to, size_t n) {
+    return transfer(process_vm_writev, receiver, from, to, n);
+  });
+}
+
+bool Loan::whole(size_t nbytes) const {
+  return settled.load(std::memory_order_acquire) == pieces(nbytes) && !failed();
+}
+
+bool Loan::end(const std::function<bool()>& dead) {
+  const uint32_t begun = claimed.fetch_or(kClosed) & ~kClosed;
+  const auto end = Clock::now() + kSettlePatience;
+  while (settled.load(std::memory_order_acquire) < begun) {
+    if (dead()) return true;
+    if (Clock::now() > end) return false;
+    sched_yield();
+  }
+  return true;
+}
+
+uint64_t landmark() { return reinterpret_cast<uint64_t>(&the_landmark); }
+
+bool reaches(pid_t pid, uint64_t landmark) {
+  uint64_t word = 0;
+  return transfer(process_vm_readv, pid, reinterpret_cast<uint64_t>(&word), landmark, sizeof word) &&
+         word == kLandmark;
+}
+
+}  // namespace unisono

@@ -1,0 +1,48 @@
+// A message that is not copied into shared memory: its sender lends its own memory, and the bytes go from
+// there straight to where the receiver wants them. Either end may copy: the receiver reads the lender's
+// memory, a lender that waits writes into the receiver's, piece by piece, whoever has a core.
+//
+// The system lets a process do this to another one of its user (process_vm_readv); whether it does here is
+// tried when a group is made. It needs no trust beyond that: such processes can do worse to each other.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+namespace unisono {
+
+// In shared memory, in a place that one message at a time uses. A receiver that stops early has to close
+// it, and its memory is its own again only when all pieces that were begun are settled.
+struct Loan {
+  std::atomic<uint64_t> source;  // in the lender's memory
+  std::atomic<uint64_t> target;  // in the receiver's memory; 0: the receiver has not come yet
+  std::atomic<uint32_t> claimed;
+  std::atomic<uint32_t> settled;  // pieces that nobody touches any more
+  std::atomic<uint32_t> broken;   // a piece could not be copied: a process is gone, or its memory
+
+  // The lender, before it announces the message.
+  void offer(const void* from);
+  // The receiver, before it takes: where the bytes go.
+  void open(void* into) { target.store(reinterpret_cast<uint64_t>(into), std::memory_order_seq_cst); }
+  bool opened() const { return target.load(std::memory_order_acquire) != 0; }
+  // Copies pieces that nobody has begun until there are none: the receiver from process `lender`, or the
+  // lender, once it is opened, to process `receiver`. Whether any was copied.
+  bool take(pid_t lender, size_t nbytes);
+  bool help(pid_t receiver, size_t nbytes);
+  // Whether all has arrived.
+  bool whole(size_t nbytes) const;
+  bool failed() const { return broken.load(std::memory_order_acquire) != 0; }
+  // The receiver, when it stops early: no more pieces are begun. Waits a moment for those that were; whether
+  // all are settled. `dead`: whether the lender is.
+  bool end(const std::function<bool()>& dead);
+};
+
+// A word whose address shows others that they can read this process's memory.
+uint64_t landmark();
+bool reaches(pid_t pid, uint64_t landmark);
+
+}  // namespace unisono

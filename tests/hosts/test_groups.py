@@ -1,0 +1,213 @@
+"""Groups whose ranks are on several hosts: results, addresses, and what happens when a cable is pulled."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import hosts
+
+pytestmark = pytest.mark.hosts
+
+PROGRAM = str(Path(__file__).with_name("group_program.py"))
+SUPPORT = str(Path(__file__).resolve().parents[1] / "support")
+Ranks = list["subprocess.Popen[str]"]
+
+
+@pytest.fixture(scope="module")
+def net() -> Iterator[hosts.Network]:
+    with hosts.hosts(4) as network:
+        yield network
+
+
+@pytest.fixture
+def own_net() -> Iterator[hosts.Network]:
+    """Two hosts whose cables the test may pull."""
+    with hosts.hosts(2) as network:
+        yield network
+
+
+def start(
+    net: hosts.Network, layout: tuple[int, ...], what: str, *, six: bool = False, **variables: str
+) -> Ranks:
+    """Start the program on `layout[i]` ranks of host i."""
+    size, started = sum(layout), []
+    for host, count in enumerate(layout):
+        for _ in range(count):
+            environ = {
+                "PYTHONPATH": SUPPORT,
+                "RANK": str(len(started)),
+                "LOCAL_RANK": str(len(started) - sum(layout[:host])),
+                "WORLD_SIZE": str(size),
+                "MASTER_ADDR": net[0].address6 if six else net[0].address,
+                "MASTER_PORT": "29500",
+                "UNISONO_TOKEN": "5" * 64,
+                "OMP_NUM_THREADS": "1",
+                "OPENBLAS_NUM_THREADS": "1",
+                **variables,
+            }
+            started.append(
+                net[host].start(
+                    [sys.executable, PROGRAM, what], env={**os.environ, **environ}, stdin=subprocess.PIPE
+                )
+            )
+    return started
+
+
+def ended(ranks: Ranks, timeout: float = 90) -> list[tuple[int, str, str]]:
+    """Per rank, how it ended and what it printed."""
+    found = []
+    for rank in ranks:
+        try:
+            out, errors = rank.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            rank.kill()
+            out, errors = rank.communicate()
+        found.append((rank.returncode, out, errors))
+    return found
+
+
+def fine(ranks: Ranks) -> list[str]:
+    """What the ranks printed, all of which ended well."""
+    results = ended(ranks)
+    assert [code for code, _, _ in results] == [0] * len(ranks), results
+    return [out for _, out, _ in results]
+
+
+# ---- results -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", [(2, 2), (3, 2, 1), (1, 1, 1, 1)], ids=str)
+def test_every_operation(net: hosts.Network, layout: tuple[int, ...]):
+    assert fine(start(net, layout, "conformance")) == [f"hosts {len(layout)}\n"] * sum(layout)
+
+
+def test_over_ipv6(net: hosts.Network):
+    assert fine(start(net, (1, 1), "exact", six=True)) == ["exact\n"] * 2
+
+
+def test_delay_and_loss_change_no_bit(own_net: hosts.Network):
+    own_net.disturb(delay_s=0.05, loss=0.01)
+    assert fine(start(own_net, (1, 1), "exact")) == ["exact\n"] * 2
+
+
+def test_no_more_crosses_a_link_than_must(net: hosts.Network):
+    """Two ranks on each of two hosts: 2 (h - 1) / h of the bytes, with h hosts, leave each of them."""
+    ranks = start(net, (2, 2), "bytes_of_all_reduce")
+
+    def all_say(word: str) -> None:
+        for rank in ranks:
+            assert rank.stdout is not None
+            line = rank.stdout.readline()
+            assert line == f"{word}\n", (line, rank.stderr and rank.stderr.read())
+
+    def go_on() -> None:
+        for rank in ranks:
+            assert rank.stdin is not None
+            rank.stdin.write("\n")
+            rank.stdin.flush()
+
+    all_say("begin")
+    before = [net[host].traffic() for host in (0, 1)]
+    go_on()
+    all_say("end")
+    after = [net[host].traffic() for host in (0, 1)]
+    go_on()
+    fine(ranks)
+    least = 4 * (16 << 20)
+    for one, other in zip(before, after, strict=True):
+        assert least <= other.sent - one.sent < 1.03 * least, (before, after)
+
+
+# ---- addresses -----------------------------------------------------------------------------------------
+
+
+def test_ports_of_a_range_and_an_interface_by_name(net: hosts.Network):
+    ranks = start(
+        net, (2, 1), "exact", UNISONO_SOCKET_IFNAME="=eth0", UNISONO_PORT_RANGE="21000-21009"
+    )  # three ranks; a firewall opens ten ports
+    assert fine(ranks) == ["exact\n"] * 3
+
+
+def test_loopback_is_refused(net: hosts.Network):
+    for code, _, errors in ended(start(net, (1, 1), "exact", UNISONO_SOCKET_IFNAME="lo")):
+        assert code == 1
+        assert "can only be reached at 127.0.0.1, which no other host can use" in errors
+        assert "UNISONO_SOCKET_IFNAME" in errors
+
+
+def test_two_that_cannot_reach_each_other_are_named_by_all(net: hosts.Network):
+    """Hosts 1 and 2 both reach host 0, but not each other."""
+    one, two = net[1], net[2]
+    one.must("ip", "route", "add", "prohibit", two.address)
+    two.must("ip", "route", "add", "prohibit", one.address)
+    try:
+        results = ended(start(net, (1, 1, 1), "exact"))
+    finally:
+        one.must("ip", "route", "del", "prohibit", two.address)
+        two.must("ip", "route", "del", "prohibit", one.address)
+    assert [code for code, _, _ in results] == [1, 1, 1]
+    for _, _, errors in results:
+        last = errors.rstrip().splitlines()[-1]
+        assert f"rank 1 (host host1) cannot reach rank 2 (host host2) at {two.address}:" in last, errors
+
+
+# ---- cables --------------------------------------------------------------------------------------------
+
+
+def up(ranks: Ranks) -> None:
+    for rank in ranks:
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == "up\n"
+
+
+def error_of(result: tuple[int, str, str]) -> tuple[float, str]:
+    """When the rank raised, and what."""
+    line = next(line for line in result[1].splitlines() if line.startswith("error "))
+    _, at, text = line.split(" ", 2)
+    return float(at), text
+
+
+def test_a_link_that_is_down_for_5_s_is_waited_for(own_net: hosts.Network):
+    ranks = start(own_net, (1, 1), "loop")
+    up(ranks)
+    own_net[1].cut()
+    cut = time.time()
+    time.sleep(5)
+    own_net[1].mend()
+    time.sleep(4)
+    own_net[1].kill()
+    found = ended(ranks)
+    moments = [float(line.split()[1]) for line in found[0][1].splitlines() if line.startswith("at ")]
+    assert not any(cut + 1 < moment < cut + 4.9 for moment in moments)
+    assert any(moment > cut + 5 for moment in moments), found[0]
+
+
+def test_a_link_that_stays_down_is_an_error_that_names_the_peer(own_net: hosts.Network):
+    ranks = start(own_net, (1, 1), "loop")
+    up(ranks)
+    own_net[1].cut()
+    cut = time.time()
+    for rank, result in enumerate(ended(ranks)):
+        at, text = error_of(result)
+        assert text.startswith("PeerLost"), result
+        assert f"rank {1 - rank} (host host{1 - rank}" in text
+        assert 5 < at - cut < 12, (at - cut, text)
+
+
+def test_a_host_that_is_killed_is_named_at_once(own_net: hosts.Network):
+    ranks = start(own_net, (2, 1), "loop")
+    up(ranks)
+    killed = time.time()
+    own_net[1].kill()
+    for result in ended(ranks)[:2]:
+        at, text = error_of(result)
+        assert "PeerLost" in text
+        assert "rank 2 (host host1" in text
+        assert at - killed < 3, (at - killed, text)  # promised is 1 s, on a machine that is not crowded

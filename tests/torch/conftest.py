@@ -1,0 +1,17 @@
+"""What the tests of this folder share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import suite
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[suite.Forks]:
+    """The Python whose forks are the ranks: PyTorch takes seconds to import."""
+    made = suite.Forks()
+    yield made
+    made.close()
