@@ -16,7 +16,9 @@ import hosts
 pytestmark = pytest.mark.hosts
 
 PROGRAM = str(Path(__file__).with_name("group_program.py"))
-SUPPORT = str(Path(__file__).resolve().parents[1] / "support")
+TORCH_PROGRAM = str(Path(__file__).with_name("torch_program.py"))
+TESTS = Path(__file__).resolve().parents[1]
+PLACES = os.pathsep.join([str(TESTS / "support"), str(TESTS / "torch")])
 Ranks = list["subprocess.Popen[str]"]
 
 
@@ -34,14 +36,20 @@ def own_net() -> Iterator[hosts.Network]:
 
 
 def start(
-    net: hosts.Network, layout: tuple[int, ...], what: str, *, six: bool = False, **variables: str
+    net: hosts.Network,
+    layout: tuple[int, ...],
+    what: str,
+    *,
+    program: str = PROGRAM,
+    six: bool = False,
+    **variables: str,
 ) -> Ranks:
     """Start the program on `layout[i]` ranks of host i."""
     size, started = sum(layout), []
     for host, count in enumerate(layout):
         for _ in range(count):
             environ = {
-                "PYTHONPATH": SUPPORT,
+                "PYTHONPATH": PLACES,
                 "RANK": str(len(started)),
                 "LOCAL_RANK": str(len(started) - sum(layout[:host])),
                 "WORLD_SIZE": str(size),
@@ -54,7 +62,7 @@ def start(
             }
             started.append(
                 net[host].start(
-                    [sys.executable, PROGRAM, what], env={**os.environ, **environ}, stdin=subprocess.PIPE
+                    [sys.executable, program, what], env={**os.environ, **environ}, stdin=subprocess.PIPE
                 )
             )
     return started
@@ -86,6 +94,12 @@ def fine(ranks: Ranks) -> list[str]:
 @pytest.mark.parametrize("layout", [(2, 2), (3, 2, 1), (1, 1, 1, 1)], ids=str)
 def test_every_operation(net: hosts.Network, layout: tuple[int, ...]):
     assert fine(start(net, layout, "conformance")) == [f"hosts {len(layout)}\n"] * sum(layout)
+
+
+def test_pytorch_trains_as_one_process_does(net: hosts.Network):
+    pytest.importorskip("torch")
+    ranks = start(net, (1, 1), "", program=TORCH_PROGRAM, HOSTS="2")
+    assert fine(ranks) == ["fine\n"] * 2
 
 
 def test_over_ipv6(net: hosts.Network):

@@ -1,0 +1,26 @@
+"""One rank of PyTorch on a test's host: DDP and FSDP2 against one process. Started by test_groups.py."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch.distributed as dist
+
+import unisono.torch  # noqa: F401
+from checks import sharded, training
+
+
+def main() -> None:
+    dist.init_process_group("unisono", timeout=timedelta(seconds=60))
+    rank, size = dist.get_rank(), dist.get_world_size()
+    assert len({dist.group.WORLD._group.host_of(r) for r in range(size)}) == int(os.environ["HOSTS"])
+    training.check_ddp_equals_one_process(rank, size)
+    sharded.check_fully_shard(rank, size)
+    sharded.check_tensor_parallel(rank, size)
+    dist.destroy_process_group()
+    print("fine", flush=True)
+
+
+if __name__ == "__main__":
+    main()
