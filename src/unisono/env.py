@@ -149,15 +149,8 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("UNISONO_TIMEOUT_S", "timeout_s", _seconds, "seconds an operation may take"),
     Variable("UNISONO_STAGING_BYTES", "staging_bytes", parse_size, "staging memory per rank (8M, 4MiB)"),
     Variable("UNISONO_LENDING", "lending", _flag, "0: ranks never read each other's own memory"),
-    Variable(
-        "UNISONO_SPIN_US",
-        "spin_us",
-        _whole_number(-1, INT32_MAX),
-        "microseconds to spin before giving the core up; -1: choose from ranks and cores",
-    ),
-    Variable(
-        "UNISONO_PEER_TIMEOUT_S", "peer_timeout_s", _seconds, "seconds after which a silent host is lost"
-    ),
+    Variable("UNISONO_SPIN_US", "spin_us", _whole_number(-1, INT32_MAX), "microseconds to spin; -1: chosen"),
+    Variable("UNISONO_PEER_TIMEOUT_S", "peer_timeout_s", _seconds, "seconds until a silent host is lost"),
     Variable(
         "UNISONO_RANKS_PER_HOST",
         "ranks_per_host",

@@ -20,7 +20,7 @@ def given(numel, kind):
     return np.frombuffer(mmap.mmap(-1, 4 * numel, prot=mmap.PROT_WRITE), np.float32)
 
 for kind in ("ordinary", "closed"):
-    for numel in (1000, 70_001, 400_003, 1_500_001):
+    for numel in (1000, 70_001, 1_100_001):
         x, got = given(numel, kind), given(numel, kind)
         x[:] = np.arange(numel) + rank
         assert group.sendrecv(x, right, got, left) == left
@@ -40,7 +40,7 @@ print("done")
 """
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("lending", ["1", "0"])
 def test_processes(size: int, lending: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNISONO_LENDING", lending)
