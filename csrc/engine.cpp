@@ -24,11 +24,13 @@ constexpr Nanoseconds kAnswerPatience = 100'000'000;
 constexpr auto kWaitSlice = std::chrono::nanoseconds(20'000'000);  // bounds how late an interrupt is seen
 
 // With a core for every rank a short spin beats every sleep. With more ranks than cores a spin keeps the
-// rank that is waited for from running, and giving the core away beats sleeping by far.
+// rank that is waited for from running, and giving the core away beats sleeping by far: whoever sleeps is
+// woken on the wrong core every so often, where three ranks then take turns.
 Patience foreground(const EngineOptions& options, uint32_t ranks) {
   const bool crowded = static_cast<int>(ranks) > options.cores;
   const double spin_us = options.spin_us >= 0 ? options.spin_us : (crowded ? 0 : 50);
-  return {crowded ? 20 : 400, static_cast<Nanoseconds>(spin_us * kMicrosecond), 200 * kMicrosecond};
+  const Nanoseconds yield_us = crowded ? 2000 : 200;
+  return {crowded ? 2 : 400, static_cast<Nanoseconds>(spin_us * kMicrosecond), yield_us * kMicrosecond};
 }
 
 // The background thread competes with the caller's computation for the core: it spins hardly at all.

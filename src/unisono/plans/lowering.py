@@ -1,7 +1,7 @@
 """Flatten a plan into the numbers that the engine runs; csrc/program.cpp reads them.
 
-out chunks, in chunks, tmp chunks of this rank, equal blocks, lends, messages in flight, algorithm, then per step
-opcode, flags, space and index of the chunk, space and index of the own chunk, own place,
+out chunks, in chunks, tmp chunks of this rank, equal blocks, lends, messages in flight, algorithm, then per
+step opcode, flags, space and index of the chunk, space and index of the own chunk, own place,
 number of peers, peers
 """
 
@@ -123,8 +123,8 @@ def _lends(collective: str, plan: Iterable[Iterable[Step]], hosts: tuple[int, ..
 def _last(steps: Sequence[Step], *, reduces: bool) -> list[bool]:
     """For every step, whether it sends a chunk of the caller's that nothing is written over afterwards.
 
-    Where contributions are combined, only one that a reduction has written: others are best staged, where they
-    are read in place.
+    Where contributions are combined, only one that a reduction has written: others are best staged, where
+    they are read in place.
     """
     writes: dict[Chunk, int] = {}
     reduced: set[Chunk] = set()
