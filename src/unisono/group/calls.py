@@ -243,6 +243,7 @@ class Caller:
         operation, name, root = prepared
         if not options.async_op:
             if operation.run(engine, root, numel, factor, timeout_s, out, given, together):
+                engine.hold(keep)
                 raise self.failure(name, timeout_s, engine)
             return None
         where = site()

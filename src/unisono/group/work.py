@@ -108,6 +108,7 @@ class CollectiveWork(Work):
         if kind == FaultKind.TIMEOUT and not self._engine.fault()[0]:
             raise Timeout(late(self._scene, seconds(timeout, 0.0)))
         if kind:
+            self._engine.hold(self._keep)
             self.heard = True
             raise explain(self._scene)
 
@@ -140,10 +141,12 @@ class MessageWork(Work):
         if kind == FaultKind.TIMEOUT and not self._engine.fault()[0]:
             raise Timeout(late(self._scene, seconds(timeout, 0.0)))
         if kind:
+            self._engine.hold(self._keep)
             raise explain(self._scene)
 
     def failure(self) -> BaseException:
         """The error for what went wrong."""
+        self._engine.hold(self._keep)
         return explain(self._scene)
 
     def wait_or_abort(self, timeout_s: float) -> int:
