@@ -59,12 +59,12 @@ def parts() -> list[Part]:
     """What is run, the most important first; against those peers that are installed."""
     there = [peer.name for peer in PEERS.values() if peer.name not in LIMITS and peer.missing() is None]
     everybody, gloo = ",".join(there), "gloo" if "gloo" in there else ""
-    sweep, brief = "all_reduce -n 2 -b 4 -e 64M -f 16", "--rounds 5 --round-ms 25"
+    sweep, brief = "all_reduce -n 2 -b 4 -e 64M -f 64 --rounds 5", "--rounds 5 --round-ms 25"
     return [
         Part("calibration", 5, ("-m", "unisono", "calibrate", "--refresh", "--json")),
-        bench("all_reduce-2", 45, sweep, f"{everybody},memcpy"),
-        bench("all_reduce-2-again", 45, sweep, f"{everybody},memcpy"),
-        bench("torch-2", 25, f"{sweep} --interface torch", gloo),
+        bench("all_reduce-2", 60, sweep, f"{everybody},memcpy"),
+        bench("all_reduce-2-again", 60, sweep, f"{everybody},memcpy"),
+        bench("torch-2", 30, f"{sweep} --interface torch", gloo),
         program("decode", 35, "decode.py --ranks 2"),
         program("train-2", 100, "train.py --ranks 2 --model 10M --rounds 5"),
         bench("operations-2", 110, f"all -n 2 -b 4 -e 16M -f 2048 {brief}", everybody),

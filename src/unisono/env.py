@@ -173,19 +173,11 @@ VARIABLES: tuple[Variable, ...] = (
         "UNISONO_ADVERTISE",
         "advertise",
         _endpoint,
-        "host:port under which others reach local rank 0, the next port for local rank 1 and so on, where a "
-        "router translates addresses",
+        "host:port by which others reach local rank 0 behind a router; the next port is local rank 1's",
     ),
-    Variable(
-        "UNISONO_TOKEN_FILE", "token", read_token_file, "file, mode 0600: the job's token, 64 hex digits"
-    ),
+    Variable("UNISONO_TOKEN_FILE", "token", read_token_file, "file, mode 0600, of 64 hex digits: the token"),
     Variable("UNISONO_TOKEN", "token", parse_token, "the job's token itself", secret=True),
-    Variable(
-        "UNISONO_TLS",
-        "tls",
-        _flag,
-        "encrypt the connections of the store and between hosts with TLS 1.3 (needs the token)",
-    ),
+    Variable("UNISONO_TLS", "tls", _flag, "TLS 1.3 for the store and between hosts (needs the token)"),
     Variable(
         "UNISONO_STATUS_FD", "status_fd", _rank, "descriptor of the launcher's status board", "unisono run"
     ),

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn, SupportsIndex
 from unisono import _native
 from unisono.buffers import DTYPES, ITEMSIZES
 from unisono.choose import Choice, Chooser
-from unisono.errors import GroupClosed, GroupError
+from unisono.errors import Aborted, GroupClosed, GroupError, message
 from unisono.group.canon import Canon
 from unisono.group.faults import COLLECTIVES, Scene, explain
 from unisono.group.layout import Extents, lay_out
@@ -308,6 +308,9 @@ class Caller:
 
     def fail(self, operation: str, timeout_s: float) -> NoReturn:
         """Raise the error for what aborted the group."""
+        if self._engine is None:  # closed by a signal handler or another thread, while the call was under way
+            where = f"group={self.name} rank={self.rank}/{self.size}"
+            raise Aborted(message(f"{operation} failed: this rank closed the group meanwhile", where=where))
         raise self.failure(operation, timeout_s)
 
     def keep(self, work: Work) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from unisono import encoding
 from unisono.group.calls import named
 from unisono.group.coalesced import Coalesced
 from unisono.group.messages import Messages
@@ -40,7 +39,7 @@ class Objects(Coalesced, Messages):
         self.broadcast(length, src, timeout=timeout)
         encoded = np.empty(length[0], np.uint8)
         self.broadcast(encoded, src, timeout=timeout)
-        return encoding.decode(encoded, pickle=pickle)
+        return _decoded(encoded, pickle=pickle)
 
     def all_gather_object(self, obj: Any, *, pickle: bool = False, timeout: Timeout = None) -> list[Any]:
         """The objects of all ranks, in the order of ranks, on every rank."""
@@ -49,7 +48,7 @@ class Objects(Coalesced, Messages):
         self.all_gather(lengths, _length(encoded), timeout=timeout)
         parts = [np.empty(length, np.uint8) for length in lengths]
         self.all_gather_v(parts, encoded, timeout=timeout)
-        return [encoding.decode(part, pickle=pickle) for part in parts]
+        return [_decoded(part, pickle=pickle) for part in parts]
 
     def gather_object(
         self, obj: Any, dst: int = 0, *, pickle: bool = False, timeout: Timeout = None
@@ -64,7 +63,7 @@ class Objects(Coalesced, Messages):
         self.gather(_length(encoded), lengths, dst, timeout=timeout)
         parts = [np.empty(length, np.uint8) for length in lengths]
         self.gather(encoded, parts, dst, timeout=timeout)
-        return [encoding.decode(part, pickle=pickle) for part in parts]
+        return [_decoded(part, pickle=pickle) for part in parts]
 
     def scatter_object(
         self,
@@ -89,7 +88,7 @@ class Objects(Coalesced, Messages):
         self.scatter(length, None, src, timeout=timeout)
         encoded = np.empty(length[0], np.uint8)
         self.scatter(encoded, None, src, timeout=timeout)
-        return encoding.decode(encoded, pickle=pickle)
+        return _decoded(encoded, pickle=pickle)
 
     def send_object(
         self, obj: Any, dst: int, tag: int = 0, *, pickle: bool = False, timeout: Timeout = None
@@ -107,10 +106,12 @@ class Objects(Coalesced, Messages):
         source = self.recv(length, src, tag, timeout=timeout)
         encoded = np.empty(length[0], np.uint8)
         self.recv(encoded, source, tag, timeout=timeout)
-        return encoding.decode(encoded, pickle=pickle)
+        return _decoded(encoded, pickle=pickle)
 
 
 def _encoded(call: str, obj: Any, pickle: bool) -> Bytes:
+    from unisono import encoding  # here and below: ranks that send no objects start sooner
+
     try:
         return np.frombuffer(encoding.encode(obj, pickle=pickle), np.uint8)
     except (TypeError, ValueError) as error:
@@ -119,3 +120,9 @@ def _encoded(call: str, obj: Any, pickle: bool) -> Bytes:
 
 def _length(encoded: Bytes) -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.array([encoded.size], np.int64)
+
+
+def _decoded(data: Any, *, pickle: bool) -> Any:
+    from unisono import encoding
+
+    return encoding.decode(data, pickle=pickle)
