@@ -99,7 +99,10 @@ class Quick {
       const Words words = said(given[kCollective], given[kOp], root, given[kAlgorithm], given[kReproducible]);
       const int fault = repeat(words, given[kOut], given[kGiven]);
       if (fault == 0) return nb::none();
-      if (fault > 0) return caller.attr("fail")(nb::handle(given[kCollective]), timeout_s_);
+      if (fault > 0) {
+        engine_.attr("hold")(nb::make_tuple(nb::handle(given[kOut]), nb::handle(given[kGiven])));
+        return caller.attr("fail")(nb::handle(given[kCollective]), timeout_s_);
+      }
     }
     const nb::object at_length = caller.attr("at_length");
     PyObject* const result = PyObject_Vectorcall(at_length.ptr(), given, kArguments, nullptr);
@@ -128,13 +131,24 @@ class Quick {
     slot(words, out_side, given_side) = std::move(known);
   }
 
+  // Repeats a plain call that is remembered. Arguments: the first five of `run`. False: it is not.
+  nb::object again(PyObject* const* given) {
+    if (!PyLong_CheckExact(given[kRoot])) return nb::bool_(false);
+    const Words words = said(given[kCollective], given[kOp], given[kRoot], Py_None, Py_False);
+    const int fault = repeat(words, given[kOut], given[kGiven]);
+    if (fault > 0) return caller.attr("fail")(nb::handle(given[kCollective]), timeout_s_);
+    return nb::bool_(fault == 0);
+  }
+
   // The rank a message came from, or 0; -1: not to be done natively, nothing has happened.
-  nb::object pass(PyObject* const* given, bool sending) {
+  // `now`: only when it can be passed at once.
+  nb::object pass(PyObject* const* given, bool sending, bool now) {
     const nb::object alive = engine_;
     if (alive.is_none()) return nb::int_(-1);
     Engine& engine = *nb::inst_ptr<Engine>(alive);
     Transfer message{sending, timeout_s_};
     if (!message.read(given, engine)) return nb::int_(-1);
+    if (now) return nb::int_(message.pass_now(engine) ? message.source() : -1);
     const int fault = waiting(engine, true, [&](Held& held) { return message.pass(engine, held); });
     if (fault != 0) return caller.attr("fail")(sending ? "send" : "recv", message.timeout_s);
     return nb::int_(message.source());
@@ -217,8 +231,11 @@ PyObject* called(PyObject* self, PyObject* const* given, Py_ssize_t count) {
 }
 
 nb::object run(Quick& quick, PyObject* const* given) { return quick.run(given); }
-nb::object send(Quick& quick, PyObject* const* given) { return quick.pass(given, true); }
-nb::object receive(Quick& quick, PyObject* const* given) { return quick.pass(given, false); }
+nb::object again(Quick& quick, PyObject* const* given) { return quick.again(given); }
+nb::object send(Quick& quick, PyObject* const* given) { return quick.pass(given, true, false); }
+nb::object receive(Quick& quick, PyObject* const* given) { return quick.pass(given, false, false); }
+nb::object send_now(Quick& quick, PyObject* const* given) { return quick.pass(given, true, true); }
+nb::object receive_now(Quick& quick, PyObject* const* given) { return quick.pass(given, false, true); }
 
 template <size_t kCount, Method kMethod>
 PyMethodDef method(const char* name, const char* what) {
@@ -230,8 +247,13 @@ PyMethodDef kCall =
     method<kArguments, run>("call",
                             "Runs a collective: (collective, out, given, op, root, algorithm, "
                             "reproducible, async_op, timeout).");
+PyMethodDef kAgain = method<kAlgorithm, again>(
+    "again", "Repeats a call that is remembered: (collective, out, given, op, root). False: it is not.");
 PyMethodDef kSend = method<4, send>("send", "Sends (x, peer, tag, timeout); -1: look at it more closely.");
 PyMethodDef kRecv = method<4, receive>("recv", "Receives (x, peer, tag, timeout); the rank it came from.");
+
+PyMethodDef kSendNow = method<4, send_now>("send_now", "As `send`; -1 also when it cannot go at once.");
+PyMethodDef kRecvNow = method<4, receive_now>("recv_now", "As `recv`; -1 also when it has not come.");
 
 template <PyMethodDef* kMethod>
 nb::any bound(nb::handle_t<Quick> quick) {
@@ -263,8 +285,11 @@ void bind_quick(nb::module_& m) {
       .def(nb::init<nb::object, nb::object, double>(), nb::arg("caller"), nb::arg("engine"),
            nb::arg("timeout_s"))
       .def_prop_ro("call", &bound<&kCall>)
+      .def_prop_ro("again", &bound<&kAgain>)
       .def_prop_ro("send", &bound<&kSend>)
       .def_prop_ro("recv", &bound<&kRecv>)
+      .def_prop_ro("send_now", &bound<&kSendNow>)
+      .def_prop_ro("recv_now", &bound<&kRecvNow>)
       .def("remember", &Quick::remember, nb::arg("collective"), nb::arg("out").none(),
            nb::arg("given").none(), nb::arg("op"), nb::arg("root"), nb::arg("algorithm").none(),
            nb::arg("reproducible"), nb::arg("writes"), nb::arg("operation"), nb::arg("numel"),

@@ -1,6 +1,9 @@
 // A message as a program passes it all day: seen and checked natively, sent or received at once.
 #pragma once
 
+#include <algorithm>
+#include <memory>
+
 #include "bindings_sides.hpp"
 
 class Transfer {
@@ -31,13 +34,13 @@ class Transfer {
   // The rank it came from, once it has been passed.
   int source() const { return sending ? 0 : peer_; }
 
+  // Whether it could be passed at once. One that has not come is looked for as long as it would take to make
+  // a request for it.
+  bool pass_now(unisono::Engine& engine) { return at_once(engine, kBriefSpins); }
+
   unisono::FaultKind pass(unisono::Engine& engine, unisono::Held& held) {
-    engine.check_process();
     unisono::Channels& channels = engine.channels();
-    const int spins = channels.spins();
-    if (sending ? channels.send_now(peer_, tag_, dtype(), data(), side_.nbytes())
-                : channels.receive_now(peer_, tag_, dtype(), data(), side_.nbytes(), spins))
-      return unisono::FaultKind::kNone;
+    if (at_once(engine, channels.spins())) return unisono::FaultKind::kNone;
     held.let_go();
     const auto posted = request();
     channels.post(posted);
@@ -47,6 +50,15 @@ class Transfer {
   }
 
  private:
+  static constexpr int kBriefSpins = 64;
+
+  bool at_once(unisono::Engine& engine, int spins) {
+    engine.check_process();
+    unisono::Channels& channels = engine.channels();
+    if (sending) return channels.send_now(peer_, tag_, dtype(), data(), side_.nbytes());
+    const int most = std::min(spins, channels.spins());
+    return channels.receive_now(peer_, tag_, dtype(), data(), side_.nbytes(), most);
+  }
   unisono::DType dtype() const { return static_cast<unisono::DType>(side_.dtype); }
   unsigned char* data() const { return side_.extents[0].data; }
   std::shared_ptr<unisono::Request> request() const {

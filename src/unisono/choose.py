@@ -18,6 +18,9 @@ __all__ = ["CANDIDATES", "Choice", "Chooser", "choose", "edges"]
 ONE_SHOT_BYTES = 16 * 1024
 """Work that every rank may do for all: up to here it costs less than a second round of waiting."""
 
+DIRECT_BARRIER_RANKS = 16
+"""Ranks that tell each other at once that they have come: more than that take rounds."""
+
 SEGMENT_BYTES = 256 * 1024
 """What the engine takes through a plan at once (kSegmentBytes)."""
 
@@ -137,7 +140,9 @@ class Chooser:
         """The choice on one host; also where contributions have to be combined in the order of ranks."""
         if collective == "all_reduce":
             return "one_shot" if nbytes * (self._size - 1) <= ONE_SHOT_BYTES else "two_shot"
-        return "dissemination" if collective == "barrier" else "direct"
+        if collective == "barrier" and self._size > DIRECT_BARRIER_RANKS:
+            return "dissemination"
+        return "direct"
 
 
 def choose(collective: str, size: int, nbytes: int, hosts: tuple[int, ...] = ()) -> str:

@@ -60,7 +60,7 @@ FLAT: dict[str, dict[str, StepFunction]] = {
     "all_to_all": {"direct": direct.all_to_all, "pairwise": pairwise.all_to_all},
     "scan": {"direct": direct.scan, "linear": linear.scan},
     "exclusive_scan": {"direct": direct.exclusive_scan},
-    "barrier": {"dissemination": dissemination.barrier},
+    "barrier": {"direct": direct.barrier, "dissemination": dissemination.barrier},
 }
 """Algorithms that see ranks only."""
 

@@ -17,6 +17,7 @@ __all__ = [
     "all_reduce_one_shot",
     "all_reduce_two_shot",
     "all_to_all",
+    "barrier",
     "broadcast",
     "exclusive_scan",
     "gather",
@@ -101,6 +102,12 @@ def all_to_all(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG0
     yield Copy(Out(rank), In(rank))
     for peer in reversed(others(rank, size)):
         yield Recv(Out(peer), frm=peer)
+
+
+def barrier(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
+    """Everybody tells everybody: one round, in which each rank has to run only once before all go on."""
+    yield Send(Out(0), to=others(rank, size))
+    yield Reduce(Out(0), frm=tuple(range(size)))
 
 
 def scan(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001

@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
     Options = TypeVar("Options")
 
-__all__ = ["PLAIN", "REDUCE_OPS", "Call", "options", "reduce_op", "single"]
+__all__ = ["PLAIN", "PLAIN_OR_NONE", "REDUCE_OPS", "Call", "options", "reduce_op", "single"]
 
 # By PyTorch's number, which is the hash of its ReduceOp. PREMUL_SUM carries a factor: see `reduce_op`.
 REDUCE_OPS = (un.SUM, un.AVG, un.PRODUCT, un.MIN, un.MAX, un.BAND, un.BOR, un.BXOR)
 
 # The types whose memory is where data_ptr() says. Other subclasses may be wrappers around tensors.
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+PLAIN_OR_NONE = PLAIN | {type(None)}
 
 _STRIDED = torch.strided
 _NATIVE = frozenset(

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .arguments import Call, reduce_op, single
+import unisono as un
+
+from .arguments import PLAIN, PLAIN_OR_NONE, Call, reduce_op, single
 from .profiling import Event, is_on
 from .sparse import SparseSum
 from .work import DONE, Together, TransferWork, UnisonoWork, seconds
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Work
 
     from unisono.group import Group
+    from unisono.reduction import Op
 
     from .cuda import CudaGroup
     from .work import Futures, NativeWork
@@ -32,6 +35,9 @@ class Calling:
     """What every method of the process group that moves data is made with."""
 
     _group: Group
+    _repeat: Callable[..., bool]  # these three: see Caller
+    _send_now: Callable[..., int]
+    _recv_now: Callable[..., int]
     _cuda: CudaGroup
     _futures: Futures
     _size: int
@@ -58,6 +64,31 @@ class Calling:
         return self._each(batch)
 
     # ---- how a call is made ----
+
+    def _again(
+        self,
+        kind: Any,
+        opts: Any,
+        collective: str,
+        out: Any,
+        given: Any = None,
+        op: Op = un.SUM,
+        root: int = 0,
+    ) -> bool:
+        """Repeat a call that the Group remembers, now: no list, no copy, no Work. False: nothing was done.
+
+        What `dist.all_reduce(x)` and its like do all day. A call that is new, asynchronous, with a timeout or
+        a tensor of its own kind goes the long way, on which the Group gets to know it.
+        """
+        return (
+            type(opts) is kind
+            and type(out) in PLAIN_OR_NONE
+            and type(given) in PLAIN_OR_NONE
+            and not opts.asyncOp
+            and opts.timeout.days < 0
+            and not is_on()
+            and self._repeat(collective, out, given, op, root)
+        )
 
     def _run(
         self,
@@ -87,8 +118,13 @@ class Calling:
     def _transfer(
         self, what: str, method: Callable[..., NativeWork], tensors: Any, peer: int | None, tag: int
     ) -> Work:
-        """Start a send or a receive."""
-        x, call = single(what, tensors), Call(what, moves_only=True)
+        """Start a send or a receive; one that can be done at once is."""
+        x = single(what, tensors)
+        if type(x) in PLAIN and not is_on() and peer is not None:
+            at_once = self._send_now if what == "send" else self._recv_now
+            if at_once(x, peer, tag, None) >= 0:
+                return DONE
+        call = Call(what, moves_only=True)
         buffer = call.read(x) if what == "send" else call.write(x)
         event = self._event("recvAnySource" if peer is None else what, [x])
         native = method(buffer, peer, tag)

@@ -22,11 +22,10 @@ from torch._C._distributed_c10d import (
     ScatterOptions,
 )
 
-from .arguments import PLAIN, REDUCE_OPS, Call, options, reduce_op, single
+from .arguments import Call, options, reduce_op, single
 from .calling import Calling
 from .cuda import any_device
-from .profiling import is_on
-from .work import DONE, seconds
+from .work import DONE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,27 +53,16 @@ class Collectives(Calling):
         if type(opts) is not AllreduceOptions:
             opts = options(AllreduceOptions, opts, reduceOp=opts if op is None else op, timeout=timeout)
         x = tensors[0] if type(tensors) is list and len(tensors) == 1 else single("all_reduce", tensors)
-        if type(x) in PLAIN and not opts.asyncOp and not is_on():
-            # What `dist.all_reduce(x)` does all day: no list, no copy, no Work. The Group checks `x` itself.
-            op, timeout = opts.reduceOp, opts.timeout
-            number = hash(op)
-            try:
-                self._group.all_reduce(
-                    x,
-                    REDUCE_OPS[number] if number < 8 else reduce_op(op),
-                    timeout=None if timeout.days < 0 else seconds(timeout),
-                )
-            except ValueError:
-                pass  # no byte has moved: what is wrong with `x` can perhaps be helped below
-            else:
-                return DONE
+        op = reduce_op(opts.reduceOp)
+        if self._again(AllreduceOptions, opts, "all_reduce", x, None, op):
+            return DONE
         if x.is_cuda:
             passed_on: Work = self._cuda.group.allreduce([x], opts)
             return passed_on
         if x.layout is torch.sparse_coo:
             return self._sparse_sum(x, opts)
         call = Call("all_reduce")
-        return self._run(self._group.all_reduce, opts, [x], call, call.inout(x), reduce_op(opts.reduceOp))
+        return self._run(self._group.all_reduce, opts, [x], call, call.inout(x), op)
 
     @any_device
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
@@ -100,11 +88,11 @@ class Collectives(Calling):
         opts = options(
             ReduceOptions, opts, rootRank=opts if root is None else root, reduceOp=op, timeout=timeout
         )
-        x, call = single("reduce", tensors), Call("reduce")
-        buffer = call.inout(x)
-        return self._run(
-            self._group.reduce, opts, [x], call, buffer, dst=opts.rootRank, op=reduce_op(opts.reduceOp)
-        )
+        x, root, reducing = single("reduce", tensors), opts.rootRank, reduce_op(opts.reduceOp)
+        if self._again(ReduceOptions, opts, "reduce", x, None, reducing, root):
+            return DONE
+        call = Call("reduce")
+        return self._run(self._group.reduce, opts, [x], call, call.inout(x), dst=root, op=reducing)
 
     @any_device
     def reduce_scatter(
@@ -132,11 +120,12 @@ class Collectives(Calling):
     ) -> Work:
         """Reduce a tensor; rank i gets its i-th part."""
         opts = options(ReduceScatterOptions, opts, reduceOp=opts, timeout=timeout)
+        op = reduce_op(opts.reduceOp)
+        if self._again(ReduceScatterOptions, opts, "reduce_scatter", output, given, op):
+            return DONE
         call = Call("reduce_scatter")
         out, read = call.write(output), call.read(given)
-        return self._run(
-            self._group.reduce_scatter, opts, [output], call, out, read, reduce_op(opts.reduceOp)
-        )
+        return self._run(self._group.reduce_scatter, opts, [output], call, out, read, op)
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -162,8 +151,11 @@ class Collectives(Calling):
     ) -> Work:
         """Copy the root's tensor into everybody's."""
         opts = options(BroadcastOptions, opts, rootRank=opts if root is None else root, timeout=timeout)
-        x, call = single("broadcast", tensors), Call("broadcast", moves_only=True)
-        return self._run(self._group.broadcast, opts, [x], call, call.inout(x), src=opts.rootRank)
+        x, src = single("broadcast", tensors), opts.rootRank
+        if self._again(BroadcastOptions, opts, "broadcast", x, root=src):
+            return DONE
+        call = Call("broadcast", moves_only=True)
+        return self._run(self._group.broadcast, opts, [x], call, call.inout(x), src=src)
 
     @any_device
     def gather(
@@ -217,6 +209,8 @@ class Collectives(Calling):
     ) -> Work:
         """Collect everybody's tensor, stacked or concatenated, everywhere."""
         opts = options(AllgatherOptions, opts, timeout=timeout)
+        if self._again(AllgatherOptions, opts, "all_gather", output, given):
+            return DONE
         call = Call("all_gather", moves_only=True)
         return self._run(self._group.all_gather, opts, [output], call, call.write(output), call.read(given))
 
@@ -276,8 +270,11 @@ class Collectives(Calling):
     ) -> Work:
         """Give the i-th part of `given` to rank i and take the i-th part of `output` from it."""
         opts = options(AllToAllOptions, opts, timeout=timeout)
-        call = Call("all_to_all", moves_only=True)
         equal = not output_split_sizes and not input_split_sizes
+        cut = equal and _divide(output, given, self._size)  # the Group looks at numbers of elements only
+        if cut and self._again(AllToAllOptions, opts, "all_to_all", output, given):
+            return DONE
+        call = Call("all_to_all", moves_only=True)
         written = call.splits(output, output_split_sizes, self._size)
         read = call.splits(given, input_split_sizes, self._size)
         return self._run(
@@ -297,6 +294,8 @@ class Collectives(Calling):
         if opts.device is not None and opts.device.type == "cuda":
             passed_on: Work = self._cuda.group.barrier(opts)
             return passed_on
+        if self._again(BarrierOptions, opts, "barrier", None):
+            return DONE
         return self._run(self._group.barrier, opts, [], Call("barrier"))
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
@@ -325,6 +324,11 @@ class Collectives(Calling):
 def _flat(lists: Any) -> list[Tensor]:
     """Take [[a, b]] and [a, b] alike; [] stays []."""
     return list(lists[0] if lists and not isinstance(lists[0], torch.Tensor) else lists)
+
+
+def _divide(output: Tensor, given: Tensor, size: int) -> bool:
+    """Whether the first dimension of both can be cut into `size` parts."""
+    return output.dim() > 0 and given.dim() > 0 and not (len(output) % size or len(given) % size)
 
 
 def _same_length(what: str, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:

@@ -14,6 +14,8 @@ from torch._C import _distributed_c10d as c10d
 
 from unisono.errors import message
 
+from .arguments import PLAIN
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
@@ -31,7 +33,11 @@ def any_device(method: Method) -> Method:
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_cuda(args or tuple(kwargs.values())):
+        first: Any = args[0] if args else None
+        if type(first) is list and len(first) == 1:
+            first = first[0]
+        usual = type(first) in PLAIN and not first.is_cuda  # as nearly always: said before looking further
+        if not usual and is_cuda(args or tuple(kwargs.values())):
             return getattr(self._cuda.group, name)(*args, **kwargs)
         return method(self, *args, **kwargs)
 

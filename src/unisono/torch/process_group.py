@@ -75,6 +75,8 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         self._group = unisono.group.connect(
             TorchStore(room, timeout_s=timeout_s), rank, size, name=name, timeout_s=timeout_s
         )
+        caller = self._group._caller
+        self._repeat, self._send_now, self._recv_now = caller.again, caller.send_now, caller.recv_now
         self._cuda = CudaGroup(room, rank, size, timeout)
         self._monitored = MonitoredBarrier(room, rank, size, self._group.last_seen)
 
