@@ -184,7 +184,7 @@ def flags_of(plan: Plan) -> list[list[int]]:
     """The flags of every step, read back from the lowered plan; a Send to nobody is left out there."""
     found = []
     for code, steps in zip(lower(plan), plan.steps, strict=True):
-        at, flags = 6, []
+        at, flags = 7, []
         for step in steps:
             if isinstance(step, Send) and not step.to:
                 flags.append(0)
@@ -215,7 +215,7 @@ def test_plans_against_numpy(
     wanted = expected(plan, memory, OPS[op])
     inputs = [[one.copy() for one in rank["in"]] for rank in memory]
     machine = Machine(plan, memory, OPS[op])
-    machine.capacity, machine.in_flight = capacity, lower(plan)[0][4]
+    machine.capacity, machine.in_flight = capacity, lower(plan)[0][5]
     try:
         prove(plan, edge_capacity=capacity)
     except Deadlock:

@@ -78,7 +78,9 @@ class Host:
 
     def command(self, argv: Sequence[str]) -> list[str]:
         """The command that runs `argv` on this host."""
-        return ["nsenter", "-t", str(self.pid), "-n", "-u", "-m", "-i", f"--wdns={os.getcwd()}", *argv]
+        enter = ["nsenter", "-t", str(self.pid), "-n", "-u", "-m", "-i", f"--wdns={os.getcwd()}"]
+        path = f"PATH={os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # where bridge and tc are
+        return [*enter, "env", path, *argv]
 
     def run(self, argv: Sequence[str], *, timeout: float = 60, **options: Any) -> Any:
         """Run to the end; a subprocess.CompletedProcess with its output as text."""
