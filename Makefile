@@ -14,7 +14,7 @@ peer = $(BIN)/python -m venv .venv-$(1) && .venv-$(1)/bin/python -m pip --disabl
 say = @printf '\033[1m==> %s\033[0m\n' $(1)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch check format bench bench-peers sanitize wheel clean
+.PHONY: help demo test test-torch check format bench bench-report bench-peers sanitize wheel clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -50,6 +50,9 @@ format: $(VENV)/.installed  ## rewrite the sources in the project's format
 
 bench: $(VENV)/.installed  ## measure all_reduce on this machine, against memcpy (ARGS="--interface torch --against gloo": against Gloo)
 	$(BIN)/unisono bench all_reduce -n 2 -b 4 -e 64M -f 16 --against memcpy $(ARGS)
+
+bench-report: $(VENV)/.installed  ## all figures in 12 minutes, into benchmarks/results (leave the machine alone meanwhile)
+	$(BIN)/python benchmarks/report.py $(ARGS)
 
 bench-peers: $(VENV)/.installed  ## the MPI libraries that the benchmark compares with, each in an environment of its own
 	$(call peer,mpich,mpich)

@@ -139,11 +139,12 @@ def main() -> int:
         "--layout", action="append", metavar="HxR", help="hosts x ranks on each (2x1, 2x2, 4x2)"
     )
     parser.add_argument("--shape", default="", metavar="RATE", help="of every link, as 1gbit")
-    parser.add_argument("--sizes", nargs="+", default=["4", "4K", "64K", "1M", "64M"], metavar="BYTES")
+    parser.add_argument("--sizes", nargs="+", default=["4,4K,64K,1M,64M"], metavar="BYTES")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one layout")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    args.sizes = [size for word in args.sizes for size in word.split(",") if size]
     if args.rank:
         rank_main([nbytes_of(size) for size in args.sizes], args.rounds)
         return 0

@@ -9,9 +9,9 @@ and who begins changes. A step is forward, backward and AdamW; its time is that 
 is the median over rounds of the round's median; a ratio is the median of the ratios within the rounds. Before
 that both backends train a few steps from the same parameters, and their losses have to agree.
 
-`communication`: the share of a step that is not there when every rank trains on its own. `hidden`, for DDP: how
-much of the time that the same all-reduces take by themselves does not show up in the step, because backward goes on
-meanwhile: (own step + all-reduces - step) / all-reduces.
+`communication`: the share of a step that is not there when every rank trains on its own. `hidden`, for DDP:
+how much of the time that the same all-reduces take by themselves does not show up in the step, because
+backward goes on meanwhile: (own step + all-reduces - step) / all-reduces.
 """
 
 from __future__ import annotations

@@ -168,6 +168,13 @@ void bind_messages(nb::class_<Engine>& engine) {
            [](Engine& self, int peer, int tag, int dtype, Address data, size_t nbytes, double timeout_s) {
              return post(self, false, peer, tag, dtype, data, nbytes, timeout_s);
            })
+      .def(
+          "hold",
+          [](Engine& self, nb::object buffers) {
+            if (self.unsettled()) buffers.release();  // never freed
+          },
+          nb::arg("buffers").none(),
+          "After a failure: keeps buffers for ever if a rank that was stopped may still write to them.")
       .def("detach", [](Engine& self) { self.channels().detach(); })
       .def(
           "wait_request",
@@ -188,9 +195,7 @@ void bind_request(nb::module_& m) {
       .def_ro("nbytes", &Request::nbytes);
 }
 
-}  // namespace
-
-void bind_engine(nb::module_& m) {
+void bind_region(nb::module_& m) {
   nb::class_<Region>(m, "Region", "Memory that the ranks of one group on one host share.")
       .def(nb::init<int, uint32_t, size_t, bool>(), nb::arg("fd"), nb::arg("ranks"), nb::arg("staging_bytes"),
            nb::arg("create"))
@@ -198,6 +203,12 @@ void bind_engine(nb::module_& m) {
   m.def("landmark", &landmark, "The address of a word by which others see that they can read this process.");
   m.def("reaches", &reaches, nb::arg("pid"), nb::arg("landmark"),
         "Whether this process can read the memory of another one.");
+}
+
+}  // namespace
+
+void bind_engine(nb::module_& m) {
+  bind_region(m);
   nb::class_<Connections>(m, "Connections", "How the ranks of a group are joined across hosts.")
       .def(
           "__init__",

@@ -99,7 +99,10 @@ class Quick {
       const Words words = said(given[kCollective], given[kOp], root, given[kAlgorithm], given[kReproducible]);
       const int fault = repeat(words, given[kOut], given[kGiven]);
       if (fault == 0) return nb::none();
-      if (fault > 0) return caller.attr("fail")(nb::handle(given[kCollective]), timeout_s_);
+      if (fault > 0) {
+        engine_.attr("hold")(nb::make_tuple(nb::handle(given[kOut]), nb::handle(given[kGiven])));
+        return caller.attr("fail")(nb::handle(given[kCollective]), timeout_s_);
+      }
     }
     const nb::object at_length = caller.attr("at_length");
     PyObject* const result = PyObject_Vectorcall(at_length.ptr(), given, kArguments, nullptr);

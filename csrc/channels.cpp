@@ -27,7 +27,10 @@ Channels::Channels(World& world, const Peers& peers, int rank, Patience patience
       streams_(world, rank, std::move(sockets), control),
       control_(control) {}
 
-Channels::~Channels() { leave(false); }
+Channels::~Channels() {
+  leave(false);
+  if (unsettled_) new auto(std::move(kept_));  // somebody may still write into it
+}
 
 Waiter Channels::waiter(Patience patience) {
   Sockets* const sockets = world_.spans_hosts() ? &streams_ : nullptr;

@@ -63,6 +63,7 @@ class Channels {
   FaultKind wait(Request& request, Nanoseconds deadline, bool fatal, const std::function<bool()>* interrupt);
   // Ends everything. `forked`: this is a fork's copy, whose thread and lock are the parent's.
   void leave(bool forked);
+  bool unsettled() const { return unsettled_; }     // see Executor
   void close_copies() { streams_.close_copies(); }  // see Control
 
  private:
@@ -130,6 +131,7 @@ class Channels {
   size_t open_ = 0;       // requests not done
   uint64_t changes_ = 0;  // requests posted or ended
   bool failed_ = false;   // after a fault: what is in the rings can no longer be told apart
+  std::atomic<bool> unsettled_{false};
   bool stopping_ = false;
   bool abandoned_ = false;  // by a fork
   std::condition_variable work_came_;

@@ -16,6 +16,7 @@ Channel& Channels::channel(int sender, int receiver) {
 // Before its header is on its way. One message at a time is lent to a rank: those behind it wait.
 void Channels::offer(Request& request) {
   if (request.nbytes < kLendBytes || !world_.near(request.peer) || !world_.region().lending()) return;
+  if (!accessible(request.data, request.nbytes)) return;
   request.lent = true;
   ++lent_[static_cast<size_t>(request.peer)];
   channel(rank_, request.peer).loan.offer(request.data);
@@ -36,11 +37,8 @@ bool Channels::borrow(int peer, unsigned char* target) {
   const uint64_t nbytes = incoming_[static_cast<size_t>(peer)].header.nbytes;
   Channel& lane = channel(peer, rank_);
   RankCell& lender = world_.cell(peer);
-  if (!lane.loan.opened()) {
-    lane.loan.open(target);
-    ring(lender.channel_bell);
-  }
-  lane.loan.take(lender.pid.load(std::memory_order_relaxed), nbytes);
+  if (lane.loan.open(target)) ring(lender.channel_bell);
+  lane.loan.take(lender.pid.load(std::memory_order_relaxed), target, nbytes);
   if (!lane.loan.whole(nbytes)) return false;
   if (lender.left.load(std::memory_order_seq_cst) != 0) return false;
   if (world_.abort().state.load(std::memory_order_seq_cst) != 0) return false;
@@ -51,7 +49,7 @@ bool Channels::borrow(int peer, unsigned char* target) {
 
 // The memory a lent message was going to is its owner's again once no lender writes to it any more.
 void Channels::give_up(int peer) {
-  channel(peer, rank_).loan.end([&] { return peers_.dead(peer); });
+  if (!channel(peer, rank_).loan.end([&] { return peers_.dead(peer); })) unsettled_ = true;
 }
 
 }  // namespace unisono

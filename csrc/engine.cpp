@@ -18,7 +18,7 @@ constexpr Nanoseconds kMicrosecond = 1000;
 // What one pass over all chunks should touch: small enough to stay in a second-level cache together with
 // the memory it goes through, large enough to make the steps' cost vanish; between hosts that cost is higher.
 constexpr size_t kSegmentBytes = 256 * 1024;
-constexpr size_t kLentSegmentBytes = 1024 * 1024;
+constexpr size_t kLentSegmentBytes = 4096 * 1024;
 constexpr size_t kFarSegmentBytes = 2048 * 1024;
 constexpr Nanoseconds kAnswerPatience = 100'000'000;
 constexpr auto kWaitSlice = std::chrono::nanoseconds(20'000'000);  // bounds how late an interrupt is seen
@@ -30,11 +30,12 @@ Patience foreground(const EngineOptions& options, uint32_t ranks) {
   const bool crowded = static_cast<int>(ranks) > options.cores;
   const double spin_us = options.spin_us >= 0 ? options.spin_us : (crowded ? 0 : 50);
   const Nanoseconds yield_us = crowded ? 2000 : 200;
-  return {crowded ? 2 : 400, static_cast<Nanoseconds>(spin_us * kMicrosecond), yield_us * kMicrosecond};
+  return {crowded ? 2 : 400, crowded ? 8 : 60, static_cast<Nanoseconds>(spin_us * kMicrosecond),
+          yield_us * kMicrosecond};
 }
 
 // The background thread competes with the caller's computation for the core: it spins hardly at all.
-constexpr Patience kBackground{50, 0, 50 * kMicrosecond};
+constexpr Patience kBackground{50, 8, 0, 50 * kMicrosecond};
 
 // How many forks lie between this process and the first: counted in each child, for looking is cheaper
 // than asking for one's pid.
@@ -89,7 +90,7 @@ Engine::Engine(const std::shared_ptr<Region>& region, int rank, const EngineOpti
       tcp_(control_ ? std::make_unique<TcpTransport>(world_, *control_, rank, std::move(connections.data))
                     : nullptr),
       shm_(world_, peers_, rank),
-      executor_(edges(), rank, limits(world_)),
+      executor_(edges(), tcp_.get(), rank, limits(world_)),
       waiter_(world_, peers_, rank, &RankCell::bell, patience_, tcp_.get(), control_.get()),
       channels_(world_, peers_, rank, patience_, kBackground, std::move(connections.messages),
                 control_.get()) {
@@ -157,11 +158,13 @@ FaultKind Engine::execute(const Call& call, bool in_background, Held* held) {
     perform(call, print);
     if (tcp_) drain();
   } catch (const Fault& fault) {
+    if (tcp_) tcp_->drop();
     world_.sound_alarm();  // whoever of this host found out may not live to tell the others
     if (fault.kind == FaultKind::kMismatch && call.luggage != nullptr && !call.luggage->site.empty())
       remark(seq, call.luggage->site);
     return fault.kind;
   } catch (const std::bad_alloc&) {
+    if (tcp_) tcp_->drop();
     abort(Fault{FaultKind::kNoMemory, rank_, rank_});
     return FaultKind::kNoMemory;
   }

@@ -112,6 +112,9 @@ class Engine {
   // Threads of the caller that are in a call; whoever leaves gives them a moment to come out.
   std::atomic<int> callers{0};
 
+  // Whether buffers of a call that failed may still be written to: then they must never be freed.
+  bool unsettled() const { return executor_.unsettled() || channels_.unsettled(); }
+
   // Tells the others that this rank is gone and ends the thread. Idempotent.
   void leave();
 

@@ -3,11 +3,15 @@
 #include <algorithm>
 #include <cstring>
 
+#include "loan.hpp"
+
 namespace unisono {
 namespace {
 
 constexpr size_t kSliceAlign = 4096;
 constexpr size_t kLineElementsBytes = 64;
+// What is taken from a socket before it is reduced: it should still be in the cache then.
+constexpr size_t kPartBytes = 128 * 1024;
 // A message of this size is lent rather than staged: it costs system calls, but no copy and no other core's
 // cache lines.
 constexpr size_t kLendBytes = 128 * 1024;
@@ -59,8 +63,13 @@ struct Executor::Frame {
   bool opening;  // the first segment: its messages exist even when they are empty
 };
 
-Executor::Executor(std::vector<Transport*> transports, int rank, Limits limits)
-    : transports_(std::move(transports)), rank_(rank), limits_(limits) {}
+// Somebody may still write into it.
+Executor::~Executor() {
+  if (unsettled_) new auto(std::move(fetched_));
+}
+
+Executor::Executor(std::vector<Transport*> transports, Transport* far, int rank, Limits limits)
+    : transports_(std::move(transports)), far_(far), rank_(rank), limits_(limits) {}
 
 size_t Executor::room_for(const Program& program) const {
   return limits_.capacity / static_cast<size_t>(program.in_flight() + 1);
@@ -116,6 +125,7 @@ void Executor::settle(const Job& job, Waiter& waiter) {
       return returned;
     });
   }
+  copies_.clear();
 }
 
 void Executor::step(const Instruction& step, const Frame& frame) {
@@ -128,7 +138,9 @@ void Executor::step(const Instruction& step, const Frame& frame) {
       return reduce(step, frame);
     case Opcode::kCopy: {
       const Extent from = find(step.own, frame), to = find(step.dst, frame);
-      if (from.numel > 0 && from.data != to.data) std::memmove(to.data, from.data, from.numel * frame.item);
+      if (from.numel == 0 || from.data == to.data) return;
+      about_to_write(to, frame);
+      kernels().copy(to.data, from.data, from.numel * frame.item);
       return;
     }
   }
@@ -166,7 +178,9 @@ bool Executor::lend(Transport& transport, std::span<const int> peers, Extent pie
   const size_t nbytes = piece.numel * frame.item;
   if (nbytes < std::min(kLendBytes, room_for(*frame.job.program)) || !transport.lends(peers)) return false;
   lent_ = true;
-  const auto lent = [&] { return transport.lend(peers, nbytes, frame.job.fingerprint, piece.data); };
+  const unsigned char* from = piece.data;
+  if (!accessible(from, nbytes)) from = copies_.emplace_back(from, from + nbytes).data();
+  const auto lent = [&] { return transport.lend(peers, nbytes, frame.job.fingerprint, from); };
   if (lent()) return true;
   int awaited = transport.blocking_peer();
   frame.waiter.until(awaited, [&] {
@@ -199,12 +213,18 @@ void Executor::send_over(Transport& transport, std::span<const int> peers, Exten
   transport.commit(peers, nbytes, frame.job.fingerprint, far && !scaled ? piece.data : room);
 }
 
-// The next message of `peer`, which has to be of this very operation and of this size.
-Message Executor::await(int peer, size_t nbytes, void* into, const Frame& frame) {
+// What has not yet been sent of this memory is kept.
+void Executor::about_to_write(Extent extent, const Frame& frame) {
+  if (far_ != nullptr) far_->keep(extent.data, extent.numel * frame.item);
+}
+
+// The next message of `peer`, or part of it; it has to be of this very operation and of this size.
+template <class Peek>
+Message Executor::await(int peer, size_t nbytes, const Frame& frame, Peek peek) {
   Transport& transport = *transports_[static_cast<size_t>(peer)];
   Message message;
   frame.waiter.until(peer, [&] {
-    if (transport.peek(peer, nbytes, into, message)) return true;
+    if (peek(transport, message)) return true;
     if (lent_) transport.assist();
     return false;
   });
@@ -220,8 +240,12 @@ Message Executor::await(int peer, size_t nbytes, void* into, const Frame& frame)
 void Executor::receive(const Instruction& step, const Frame& frame) {
   const Extent piece = find(step.dst, frame);
   if (piece.numel == 0 && !frame.opening) return;
+  about_to_write(piece, frame);
   const int peer = step.peers[0];
-  const Message message = await(peer, piece.numel * frame.item, piece.data, frame);
+  const size_t nbytes = piece.numel * frame.item;
+  const Message message = await(peer, nbytes, frame, [&](Transport& transport, Message& found) {
+    return transport.peek(peer, nbytes, piece.data, found);
+  });
   if (message.lent)
     fetch(peer, message, piece.data, frame);
   else if (message.nbytes > 0 && message.data != piece.data)
@@ -234,15 +258,27 @@ void Executor::fetch(int peer, const Message& message, void* into, const Frame& 
   try {
     frame.waiter.until(peer, [&] { return transport.fetch(peer, message, into); });
   } catch (...) {
-    transport.abandon(peer);
+    if (!transport.abandon(peer)) unsettled_ = true;
     throw;
   }
 }
 
-void Executor::reduce(const Instruction& step, const Frame& frame) {
-  const Extent result = find(step.dst, frame);
-  if (result.numel == 0 && !frame.opening) return;
+// The whole message of a rank of this host; `input` says for which place of a reduction.
+const void* Executor::near_input(int peer, size_t input, size_t nbytes, const Frame& frame) {
+  const Message message = await(peer, nbytes, frame, [&](Transport& transport, Message& found) {
+    return transport.peek(peer, nbytes, nullptr, found);
+  });
+  if (!message.lent) return message.data;
+  if (fetched_.size() <= input) fetched_.resize(input + 1);
+  if (fetched_[input].size() < nbytes) fetched_[input].resize(nbytes);
+  fetch(peer, message, fetched_[input].data(), frame);
+  return fetched_[input].data();
+}
+
+// Finds the inputs of a Reduce, but for those from other hosts, which are noted; how many there are.
+size_t Executor::find_inputs(const Instruction& step, size_t nbytes, const Frame& frame) {
   const Job& job = frame.job;
+  far_inputs_.clear();
   size_t k = 0;
   const auto add_own = [&] {
     if (static_cast<int32_t>(k) != step.own_at) return;
@@ -256,21 +292,38 @@ void Executor::reduce(const Instruction& step, const Frame& frame) {
   };
   add_own();
   for (int peer : step.peers) {
-    const Message message = await(peer, result.numel * frame.item, nullptr, frame);
-    inputs_[k++] = message.data;
-    if (message.lent) {
-      if (fetched_.size() < k) fetched_.resize(k);
-      if (fetched_[k - 1].size() < message.nbytes) fetched_[k - 1].resize(message.nbytes);
-      fetch(peer, message, fetched_[k - 1].data(), frame);
-      inputs_[k - 1] = fetched_[k - 1].data();
-    }
+    if (transports_[static_cast<size_t>(peer)] == far_)
+      far_inputs_.push_back({k, peer});
+    else
+      inputs_[k] = near_input(peer, k, nbytes, frame);
+    ++k;
     add_own();
   }
+  return k;
+}
+
+// What comes from other hosts is reduced part by part, as it comes.
+void Executor::reduce(const Instruction& step, const Frame& frame) {
+  const Extent result = find(step.dst, frame);
+  if (result.numel == 0 && !frame.opening) return;
+  about_to_write(result, frame);
+  const Job& job = frame.job;
+  const size_t item = frame.item, nbytes = result.numel * item, k = find_inputs(step, nbytes, frame);
+  const size_t part = far_inputs_.empty() ? result.numel : kPartBytes / item;
   const bool averaged = job.op == ReduceOp::kAvg && (step.flags & kFinal) != 0;
-  if (result.numel > 0)
-    kernels().reduce[static_cast<size_t>(job.dtype)][static_cast<size_t>(job.op)](
-        result.data, inputs_.data(), k, result.numel,
-        Finish{averaged ? static_cast<double>(job.program->size()) : 1.0});
+  const Finish finish{averaged ? static_cast<double>(job.program->size()) : 1.0};
+  for (size_t first = 0;;) {
+    const size_t count = std::min(part, result.numel - first);
+    for (const auto& [place, peer] : far_inputs_)
+      inputs_[place] = await(peer, nbytes, frame, [&](Transport& transport, Message& found) {
+                         return transport.peek_part(peer, nbytes, first * item, count * item, found);
+                       }).data;
+    if (count > 0)
+      kernels().reduce[static_cast<size_t>(job.dtype)][static_cast<size_t>(job.op)](
+          result.data + first * item, inputs_.data(), k, count, finish);
+    if ((first += count) >= result.numel) break;
+    for (size_t i = 0; i < k; ++i) inputs_[i] = static_cast<const unsigned char*>(inputs_[i]) + count * item;
+  }
   for (int peer : step.peers) transports_[static_cast<size_t>(peer)]->release(peer);
 }
 

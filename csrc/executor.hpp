@@ -62,8 +62,16 @@ struct Limits {
 
 class Executor {
  public:
-  // transports[peer]: what carries the edges to and from that peer; nullptr for this rank itself.
-  Executor(std::vector<Transport*> transports, int rank, Limits limits);
+  // transports[peer]: what carries the edges to and from that peer; nullptr for this rank itself. far: the
+  // one to other hosts, if there are any.
+  Executor(std::vector<Transport*> transports, Transport* far, int rank, Limits limits);
+
+  ~Executor();
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
+
+  // Whether a peer that was stopped in the middle of a piece may still write to buffers of a job that failed.
+  bool unsettled() const { return unsettled_; }
 
   // Runs one collective. Throws Fault (by way of the waiter).
   void run(const Job& job, Waiter& waiter);
@@ -79,16 +87,28 @@ class Executor {
   void reduce(const Instruction& step, const Frame& frame);
   void send_over(Transport& transport, std::span<const int> peers, Extent piece, bool scaled, bool far,
                  const Frame& frame);
-  Message await(int peer, size_t nbytes, void* into, const Frame& frame);
+  template <class Peek>
+  Message await(int peer, size_t nbytes, const Frame& frame, Peek peek);
+  const void* near_input(int peer, size_t input, size_t nbytes, const Frame& frame);
+  size_t find_inputs(const Instruction& step, size_t nbytes, const Frame& frame);
+  void about_to_write(Extent extent, const Frame& frame);
   Extent find(ChunkRef ref, const Frame& frame);
   size_t room_for(const Program& program) const;  // for one of the messages a sender may have outstanding
   size_t segment_elements(const Program& program, size_t item) const;
   void prepare_scratch(const Job& job, size_t segment, size_t item);
 
   std::vector<Transport*> transports_;
+  Transport* const far_;
   const int rank_;
   const Limits limits_;
-  std::vector<const void*> inputs_;
+  struct FarInput {
+    size_t place;
+    int peer;
+  };
+  std::vector<const void*> inputs_;                 // of a Reduce
+  std::vector<FarInput> far_inputs_;                // those of them that come from other hosts
+  std::vector<std::vector<unsigned char>> copies_;  // lent in place of memory that others cannot read
+  bool unsettled_ = false;
   bool lent_ = false;                                // in this job
   std::vector<std::vector<unsigned char>> fetched_;  // lent messages on their way into a reduction
   std::vector<unsigned char> scratch_;               // Tmp chunks, and the scaled own chunk at the end

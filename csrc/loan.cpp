@@ -48,7 +48,7 @@ bool transfer(Transfer move, pid_t pid, uint64_t here, uint64_t there, size_t nb
 }
 
 template <class Copy>
-bool work(Loan& loan, size_t nbytes, Copy copy) {
+bool work(Loan& loan, uint64_t target, size_t nbytes, Copy copy) {
   const size_t piece = piece_bytes(nbytes);
   const uint32_t count = pieces(nbytes);
   bool worked = false;
@@ -59,8 +59,7 @@ bool work(Loan& loan, size_t nbytes, Copy copy) {
     } while (!loan.claimed.compare_exchange_weak(next, next + 1, std::memory_order_acquire));
     const size_t first = next * piece;
     const uint64_t source = loan.source.load(std::memory_order_relaxed) + first;
-    const uint64_t target = loan.target.load(std::memory_order_relaxed) + first;
-    if (!copy(source, target, std::min(piece, nbytes - first)))
+    if (!copy(source, target + first, std::min(piece, nbytes - first)))
       loan.broken.store(1, std::memory_order_release);
     loan.settled.fetch_add(1, std::memory_order_seq_cst);
     worked = true;
@@ -83,17 +82,25 @@ void Loan::offer(const void* from) {
   broken.store(0, std::memory_order_relaxed);
 }
 
-bool Loan::take(pid_t lender, size_t nbytes) {
-  if (lender == getpid()) return work(*this, nbytes, plainly);
-  return work(*this, nbytes, [lender](uint64_t from, uint64_t to, size_t n) {
+bool Loan::open(void* into) {
+  if (target.load(std::memory_order_relaxed) != 0 || !accessible(into, 1)) return false;
+  target.store(reinterpret_cast<uint64_t>(into), std::memory_order_seq_cst);
+  return true;
+}
+
+bool Loan::take(pid_t lender, void* into, size_t nbytes) {
+  const auto to = reinterpret_cast<uint64_t>(into);
+  if (lender == getpid()) return work(*this, to, nbytes, plainly);
+  return work(*this, to, nbytes, [lender](uint64_t from, uint64_t to, size_t n) {
     return transfer(process_vm_readv, lender, to, from, n);
   });
 }
 
 bool Loan::help(pid_t receiver, size_t nbytes) {
-  if (!opened()) return false;
-  if (receiver == getpid()) return work(*this, nbytes, plainly);
-  return work(*this, nbytes, [receiver](uint64_t from, uint64_t to, size_t n) {
+  const uint64_t into = target.load(std::memory_order_acquire);
+  if (into == 0) return false;
+  if (receiver == getpid()) return work(*this, into, nbytes, plainly);
+  return work(*this, into, nbytes, [receiver](uint64_t from, uint64_t to, size_t n) {
     return transfer(process_vm_writev, receiver, from, to, n);
   });
 }
@@ -111,6 +118,14 @@ bool Loan::end(const std::function<bool()>& dead) {
     sched_yield();
   }
   return true;
+}
+
+bool accessible(const void* data, size_t nbytes) {
+  char ends[2];
+  const auto* const from = static_cast<const char*>(data);
+  const iovec here{ends, sizeof ends};
+  const iovec there[2] = {{const_cast<char*>(from), 1}, {const_cast<char*>(from + nbytes - 1), 1}};
+  return process_vm_readv(getpid(), &here, 1, there, 2, 0) == sizeof ends;
 }
 
 uint64_t landmark() { return reinterpret_cast<uint64_t>(&the_landmark); }

@@ -26,12 +26,12 @@ struct Loan {
 
   // The lender, before it announces the message.
   void offer(const void* from);
-  // The receiver, before it takes: where the bytes go.
-  void open(void* into) { target.store(reinterpret_cast<uint64_t>(into), std::memory_order_seq_cst); }
-  bool opened() const { return target.load(std::memory_order_acquire) != 0; }
+  // The receiver, before it takes: where the bytes go. False where the lender cannot help, or is invited to
+  // already.
+  bool open(void* into);
   // Copies pieces that nobody has begun until there are none: the receiver from process `lender`, or the
   // lender, once it is opened, to process `receiver`. Whether any was copied.
-  bool take(pid_t lender, size_t nbytes);
+  bool take(pid_t lender, void* into, size_t nbytes);
   bool help(pid_t receiver, size_t nbytes);
   // Whether all has arrived.
   bool whole(size_t nbytes) const;
@@ -40,6 +40,10 @@ struct Loan {
   // all are settled. `dead`: whether the lender is.
   bool end(const std::function<bool()>& dead);
 };
+
+// Whether others can reach this piece of memory of this process, given that they can reach any: not what a
+// device driver has mapped.
+bool accessible(const void* data, size_t nbytes);
 
 // A word whose address shows others that they can read this process's memory.
 uint64_t landmark();

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "copy_kernel.hpp"
 #include "reduce.hpp"
 
 #ifdef __F16C__
@@ -255,6 +256,11 @@ void store_tile<F16>(F16* out, const float* acc, size_t n) {
 // vectoriser allows for (each element is read before it is written).
 template <class T, class Op>
 void reduce_flat(T* out, const T* a, const T* b, const T* c, size_t n) {
+  if (const size_t first = lead(out, n)) {
+    reduce_flat<T, Op>(out, a, b, c, first);
+    out += first, a += first, b += first, n -= first;
+    if (c != nullptr) c += first;
+  }
   if (c == nullptr) {
 #pragma GCC ivdep
     for (size_t i = 0; i < n; ++i)
@@ -273,8 +279,8 @@ void reduce_tiled(T* out, const void* const* in, size_t k, size_t n, double divi
   using Acc = typename Traits<T>::Acc;
   alignas(64) Acc acc[kTile];
   alignas(64) Acc next[kTile];
-  for (size_t start = 0; start < n; start += kTile) {
-    const size_t m = n - start < kTile ? n - start : kTile;
+  for (size_t start = 0, m = lead(out, n); start < n; start += m, m = 0) {
+    if (m == 0) m = n - start < kTile ? n - start : kTile;
     load_tile<T>(acc, static_cast<const T*>(in[0]) + start, m);
     for (size_t j = 1; j < k; ++j) {
       load_tile<T>(next, static_cast<const T*>(in[j]) + start, m);
@@ -314,24 +320,6 @@ void scale(void* out, const void* in, size_t n, double factor) {
 template <class Real>
 void scale_complex(void* out, const void* in, size_t n, double factor) {
   scale<Real>(out, in, 2 * n, factor);
-}
-
-// ---- copying ---------------------------------------------------------------------------------------
-
-// Plain vector moves: from the cache of another core they are a fifth faster than what memcpy does with
-// many bytes at once (`rep movsb`), from memory a little.
-void copy(void* out, const void* in, size_t nbytes) {
-  typedef unsigned char Vector __attribute__((vector_size(32)));
-  constexpr size_t kVectors = 4, kBlock = kVectors * sizeof(Vector);
-  auto* to = static_cast<unsigned char*>(out);
-  const auto* from = static_cast<const unsigned char*>(in);
-  for (const auto* const end = from + nbytes / kBlock * kBlock; from != end; from += kBlock, to += kBlock) {
-    Vector v[kVectors];
-    for (size_t i = 0; i < kVectors; ++i) std::memcpy(&v[i], from + i * sizeof(Vector), sizeof(Vector));
-    for (size_t i = 0; i < kVectors; ++i) std::memcpy(to + i * sizeof(Vector), &v[i], sizeof(Vector));
-    asm volatile("" ::: "memory");  // or the compiler makes a memcpy of it
-  }
-  std::memcpy(to, from, nbytes % kBlock);
 }
 
 // ---- the table -------------------------------------------------------------------------------------

@@ -174,17 +174,14 @@ bool ShmTransport::returned() {
 bool ShmTransport::fetch(int peer, const Message& message, void* into) {
   Edge& from = edge(peer);
   Loan& loan = announced(*from.in, from.received + 1).loan;
-  if (!loan.opened()) {
-    loan.open(into);
-    ring(*from.bell);
-  }
-  loan.take(world_.cell(peer).pid.load(std::memory_order_relaxed), message.nbytes);
+  if (loan.open(into)) ring(*from.bell);
+  loan.take(world_.cell(peer).pid.load(std::memory_order_relaxed), into, message.nbytes);
   return loan.whole(message.nbytes) && world_.abort().state.load(std::memory_order_seq_cst) == 0;
 }
 
-void ShmTransport::abandon(int peer) {
+bool ShmTransport::abandon(int peer) {
   Edge& from = edge(peer);
-  announced(*from.in, from.received + 1).loan.end([&] { return peers_.dead(peer); });
+  return announced(*from.in, from.received + 1).loan.end([&] { return peers_.dead(peer); });
 }
 
 }  // namespace unisono

@@ -25,7 +25,7 @@ class ShmTransport final : public Transport {
   void assist() override;
   bool returned() override;
   bool fetch(int peer, const Message& message, void* into) override;
-  void abandon(int peer) override;
+  bool abandon(int peer) override;
   // What one sender's messages may take together: a message lies in one piece, wherever the ring begins.
   static size_t capacity(const Region& region) { return region.staging_bytes() / 2; }
 

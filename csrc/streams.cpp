@@ -12,6 +12,7 @@
 #include <system_error>
 #include <utility>
 
+#include "congestion.hpp"
 #include "control.hpp"
 #include "reduce.hpp"
 
@@ -51,6 +52,7 @@ Streams::Streams(World& world, int rank, std::vector<int> sockets, Control* cont
       far_(sockets.size()) {
   for (size_t peer = 0; peer < sockets.size(); ++peer) far_[peer].fd = sockets[peer];
   if (sockets.empty()) return;
+  avoid_pacing(sockets);
   poll_ = checked(epoll_create1(EPOLL_CLOEXEC));
   wake_ = checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   for (size_t peer = 0; peer < sockets.size(); ++peer) {

@@ -9,6 +9,8 @@
 #include <cerrno>
 #include <utility>
 
+#include "congestion.hpp"
+
 namespace unisono {
 namespace {
 
@@ -16,11 +18,21 @@ bool later_perhaps(int error) { return error == EAGAIN || error == EWOULDBLOCK |
 
 timespec span_of(Nanoseconds slice) { return {slice / 1'000'000'000LL, slice % 1'000'000'000LL}; }
 
+constexpr size_t kPieces = 16;  // of memory that are handed over at once
+
+ssize_t send_all(int socket, iovec* pieces, size_t count) {
+  msghdr message{};
+  message.msg_iov = pieces;
+  message.msg_iovlen = count;
+  return sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
 }  // namespace
 
 TcpTransport::TcpTransport(World& world, Control& control, int rank, std::vector<int> sockets)
     : world_(world), control_(control), rank_(rank), edges_(sockets.size()) {
   for (size_t peer = 0; peer < sockets.size(); ++peer) edges_[peer].fd = sockets[peer];
+  avoid_pacing(sockets);
 }
 
 TcpTransport::~TcpTransport() {
@@ -44,12 +56,19 @@ void TcpTransport::finish() {
 }
 
 void TcpTransport::broke(int peer) {
-  Edge& to = edge(peer);
-  unsent_bytes_ -= to.out.size() - to.out_from;
-  to.out.clear();
-  to.out_from = 0;
-  to.broken = true;
+  forget(edge(peer));
+  edge(peer).broken = true;
   control_.doubt(peer);
+}
+
+void TcpTransport::drop() {
+  for (Edge& edge : edges_) forget(edge);
+}
+
+void TcpTransport::forget(Edge& to) {
+  unsent_bytes_ -= to.unsent;
+  to.unsent = 0;
+  to.out.clear();
 }
 
 // ---- sending ---------------------------------------------------------------------------------------
@@ -57,14 +76,13 @@ void TcpTransport::broke(int peer) {
 void* TcpTransport::reserve(std::span<const int> peers, size_t nbytes) {
   for (int peer : peers) {
     Edge& to = edge(peer);
-    size_t unsent = to.out.size() - to.out_from;
-    if (unsent > 0) flush(peer);
-    unsent = to.out.size() - to.out_from;
-    if (!to.broken && (unsent == 0 || unsent + nbytes <= kMostUnsent)) continue;
+    if (to.unsent > 0) flush(peer);
+    if (!to.broken && (to.unsent == 0 || to.unsent + nbytes <= kMostUnsent)) continue;
     blocking_peer_ = peer;
     wanted_ = -1;
     return nullptr;
   }
+  keep(staging_.data(), staging_.size());
   if (staging_.size() < nbytes + 1) staging_.resize(nbytes + 1);
   return staging_.data();
 }
@@ -75,44 +93,65 @@ void TcpTransport::commit(std::span<const int> peers, size_t nbytes, uint64_t fi
 
 void TcpTransport::send(int peer, const Header& header, const void* from) {
   Edge& to = edge(peer);
-  const auto* const head = reinterpret_cast<const unsigned char*>(&header);
   const auto* const payload = static_cast<const unsigned char*>(from);
   size_t sent = 0;
   if (to.out.empty()) {
-    iovec pieces[2] = {{const_cast<unsigned char*>(head), sizeof header},
+    iovec pieces[2] = {{const_cast<Header*>(&header), sizeof header},
                        {const_cast<unsigned char*>(payload), header.nbytes}};
-    msghdr message{};
-    message.msg_iov = pieces;
-    message.msg_iovlen = header.nbytes > 0 ? 2 : 1;
-    const ssize_t taken = sendmsg(to.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    const ssize_t taken = send_all(to.fd, pieces, header.nbytes > 0 ? 2 : 1);
     if (taken < 0 && !later_perhaps(errno)) return broke(peer);
     if (taken > 0) sent = static_cast<size_t>(taken);
   }
-  const size_t of_head = std::min(sent, sizeof header), of_payload = sent - of_head;
   if (sent == sizeof header + header.nbytes) return;
-  if (to.out_from > to.out.size() / 2) {  // what has gone need not be kept
-    to.out.erase(to.out.begin(), to.out.begin() + static_cast<ptrdiff_t>(to.out_from));
-    to.out_from = 0;
-  }
-  to.out.insert(to.out.end(), head + of_head, head + sizeof header);
-  to.out.insert(to.out.end(), payload + of_payload, payload + header.nbytes);
-  unsent_bytes_ += sizeof header + header.nbytes - sent;
+  to.out.push_back({header, payload, sent, {}});
+  to.unsent += to.out.back().left();
+  unsent_bytes_ += to.out.back().left();
+}
+
+void TcpTransport::keep(const void* data, size_t nbytes) {
+  if (unsent_bytes_ == 0) return;
+  const auto* const begin = static_cast<const unsigned char*>(data);
+  for (Edge& to : edges_)
+    for (Outgoing& one : to.out) {
+      const size_t length = one.header.nbytes;
+      if (!one.copy.empty() || one.payload >= begin + nbytes || begin >= one.payload + length) continue;
+      one.copy.assign(one.payload, one.payload + length);
+      one.payload = one.copy.data();
+    }
 }
 
 void TcpTransport::flush(int peer) {
   Edge& to = edge(peer);
-  const size_t left = to.out.size() - to.out_from;
-  if (left == 0) return;
-  const ssize_t taken = ::send(to.fd, to.out.data() + to.out_from, left, MSG_DONTWAIT | MSG_NOSIGNAL);
-  if (taken < 0) {
-    if (!later_perhaps(errno)) broke(peer);
-    return;
+  while (!to.out.empty()) {
+    iovec pieces[kPieces];
+    size_t count = 0, asked = 0;
+    for (auto one = to.out.begin(); one != to.out.end() && count + 2 <= kPieces; ++one) {
+      const size_t of_head = std::min(one->sent, sizeof(Header)), of_payload = one->sent - of_head;
+      auto* const head = reinterpret_cast<unsigned char*>(&one->header);
+      if (of_head < sizeof(Header)) pieces[count++] = {head + of_head, sizeof(Header) - of_head};
+      auto* const payload = const_cast<unsigned char*>(one->payload);
+      if (of_payload < one->header.nbytes)
+        pieces[count++] = {payload + of_payload, one->header.nbytes - of_payload};
+      asked += one->left();
+    }
+    const ssize_t taken = send_all(to.fd, pieces, count);
+    if (taken < 0 && !later_perhaps(errno)) return broke(peer);
+    if (taken > 0) took(to, static_cast<size_t>(taken));
+    if (taken < static_cast<ssize_t>(asked)) return;
   }
-  to.out_from += static_cast<size_t>(taken);
-  unsent_bytes_ -= static_cast<size_t>(taken);
-  if (to.out_from < to.out.size()) return;
-  to.out.clear();
-  to.out_from = 0;
+}
+
+// The kernel has taken so many bytes of what waits.
+void TcpTransport::took(Edge& to, size_t nbytes) {
+  to.unsent -= nbytes;
+  unsent_bytes_ -= nbytes;
+  while (nbytes > 0) {
+    Outgoing& first = to.out.front();
+    const size_t piece = std::min(nbytes, first.left());
+    first.sent += piece;
+    nbytes -= piece;
+    if (first.left() == 0) to.out.pop_front();
+  }
 }
 
 void TcpTransport::flush() {
@@ -123,41 +162,48 @@ void TcpTransport::flush() {
 int TcpTransport::unsent() const {
   if (unsent_bytes_ == 0) return -1;
   for (size_t peer = 0; peer < edges_.size(); ++peer)
-    if (edges_[peer].out.size() > edges_[peer].out_from) return static_cast<int>(peer);
+    if (edges_[peer].unsent > 0) return static_cast<int>(peer);
   return -1;
 }
 
 // ---- receiving -------------------------------------------------------------------------------------
 
 bool TcpTransport::peek(int peer, size_t nbytes, void* into, Message& message) {
-  Edge& from = edge(peer);
-  wanted_ = peer;
-  auto* target = static_cast<unsigned char*>(into);
-  if (target == nullptr) {
-    if (from.in.size() < nbytes) from.in.resize(nbytes);
-    target = from.in.data();
-  }
-  if (!fill(peer, nbytes, target)) return false;
-  if (from.header.fingerprint == fingerprint_) note(peer);
-  message = {target, from.header.nbytes, from.header.fingerprint};
+  if (into == nullptr) return peek_part(peer, nbytes, 0, nbytes, message);
+  if (!fill(peer, nbytes, 0, nbytes, static_cast<unsigned char*>(into))) return false;
+  message = {into, edge(peer).header.nbytes, edge(peer).header.fingerprint};
   return true;
 }
 
-// Reads up to the end of a message that should have `nbytes`; true when it is whole. One of another size
-// counts as whole when its header is: it will be refused, and what follows it is of no use to anybody.
-bool TcpTransport::fill(int peer, size_t nbytes, unsigned char* target) {
+bool TcpTransport::peek_part(int peer, size_t nbytes, size_t first, size_t count, Message& message) {
   Edge& from = edge(peer);
+  if (from.in.size() < count + 1) from.in.resize(count + 1);
+  if (!fill(peer, nbytes, first, count, from.in.data())) return false;
+  message = {from.in.data(), from.header.nbytes, from.header.fingerprint};
+  return true;
+}
+
+// Reads up to byte first + count of a message that should have `nbytes`, and puts what follows `first` at
+// `target`; true when that has come. A message of another size counts as come when its header has: it will
+// be refused, and what follows it is of no use to anybody.
+bool TcpTransport::fill(int peer, size_t nbytes, size_t first, size_t count, unsigned char* target) {
+  Edge& from = edge(peer);
+  wanted_ = peer;
   constexpr size_t kHead = sizeof(Header);
-  while (!from.ended && from.have < kHead + nbytes) {
-    if (from.have >= kHead && from.header.nbytes != nbytes) return true;
+  const size_t enough = kHead + first + count;
+  const auto misfits = [&] { return from.have >= kHead && from.header.nbytes != nbytes; };
+  while (!from.ended && from.have < enough && !misfits()) {
     const size_t of_head = std::min(from.have, kHead), of_payload = from.have - of_head;
     iovec pieces[2] = {{reinterpret_cast<unsigned char*>(&from.header) + of_head, kHead - of_head},
-                       {target + of_payload, nbytes - of_payload}};
+                       {target + (of_payload - first), enough - kHead - of_payload}};
     msghdr message{};
     message.msg_iov = of_head == kHead ? pieces + 1 : pieces;
-    message.msg_iovlen = (of_head < kHead ? 1 : 0) + (nbytes > of_payload ? 1 : 0);
+    message.msg_iovlen = (of_head < kHead ? 1 : 0) + (pieces[1].iov_len > 0 ? 1 : 0);
     const ssize_t got = recvmsg(from.fd, &message, MSG_DONTWAIT);
-    if (got < 0 && later_perhaps(errno)) return false;
+    if (got < 0 && later_perhaps(errno)) {
+      flush();  // for which there is time now
+      return false;
+    }
     if (got <= 0) {
       from.ended = true;
       control_.doubt(peer);
@@ -165,7 +211,9 @@ bool TcpTransport::fill(int peer, size_t nbytes, unsigned char* target) {
     }
     from.have += static_cast<size_t>(got);
   }
-  return from.have >= kHead && (from.have >= kHead + nbytes || from.header.nbytes != nbytes);
+  if (from.have < enough && !misfits()) return false;
+  if (from.header.fingerprint == fingerprint_) note(peer);
+  return true;
 }
 
 void TcpTransport::release(int peer) { edge(peer).have = 0; }
@@ -189,7 +237,7 @@ void TcpTransport::sleep(int awaited, Nanoseconds slice) {
   for (int peer = 0; peer < static_cast<int>(edges_.size()); ++peer) {
     const Edge& one = edges_[static_cast<size_t>(peer)];
     const bool reads = peer == awaited && wanted_ == peer && !one.ended;
-    const bool writes = one.out.size() > one.out_from;
+    const bool writes = one.unsent > 0;
     if (one.fd < 0 || !(reads || writes)) continue;
     polled.push_back({one.fd, static_cast<short>((reads ? POLLIN : 0) | (writes ? POLLOUT : 0)), 0});
   }

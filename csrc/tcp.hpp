@@ -1,9 +1,11 @@
 // Edges to other hosts: one connection to each rank there. A message goes from where its sender has it
-// into the kernel; what the kernel does not take at once is kept here, so that a sender may go on as far as
-// the plans need it, whatever the sizes of the kernel's buffers. It comes straight to where its receiver
-// wants it, or into a buffer from which it is reduced.
+// into the kernel; what the kernel does not take at once goes later, so that a sender may go on as far as
+// the plans need it, whatever the sizes of the kernel's buffers. It is copied only when its place is needed
+// for something else before. It comes straight to where its receiver wants it, or part by part into a buffer
+// from which it is reduced.
 #pragma once
 
+#include <deque>
 #include <vector>
 
 #include "control.hpp"
@@ -22,6 +24,8 @@ class TcpTransport final : public Transport, public Sockets {
   void begin(uint64_t seq, uint64_t fingerprint);
   // Some rank whose messages the kernel has not all taken yet, or -1.
   int unsent() const;
+  // Forgets what has not been sent: the operation has failed, its memory is the caller's again.
+  void drop();
   // Nothing more will be sent.
   void finish();
   void close_copies();  // see Control
@@ -29,7 +33,9 @@ class TcpTransport final : public Transport, public Sockets {
   void* reserve(std::span<const int> peers, size_t nbytes) override;
   int blocking_peer() const override { return blocking_peer_; }
   void commit(std::span<const int> peers, size_t nbytes, uint64_t fingerprint, const void* from) override;
+  void keep(const void* data, size_t nbytes) override;
   bool peek(int peer, size_t nbytes, void* into, Message& message) override;
+  bool peek_part(int peer, size_t nbytes, size_t first, size_t count, Message& message) override;
   void release(int peer) override;
   // What one sender's messages to one peer may take together.
   static constexpr size_t kCapacity = 4 << 20;
@@ -48,6 +54,13 @@ class TcpTransport final : public Transport, public Sockets {
   struct Header {
     uint64_t nbytes, fingerprint;
   };
+  struct Outgoing {
+    Header header;
+    const unsigned char* payload;
+    size_t sent;                      // of both
+    std::vector<unsigned char> copy;  // of the payload, if it had to be kept
+    size_t left() const { return sizeof header + header.nbytes - sent; }
+  };
   struct Edge {
     int fd = -1;
     bool ended = false;   // nothing more will come
@@ -56,15 +69,16 @@ class TcpTransport final : public Transport, public Sockets {
     Header header{};
     size_t have = 0;
     std::vector<unsigned char> in;
-    uint64_t noted = 0;  // the newest operation it is known to have begun
-    // What the kernel has not taken: out[out_from ...).
-    std::vector<unsigned char> out;
-    size_t out_from = 0;
+    uint64_t noted = 0;        // the newest operation it is known to have begun
+    std::deque<Outgoing> out;  // what the kernel has not taken
+    size_t unsent = 0;         // bytes of it
   };
   Edge& edge(int peer) { return edges_[static_cast<size_t>(peer)]; }
   void send(int peer, const Header& header, const void* from);
   void flush(int peer);
-  bool fill(int peer, size_t nbytes, unsigned char* target);
+  void took(Edge& to, size_t nbytes);
+  void forget(Edge& to);
+  bool fill(int peer, size_t nbytes, size_t first, size_t count, unsigned char* target);
   void note(int peer);
   void broke(int peer);
 

@@ -73,6 +73,7 @@ class Held {
 
 struct Patience {
   int spins;             // polls before the clock is looked at
+  int socket_spins;      // ... of a socket, which takes as long as thirty others
   Nanoseconds spin_ns;   // then poll this long
   Nanoseconds yield_ns;  // then give the core away between polls this long, then sleep
 };
@@ -106,7 +107,8 @@ class Waiter {
   // Waits for `ready`, which depends on rank `awaited` (-1: on anybody), and may change whom it depends on.
   template <class Ready>
   void until(const int& awaited, Ready ready) {
-    for (int i = 0; i < patience_.spins; ++i) {
+    const int spins = far(awaited) ? patience_.socket_spins : patience_.spins;
+    for (int i = 0; i < spins; ++i) {
       if (ready()) return;
       cpu_pause();
     }

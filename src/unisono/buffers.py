@@ -84,8 +84,17 @@ def dtype_code(name: str) -> int:
         TypeError: collectives do not know it; the text lists those they know.
     """
     if name not in DTYPES:
-        raise TypeError(f"dtype {name} is not one of {', '.join(DTYPES)}")
+        raise TypeError(f"dtype {name} is not one of {', '.join(DTYPES)}{_instead(name)}")
     return DTYPES.index(name)
+
+
+def _instead(name: str) -> str:
+    """What to do with a dtype that collectives do not know."""
+    if name in ("uint16", "uint32", "uint64"):
+        return f"; viewed as {name[1:]} it has the same bits, which is right for all but MIN and MAX"
+    if name.startswith(("datetime64", "timedelta64")):
+        return "; viewed as int64 it has the same bits"
+    return "; to move it as it is, view it as uint8" if name.startswith(("void", "str", "bytes")) else ""
 
 
 @lru_cache(maxsize=64)

@@ -107,12 +107,12 @@ def _software() -> Iterator[str]:
 
 
 def _backends() -> Iterator[str]:
-    yield "native      shared memory, ranks of one machine, CPU memory"
+    yield "native      shared memory within a host, TCP between hosts; CPU memory"
     torch = importlib.util.find_spec("torch") is not None
-    state = "import unisono.torch registers it" if torch else "pip install torch==2.13.0"
+    state = "there after `import torch`" if torch else "pip install torch==2.13.0"
     yield f'torch       torch.distributed backend "unisono", CPU tensors: {state}'
     closed = [name for name, devices in BACKENDS.items() if not devices]
-    yield f"{', '.join(closed)}: not selectable yet"
+    yield f"{', '.join(closed)}: not selectable; torch hands CUDA tensors to NCCL"
 
 
 def _operations() -> Iterator[str]:

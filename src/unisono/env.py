@@ -149,15 +149,8 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("UNISONO_TIMEOUT_S", "timeout_s", _seconds, "seconds an operation may take"),
     Variable("UNISONO_STAGING_BYTES", "staging_bytes", parse_size, "staging memory per rank (8M, 4MiB)"),
     Variable("UNISONO_LENDING", "lending", _flag, "0: ranks never read each other's own memory"),
-    Variable(
-        "UNISONO_SPIN_US",
-        "spin_us",
-        _whole_number(-1, INT32_MAX),
-        "microseconds to spin before giving the core up; -1: choose from ranks and cores",
-    ),
-    Variable(
-        "UNISONO_PEER_TIMEOUT_S", "peer_timeout_s", _seconds, "seconds after which a silent host is lost"
-    ),
+    Variable("UNISONO_SPIN_US", "spin_us", _whole_number(-1, INT32_MAX), "microseconds to spin; -1: chosen"),
+    Variable("UNISONO_PEER_TIMEOUT_S", "peer_timeout_s", _seconds, "seconds until a silent host is lost"),
     Variable(
         "UNISONO_RANKS_PER_HOST",
         "ranks_per_host",
@@ -180,14 +173,11 @@ VARIABLES: tuple[Variable, ...] = (
         "UNISONO_ADVERTISE",
         "advertise",
         _endpoint,
-        "host:port under which others reach local rank 0, the next port for local rank 1 and so on, where a "
-        "router translates addresses",
+        "host:port by which others reach local rank 0 behind a router; the next port is local rank 1's",
     ),
-    Variable(
-        "UNISONO_TOKEN_FILE", "token", read_token_file, "file, mode 0600: the job's token, 64 hex digits"
-    ),
+    Variable("UNISONO_TOKEN_FILE", "token", read_token_file, "file, mode 0600, of 64 hex digits: the token"),
     Variable("UNISONO_TOKEN", "token", parse_token, "the job's token itself", secret=True),
-    Variable("UNISONO_TLS", "tls", _flag, "encrypt the store's connections with TLS 1.3 (needs the token)"),
+    Variable("UNISONO_TLS", "tls", _flag, "TLS 1.3 for the store and between hosts (needs the token)"),
     Variable(
         "UNISONO_STATUS_FD", "status_fd", _rank, "descriptor of the launcher's status board", "unisono run"
     ),

@@ -37,6 +37,11 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("bits of floats", lambda g: g.all_reduce(np.zeros(3), un.BXOR), TypeError, "BXOR has no meaning"),
     ("order of complex", lambda g: g.all_reduce(np.zeros(3, complex), un.MAX), TypeError, "no order"),
     ("no operation", lambda g: g.all_reduce(np.zeros(3), "sum"), (TypeError, AttributeError), "op|value"),
+    ("16 bits unsigned", lambda g: g.broadcast(np.zeros(3, np.uint16)), TypeError, "viewed as int16"),
+    ("structured", lambda g: g.broadcast(np.zeros(3, "i4,f4")), TypeError, "view it as uint8"),
+    ("names of operations", lambda g: g.all_reduce(np.zeros(3), "max"), TypeError, r"un\.MAX.*premul_sum"),
+    ("no number", lambda g: g.broadcast(np.zeros(3), "0"), TypeError, "the root is '0'"),
+    ("no plain data", lambda g: g.all_gather_object(object()), TypeError, "all_gather_object: cannot encode"),
     ("no such root", lambda g: g.broadcast(np.zeros(3), 2), ValueError, "rank 2 is not in group"),
     (
         "no such algorithm",
@@ -83,6 +88,17 @@ def test_wrong_arguments_are_refused_and_the_group_goes_on(call: Any, error: Any
         x = np.array([group.rank + 1.0])
         group.all_reduce(x)
         assert x[0] == 3
+
+    ranks.threads(2, work)
+
+
+def test_a_root_may_be_one_of_numpys_integers() -> None:
+    def work(group: un.Group) -> None:
+        x = np.array([group.rank + 1.0])
+        group.broadcast(x, np.int64(1))
+        assert x[0] == 2
+        group.reduce(x, np.argmax([4, 3]))
+        assert x[0] == (2 if group.rank else 4)
 
     ranks.threads(2, work)
 

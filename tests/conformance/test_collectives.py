@@ -26,7 +26,7 @@ LARGE = [
 def test_all_reduce_of_every_dtype_and_op(size: int, algorithm: str) -> None:
     def work(group: un.Group) -> None:
         for dtype, op in oracle.pairs():
-            for numel in cases.sizes(oracle.NUMPY_DTYPES[dtype].itemsize, size, large=False):
+            for numel in cases.FEW:
                 cases.all_reduce(group, dtype, op, algorithm, numel)
 
     ranks.threads(size, work)
@@ -34,10 +34,10 @@ def test_all_reduce_of_every_dtype_and_op(size: int, algorithm: str) -> None:
 
 @pytest.mark.parametrize("size", RANKS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS["all_reduce"])
-def test_all_reduce_around_segment_boundaries(size: int, algorithm: str) -> None:
+def test_all_reduce_around_boundaries(size: int, algorithm: str) -> None:
     def work(group: un.Group) -> None:
         for dtype, op in LARGE:
-            for numel in cases.sizes(oracle.NUMPY_DTYPES[dtype].itemsize, size, large=True):
+            for numel in cases.sizes(oracle.NUMPY_DTYPES[dtype].itemsize, size):
                 cases.all_reduce(group, dtype, op, algorithm, numel)
 
     ranks.threads(size, work)

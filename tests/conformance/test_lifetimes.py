@@ -124,6 +124,36 @@ def test_error_nobody_waited_for_is_raised_by_the_next_call() -> None:
     ranks.threads(2, work)
 
 
+def test_error_nobody_heard_of_is_raised_at_the_end_of_the_block() -> None:
+    """Also without a next call; but neither a second time, nor in the place of another error."""
+
+    def differ(group: un.Group) -> un.Work | None:
+        work = group.all_reduce(np.ones(2 + group.rank), async_op=True)
+        end = time.monotonic() + 60
+        while work is not None and not work.done() and time.monotonic() < end:
+            time.sleep(0.001)
+        return work
+
+    def forgets(group: un.Group) -> None:
+        with pytest.raises(un.Mismatch), group:
+            differ(group)
+
+    def hears(group: un.Group) -> None:
+        with group:
+            work = differ(group)
+            assert work is not None
+            with pytest.raises(un.Mismatch):
+                work.wait()
+
+    def fails(group: un.Group) -> None:
+        with pytest.raises(KeyError), group:
+            differ(group)
+            raise KeyError("its own")
+
+    for one in (forgets, hears, fails):
+        ranks.threads(2, one)
+
+
 def test_message_nobody_waited_for_is_raised_by_the_next_call() -> None:
     def work(group: un.Group) -> None:
         if group.rank:

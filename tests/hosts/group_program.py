@@ -12,6 +12,7 @@ import operations
 import unisono as un
 from operations import Call
 
+SECRET = b"the weights of a model, by the byte"
 KINDS = [
     ("float32", un.SUM, (3, 11)),
     ("bfloat16", un.MAX, (1,)),
@@ -95,6 +96,18 @@ def bytes_of_all_reduce(group: un.Group) -> None:
     group.barrier()
     print("end", flush=True)
     sys.stdin.readline()
+
+
+def secret(group: un.Group) -> None:
+    """Send what the test looks for on the wire."""
+    x = np.frombuffer(SECRET * 4096, np.uint8).copy()
+    group.broadcast(x, 0)
+    assert x.tobytes() == SECRET * 4096
+    if group.rank == 0:
+        group.send(x, 1)
+    elif group.rank == 1:
+        group.recv(x, 0)
+    print("told", flush=True)
 
 
 def main() -> None:

@@ -139,6 +139,49 @@ def test_no_more_crosses_a_link_than_must(net: hosts.Network):
         assert least <= other.sent - one.sent < 1.03 * least, (before, after)
 
 
+# ---- TLS -----------------------------------------------------------------------------------------------
+
+WIRETAP = """
+import socket, sys
+seen = 0
+with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as sock:
+    sock.bind(("p0", 0))
+    print("ready", flush=True)
+    while not seen:
+        packet = sock.recv(70000)
+        if b"that is all" in packet:
+            break
+        seen += b"the weights of a model" in packet
+print("read it" if seen else "saw nothing", flush=True)
+"""
+ENOUGH = "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'that is all', ('{}', 9))"
+
+
+@pytest.mark.parametrize(("tls", "wiretap"), [("0", "read it\n"), ("1", "saw nothing\n")])
+def test_who_listens_on_the_wire(net: hosts.Network, tls: str, wiretap: str):
+    tap = net.switch.start([sys.executable, "-c", WIRETAP])
+    assert tap.stdout is not None
+    assert tap.stdout.readline() == "ready\n"
+    assert fine(start(net, (1, 2), "secret", UNISONO_TLS=tls)) == ["told\n"] * 3
+    net[0].must(sys.executable, "-c", ENOUGH.format(net[1].address))
+    assert tap.communicate(timeout=30)[0] == wiretap
+
+
+def test_every_operation_over_tls(net: hosts.Network):
+    assert fine(start(net, (2, 1), "conformance", UNISONO_TLS="1")) == ["hosts 2\n"] * 3
+    hosts.wait_until(lambda: not net[0].processes() + net[1].processes(), 10)
+
+
+def test_a_rank_that_dies_behind_tls_is_named(own_net: hosts.Network):
+    ranks = start(own_net, (1, 1), "loop", UNISONO_TLS="1")
+    up(ranks)
+    ranks[1].kill()
+    _, text = error_of(ended(ranks)[0])
+    assert text.startswith("PeerLost")
+    assert "rank 1 (host host1" in text
+    hosts.wait_until(lambda: not own_net[0].processes() + own_net[1].processes(), 20)
+
+
 # ---- addresses -----------------------------------------------------------------------------------------
 
 

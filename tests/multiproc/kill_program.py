@@ -1,4 +1,5 @@
-"""Kill a random rank at a random moment, many times; what every survivor said, and how soon.
+"""Kill a random rank at a random moment, many times; what every survivor said, and how soon. Others may just
+then read its memory.
 
     python kill_program.py ROUNDS RANKS SEED
 
@@ -42,7 +43,10 @@ def survive(path: str, rank: int, size: int, board: int, ready: int, report: int
     try:
         while True:
             for numel in SIZES:
-                group.all_reduce(np.ones(numel, np.float32))
+                x, got = np.ones(numel, np.float32), np.empty(numel, np.float32)
+                group.all_reduce(x)
+                group.broadcast(x, src=size - 1)
+                group.sendrecv(x, (rank + 1) % size, got, (rank - 1) % size)
     except un.PeerLost as error:
         told = {"rank": error.rank, "pid": error.pid, "signal": error.signal, "text": str(error)}
     except un.GroupError as error:

@@ -20,7 +20,7 @@ COPY = Case("all_reduce", 1024, "f32", "sum", 0, 2)
 QUICK = ["--rounds", "2", "--round-ms", "1"]
 
 
-def run(*words: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+def run(*words: str, timeout_s: float = 90.0) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "unisono", "bench", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
 
@@ -112,7 +112,8 @@ def test_no_worker_outlives_the_command(number: signal.Signals):
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_every_operation_leaves_the_right_values(ranks: int):
-    done = run("all", "-n", str(ranks), "-b", "4", "-e", "64K", "-f", "128", "--json", "-", *QUICK)
+    sweep = ["-n", str(ranks), "-b", "4", "-e", "64K", "-f", "16384", *QUICK, "--rounds", "1"]
+    done = run("all", *sweep, "--json", "-", timeout_s=110.0)
     assert done.returncode == 0, done.stderr
     lines = json.loads(done.stdout)["lines"]
     assert {line["operation"] for line in lines} == set(OPERATIONS) - ({"send_recv"} if ranks == 1 else set())
@@ -130,6 +131,14 @@ def test_memcpy_is_compared_in_the_same_run(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     assert "memcpy p50" in done.stdout
     assert json.loads(record.read_text())["lines"][0]["peers"]["memcpy"]["ratio"] > 0
+
+
+def test_sixty_four_groups_of_four_ranks_fit_in_a_gigabyte():
+    program = Path(__file__).resolve().parents[2] / "benchmarks" / "memory.py"
+    words = [sys.executable, "-m", "unisono", "run", "-n", "4", str(program), "--nbytes", str(1 << 20)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.partition("] ")[2])["bytes"] < 1 << 30
 
 
 @pytest.mark.torch

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -226,6 +227,49 @@ def test_what_ranks_leave_behind_is_ended(launcher: Launcher, end: str, code: in
     done = launcher.run(LEAVES_CHILDREN + end, "-n", "2", "--grace", "0.2")
     assert done.returncode == code
     assert "left behind by the ranks" in done.stderr
+
+
+SLOW_TRACKER = """
+import sys
+if "resource_tracker" in " ".join(sys.orig_argv):
+    import _posixshmem, time
+    unlink = _posixshmem.shm_unlink
+    _posixshmem.shm_unlink = lambda name: (time.sleep(1.0), unlink(name))
+"""
+
+
+def test_shared_memory_is_removed_however_slow_the_machine_is(launcher: Launcher) -> None:
+    (launcher.folder / "sitecustomize.py").write_text(SLOW_TRACKER)
+    launcher.environ["PYTHONPATH"] = str(launcher.folder)
+    process = launcher.start(LEAVES_CHILDREN + "time.sleep(300)", "-n", "2")
+    read_lines(process, 2)
+    process.kill()
+    process.communicate(timeout=60)
+
+
+def test_nodes_that_were_stopped_for_a_while_go_on(launcher: Launcher) -> None:
+    """As a virtual machine that is moved: no answer then says nothing of the other node."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    where = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", port]
+    where += ["--token-file", str(launcher.folder / "token"), "-n", "1", "--node-rank"]
+    script = "print('ready', flush=True); until(lambda: os.path.exists(sys.argv[0] + '.go'))"
+    nodes = [launcher.start(script, *where, "0")]
+    wait_until((launcher.folder / "token").exists)
+    nodes.append(launcher.start(script, *where, "1"))
+    for node in nodes:
+        read_lines(node, 1)
+    time.sleep(1.5)  # until both watch
+    for node in nodes:
+        node.send_signal(signal.SIGSTOP)
+    time.sleep(2.5)
+    for node in reversed(nodes):
+        node.send_signal(signal.SIGCONT)
+        time.sleep(0.5)
+    time.sleep(1.5)
+    (launcher.folder / "script.py.go").touch()
+    ends = [(*node.communicate(timeout=60), node.returncode) for node in nodes]
+    assert [code for *_, code in ends] == [0, 0], ends
 
 
 def test_interrupted_while_strays_live(launcher: Launcher) -> None:

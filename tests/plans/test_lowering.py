@@ -19,7 +19,7 @@ from unisono.reduction import PremulSum, ReduceOp
 NAMES = [(collective, name) for collective in ALGORITHMS for name in ALGORITHMS[collective]]
 SEND, RECV, REDUCE, COPY = range(4)
 OUT, IN, TMP = range(3)
-NONE, FINAL, RAW = 0, 1, 2
+NONE, FINAL, RAW, LAST = 0, 1, 2, 4
 SOURCES = Path(__file__).resolve().parents[2] / "csrc"
 
 
@@ -48,9 +48,9 @@ def header(name: str, *counts: int) -> list[int]:
 
 
 def test_one_shot_as_numbers() -> None:
-    """Chunks out, in, tmp; equal blocks; in flight; algorithm. Then opcode, flags, chunk, own, peers."""
+    """Chunks out, in, tmp; blocks; lends; in flight; algorithm. Then opcode, flags, chunk, own, peers."""
     assert lower(make("all_reduce", "one_shot", 3))[1] == [
-        *header("one_shot", 1, 0, 0, 0, 1),
+        *header("one_shot", 1, 0, 0, 0, 0, 1),
         *(SEND, RAW, OUT, 0, OUT, 0, -1, 2, 2, 0),
         *(REDUCE, RAW | FINAL, OUT, 0, OUT, 0, 1, 2, 0, 2),
     ]
@@ -59,12 +59,12 @@ def test_one_shot_as_numbers() -> None:
 def test_ring_as_numbers() -> None:
     """Raw is what a rank sends first and adds itself; final is only the last Reduce of a partition."""
     assert lower(make("all_reduce", "ring", 3))[0] == [
-        *header("ring", 3, 0, 0, 0, 3),
+        *header("ring", 3, 0, 0, 0, 0, 3),
         *(SEND, RAW, OUT, 0, OUT, 0, -1, 1, 1),
         *(REDUCE, RAW, OUT, 2, OUT, 2, 1, 1, 2),
         *(SEND, NONE, OUT, 2, OUT, 2, -1, 1, 1),
         *(REDUCE, RAW | FINAL, OUT, 1, OUT, 1, 1, 1, 2),
-        *(SEND, NONE, OUT, 1, OUT, 1, -1, 1, 1),
+        *(SEND, LAST, OUT, 1, OUT, 1, -1, 1, 1),
         *(RECV, NONE, OUT, 0, OUT, 0, -1, 1, 2),
         *(SEND, NONE, OUT, 0, OUT, 0, -1, 1, 1),
         *(RECV, NONE, OUT, 2, OUT, 2, -1, 1, 2),
@@ -75,16 +75,16 @@ def test_scatter_as_numbers() -> None:
     """Equal blocks; the root's input is raw; nobody else has any."""
     root, other = lower(make("scatter", "direct", 2))
     assert root == [
-        *header("direct", 1, 2, 0, 1, 2),
-        *(SEND, RAW, IN, 1, IN, 1, -1, 1, 1),
+        *header("direct", 1, 2, 0, 1, 1, 2),
+        *(SEND, RAW | LAST, IN, 1, IN, 1, -1, 1, 1),
         *(COPY, RAW, OUT, 0, IN, 0, -1, 0),
     ]
-    assert other == [*header("direct", 1, 2, 0, 1, 2), *(RECV, NONE, OUT, 0, OUT, 0, -1, 1, 0)]
+    assert other == [*header("direct", 1, 2, 0, 1, 1, 2), *(RECV, NONE, OUT, 0, OUT, 0, -1, 1, 0)]
 
 
 def test_sends_to_nobody_are_left_out_and_a_foreign_algorithm_is_255() -> None:
     alone = Plan("all_reduce", "mine", 1, 0, ((Send(Out(0), ()), Reduce(Out(0), (0,))),))
-    assert lower(alone) == [[1, 0, 0, 0, 1, 255, REDUCE, RAW | FINAL, OUT, 0, OUT, 0, 0, 0]]
+    assert lower(alone) == [[1, 0, 0, 0, 0, 1, 255, REDUCE, RAW | FINAL, OUT, 0, OUT, 0, 0, 0]]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 17])
@@ -100,14 +100,14 @@ def test_the_engine_takes_every_plan(engines: Any, size: int) -> None:
     ("code", "text"),
     [
         ([], "ends before number of chunks"),
-        ([1, 0, 0, 0, 0, 0], "messages in flight is 0"),
-        ([1, 0, 0, 2, 1, 0], "equal blocks is 2"),
-        ([1, 0, 0, 0, 1, 0, 4], "opcode is 4"),
-        ([1, 0, 0, 0, 1, 0, SEND, 0, OUT, 1], "chunk is 1"),
-        ([1, 0, 0, 0, 1, 0, SEND, 0, OUT, 0, OUT, 0, -1, 1, 7], "peer is 7"),
-        ([1, 0, 0, 0, 1, 0, SEND, 0, OUT, 0, OUT, 0, -1, 1, 0], "its own peer"),
-        ([1, 0, 0, 0, 1, 0, REDUCE, 0, OUT, 0, OUT, 0, -1, 0], "a Reduce of nothing"),
-        ([1, 0, 0, 0, 1, 0, RECV, 0, OUT, 0, OUT, 0, -1, 0], "one sender"),
+        ([1, 0, 0, 0, 0, 0, 0], "messages in flight is 0"),
+        ([1, 0, 0, 2, 0, 1, 0], "equal blocks is 2"),
+        ([1, 0, 0, 0, 0, 1, 0, 4], "opcode is 4"),
+        ([1, 0, 0, 0, 0, 1, 0, SEND, 0, OUT, 1], "chunk is 1"),
+        ([1, 0, 0, 0, 0, 1, 0, SEND, 0, OUT, 0, OUT, 0, -1, 1, 7], "peer is 7"),
+        ([1, 0, 0, 0, 0, 1, 0, SEND, 0, OUT, 0, OUT, 0, -1, 1, 0], "its own peer"),
+        ([1, 0, 0, 0, 0, 1, 0, REDUCE, 0, OUT, 0, OUT, 0, -1, 0], "a Reduce of nothing"),
+        ([1, 0, 0, 0, 0, 1, 0, RECV, 0, OUT, 0, OUT, 0, -1, 0], "one sender"),
     ],
 )
 def test_the_engine_refuses_nonsense(engines: Any, code: list[int], text: str) -> None:

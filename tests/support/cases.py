@@ -12,13 +12,16 @@ from unisono.plans import ALGORITHMS
 SEGMENT_BYTES = 256 * 1024
 
 
-def sizes(itemsize: int, size: int, *, large: bool) -> list[int]:
+# Elements, for every dtype and op: fewer than ranks and no whole vector; many vectors and a rest.
+# Where a message becomes one of another kind depends on its bytes alone, see `sizes`.
+FEW = (3, 1000)
+
+
+def sizes(itemsize: int, size: int) -> list[int]:
     """Numbers of elements at which something changes: none, one, odd, inline or staged, segment ends."""
     segment = SEGMENT_BYTES // itemsize
-    few = [0, 1, 3, 40 // itemsize, 40 // itemsize + 1, 1000]
-    if not large:
-        return few
-    return [*few, segment - 1, segment, segment + 1, segment // size + 1, 3 * segment + 7]
+    small = [0, 1, 3, 40 // itemsize, 40 // itemsize + 1, 1000]
+    return [*small, segment - 1, segment, segment + 1, segment // size + 1, 3 * segment + 7]
 
 
 def all_reduce(group: Group, dtype: str, op: un.ReduceOp, algorithm: str, numel: int) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -39,21 +37,11 @@ def name_of(run: tuple[str, int, list[str], str]) -> str:
     return "-".join([program.removesuffix(".py"), str(size), *arguments[1:]])
 
 
-@functools.cache
-def printed(forks: suite.Forks) -> dict[str, list[str]]:
-    """What the ranks of every run printed; all of them are forks of one Python."""
-    with tempfile.TemporaryDirectory() as folder:
-        jobs = {}
-        for run in RUNS:
-            program, size, arguments, _ = run
-            jobs[name_of(run)] = ("programs.example", size, [program, str(free_ports(1)), *arguments])
-        return forks.run(Path(folder), jobs, limit_s=60)
-
-
 @pytest.mark.parametrize("run", RUNS, ids=name_of)
-@pytest.mark.timeout(300)  # the first one waits for all of them
-def test_example(forks: suite.Forks, run: tuple[str, int, list[str], str]):
-    texts = printed(forks)[name_of(run)]
+def test_example(forks: suite.Forks, tmp_path: Path, run: tuple[str, int, list[str], str]):
+    program, size, arguments, _ = run
+    job = ("programs.example", size, [program, str(free_ports(1)), *arguments])
+    texts = forks.run(tmp_path, {"example": job}, limit_s=100)["example"]
     for rank, text in enumerate(texts):
         if "(ended with" in text or len(texts) != run[1]:
             pytest.fail("\n".join(texts), pytrace=False)

@@ -44,7 +44,7 @@ def free_ports(count: int) -> int:
     raise AssertionError("no ports in a row")
 
 
-def run(*arguments: str, limit_s: float = 60) -> str:
+def run(*arguments: str, limit_s: float = 110) -> str:
     done = subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, timeout=limit_s, check=False
     )

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from unisono import bench
-from unisono.bench import cases, formats, measure, noise, report
+from unisono.bench import cases, measure, noise, report
 from unisono.bench.contenders import obliged, partner_of
 from unisono.bench.measure import Line, Timing, Unmeasurable
 from unisono.bench.peers import choose_peers
@@ -295,6 +292,14 @@ def test_meter_reads_this_machine():
         assert found is None or (0.0 <= found.others <= 1.0 and 0.0 <= found.stolen <= 1.0)
 
 
+def test_pace_is_a_median_and_a_range():
+    pace = noise.Pace()
+    pace.beat()
+    assert pace.to_json()["median_us"] > 0
+    pace.times_us = [100.0] * 9 + [300.0] * 2
+    assert str(pace) == "a fixed piece of work took 100 us on a core, mostly 100 to 300"
+
+
 def test_report_says_whether_the_machine_was_quiet():
     assert "quiet machine" in report.noise_line(noise.Noise(0.01, 0.0), 2)
     loud = report.noise_line(noise.Noise(0.4, 0.15), 2)
@@ -331,8 +336,10 @@ def test_wrong_values_of_a_peer_are_told():
 
 def test_record_is_json_and_complete():
     line = Line(case("broadcast", root=1), timing("unisono", 1.0), [timing("gloo", 2.0)])
-    record = json.loads(json.dumps(report.to_json([line], {"rounds": 1}, noise.Noise(0.5, 0.1), 2)))
-    assert record["noise"] == {"others_cpu_share": 0.5, "stolen_cpu_share": 0.1, "quiet": False}
+    record = json.loads(
+        json.dumps(report.to_json([line], {"rounds": 1}, noise.Noise(0.5, 0.1), 2, noise.Pace()))
+    )
+    assert record["noise"] == {"others_cpu_share": 0.5, "stolen_cpu_share": 0.1, "quiet": False, "pace": {}}
     found = record["lines"][0]
     assert found["operation"] == "broadcast"
     assert found["peers"]["gloo"]["ratio"] == 0.5
@@ -380,37 +387,3 @@ def test_peers_are_named_once():
 @pytest.mark.parametrize("text", ["f32", "float32", "FLOAT", "Float32"])
 def test_a_dtype_has_its_usual_spellings(text: str):
     assert cases.dtype_name(text) == "f32"
-
-
-RECORD = {
-    "lines": [
-        {
-            "operation": "broadcast", "nbytes": 8, "count": 2, "dtype": "f32", "ranks": 2, "p50_us": 1.5,
-            "p99_us": 3.0, "block_us": 2.0, "wrong": 0,
-            "peers": {"mpich": {"p50_us": 3.0, "p99_us": 4.0, "ratio": 0.5, "wrong": 0},
-                      "gloo": {"error": "no"}},
-        }
-    ]
-}  # fmt: skip
-
-
-def test_csv_has_a_row_per_library():
-    assert formats.to_csv(RECORD).splitlines()[1:] == [
-        "broadcast,8,2,f32,2,unisono,1.5,3.0,,0",
-        "broadcast,8,2,f32,2,mpich,3.0,4.0,0.5,0",
-        "broadcast,8,2,f32,2,gloo,,,,",
-    ]
-
-
-def test_osu_has_size_and_latency():
-    assert formats.to_osu(RECORD).splitlines()[-1].split() == ["8", "2.00"]
-
-
-def test_plot_writes_a_picture(tmp_path: Path):
-    pytest.importorskip("matplotlib")
-    # A process of its own: matplotlib keeps its fonts open.
-    script = "import sys, json; from unisono.bench.formats import plot as draw; "
-    script += "draw(json.loads(sys.argv[1]), sys.argv[2])"
-    words = [sys.executable, "-c", script, json.dumps(RECORD), str(tmp_path / "out.png")]
-    subprocess.run(words, check=True, timeout=60)
-    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")

@@ -194,7 +194,8 @@ def test_a_scanner_costs_little_and_disturbs_nobody(server: StoreServer) -> None
         with opened(server, token=TOKEN) as newcomer:
             assert newcomer.get("k") == b"v"
         grown = _resident() - before
-    assert grown < 10 << 20, grown
+    # ASan keeps freed memory back for a while.
+    assert grown < (100 << 20 if "UNISONO_SANITIZED" in os.environ else 10 << 20), grown
     assert slowest < 2.0
 
 

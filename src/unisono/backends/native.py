@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from unisono import _native
 from unisono.backends.memory import share_memory
 from unisono.backends.roster import Card, Roster, born, meet, write_card
-from unisono.backends.tcp import Sockets, connect_hosts
 from unisono.env import Settings
 from unisono.errors import RendezvousError
 from unisono.machine import DEFAULTS, Calibration, recall
 from unisono.store import Store
+
+if TYPE_CHECKING:
+    from unisono.backends.tcp import Sockets
 
 __all__ = ["EngineSettings", "Opened", "open_engine"]
 
@@ -88,6 +90,8 @@ def open_engine(store: Store, rank: int, size: int, *, timeout_s: float, setting
     )
     sockets = None
     if not roster.on_one_host():
+        from unisono.backends.tcp import connect_hosts  # only here: many ranks on one host start sooner
+
         sockets = connect_hosts(
             store,
             roster,

@@ -21,6 +21,7 @@ from typing import NoReturn
 
 import msgspec
 
+from unisono.backends.relay import Relays
 from unisono.backends.roster import Roster, gather
 from unisono.env import Settings
 from unisono.errors import AuthenticationError, RendezvousError, StoreError, StoreTimeout, message
@@ -132,6 +133,7 @@ class _Connector:
         self._settings = settings
         self._addresses: list[str] = []  # of the interfaces in use
         self._secret = settings.token + roster.nonce  # without a token: what only the store's clients know
+        self._relays = Relays(settings.token) if settings.tls else None
         self._sockets = Sockets(self._size)
         mates = roster.mates(rank)
         far = [card.rank for card in roster.cards if card.rank not in mates]
@@ -160,6 +162,9 @@ class _Connector:
         except BaseException:
             self._sockets.close()
             raise
+        finally:
+            if self._relays is not None:
+                self._relays.close()
         return self._sockets
 
     # -- where to listen
@@ -235,7 +240,7 @@ class _Connector:
                 self._unreachable(peer, endpoint, str(error))
             try:
                 self._introduce(sock, peer, kind)
-                self._sockets.put(kind, peer, sock)
+                self._sockets.put(kind, peer, self._secured(sock, server=False))
                 return
             except (OSError, AuthenticationError) as error:
                 sock.close()
@@ -300,7 +305,7 @@ class _Connector:
         except (OSError, AuthenticationError):
             guest.close()
             return
-        self._sockets.put(kind, peer, guest)
+        self._sockets.put(kind, peer, self._secured(guest, server=True))
 
     def _await_lower(self) -> None:
         while missing := self._sockets.missing(self._lower):
@@ -357,6 +362,9 @@ class _Connector:
         if kind == "control":
             milliseconds = max(1, round(1000 * self._peer_timeout_s))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+
+    def _secured(self, sock: socket.socket, *, server: bool) -> socket.socket:
+        return sock if self._relays is None else self._relays.carry(sock, server=server)
 
     def _left(self) -> float:
         return max(self._deadline - time.monotonic(), 0.001)

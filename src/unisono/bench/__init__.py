@@ -101,8 +101,8 @@ def main(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace, report: TextIO) -> int:
     from unisono.bench.formats import plot_missing
-    from unisono.bench.measure import measure_case
-    from unisono.bench.noise import CpuMeter, ticks_of
+    from unisono.bench.measure import measure_sweep
+    from unisono.bench.noise import CpuMeter, Pace, ticks_of
     from unisono.bench.peers import choose_peers, choose_side
     from unisono.bench.report import header, noise_line, reasons, row, to_json
     from unisono.bench.side import Side
@@ -116,6 +116,7 @@ def _run(args: argparse.Namespace, report: TextIO) -> int:
     )
     cores = len(os.sched_getaffinity(0))
     lines: list[Line] = []
+    pace = Pace()
     print(_preamble(args, [f"{peer.name} = {peer.what}" for peer in peers]), file=report, flush=True)
     with ExitStack() as stack:
         own = stack.enter_context(Side(own_name, args.ranks))
@@ -123,13 +124,14 @@ def _run(args: argparse.Namespace, report: TextIO) -> int:
         meter = CpuMeter(ticks_of([pid for side in [own, *others] for pid in side.pids]))
         for name, sweep in sweeps:
             print(header(name, [peer.name for peer in peers]), file=report, flush=True)
-            for case in sweep:
-                lines.append(measure_case(case, own, others, rounds=args.rounds, round_ms=args.round_ms))
-                print(row(lines[-1]), file=report, flush=True)
+            every = {"rounds": args.rounds, "round_ms": args.round_ms, "pace": pace}
+            measured = measure_sweep([*sweep], own, others, **every)
+            lines += measured
+            print("\n".join(row(line) for line in measured), file=report, flush=True)
         noise = meter.read()
-    for text in [*reasons(lines), noise_line(noise, cores)]:
+    for text in [*reasons(lines), noise_line(noise, cores), f"# {pace}"]:
         print(text, file=report, flush=True)
-    _write(args, to_json(lines, vars_of(args), noise, cores))
+    _write(args, to_json(lines, vars_of(args), noise, cores, pace))
     return 1 if any(line.own.wrong for line in lines) else 0
 
 

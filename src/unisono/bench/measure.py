@@ -1,12 +1,15 @@
 """The measuring itself: sides take turns, round by round, on the same case.
 
-A round gives each side one block of calls; who begins changes from round to round. The figure of
-a side is the median over rounds of the block's median; a ratio is the median over rounds of the
-ratio within the round, so a drift of the machine that lasts longer than a round cancels.
+A round gives each side one block of calls for each case, on new buffers; who begins changes from round
+to round. The figure of a side is the median over rounds of the block's median; a ratio is the median over
+rounds of the ratio within the round, so a drift of the machine that lasts longer than a block cancels. All
+cases of a sweep are measured in every round: so the rounds of one case are spread over the whole sweep, and
+what slows the processor down for some seconds falls on few of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -16,9 +19,10 @@ from numpy.typing import NDArray
 
 from unisono.bench.cases import OPERATIONS, Case
 from unisono.bench.contenders import LIMITS
+from unisono.bench.noise import Pace
 from unisono.bench.side import BenchError, Side
 
-__all__ = ["Line", "Timing", "Unmeasurable", "calls_for", "measure_case", "ratio"]
+__all__ = ["Line", "Timing", "Unmeasurable", "calls_for", "measure_sweep", "ratio"]
 
 MIN_CALLS = 5
 MAX_CALLS = 20_000
@@ -153,36 +157,61 @@ class Line:
         }
 
 
-def measure_case(case: Case, own: Side, peers: list[Side], *, rounds: int, round_ms: float) -> Line:
-    """Check the case's values on every side, then time `rounds` rounds, then check again.
+def measure_sweep(
+    cases: Sequence[Case], own: Side, peers: list[Side], *, rounds: int, round_ms: float, pace: Pace
+) -> list[Line]:
+    """Check the values of each case on every side, then time `rounds` rounds of all cases, then check again.
 
     Args:
         round_ms: what a side's block should take; slow cases still get MIN_CALLS calls.
+        pace: is told when to time a core.
     Raises:
         BenchError: Unisono's side failed. A peer that raises is reported as unmeasurable.
     """
-    timings = {own.name: Timing(own.name)}
-    failed: dict[str, Unmeasurable] = {}
-    told: dict[str, Any] = {}
-    for side in [own, *peers]:
-        try:
-            timings[side.name], answer = _prepare(case, side, round_ms)
-            told = answer if side is own else told
-        except BenchError as error:
+    sweep = [_Measured(case, own, peers, round_ms) for case in cases]
+    for number in range(rounds + 1):  # the first is for warming up
+        for one in sweep:
+            pace.beat()
+            one.round(number)
+    return [one.finish() for one in sweep]
+
+
+class _Measured:
+    """A case under way: bound once on every side to check it and to find out how many calls fill a block."""
+
+    def __init__(self, case: Case, own: Side, peers: list[Side], round_ms: float) -> None:
+        self._case, self._own, self._peers = case, own, peers
+        self._failed: dict[str, Unmeasurable] = {}
+        self._timings: dict[str, Timing] = {}
+        for side in [own, *peers]:
+            try:
+                self._timings[side.name] = _prepare(case, side, round_ms)
+            except BenchError as error:
+                if side is own:
+                    raise
+                self._failed[side.name] = Unmeasurable(side.name, str(error))
             if side is own:
-                raise
-            failed[side.name] = Unmeasurable(side.name, str(error))
-    taking_part = [side for side in [own, *peers] if side.name not in failed]
-    for number in range(rounds + 1):
-        first = number % len(taking_part)
-        for side in taking_part[first:] + taking_part[:first]:
-            samples = _time_round(side, timings[side.name])
-            if number:  # the first is for warming up
-                timings[side.name].add(samples / OPERATIONS[case.operation].hops)
-    for side in taking_part:
-        timings[side.name].wrong += _check(side)
-    figures = [failed.get(side.name) or timings[side.name] for side in peers]
-    return Line(case, timings[own.name], figures, told.get("algorithm", ""), told.get("predicted_us"))
+                self._told = side.ask({"do": "choice"})[0]
+        self._taking_part = [side for side in [own, *peers] if side.name in self._timings]
+
+    def round(self, number: int) -> None:
+        """Give each side its block; the samples of round 0 are thrown away."""
+        first = number % len(self._taking_part)
+        for side in self._taking_part[first:] + self._taking_part[:first]:
+            timing = self._timings[side.name]
+            _bind(self._case, side)
+            samples = side.time_block(timing.calls, warmup_for(timing.calls))
+            if number:
+                timing.add(samples / OPERATIONS[self._case.operation].hops)
+
+    def finish(self) -> Line:
+        """Check once more; the line."""
+        for side in self._taking_part:
+            _bind(self._case, side)
+            self._timings[side.name].wrong += _check(side)
+        figures = [self._failed.get(side.name) or self._timings[side.name] for side in self._peers]
+        algorithm, predicted_us = self._told.get("algorithm", ""), self._told.get("predicted_us")
+        return Line(self._case, self._timings[self._own.name], figures, algorithm, predicted_us)
 
 
 def calls_for(call_us: float, round_ms: float) -> int:
@@ -198,20 +227,20 @@ def warmup_for(calls: int) -> int:
     return max(2, min(100, calls // 10))
 
 
-def _prepare(case: Case, side: Side, round_ms: float) -> tuple[Timing, dict[str, Any]]:
-    """Bind, check, and find out how many calls fit into a block; also what rank 0 tells of its choice."""
-    told = side.ask({"do": "bind", "case": case.to_json()})[0]
+def _bind(case: Case, side: Side) -> None:
+    side.ask({"do": "bind", "case": case.to_json()})
+
+
+def _prepare(case: Case, side: Side, round_ms: float) -> Timing:
+    """Bind, check, and find out how many calls fit into a block."""
+    _bind(case, side)
     timing = Timing(side.name, wrong=_check(side))
     call_us = float(np.median(side.time_block(3, 2).max(axis=0)))
     if call_us < PILOT_US:
         call_us = float(np.mean(side.time_block(calls_for(call_us, PILOT_US / 1e3), 2).max(axis=0)))
     timing.calls = calls_for(call_us, round_ms)
-    return timing, told
+    return timing
 
 
 def _check(side: Side) -> int:
     return sum(int(answer["wrong"]) for answer in side.ask({"do": "check"}))
-
-
-def _time_round(side: Side, timing: Timing) -> NDArray[np.float64]:
-    return side.time_block(timing.calls, warmup_for(timing.calls))

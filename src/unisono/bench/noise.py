@@ -7,12 +7,13 @@ somebody else computes are still ratios of a same-run comparison, but they vary 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["QUIET_SHARE", "CpuMeter", "Noise", "others_share", "ticks_of", "ticks_of_ended_children"]
+__all__ = ["QUIET_SHARE", "CpuMeter", "Noise", "Pace", "others_share", "ticks_of", "ticks_of_ended_children"]
 
 QUIET_SHARE = 0.05
 """Others and the host together may use so much of a quiet machine."""
@@ -46,6 +47,38 @@ def others_share(before: Reading, after: Reading) -> float:
     elapsed = after.elapsed - before.elapsed
     others = (after.used - before.used) - (after.ours - before.ours)
     return min(1.0, max(0.0, others / elapsed)) if elapsed > 0 else 0.0
+
+
+class Pace:
+    """How fast a core is at the moment: times of one fixed piece of work, taken between blocks of a run.
+
+    They move where the clock does, or a neighbour of the same physical core comes and goes; /proc/stat does
+    not tell of either.
+    """
+
+    def __init__(self) -> None:
+        self.times_us: list[float] = []
+
+    def beat(self) -> None:
+        """Do the work once; about half a millisecond."""
+        start = time.perf_counter_ns()
+        sum(range(20_000))
+        self.times_us.append((time.perf_counter_ns() - start) / 1e3)
+
+    def to_json(self) -> dict[str, float]:
+        """The median and the range in which four out of five lie; empty when nothing was timed."""
+        if not self.times_us:
+            return {}
+        times = sorted(self.times_us)
+        low, middle, high = (times[int(share * (len(times) - 1))] for share in (0.1, 0.5, 0.9))
+        return {"low_us": low, "median_us": middle, "high_us": high}
+
+    def __str__(self) -> str:
+        found = self.to_json()
+        if not found:
+            return "no pace was taken"
+        low, middle, high = (found[name] for name in ("low_us", "median_us", "high_us"))
+        return f"a fixed piece of work took {middle:.0f} us on a core, mostly {low:.0f} to {high:.0f}"
 
 
 class CpuMeter:

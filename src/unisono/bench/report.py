@@ -13,7 +13,7 @@ from typing import Any
 from unisono.bench.cases import OPERATIONS
 from unisono.bench.contenders import LIMITS
 from unisono.bench.measure import Line, Timing, Unmeasurable
-from unisono.bench.noise import QUIET_SHARE, Noise
+from unisono.bench.noise import QUIET_SHARE, Noise, Pace
 
 __all__ = ["header", "machine", "noise_line", "reasons", "row", "to_json"]
 
@@ -87,7 +87,7 @@ def machine() -> dict[str, Any]:
 
 
 def to_json(
-    lines: Sequence[Line], settings: dict[str, Any], noise: Noise | None, cores: int
+    lines: Sequence[Line], settings: dict[str, Any], noise: Noise | None, cores: int, pace: Pace
 ) -> dict[str, Any]:
     """The whole run as one JSON object; `ratio` is Unisono's time over the peer's."""
     others, stolen = (None, None) if noise is None else noise
@@ -97,7 +97,12 @@ def to_json(
         "command": ["unisono", *sys.argv[1:]],
         "settings": settings,
         "machine": machine() | {"cores": cores},
-        "noise": {"others_cpu_share": others, "stolen_cpu_share": stolen, "quiet": quiet},
+        "noise": {
+            "others_cpu_share": others,
+            "stolen_cpu_share": stolen,
+            "quiet": quiet,
+            "pace": pace.to_json(),
+        },
         "lines": [line.to_json() for line in lines],
     }
 

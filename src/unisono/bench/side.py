@@ -97,9 +97,9 @@ class Side:
         """
         return self._ask_each([command] * self.size, timeout_s)
 
-    def time_block(self, calls: int, warmup: int) -> NDArray[np.float64]:
+    def time_block(self, calls: int, warmup: int, what: str = "block") -> NDArray[np.float64]:
         """Microseconds of each call on each rank. Shapes: [ranks, calls]."""
-        answers = self.ask({"do": "block", "calls": calls, "warmup": warmup})
+        answers = self.ask({"do": what, "calls": calls, "warmup": warmup})
         samples: NDArray[np.int64] = np.stack([answer["samples"] for answer in answers])
         return samples / 1e3
 

@@ -96,10 +96,12 @@ class Rank:
         self.call: Call = lambda: None
 
     def obey(self, command: dict[str, Any]) -> tuple[dict[str, Any], NDArray[np.int64] | None]:
-        """Run one command: bind a case, check its values, time a block, close."""
+        """Run one command: bind a case to new buffers, tell the choice, check values, time a block, close."""
         match command["do"]:
             case "bind":
                 return self._bind(Case(**command["case"])), None
+            case "choice":
+                return self.contender.choice(self._bound()), None
             case "check":
                 return {"wrong": self._check()}, None
             case "block":
@@ -117,27 +119,34 @@ class Rank:
         buffers = allocate(case, self.rank)
         self.call = self.contender.bind(case, buffers)
         self.case, self.buffers = case, buffers
-        return self.contender.choice(case)
+        self._clear()
+        return {}
 
-    def _check(self) -> int:
-        """Run the operation once on known data; leave zeros, which no number of repetitions changes."""
+    def _bound(self) -> Case:
         if self.case is None:
             raise ValueError("nothing is bound")
-        if isinstance(self.contender, MemcpyContender):
-            self.call()
-            return 0
-        fill(self.case, self.rank, self.buffers)
-        self.call()
-        wrong = count_wrong(self.case, self.rank, self.buffers)
+        return self.case
+
+    def _clear(self) -> None:
+        """Write zeros, which no number of repetitions changes. Also the first touch of the memory."""
         for array in (self.buffers.inp, self.buffers.out):
             if array is not None:
                 array.fill(0)
+
+    def _check(self) -> int:
+        """Run the operation once on known data; leave zeros."""
+        case = self._bound()
+        if isinstance(self.contender, MemcpyContender):
+            self.call()
+            return 0
+        fill(case, self.rank, self.buffers)
+        self.call()
+        wrong = count_wrong(case, self.rank, self.buffers)
+        self._clear()
         return wrong
 
     def _block(self, calls: int, warmup: int) -> NDArray[np.int64]:
-        if self.case is None:
-            raise ValueError("nothing is bound")
-        synchronizing = OPERATIONS[self.case.operation].synchronizing
+        synchronizing = OPERATIONS[self._bound().operation].synchronizing
         return time_calls(self.call, calls, warmup, None if synchronizing else self.contender.barrier)
 
 

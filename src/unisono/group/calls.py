@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, NamedTuple, NoReturn
+from operator import index
+from typing import Any, NamedTuple, NoReturn, SupportsIndex
 
 from unisono import _native
 from unisono.buffers import DTYPES, ITEMSIZES
 from unisono.choose import Choice, Chooser
-from unisono.errors import GroupClosed, GroupError
+from unisono.errors import Aborted, GroupClosed, GroupError, message
 from unisono.group.canon import Canon
 from unisono.group.faults import COLLECTIVES, Scene, explain
 from unisono.group.layout import Extents, lay_out
@@ -24,6 +25,7 @@ from unisono.store.base import close_in_children
 __all__ = ["Caller", "Options", "Prepared", "named"]
 
 _OPS = (ReduceOp, PremulSum)
+_OP_NAMES = ", ".join(f"un.{op.name}" for op in ReduceOp)
 _PLANNED_AS = {"all_gather_v": "all_gather"}
 
 
@@ -90,6 +92,7 @@ class Caller:
         self.hosts = tuple(distinct.index(name) for name in host_names)
         self._works: list[Work] = []
         self._works_lock = threading.Lock()
+        self._told = False  # whether a call has raised what aborted the group
         if len(distinct) > 1:
             close_in_children(self.close_copies)
 
@@ -159,7 +162,7 @@ class Caller:
         Args:
             out: its buffer, or its output.  given: its input, where it has one; see `layout`.
         """
-        self._check_root(collective, root)
+        root = self._check_root(collective, root)
         try:
             laid = lay_out(collective, out, given, self.size, self.rank, root)
         except (TypeError, ValueError) as error:
@@ -205,9 +208,7 @@ class Caller:
             self._check_root(collective, root)
             algorithm = self._canon.algorithm(collective, algorithm, root, asked)
         if type(op) not in _OPS:
-            raise TypeError(
-                f"{collective}: op is {op!r}, expected a member of ReduceOp or premul_sum(factor)"
-            )
+            raise TypeError(f"{collective}: op is {op!r}, expected {_OP_NAMES} or premul_sum(factor)")
         key = (collective, algorithm, root, dtype, op.value)
         found = self._prepared.get(key)
         if found is None:
@@ -242,6 +243,7 @@ class Caller:
         operation, name, root = prepared
         if not options.async_op:
             if operation.run(engine, root, numel, factor, timeout_s, out, given, together):
+                engine.hold(keep)
                 raise self.failure(name, timeout_s, engine)
             return None
         where = site()
@@ -285,9 +287,13 @@ class Caller:
                 "algorithm='direct' only"
             )
 
-    def _check_root(self, collective: str, root: int) -> None:
-        if not 0 <= root < self.size:
+    def _check_root(self, collective: str, root: int) -> int:
+        """The root as a plain int: it may be one of NumPy's, as `argmax` gives it."""
+        if not isinstance(root, SupportsIndex):
+            raise TypeError(f"{collective}: the root is {root!r}, expected the number of a rank")
+        if not 0 <= index(root) < self.size:
             raise ValueError(f"{collective}: rank {root} is not in group {self.name!r} of {self.size} ranks")
+        return index(root)
 
     # ---- errors, works, the end ------------------------------------------------------------------------
 
@@ -297,10 +303,14 @@ class Caller:
 
     def failure(self, operation: str, timeout_s: float, engine: _native.Engine | None = None) -> GroupError:
         """The error for what aborted the group; `engine` is its engine, when the group may be closed."""
+        self._told = True
         return explain(self.scene(engine or self.engine, operation, timeout_s))
 
     def fail(self, operation: str, timeout_s: float) -> NoReturn:
         """Raise the error for what aborted the group."""
+        if self._engine is None:  # closed by a signal handler or another thread, while the call was under way
+            where = f"group={self.name} rank={self.rank}/{self.size}"
+            raise Aborted(message(f"{operation} failed: this rank closed the group meanwhile", where=where))
         raise self.failure(operation, timeout_s)
 
     def keep(self, work: Work) -> None:
@@ -308,6 +318,16 @@ class Caller:
         with self._works_lock:
             self._works = [one for one in self._works if not one.done()]
             self._works.append(work)
+
+    def unheard(self) -> BaseException | None:
+        """What ended an asynchronous collective, when no call and no wait has raised it yet."""
+        if self._told or self._engine is None or not self._engine.fault()[0]:
+            return None
+        with self._works_lock:
+            works = [work for work in self._works if isinstance(work, CollectiveWork)]
+        if any(work.heard for work in works):
+            return None
+        return next((error for work in works if (error := work.exception()) is not None), None)
 
     def close_copies(self) -> None:
         """In a fork's child: close its copies of connections, which would hide the parent's death."""

@@ -13,7 +13,7 @@ from typing import Any
 from unisono import _native, env
 from unisono.backends.native import EngineSettings, open_engine
 from unisono.choose import Choice
-from unisono.errors import GroupError, message
+from unisono.errors import GroupError, RendezvousError, message
 from unisono.group import faults
 from unisono.group.calls import Caller
 from unisono.group.objects import Objects
@@ -135,15 +135,19 @@ class Group(Objects):
         members = tuple(self._members[rank] for rank in chosen)
         room = PrefixStore(f"subgroup/{self._subgroups}/{'_'.join(map(str, chosen))}", self._store)
         place = chosen.index(self.rank)
-        return connect(
-            room,
-            place,
-            len(chosen),
-            name=name,
-            timeout_s=self.timeout_s,
-            members=members,
-            reproducible=self.reproducible,
-        )
+        try:
+            return connect(
+                room,
+                place,
+                len(chosen),
+                name=name,
+                timeout_s=self.timeout_s,
+                members=members,
+                reproducible=self.reproducible,
+            )
+        except RendezvousError as error:
+            where = f"subgroup({list(chosen)}) of group {self.name!r}, ranks numbered as in it"
+            raise RendezvousError(f"{where}: {error}") from None
 
     def split(self, color: int | None, key: int = 0) -> Group | None:
         """Cut this group into one group for every `color`; None for a rank whose color is None.
@@ -208,7 +212,11 @@ class Group(Objects):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Close; when the block ended well, raise the error of asynchronous work that nobody heard of."""
+        unheard = self._caller.unheard() if kind is None else None
         self.close()
+        if unheard is not None:
+            raise unheard
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"rank {self.rank} of {self.size}"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from unisono import encoding
+from unisono.group.calls import named
 from unisono.group.coalesced import Coalesced
 from unisono.group.messages import Messages
 
@@ -31,7 +31,7 @@ class Objects(Coalesced, Messages):
     ) -> Any:
         """The object of rank `src`, on every rank."""
         if self._caller.rank == src:
-            encoded = _encoded(obj, pickle)
+            encoded = _encoded("broadcast_object", obj, pickle)
             self.broadcast(_length(encoded), src, timeout=timeout)
             self.broadcast(encoded, src, timeout=timeout)
             return obj
@@ -39,22 +39,22 @@ class Objects(Coalesced, Messages):
         self.broadcast(length, src, timeout=timeout)
         encoded = np.empty(length[0], np.uint8)
         self.broadcast(encoded, src, timeout=timeout)
-        return encoding.decode(encoded, pickle=pickle)
+        return _decoded(encoded, pickle=pickle)
 
     def all_gather_object(self, obj: Any, *, pickle: bool = False, timeout: Timeout = None) -> list[Any]:
         """The objects of all ranks, in the order of ranks, on every rank."""
-        encoded = _encoded(obj, pickle)
+        encoded = _encoded("all_gather_object", obj, pickle)
         lengths = np.zeros(self._caller.size, np.int64)
         self.all_gather(lengths, _length(encoded), timeout=timeout)
         parts = [np.empty(length, np.uint8) for length in lengths]
         self.all_gather_v(parts, encoded, timeout=timeout)
-        return [encoding.decode(part, pickle=pickle) for part in parts]
+        return [_decoded(part, pickle=pickle) for part in parts]
 
     def gather_object(
         self, obj: Any, dst: int = 0, *, pickle: bool = False, timeout: Timeout = None
     ) -> list[Any] | None:
         """The objects of all ranks, in the order of ranks, on rank `dst`; elsewhere None."""
-        encoded = _encoded(obj, pickle)
+        encoded = _encoded("gather_object", obj, pickle)
         if self._caller.rank != dst:
             self.gather(_length(encoded), None, dst, timeout=timeout)
             self.gather(encoded, None, dst, timeout=timeout)
@@ -63,7 +63,7 @@ class Objects(Coalesced, Messages):
         self.gather(_length(encoded), lengths, dst, timeout=timeout)
         parts = [np.empty(length, np.uint8) for length in lengths]
         self.gather(encoded, parts, dst, timeout=timeout)
-        return [encoding.decode(part, pickle=pickle) for part in parts]
+        return [_decoded(part, pickle=pickle) for part in parts]
 
     def scatter_object(
         self,
@@ -81,20 +81,20 @@ class Objects(Coalesced, Messages):
                 raise ValueError(
                     f"scatter_object: got {given}, expected {self._caller.size}: one for every rank"
                 )
-            parts = [_encoded(obj, pickle) for obj in objs]
+            parts = [_encoded("scatter_object", obj, pickle) for obj in objs]
             self.scatter(length, np.array([part.size for part in parts], np.int64), src, timeout=timeout)
             self.scatter(np.empty_like(parts[src]), parts, src, timeout=timeout)
             return objs[src]
         self.scatter(length, None, src, timeout=timeout)
         encoded = np.empty(length[0], np.uint8)
         self.scatter(encoded, None, src, timeout=timeout)
-        return encoding.decode(encoded, pickle=pickle)
+        return _decoded(encoded, pickle=pickle)
 
     def send_object(
         self, obj: Any, dst: int, tag: int = 0, *, pickle: bool = False, timeout: Timeout = None
     ) -> None:
         """Send an object to rank `dst`."""
-        encoded = _encoded(obj, pickle)
+        encoded = _encoded("send_object", obj, pickle)
         self.send(_length(encoded), dst, tag, timeout=timeout)
         self.send(encoded, dst, tag, timeout=timeout)
 
@@ -106,12 +106,23 @@ class Objects(Coalesced, Messages):
         source = self.recv(length, src, tag, timeout=timeout)
         encoded = np.empty(length[0], np.uint8)
         self.recv(encoded, source, tag, timeout=timeout)
-        return encoding.decode(encoded, pickle=pickle)
+        return _decoded(encoded, pickle=pickle)
 
 
-def _encoded(obj: Any, pickle: bool) -> Bytes:
-    return np.frombuffer(encoding.encode(obj, pickle=pickle), np.uint8)
+def _encoded(call: str, obj: Any, pickle: bool) -> Bytes:
+    from unisono import encoding  # here and below: ranks that send no objects start sooner
+
+    try:
+        return np.frombuffer(encoding.encode(obj, pickle=pickle), np.uint8)
+    except (TypeError, ValueError) as error:
+        raise named(call, error) from None
 
 
 def _length(encoded: Bytes) -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.array([encoded.size], np.int64)
+
+
+def _decoded(data: Any, *, pickle: bool) -> Any:
+    from unisono import encoding
+
+    return encoding.decode(data, pickle=pickle)

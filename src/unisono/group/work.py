@@ -83,10 +83,11 @@ class DoneWork(Work):
 class CollectiveWork(Work):
     """A queued collective: done when the engine has come to its ticket."""
 
-    __slots__ = ("_engine", "_keep", "_scene", "_ticket")
+    __slots__ = ("_engine", "_keep", "_scene", "_ticket", "heard")
 
     def __init__(self, engine: _native.Engine, ticket: int, keep: Any, scene: Scene) -> None:
-        """`ticket`: the engine's number of it; `keep`: its buffers."""
+        """`ticket`: the engine's number of it; `keep`: its buffers. `heard`: its error has been raised."""
+        self.heard = False
         self._engine = engine
         self._ticket = ticket
         self._keep = keep
@@ -107,6 +108,8 @@ class CollectiveWork(Work):
         if kind == FaultKind.TIMEOUT and not self._engine.fault()[0]:
             raise Timeout(late(self._scene, seconds(timeout, 0.0)))
         if kind:
+            self._engine.hold(self._keep)
+            self.heard = True
             raise explain(self._scene)
 
 
@@ -138,10 +141,12 @@ class MessageWork(Work):
         if kind == FaultKind.TIMEOUT and not self._engine.fault()[0]:
             raise Timeout(late(self._scene, seconds(timeout, 0.0)))
         if kind:
+            self._engine.hold(self._keep)
             raise explain(self._scene)
 
     def failure(self) -> BaseException:
         """The error for what went wrong."""
+        self._engine.hold(self._keep)
         return explain(self._scene)
 
     def wait_or_abort(self, timeout_s: float) -> int:

@@ -75,6 +75,7 @@ class Nodes:
         self._hosts: tuple[str, ...] = ()
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
+        self._looked_at = 0.0
         self.end: End | None = None
 
     def meet(self, master_port: int) -> Assignment:
@@ -136,17 +137,19 @@ class Nodes:
 
     def _watch(self, on_end: Callable[[], None]) -> None:
         seen: dict[int, tuple[bytes, float]] = {}
+        unanswered = 0  # in a row: a node that was itself stopped for a while finds one, without meaning
         while not self._over.is_set():
             try:
-                self._store.add(f"beat/{self._job.node_rank}", 1, timeout_s=SILENT_S)
+                self._store.add(f"beat/{self._job.node_rank}", 1, timeout_s=SILENT_S / 2)
                 if self._job.node_rank == 0:
                     self._look_for_silent(seen)
                 raw = self._store.get("end", BEAT_S)
             except StoreTimeout as error:
-                if self._store.describe() and "no answer" in str(error):
-                    self._lost()
-                    break
-                continue
+                unanswered = unanswered + 1 if "no answer" in str(error) else 0
+                if unanswered < 2:
+                    continue
+                self._lost()
+                break
             except StoreError:
                 if self._over.is_set():
                     return
@@ -166,6 +169,9 @@ class Nodes:
 
     def _look_for_silent(self, seen: dict[int, tuple[bytes, float]]) -> None:
         now = time.monotonic()
+        if now - self._looked_at > SILENT_S / 2:
+            seen.clear()  # this node was stopped itself: the others' time begins anew
+        self._looked_at = now
         for number in range(1, self._job.nnodes):
             beat = self._store.get(f"beat/{number}", 0) if self._store.check([f"beat/{number}"]) else b""
             if self._store.check([f"final/{number}"]) or beat != seen.get(number, (b"", 0.0))[0]:

@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         *_both("--token-file"), metavar="F",
         help="the job's token, mode 0600; node 0 makes it when absent, copy it to the other nodes",
     )  # fmt: skip
-    add("--tls", action="store_true", help="encrypt the store's connections")
+    add("--tls", action="store_true", help="encrypt the connections of the store and between hosts")
     add("--advertise", metavar="HOST:PORT", help="where others reach this node's ranks, behind a router")
     for flag, takes_value, _, _ in _ELSEWHERE:
         names, dest = _both(flag), _dest(flag)

@@ -18,7 +18,9 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["become_subreaper", "children", "end_children", "signal_rank", "start"]
+__all__ = ["become_subreaper", "children", "end_children", "signal_rank", "signal_strays", "start"]
+
+TRACKER_S = 4.0  # what a resource tracker gets to remove shared memory before it is killed
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -101,6 +103,30 @@ def _parent_of(pid: int) -> int:
         return -1
 
 
+def signal_strays(number: int, waited_s: float) -> None:
+    """Signal every child, the resource trackers of multiprocessing last.
+
+    A tracker ends by itself when it has removed its rank's shared memory. A busy machine may take long to let
+    it run, and nobody else knows the names of what it removes.
+
+    Args:
+        waited_s: how long these children have been left to themselves.
+    """
+    for pid in children():
+        if waited_s < TRACKER_S and _is_tracker(pid):
+            continue
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _is_tracker(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as words:
+            return b"multiprocessing.resource_tracker" in words.read()
+    except OSError:
+        return False
+
+
 def end_children(patience_s: float = 0.0, give_up_s: float = 5.0) -> None:
     """SIGKILL and reap every child, then the orphans this leaves us, until there is none.
 
@@ -111,9 +137,8 @@ def end_children(patience_s: float = 0.0, give_up_s: float = 5.0) -> None:
     """
     began = time.monotonic()
     while (waited_s := time.monotonic() - began) < patience_s + give_up_s:
-        for pid in children() if waited_s >= patience_s else ():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        if waited_s >= patience_s:
+            signal_strays(signal.SIGKILL, waited_s)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass

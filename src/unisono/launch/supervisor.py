@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from unisono.launch.board import StatusBoard
 from unisono.launch.job import STDERR, Assignment, Job, rank_environment, usable_cores
-from unisono.launch.process import become_subreaper, children, end_children, signal_rank, start
+from unisono.launch.process import become_subreaper, children, end_children, signal_rank, signal_strays, start
 from unisono.launch.screen import Screen
 from unisono.launch.streams import RankStream, Streams
 from unisono.launch.summary import (
@@ -45,6 +45,7 @@ AFTER_INTERRUPT_S = 0.3  # from SIGTERM to SIGKILL after Ctrl-C; the job has to 
 REPEATED_S = 0.3  # a second signal within this is the first once more: terminal and wrapper both sent it
 STRAYS_S = 0.5  # what ranks leave behind may end by itself, as multiprocessing's resource tracker does:
 STRAYS_IN_A_HURRY_S = 0.3  # it removes their shared memory first, so it must not be killed at once
+KILL_AGAIN = [(0.02, signal.SIGKILL)] * 250  # killing a process hands us its children
 DRAIN_S = 0.3  # an interrupted job waits this long for a console that takes nothing
 
 
@@ -98,6 +99,7 @@ class Supervisor:
         self._start_failed = False
         self._childless = False
         self._strays: _Escalation | None = None
+        self._strays_since = 0.0
         self._give_up_at: float | None = None  # when to stop waiting for the ends of pipes and the console
         self._reported = False
         self._status = 0
@@ -220,7 +222,7 @@ class Supervisor:
         self._stopped_by = cause
         self._escalation = escalation
         if self._strays is not None:
-            self._strays = _Escalation((0, signal.SIGKILL))
+            self._strays = _Escalation((0, signal.SIGKILL), *KILL_AGAIN)
 
     def _reap(self) -> None:
         """Note every child that has ended; the board first, survivors wait for it."""
@@ -287,24 +289,21 @@ class Supervisor:
     def _end_strays(self, now: float) -> None:
         """End what the ranks left behind: data loader workers, daemons, adopted from wherever they were."""
         if self._strays is None:
-            kill_again = [(0.02, signal.SIGKILL)] * 250  # killing a process hands us its children
+            self._strays_since = now
             if self._stopped_by:
-                self._strays = _Escalation((STRAYS_IN_A_HURRY_S, signal.SIGKILL), *kill_again)
+                self._strays = _Escalation((STRAYS_IN_A_HURRY_S, signal.SIGKILL), *KILL_AGAIN)
             else:
                 self._strays = _Escalation(
-                    (STRAYS_S, signal.SIGTERM), (STRAYS_S, signal.SIGKILL), *kill_again
+                    (STRAYS_S, signal.SIGTERM), (STRAYS_S, signal.SIGKILL), *KILL_AGAIN
                 )
             return
         number = self._strays.pop(now)
         if number is not None:
-            left = children()
-            if number == signal.SIGTERM and left:
+            if number == signal.SIGTERM and (left := children()):
                 self._say(
                     f"ending {len(left)} process{'es' if len(left) > 1 else ''} left behind by the ranks"
                 )
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
+            signal_strays(number, now - self._strays_since)
 
     # the end
 

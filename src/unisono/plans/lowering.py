@@ -1,7 +1,7 @@
 """Flatten a plan into the numbers that the engine runs; csrc/program.cpp reads them.
 
-out chunks, in chunks, tmp chunks of this rank, equal blocks, lends, messages in flight, algorithm, then per step
-opcode, flags, space and index of the chunk, space and index of the own chunk, own place,
+out chunks, in chunks, tmp chunks of this rank, equal blocks, lends, messages in flight, algorithm, then per
+step opcode, flags, space and index of the chunk, space and index of the own chunk, own place,
 number of peers, peers
 """
 
@@ -20,6 +20,7 @@ __all__ = ["lower", "lower_rank"]
 _OPCODES: dict[type, int] = {Send: 0, Recv: 1, Reduce: 2, Copy: 3}
 _SPACES = {"out": 0, "in": 1, "tmp": 2}
 _FINAL, _RAW, _LAST = 1, 2, 4
+_CROWD = 64  # more ranks on one host than this lend in small segments only: to see all steps takes long
 _CUSTOM = 255  # an algorithm that is not in the catalogue
 
 
@@ -30,7 +31,7 @@ def lower(plan: Plan) -> list[list[int]]:
         PlanError: the plan is wrong.
     """
     in_flight, findings = run(plan)
-    lends = _lends(plan.collective, plan.steps, plan.hosts)
+    lends = _lends(plan.collective, plan.size, plan.steps, plan.hosts)
     code = []
     for rank, (steps, seen) in enumerate(zip(plan.steps, findings, strict=True)):
         raw = [found.own is not None and found.own.raw for found in seen]
@@ -60,7 +61,7 @@ def lower_rank(
         isinstance(step, Reduce) and _everybody(size, origins.ranks(rank, number))
         for number, step in enumerate(steps)
     ]
-    lends = _lends(collective, (function(peer, size, root) for peer in range(size)), hosts)
+    lends = _lends(collective, size, (function(peer, size, root) for peer in range(size)), hosts)
     header = _header(collective, algorithm, size, steps, 0, lends)
     last = _last(steps, reduces=contract.reduces)
     return header + _words(rank, steps, _raw(rank, steps, given), complete, last)
@@ -109,9 +110,9 @@ def _header(
     return [out, given, seen["tmp"], equal_blocks, int(lends), max(in_flight, out, given), number]
 
 
-def _lends(collective: str, plan: Iterable[Iterable[Step]], hosts: tuple[int, ...]) -> bool:
+def _lends(collective: str, size: int, plan: Iterable[Iterable[Step]], hosts: tuple[int, ...]) -> bool:
     """Whether a plan inside one host only moves what stays as it is: then any size can be lent."""
-    if CONTRACTS[collective].reduces or len(set(hosts)) > 1:
+    if CONTRACTS[collective].reduces or len(set(hosts)) > 1 or size > _CROWD:
         return False
     return all(
         last or not isinstance(step, Send)
@@ -123,8 +124,8 @@ def _lends(collective: str, plan: Iterable[Iterable[Step]], hosts: tuple[int, ..
 def _last(steps: Sequence[Step], *, reduces: bool) -> list[bool]:
     """For every step, whether it sends a chunk of the caller's that nothing is written over afterwards.
 
-    Where contributions are combined, only one that a reduction has written: others are best staged, where they
-    are read in place.
+    Where contributions are combined, only one that a reduction has written: others are best staged, where
+    they are read in place.
     """
     writes: dict[Chunk, int] = {}
     reduced: set[Chunk] = set()

@@ -1,0 +1,180 @@
+"""TLS for the engine's connections: a process beside the rank that encrypts what it passes on.
+
+The engine reads and writes plain sockets, and Python's `ssl` does not hand out the keys that the kernel's TLS
+would need. So the rank gives the engine one end of a socket pair, and its connection with the other end to
+this process, which speaks TLS 1.3 on it. The end of either side is passed on to the other, in order, so a
+death is seen as it is without TLS. It costs a copy into a pipe and one core's work at each end.
+
+The process ends with its last connection. It is a grandchild: its end is no business of the program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+
+from unisono.store.tls import context, wrapped
+
+__all__ = ["Relays", "main"]
+
+PIECE = 256 * 1024
+SERVER, CLIENT = b"s", b"c"
+READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+
+class Relays:
+    """Starts the process when it is first needed, and gives it connections. Used by several threads."""
+
+    def __init__(self, token: bytes) -> None:
+        self._token = token
+        self._lock = threading.Lock()
+        self._control: socket.socket | None = None
+
+    def carry(self, sock: socket.socket, *, server: bool) -> socket.socket:
+        """The end for the engine of a connection that is encrypted from now on. `sock` is used up."""
+        near, far = socket.socketpair()
+        with sock, far, self._lock:
+            control = self._control = self._control or _start(self._token)
+            socket.send_fds(control, [SERVER if server else CLIENT], [sock.fileno(), far.fileno()])
+        near.setblocking(False)
+        return near
+
+    def close(self) -> None:
+        """Give no more; the process stays as long as its connections."""
+        if self._control is not None:
+            self._control.close()
+
+
+def _start(token: bytes) -> socket.socket:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        command = [sys.executable, "-m", "unisono.backends.relay", str(theirs.fileno())]
+        ours.send(token)
+        subprocess.run(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, check=True)
+    return ours
+
+
+class Flow:
+    """One direction: what was read from `source` and is not all sent to `sink`."""
+
+    def __init__(self, source: socket.socket, sink: socket.socket) -> None:
+        self._source, self._sink = source, sink
+        self._buffer = memoryview(bytearray(PIECE))
+        self._first = self._last = 0
+        self.over = False
+
+    def full(self) -> bool:
+        """Whether it waits for the sink, and not for the source."""
+        return self._first < self._last
+
+    def move(self) -> bool:
+        """Read or send once; whether anything moved. Raises OSError when one of the two is gone."""
+        if self.over:
+            return False
+        try:
+            if self.full():
+                self._first += self._sink.send(self._buffer[self._first : self._last])
+                return True
+            self._first, self._last = 0, self._source.recv_into(self._buffer)
+            if not self._last:
+                self.over = True
+                socket.socket.shutdown(self._sink, socket.SHUT_WR)  # an SSLSocket's own forgets its keys
+        except BlockingIOError:
+            return False
+        return True
+
+
+class Pair:
+    """One connection: TLS outside, plain inside."""
+
+    def __init__(self, outer: socket.socket, inner: socket.socket) -> None:
+        self.outer, self.inner = outer, inner
+        self.closed = False
+        self._outwards, self._inwards = Flow(inner, outer), Flow(outer, inner)
+
+    def events(self) -> tuple[int, int]:
+        """What to wait for on `outer` and on `inner`."""
+        return (
+            _wanted(self._inwards, READ, full=False) | _wanted(self._outwards, WRITE, full=True),
+            _wanted(self._outwards, READ, full=False) | _wanted(self._inwards, WRITE, full=True),
+        )
+
+    def move(self) -> None:
+        """Pass on what can be, without waiting."""
+        try:
+            while self._outwards.move() | self._inwards.move():
+                pass
+            if self._outwards.over and self._inwards.over:
+                self.close()
+        except OSError:  # one side is gone: the other must see an end
+            self.close()
+
+    def close(self) -> None:
+        """End both sides."""
+        self.closed = True
+        self.inner.close()
+        self.outer.close()
+
+
+def _wanted(flow: Flow, event: int, *, full: bool) -> int:
+    return event if not flow.over and flow.full() == full else 0
+
+
+def serve(control: socket.socket) -> None:
+    """Carry connections until there are none, and nobody left to bring any."""
+    token = control.recv(4096)
+    contexts = {SERVER: context(token, server=True), CLIENT: context(token, server=False)}
+    with selectors.DefaultSelector() as selector:
+        selector.register(control, READ)
+        while selector.get_map():
+            ready = {key.fileobj if key.data is None else key.data for key, _ in selector.select()}
+            for one in ready:
+                if isinstance(one, Pair):
+                    _advance(selector, one)
+                elif pair := _welcome(control, contexts):
+                    _advance(selector, pair)
+                else:
+                    selector.unregister(control)
+
+
+def _advance(selector: selectors.BaseSelector, pair: Pair) -> None:
+    for sock in (pair.outer, pair.inner):
+        with contextlib.suppress(KeyError):
+            selector.unregister(sock)
+    pair.move()
+    if not pair.closed:
+        for sock, events in zip((pair.outer, pair.inner), pair.events(), strict=True):
+            if events:
+                selector.register(sock, events, pair)
+
+
+def _welcome(control: socket.socket, contexts: dict[bytes, ssl.SSLContext]) -> Pair | None:
+    side, descriptors, _, _ = socket.recv_fds(control, 1, 2)
+    if not descriptors:
+        return None
+    outer, inner = (socket.socket(fileno=each) for each in descriptors)
+    for sock in (outer, inner):
+        sock.setblocking(False)
+    return Pair(wrapped(outer, contexts[side], server=side == SERVER), inner)
+
+
+def main() -> None:
+    """Serve in the background; the argument is the descriptor of the socket that brings connections."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_WRONLY)  # whoever reads the rank's output waits for the rank alone
+    os.dup2(nothing, 1)
+    os.dup2(nothing, 2)
+    with socket.socket(fileno=int(sys.argv[1])) as control:
+        serve(control)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""A run's record in other forms: CSV, the OSU benchmarks' columns, a picture."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from unisono.bench import formats
+
+RECORD = {
+    "lines": [
+        {
+            "operation": "broadcast", "nbytes": 8, "count": 2, "dtype": "f32", "ranks": 2, "p50_us": 1.5,
+            "p99_us": 3.0, "block_us": 2.0, "wrong": 0,
+            "peers": {"mpich": {"p50_us": 3.0, "p99_us": 4.0, "ratio": 0.5, "wrong": 0},
+                      "gloo": {"error": "no"}},
+        }
+    ]
+}  # fmt: skip
+
+
+def test_csv_has_a_row_per_library():
+    assert formats.to_csv(RECORD).splitlines()[1:] == [
+        "broadcast,8,2,f32,2,unisono,1.5,3.0,,0",
+        "broadcast,8,2,f32,2,mpich,3.0,4.0,0.5,0",
+        "broadcast,8,2,f32,2,gloo,,,,",
+    ]
+
+
+def test_osu_has_size_and_latency():
+    assert formats.to_osu(RECORD).splitlines()[-1].split() == ["8", "2.00"]
+
+
+def test_plot_writes_a_picture(tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    # A process of its own: matplotlib keeps its fonts open.
+    script = "import sys, json; from unisono.bench.formats import plot as draw; "
+    script += "draw(json.loads(sys.argv[1]), sys.argv[2])"
+    words = [sys.executable, "-c", script, json.dumps(RECORD), str(tmp_path / "out.png")]
+    subprocess.run(words, check=True, timeout=60)
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
