@@ -120,7 +120,7 @@ def test_on_one_host_direct_algorithms_are_chosen() -> None:
     for hosts in ((), (0,) * 4, (7,) * 4):
         assert choose("all_reduce", 4, 4, hosts) == "one_shot"
         assert choose("all_reduce", 4, 1 << 20, hosts) == "two_shot"
-        assert choose("barrier", 4, 0, hosts) == "dissemination"
+        assert choose("barrier", 4, 0, hosts) == "direct"
         assert choose("reduce_scatter", 4, 1 << 20, hosts) == "direct"
 
 
