@@ -1,6 +1,8 @@
 #include "control.hpp"
 
+#include <linux/sockios.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -19,6 +21,9 @@ constexpr Nanoseconds kMillisecond = 1'000'000;
 constexpr Nanoseconds kMatesGrace = 400 * kMillisecond;
 // A connection for data may end before the goodbye on this one has arrived.
 constexpr Nanoseconds kDoubtGrace = 700 * kMillisecond;
+// A goodbye that is lost on its way is sent again by the kernel, unless the process has ended before and what
+// its peer sends meets nobody: the answer to that is a reset, which reads as a death.
+constexpr Nanoseconds kGoodbyePatience = 2000 * kMillisecond;
 constexpr Nanoseconds kLongest = 1'000'000 * kMillisecond;
 
 }  // namespace
@@ -103,7 +108,26 @@ void Control::serve() {
     lock.lock();
     for (int peer : deaths) buried_[static_cast<size_t>(peer)] = true;
     speak();
-    if (leaving_) return;
+    if (leaving_) return see_off(lock);
+  }
+}
+
+// Waits, briefly, until the goodbyes have arrived.
+void Control::see_off(std::unique_lock<std::mutex>& lock) {
+  const Nanoseconds end = now_ns() + kGoodbyePatience;
+  for (useconds_t nap = 50; now_ns() < end; nap = std::min<useconds_t>(2 * nap, 5000)) {
+    bool under_way = false;
+    for (int peer = 0; peer < world_.ranks(); ++peer) {
+      Link& link = links_[static_cast<size_t>(peer)];
+      if (link.open()) read_from(peer);
+      int unacknowledged = 0;
+      if (!link.open() || ioctl(link.fd, SIOCOUTQ, &unacknowledged) != 0) continue;
+      under_way = under_way || unacknowledged > 0;
+    }
+    if (!under_way) return;
+    lock.unlock();
+    usleep(nap);
+    lock.lock();
   }
 }
 

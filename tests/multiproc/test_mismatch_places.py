@@ -82,7 +82,7 @@ def test_all_ranks_show_the_lines_of_all() -> None:
         lines = ahead.splitlines()
         assert lines[1].startswith("  rank 0  #1 broadcast(float64[3], root=0, algorithm=direct)  ")
         assert lines[1].endswith((f"{at['E']}", f"(by now {at['F']})"))
-        assert lines[2] == f"  rank 1  #1 barrier(algorithm=dissemination)  {at['F']}"
+        assert lines[2] == f"  rank 1  #1 barrier(algorithm=direct)  {at['F']}"
         assert f"recv {at['G']}" in message
         assert "got int32[2], expected float64[3]" in message
         assert "from rank 1 with tag 5" in message

@@ -79,15 +79,29 @@ class Flow:
             return False
         try:
             if self.full():
-                self._first += self._sink.send(self._buffer[self._first : self._last])
+                self._first += self._send()
                 return True
             self._first, self._last = 0, self._source.recv_into(self._buffer)
             if not self._last:
                 self.over = True
-                socket.socket.shutdown(self._sink, socket.SHUT_WR)  # an SSLSocket's own forgets its keys
+                with contextlib.suppress(BrokenPipeError):
+                    socket.socket.shutdown(self._sink, socket.SHUT_WR)  # an SSLSocket's own forgets its keys
         except BlockingIOError:
             return False
         return True
+
+    def _send(self) -> int:
+        """How much was taken.
+
+        What a rank that has ended is still sent goes nowhere, but is read: a connection that is closed unread
+        is reset, and what went the other way may be lost with it.
+        """
+        try:
+            return self._sink.send(self._buffer[self._first : self._last])
+        except BrokenPipeError:
+            if isinstance(self._sink, ssl.SSLSocket):
+                raise
+            return self._last - self._first
 
 
 class Pair:
