@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 
 namespace unisono {
 namespace {
@@ -34,7 +33,8 @@ uint32_t pieces(size_t nbytes) {
 
 using Transfer = ssize_t (*)(pid_t, const iovec*, unsigned long, const iovec*, unsigned long, unsigned long);
 
-// Between this process and another; part of the bytes may go at a time.
+// Between this process and another, or itself where ranks are threads: a lender that has given up may have
+// freed its memory, and this call says so where a plain copy would crash. Part of the bytes may go at a time.
 bool transfer(Transfer move, pid_t pid, uint64_t here, uint64_t there, size_t nbytes) {
   while (nbytes > 0) {
     const iovec mine{reinterpret_cast<void*>(here), nbytes}, theirs{reinterpret_cast<void*>(there), nbytes};
@@ -66,12 +66,6 @@ bool work(Loan& loan, uint64_t target, size_t nbytes, Copy copy) {
   }
 }
 
-// Within one process, whose ranks are threads.
-bool plainly(uint64_t source, uint64_t target, size_t nbytes) {
-  std::memcpy(reinterpret_cast<void*>(target), reinterpret_cast<const void*>(source), nbytes);
-  return true;
-}
-
 }  // namespace
 
 void Loan::offer(const void* from) {
@@ -90,7 +84,6 @@ bool Loan::open(void* into) {
 
 bool Loan::take(pid_t lender, void* into, size_t nbytes) {
   const auto to = reinterpret_cast<uint64_t>(into);
-  if (lender == getpid()) return work(*this, to, nbytes, plainly);
   return work(*this, to, nbytes, [lender](uint64_t from, uint64_t to, size_t n) {
     return transfer(process_vm_readv, lender, to, from, n);
   });
@@ -99,7 +92,6 @@ bool Loan::take(pid_t lender, void* into, size_t nbytes) {
 bool Loan::help(pid_t receiver, size_t nbytes) {
   const uint64_t into = target.load(std::memory_order_acquire);
   if (into == 0) return false;
-  if (receiver == getpid()) return work(*this, into, nbytes, plainly);
   return work(*this, into, nbytes, [receiver](uint64_t from, uint64_t to, size_t n) {
     return transfer(process_vm_writev, receiver, from, to, n);
   });
