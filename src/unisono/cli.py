@@ -9,6 +9,9 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import os
+import select
+import signal
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -47,8 +50,26 @@ def _call(module: ModuleType, command: str, words: Sequence[str]) -> int:
     summary = COMMANDS[command][1]
     parser = argparse.ArgumentParser(prog=f"unisono {command}", description=f"{summary.capitalize()}.")
     module.add_arguments(parser)
-    status: int = module.main(parser.parse_args(words))
+    arguments = parser.parse_args(words)
+    try:
+        status: int = module.main(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not _unread():
+            raise
+        return 128 + signal.SIGPIPE
     return status
+
+
+def _unread() -> bool:
+    """Whether nobody reads the output any more, as behind `| head`: then nothing more is written to it."""
+    output = sys.stdout.fileno()
+    watch = select.poll()
+    watch.register(output, 0)
+    if not any(event & select.POLLERR for _, event in watch.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output)  # for what the interpreter still writes at its end
+    return True
 
 
 def _overview() -> str:

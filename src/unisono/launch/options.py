@@ -132,12 +132,20 @@ def job_from(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Job,
         node_rank=node_rank,
         token=_token(args, environ, nnodes, node_rank),
         advertise=args.advertise or "",
-        tls=args.tls,
+        tls=args.tls or _tls(environ),
         replace=_replaced(args.replace, environ),
     )
     remarks += env.unknown(environ)
     _check_environment(job, environ)
     return job, remarks
+
+
+def _tls(environ: Mapping[str, str]) -> bool:
+    """Whether UNISONO_TLS, which the ranks inherit, asks for it."""
+    try:
+        return env.read({name: text for name, text in environ.items() if name == "UNISONO_TLS"}).tls
+    except ValueError as error:
+        raise LaunchError(str(error)) from None
 
 
 def _check_environment(job: Job, environ: Mapping[str, str]) -> None:
