@@ -77,6 +77,22 @@ def test_strangers_at_the_door_are_turned_away() -> None:
             socket.create_connection(stranger.getpeername(), 1).close()
 
 
+def test_a_crowd_of_silent_strangers_delays_nobody_for_long() -> None:
+    strangers: list[socket.socket] = []
+
+    def crowd(value: bytes) -> bytes:
+        [[host, port]] = msgspec.msgpack.decode(value)
+        strangers.extend(socket.create_connection((host, port), 5) for _ in range(300))
+        return value
+
+    started = time.monotonic()
+    groups = open_two(Meddler("endpoint/1", crowd))
+    assert time.monotonic() - started < 18  # one after the other they would take 40 s
+    reduce_and_close(groups)
+    for stranger in strangers:
+        stranger.close()
+
+
 def test_tls_without_a_token_is_refused() -> None:
     with pytest.raises(ValueError, match="TLS needs the job's token"):
         open_two(HashStore(20.0), network=Settings(tls=True))

@@ -22,6 +22,7 @@ from typing import NoReturn
 
 import msgspec
 
+from unisono.backends.guests import Guests
 from unisono.backends.relay import Relays
 from unisono.backends.roster import Roster, gather
 from unisono.env import Settings
@@ -35,7 +36,8 @@ __all__ = ["KINDS", "Sockets", "connect_hosts"]
 
 KINDS = ("control", "data", "messages")
 STRANGER_S = 2.0  # all the time a stranger gets
-GUESTS = 16  # connections looked at at once
+GUESTS = 64  # connections looked at at once
+PATIENCE_S = 0.5  # what a stranger gets, at least, when others wait behind it
 DIAL_S = 20.0  # until a connection is given up that nobody answers
 POLL_S = 0.2
 WELCOME = b"\1"
@@ -281,13 +283,20 @@ class _Connector:
 
     def _accept(self, listener: socket.socket) -> None:
         listener.settimeout(POLL_S)
-        with ThreadPoolExecutor(GUESTS) as pool:
+        with ThreadPoolExecutor(GUESTS) as pool, Guests(GUESTS, PATIENCE_S) as guests:
             while not self._stopped.is_set():
-                with contextlib.suppress(TimeoutError, OSError):
+                guests.make_room()
+                try:
                     guest, _ = listener.accept()
-                    pool.submit(self._receive, guest)
+                except TimeoutError:
+                    continue
+                except OSError:  # that one has gone, or there are no descriptors for now
+                    time.sleep(0.01)
+                    continue
+                guests.came(guest)
+                pool.submit(self._receive, guest, guests)
 
-    def _receive(self, guest: socket.socket) -> None:
+    def _receive(self, guest: socket.socket, guests: Guests) -> None:
         """Take in a guest who turns out to be a lower rank; strangers are turned away."""
         try:
             name, channel = handshake(
@@ -301,11 +310,13 @@ class _Connector:
             )
             kind, _, text = name.partition(" of rank ")
             peer = int(text) if text.isdecimal() else -1
-            if kind not in KINDS or peer not in self._lower:
+            known = kind in KINDS and peer in self._lower
+            if not known or not guests.went(guest):  # it may have been turned away just now
                 raise AuthenticationError(f"{name!r} has no business here")
             guest.sendall(WELCOME)
             self._prepare(guest, kind)
         except (OSError, AuthenticationError):
+            guests.went(guest)
             guest.close()
             return
         self._sockets.put(kind, peer, self._secured(guest, channel, server=True))
