@@ -207,6 +207,7 @@ FaultKind Engine::run(Call call, Held* held) {
   if (queued_.load(std::memory_order_relaxed) == completed_.load(std::memory_order_acquire) &&
       executing_.try_lock()) {
     const std::lock_guard lock(executing_, std::adopt_lock);
+    if (left_.load(std::memory_order_relaxed)) return FaultKind::kAborted;  // closed in this very moment
     runner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
     direct_.store(direct_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     const FaultKind result = execute(call, false, held);
