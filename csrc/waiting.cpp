@@ -1,7 +1,6 @@
 #include "waiting.hpp"
 
 #include <linux/futex.h>
-#include <poll.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -51,6 +50,7 @@ Nanoseconds later(Nanoseconds timeout) {
 // ---- Peers -----------------------------------------------------------------------------------------
 
 Peers::Peers(std::vector<int> pidfds, int status_fd) : pidfds_(std::move(pidfds)) {
+  for (const int fd : pidfds_) watched_.push_back({fd, POLLIN, 0});
   struct stat info;
   if (status_fd < 0 || fstat(status_fd, &info) != 0 || info.st_size == 0) return;
   void* const board = mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ, MAP_SHARED, status_fd, 0);
@@ -71,8 +71,11 @@ bool Peers::dead(int rank) const {
 }
 
 int Peers::find_dead(World& world, Fault& fault) const {
-  for (int rank = 0; rank < static_cast<int>(pidfds_.size()); ++rank) {
-    if (world.cell(rank).left.load(std::memory_order_acquire) != 0 || !dead(rank)) continue;
+  std::vector<pollfd> watched = watched_;  // several threads ask
+  if (poll(watched.data(), watched.size(), 0) <= 0) return -1;
+  for (int rank = 0; rank < static_cast<int>(watched.size()); ++rank) {
+    if (watched[static_cast<size_t>(rank)].revents == 0) continue;
+    if (world.cell(rank).left.load(std::memory_order_acquire) != 0) continue;
     look_up(world.cell(rank).pid.load(std::memory_order_relaxed), fault);
     return rank;
   }

@@ -3,6 +3,8 @@
 // Fault, never otherwise.
 #pragma once
 
+#include <poll.h>
+
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -43,6 +45,7 @@ class Peers {
 
  private:
   std::vector<int> pidfds_;
+  std::vector<pollfd> watched_;  // the same, for one call that asks for all; -1 is passed over
   const int32_t* board_ = nullptr;
   size_t board_records_ = 0;
 };
