@@ -91,7 +91,7 @@ std::tuple<int, uint64_t, uint64_t, bool> standing(Engine& engine, int rank) {
 // (kind, dtype, op, root, numel, algorithm) of a rank's operation number `seq`, or None when forgotten.
 std::optional<std::tuple<int, int, int, int, uint64_t, int>> remembered(Engine& engine, int rank,
                                                                         uint64_t seq) {
-  const CallRecord record = read_record(engine.world().cell(rank), seq);
+  const CallRecord record = engine.world().record_of(rank, seq);
   if (record.seq != seq || seq == 0) return std::nullopt;
   return std::tuple<int, int, int, int, uint64_t, int>{record.kind, record.dtype, record.op,
                                                        record.root, record.numel, record.algorithm};

@@ -241,7 +241,7 @@ void Control::read_from(int peer) {
 
 void Control::handle(int peer, const Frame& frame) {
   RankCell& cell = world_.cell(peer);
-  write_standing(cell, frame.standing);
+  world_.hear(peer, frame.standing);
   Link& link = links_[static_cast<size_t>(peer)];
   if (frame.kind == Kind::kAsk) send_to(peer, Kind::kAnswer);
   if (frame.kind == Kind::kAnswer) answered(link);

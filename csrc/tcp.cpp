@@ -227,7 +227,7 @@ void TcpTransport::note(int peer) {
   standing.started = seq_;
   standing.finished = seq_ - 1;
   standing.history[0] = read_record(world_.cell(rank_), seq_);
-  write_standing(world_.cell(peer), standing);
+  world_.hear(peer, standing);
 }
 
 // ---- sleeping --------------------------------------------------------------------------------------

@@ -222,13 +222,11 @@ int Waiter::find_mismatch() {
     RankCell& cell = world_.cell(rank);
     const uint64_t started = cell.started.load(std::memory_order_acquire);
     if (rank == rank_ || started < seq_ || started >= seq_ + kHistory - 1) continue;
-    const auto& record = cell.history[seq_ % kHistory];
-    const bool same_number = record[0].load(std::memory_order_relaxed) == seq_;
-    const bool differs = record[1].load(std::memory_order_relaxed) != fingerprint_;
-    std::atomic_signal_fence(std::memory_order_acquire);
+    const CallRecord record = world_.record_of(rank, seq_);
+    std::atomic_thread_fence(std::memory_order_acquire);
     // A rank far ahead may have written over the record while it was read.
     const bool current = cell.started.load(std::memory_order_acquire) < seq_ + kHistory - 1;
-    if (same_number && differs && current) return rank;
+    if (record.seq == seq_ && record.fingerprint != fingerprint_ && current) return rank;
   }
   return -1;
 }

@@ -61,6 +61,17 @@ void World::abort_with(const Fault& fault) {
   sound_alarm();
 }
 
+CallRecord World::record_of(int rank, uint64_t seq) {
+  if (near(rank)) return read_record(cell(rank), seq);
+  const std::lock_guard lock(told_);
+  return read_record(cell(rank), seq);
+}
+
+void World::hear(int rank, const Standing& standing) {
+  const std::lock_guard lock(told_);
+  write_standing(cell(rank), standing);
+}
+
 void World::ring_all() {
   for (int rank = 0; rank < ranks(); ++rank) {
     if (!near(rank)) continue;
@@ -86,6 +97,7 @@ void write_record(RankCell& cell, const CallRecord& record) {
   uint64_t words[sizeof record / sizeof(uint64_t)];
   std::memcpy(words, &record, sizeof record);
   auto& slot = cell.history[record.seq % kHistory];
+  std::atomic_thread_fence(std::memory_order_release);  // behind the number that makes the old record old
   for (size_t i = 0; i < std::size(words); ++i) slot[i].store(words[i], std::memory_order_relaxed);
 }
 
@@ -113,6 +125,11 @@ Standing read_standing(RankCell& cell) {
   standing.finished = cell.finished.load(std::memory_order_acquire);
   standing.started = cell.started.load(std::memory_order_acquire);
   for (uint64_t i = 0; i < kHistory; ++i) standing.history[i] = read_record(cell, i);
+  // Its rank may have begun an operation meanwhile: what was being written, or written over, is half of each.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  const uint64_t next = cell.started.load(std::memory_order_relaxed) + 1;
+  for (CallRecord& record : standing.history)
+    if (record.seq > standing.started || record.seq + kHistory <= next) record = {};
   if (cell.remark.state.load(std::memory_order_acquire) == 2) {
     standing.remarked = 1;
     standing.remark_seq = cell.remark.seq;

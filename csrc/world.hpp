@@ -4,12 +4,22 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string_view>
 #include <vector>
 
 #include "region.hpp"
 
 namespace unisono {
+
+// What a rank tells of itself: where it stands, and its newest operations.
+struct Standing {
+  uint64_t started, finished;
+  CallRecord history[kHistory];
+  uint32_t remarked;  // whether it has said the following
+  uint64_t remark_seq;
+  char remark[kRemarkBytes];
+};
 
 class World {
  public:
@@ -37,6 +47,10 @@ class World {
   void abort_with(const Fault& fault);
   // Wakes whoever sleeps on this host.
   void ring_all();
+  // What is known of an operation of `rank`. Of its host's ranks possibly half of it and half of another one.
+  CallRecord record_of(int rank, uint64_t seq);
+  // Takes over what a rank of another host told; several threads of this one hear of it.
+  void hear(int rank, const Standing& standing);
   // Readable when the abort cell was written by this process; -1 when there are no other hosts.
   int alarm() const { return alarm_; }
   void sound_alarm();
@@ -47,6 +61,7 @@ class World {
   std::unique_ptr<RankCell[]> far_;
   std::vector<RankCell*> cells_;
   int alarm_ = -1;
+  std::mutex told_;  // guards the histories in far_
 };
 
 // Wakes whoever sleeps on the bell of a rank of this host. Call after the store that makes its condition
@@ -56,14 +71,6 @@ inline void ring(Bell& bell) {
   if (bell.sleepers.load(std::memory_order_seq_cst) != 0) ring_slowly(bell);
 }
 
-// What a rank tells of itself: where it stands, and its newest operations.
-struct Standing {
-  uint64_t started, finished;
-  CallRecord history[kHistory];
-  uint32_t remarked;  // whether it has said the following
-  uint64_t remark_seq;
-  char remark[kRemarkBytes];
-};
 Standing read_standing(RankCell& cell);
 // Takes over what another rank told, unless more is known already.
 void write_standing(RankCell& cell, const Standing& standing);
