@@ -53,14 +53,19 @@ class Gil final : public unisono::Held {
 // more than some microseconds is to be done but for waiting, so that the GIL is let go of by long waits only.
 template <class Waiting>
 int waiting(unisono::Engine& engine, bool brief, Waiting wait) {
+  struct Calling {
+    explicit Calling(std::atomic<int>& callers) : callers(callers) {
+      callers.fetch_add(1, std::memory_order_relaxed);
+    }
+    ~Calling() { callers.fetch_sub(1, std::memory_order_relaxed); }
+    std::atomic<int>& callers;
+  } const calling(engine.callers);
   unisono::FaultKind kind;
-  engine.callers.fetch_add(1, std::memory_order_relaxed);
   {
     Gil gil;
     if (!brief || engine.shares_process()) gil.let_go();
     kind = wait(gil);
   }
-  engine.callers.fetch_sub(1, std::memory_order_relaxed);
   if (PyErr_Occurred() != nullptr) throw nanobind::python_error();
   return static_cast<int>(kind);
 }

@@ -24,10 +24,13 @@ using Extents = nb::typed<nb::list, nb::typed<nb::tuple, Address, size_t>>;
 
 // Runs Python's signal handlers. True: one of them raised, and the exception is set in this thread.
 // They run in the main thread only: others need not take the GIL for it.
-bool interrupted() {
+bool interrupted(Engine& engine) {
   if (getpid() != gettid()) return false;
   const nb::gil_scoped_acquire gil;
-  return PyErr_CheckSignals() != 0;
+  engine.handling.fetch_add(1, std::memory_order_relaxed);
+  const bool raised = PyErr_CheckSignals() != 0;
+  engine.handling.fetch_sub(1, std::memory_order_relaxed);
+  return raised;
 }
 
 Extent extent(nb::handle pair) {
@@ -154,8 +157,9 @@ void leave(Engine& engine) {
   // A thread that is still in a call needs the GIL to come out of it, which it cannot get once the
   // interpreter ends: give it a moment. A call of this thread ends only after its signal handler.
   if (engine.within()) return;
+  const int own = getpid() == gettid() ? engine.handling.load(std::memory_order_relaxed) : 0;
   const Nanoseconds end = later(kComeOut);
-  while (engine.callers.load(std::memory_order_relaxed) > 0 && now_ns() < end) usleep(200);
+  while (engine.callers.load(std::memory_order_relaxed) > own && now_ns() < end) usleep(200);
 }
 
 void bind_messages(nb::class_<Engine>& engine) {
@@ -233,7 +237,7 @@ void bind_engine(nb::module_& m) {
              int cores, double spin_us, const Connections& connections) {
             new (self)
                 Engine(std::move(region), rank, {std::move(pidfds), status_fd, cores, spin_us}, connections);
-            self->set_interrupt(interrupted);
+            self->set_interrupt([self] { return interrupted(*self); });
           },
           nb::arg("region"), nb::arg("rank"), nb::arg("pidfds"), nb::arg("status_fd"), nb::arg("cores"),
           nb::arg("spin_us"), nb::arg("connections") = Connections{})

@@ -111,6 +111,8 @@ class Engine {
   void close_copies();
   // Threads of the caller that are in a call; whoever leaves gives them a moment to come out.
   std::atomic<int> callers{0};
+  // Of those calls the ones of the main thread whose signal handler runs now: they end after it only.
+  std::atomic<int> handling{0};
 
   // Whether buffers of a call that failed may still be written to: then they must never be freed.
   bool unsettled() const { return executor_.unsettled() || channels_.unsettled(); }

@@ -40,6 +40,32 @@ else:
     assert "rank 0" in told[1]
 
 
+@pytest.mark.parametrize("call", ["recv(x, 1)", "all_reduce(x)", "all_reduce(x, async_op=True).wait()"])
+def test_close_in_a_signal_handler_does_not_wait_for_the_call_it_interrupts(call: str) -> None:
+    told = run(
+        2,
+        f"""
+x, took = np.ones(1), []
+def handler(*_):
+    started = time.monotonic()
+    inner.close()
+    took.append(time.monotonic() - started)
+signal.signal(signal.SIGUSR1, handler)
+for _ in range(3):
+    inner = group.subgroup([0, 1])
+    if group.rank == 0:
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        try:
+            inner.{call}
+        except un.Aborted:
+            pass
+    group.barrier()
+print(took if group.rank else "at once" if min(took) < 0.8 else took)
+""",
+    )
+    assert told[0].strip() == "at once"
+
+
 def test_exception_on_one_rank_ends_the_others_at_once() -> None:
     def work(group: un.Group) -> None:
         if group.rank == 1:
