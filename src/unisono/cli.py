@@ -53,7 +53,8 @@ def _call(module: ModuleType, command: str, words: Sequence[str]) -> int:
     arguments = parser.parse_args(words)
     try:
         status: int = module.main(arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # there is none when it was closed from the start
+            sys.stdout.flush()
     except BrokenPipeError:
         if not _unread():
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import sys
@@ -32,15 +33,13 @@ if __name__ == "__main__":
 def free_ports(count: int) -> int:
     """Find `count` ports in a row that nobody listens on."""
     for _ in range(50):
-        with socket.create_server(("127.0.0.1", 0)) as first:
-            port = first.getsockname()[1]
-            try:
-                with_others = [socket.create_server(("127.0.0.1", port + i)) for i in range(1, count)]
-            except OSError:
-                continue
-            for other in with_others:
-                other.close()
-            return port
+        with contextlib.ExitStack() as stack:
+            first = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            port = int(first.getsockname()[1])
+            with contextlib.suppress(OSError, OverflowError):
+                for i in range(1, count):
+                    stack.enter_context(socket.create_server(("127.0.0.1", port + i)))
+                return port
     raise AssertionError("no ports in a row")
 
 
