@@ -133,7 +133,7 @@ class _Connector:
         self._settings = settings
         self._addresses: list[str] = []  # of the interfaces in use
         self._secret = settings.token + roster.nonce  # without a token: what only the store's clients know
-        self._relays = Relays(settings.token) if settings.tls else None
+        self._relays = Relays(settings.token, peer_timeout_s) if settings.tls else None
         self._sockets = Sockets(self._size)
         mates = roster.mates(rank)
         far = [card.rank for card in roster.cards if card.rank not in mates]
