@@ -21,6 +21,7 @@ from typing import NoReturn
 
 import msgspec
 
+from unisono.backends.guests import STRANGER_S, Guests
 from unisono.backends.relay import Relays
 from unisono.backends.roster import Roster, gather
 from unisono.env import Settings
@@ -33,9 +34,10 @@ from unisono.store.address import shown
 __all__ = ["KINDS", "Sockets", "connect_hosts"]
 
 KINDS = ("control", "data", "messages")
-STRANGER_S = 2.0  # all the time a stranger gets
-GUESTS = 16  # connections looked at at once
 DIAL_S = 20.0  # until a connection is given up that nobody answers
+DIAL_SHARE = (
+    0.75  # of the time that is left: who is not answered tells so before others give up waiting for it
+)
 POLL_S = 0.2
 WELCOME = b"\1"
 
@@ -234,7 +236,7 @@ class _Connector:
         source = (self._addresses[turn % len(self._addresses)], 0) if several else None
         while True:
             try:
-                limit = min(self._left(), DIAL_S)
+                limit = min(DIAL_SHARE * self._left(), DIAL_S)
                 sock = socket.create_connection((endpoint.host, endpoint.port), limit, source)
             except OSError as error:
                 self._unreachable(peer, endpoint, str(error))
@@ -277,14 +279,10 @@ class _Connector:
     # -- being connected to by lower ranks
 
     def _accept(self, listener: socket.socket) -> None:
-        listener.settimeout(POLL_S)
-        with ThreadPoolExecutor(GUESTS) as pool:
-            while not self._stopped.is_set():
-                with contextlib.suppress(TimeoutError, OSError):
-                    guest, _ = listener.accept()
-                    pool.submit(self._receive, guest)
+        guests = Guests(listener, lambda guest: self._receive(guest, guests))
+        guests.serve(self._stopped, POLL_S)
 
-    def _receive(self, guest: socket.socket) -> None:
+    def _receive(self, guest: socket.socket, guests: Guests) -> None:
         """Take in a guest who turns out to be a lower rank; strangers are turned away."""
         try:
             name = handshake(
@@ -300,6 +298,7 @@ class _Connector:
             peer = int(text) if text.isdecimal() else -1
             if kind not in KINDS or peer not in self._lower:
                 raise AuthenticationError(f"{name!r} has no business here")
+            guests.know(guest)
             guest.sendall(WELCOME)
             self._prepare(guest, kind)
         except (OSError, AuthenticationError):
