@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -72,6 +73,18 @@ def test_strangers_at_the_door_are_turned_away() -> None:
     for stranger in strangers:
         with stranger, pytest.raises(OSError):  # nobody listens any more
             socket.create_connection(stranger.getpeername(), 1).close()
+
+
+def test_half_open_connections_keep_no_rank_out() -> None:
+    with contextlib.ExitStack() as strangers:
+
+        def crowd(value: bytes) -> bytes:
+            [[host, port]] = msgspec.msgpack.decode(value)
+            for _ in range(200):
+                strangers.enter_context(socket.create_connection((host, port), 5))
+            return value
+
+        reduce_and_close(open_two(Meddler("endpoint/1", crowd)))
 
 
 def test_rank_that_cannot_be_reached_is_named_on_every_rank() -> None:
