@@ -85,7 +85,14 @@ PyTypeObject* known_type() {
 }  // namespace
 
 std::optional<Seen> look_at_array(nb::handle array) {
-  static const PyTypeObject* const known = known_type();
+  // No guarded static: looking runs Python, which may let another thread in, and that one would wait for the
+  // guard with the GIL. Two threads that both look find the same.
+  static const PyTypeObject* known = nullptr;
+  static bool looked = false;
+  if (!looked) {
+    known = known_type();
+    looked = true;
+  }
   if (Py_TYPE(array.ptr()) != known) return std::nullopt;
   const Array& seen = as_array(array);
   const auto dtype = dtype_of(*seen.descr);

@@ -97,12 +97,10 @@ class Quick {
     const nb::handle root = given[kRoot];
     if (given[kAsync] == Py_False && given[kTimeout] == Py_None && PyLong_CheckExact(root.ptr())) {
       const Words words = said(given[kCollective], given[kOp], root, given[kAlgorithm], given[kReproducible]);
+      const nb::object alive = engine_;
       const int fault = repeat(words, given[kOut], given[kGiven]);
       if (fault == 0) return nb::none();
-      if (fault > 0) {
-        engine_.attr("hold")(nb::make_tuple(nb::handle(given[kOut]), nb::handle(given[kGiven])));
-        return caller.attr("fail")(nb::handle(given[kCollective]), timeout_s_);
-      }
+      if (fault > 0) return failed(alive, given[kCollective], given[kOut], given[kGiven], timeout_s_);
     }
     const nb::object at_length = caller.attr("at_length");
     PyObject* const result = PyObject_Vectorcall(at_length.ptr(), given, kArguments, nullptr);
@@ -135,8 +133,9 @@ class Quick {
   nb::object again(PyObject* const* given) {
     if (!PyLong_CheckExact(given[kRoot])) return nb::bool_(false);
     const Words words = said(given[kCollective], given[kOp], given[kRoot], Py_None, Py_False);
+    const nb::object alive = engine_;
     const int fault = repeat(words, given[kOut], given[kGiven]);
-    if (fault > 0) return caller.attr("fail")(nb::handle(given[kCollective]), timeout_s_);
+    if (fault > 0) return failed(alive, given[kCollective], given[kOut], given[kGiven], timeout_s_);
     return nb::bool_(fault == 0);
   }
 
@@ -150,7 +149,8 @@ class Quick {
     if (!message.read(given, engine)) return nb::int_(-1);
     if (now) return nb::int_(message.pass_now(engine) ? message.source() : -1);
     const int fault = waiting(engine, true, [&](Held& held) { return message.pass(engine, held); });
-    if (fault != 0) return caller.attr("fail")(sending ? "send" : "recv", message.timeout_s);
+    if (fault != 0)
+      return failed(alive, nb::str(sending ? "send" : "recv"), given[0], Py_None, message.timeout_s);
     return nb::int_(message.source());
   }
 
@@ -167,6 +167,13 @@ class Quick {
   nb::object caller;
 
  private:
+  // Raises the error. `alive` is the engine of the call: another thread may have closed the group meanwhile.
+  nb::object failed(const nb::object& alive, nb::handle operation, nb::handle out, nb::handle given,
+                    double timeout_s) {
+    alive.attr("hold")(nb::make_tuple(out, given));
+    return caller.attr("fail")(operation, timeout_s);
+  }
+
   static Words said(nb::handle collective, nb::handle op, nb::handle root, nb::handle algorithm,
                     nb::handle reproducible) {
     const long number = PyLong_AsLong(root.ptr());

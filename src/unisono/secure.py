@@ -11,8 +11,9 @@ environment, never from a command line. It is never sent. Each side sends a nonc
     proof = HMAC-SHA256(key, role | job | both names | both nonces | binding), key = HMAC-SHA256(token, label)
 
 Fresh nonces on both sides make a recorded handshake worthless, the role a reflected one. `binding` ties the
-proof to a TLS channel (the server's certificate): who stands between two channels has no proof for either.
-What the handshake does not do: it does not encrypt, and it does not protect the bytes that follow.
+proof to what was said before. What the handshake does not do: it does not encrypt, and it does not protect
+the bytes that follow. TLS does, which asks for the handshake's channel: a name that no other connection has,
+so that nobody on the path can join the ends of two connections to each other.
 See docs/security.md.
 """
 
@@ -26,12 +27,13 @@ import socket
 import stat
 import struct
 import time
+from typing import NamedTuple
 
 from unisono.errors import AuthenticationError, message
 
 __all__ = [
-    "NONCE_BYTES", "PROOF_BYTES", "Token", "derive", "fresh_nonce", "handshake", "make_token", "parse_token",
-    "proof", "read_token_file", "token_file", "verify",
+    "NONCE_BYTES", "PROOF_BYTES", "Met", "Token", "channel_of", "check_for_tls", "derive", "fresh_nonce",
+    "handshake", "make_token", "parse_token", "proof", "read_token_file", "token_file", "verify",
 ]  # fmt: skip
 
 TOKEN_BYTES = 32
@@ -116,6 +118,28 @@ def derive(token: bytes, purpose: str) -> Token:
     return Token(hmac.digest(token, b"unisono key\0" + purpose.encode(), hashlib.sha256))
 
 
+def check_for_tls(token: bytes) -> None:
+    """Raises ValueError where there is none: everybody can make the certificate that is made from nothing."""
+    if not token:
+        raise ValueError(
+            message(
+                "TLS needs the job's token: its certificate is made from it",
+                remedy="Set UNISONO_TOKEN_FILE (or UNISONO_TOKEN) on every rank, or UNISONO_TLS=0.",
+            )
+        )
+
+
+class Met(NamedTuple):
+    """What a handshake leads to.
+
+    Attributes:
+        name: the peer's.  channel: what both ends call their connection; no other one is called so.
+    """
+
+    name: str
+    channel: str
+
+
 def fresh_nonce() -> bytes:
     """A number used once."""
     return secrets.token_bytes(NONCE_BYTES)
@@ -133,12 +157,17 @@ def proof(
     """What shows that the sender has the token.
 
     Args:
-        role: of the sender: "connect" or "accept".
+        role: of the sender: "connect" or "accept"; "channel" for the name of the connection.
         names, nonces: of the side that connects and of the side that accepts, in this order.
     """
     parts = [role.encode(), job.encode(), *(name.encode() for name in names), *nonces, binding]
     said = b"".join(_LENGTH.pack(len(part)) + part for part in parts)  # no two lists of parts look alike
     return hmac.digest(hmac.digest(token, LABEL, hashlib.sha256), said, hashlib.sha256)
+
+
+def channel_of(proved: bytes) -> str:
+    """The name of a connection, from the proof of the role "channel"; as long as a host's name may be."""
+    return proved[:16].hex()
 
 
 def verify(given: bytes, expected: bytes) -> bool:
@@ -156,8 +185,8 @@ def handshake(
     job: str,
     deadline_s: float,
     binding: bytes = b"",
-) -> str:
-    """Authenticate both ends of a connected, blocking socket; return the peer's name.
+) -> Met:
+    """Authenticate both ends of a connected, blocking socket; return the peer's name, and the channel's.
 
     The stranger's part of this takes under 1 KB. The socket's timeout is changed; on an error close it.
 
@@ -196,22 +225,22 @@ class _Side:
         self._binding = binding
         self._nonce = fresh_nonce()
 
-    def connect(self) -> str:
+    def connect(self) -> Met:
         """Prove first that the other side is the right one, then ourselves."""
         self._sock.sendall(self._greeting())
         theirs, name = self._read_greeting()
         names, nonces = (self._me, name), (self._nonce, theirs)
         self._check(self._read(PROOF_BYTES), self._proof("accept", names, nonces))
         self._sock.sendall(self._proof("connect", names, nonces))
-        return self._expected(name)
+        return Met(self._expected(name), channel_of(self._proof("channel", names, nonces)))
 
-    def accept(self) -> str:
+    def accept(self) -> Met:
         """The same from the other end."""
         theirs, name = self._read_greeting()
         names, nonces = (name, self._me), (theirs, self._nonce)
         self._sock.sendall(self._greeting() + self._proof("accept", names, nonces))
         self._check(self._read(PROOF_BYTES), self._proof("connect", names, nonces))
-        return self._expected(name)
+        return Met(self._expected(name), channel_of(self._proof("channel", names, nonces)))
 
     def _greeting(self) -> bytes:
         name = self._me.encode()

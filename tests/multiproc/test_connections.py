@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,7 +18,9 @@ import unisono as un
 from unisono.backends.native import EngineSettings, open_engine
 from unisono.backends.roster import meet, write_card
 from unisono.backends.tcp import connect_hosts
+from unisono.env import Settings
 from unisono.group import Group
+from unisono.secure import make_token
 from unisono.store import HashStore
 
 
@@ -75,16 +77,33 @@ def test_strangers_at_the_door_are_turned_away() -> None:
             socket.create_connection(stranger.getpeername(), 1).close()
 
 
-def test_half_open_connections_keep_no_rank_out() -> None:
-    with contextlib.ExitStack() as strangers:
+def test_a_crowd_of_silent_strangers_delays_nobody_for_long() -> None:
+    strangers: list[socket.socket] = []
 
-        def crowd(value: bytes) -> bytes:
-            [[host, port]] = msgspec.msgpack.decode(value)
-            for _ in range(200):
-                strangers.enter_context(socket.create_connection((host, port), 5))
-            return value
+    def crowd(value: bytes) -> bytes:
+        [[host, port]] = msgspec.msgpack.decode(value)
+        strangers.extend(socket.create_connection((host, port), 5) for _ in range(300))
+        return value
 
-        reduce_and_close(open_two(Meddler("endpoint/1", crowd)))
+    started = time.monotonic()
+    groups = open_two(Meddler("endpoint/1", crowd))
+    assert time.monotonic() - started < 18  # one after the other they would take 40 s
+    reduce_and_close(groups)
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_tls_without_a_token_is_refused() -> None:
+    with pytest.raises(ValueError, match="TLS needs the job's token"):
+        open_two(HashStore(20.0), network=Settings(tls=True))
+
+
+def test_a_process_for_tls_that_does_not_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    told = open_two(HashStore(20.0), network=Settings(tls=True, token=make_token()))
+    assert all(isinstance(one, un.RendezvousError) for one in told)
+    assert str(told[0]) == str(told[1])
+    assert "cannot encrypt connections" in str(told[0])
 
 
 def test_rank_that_cannot_be_reached_is_named_on_every_rank() -> None:

@@ -246,6 +246,25 @@ def test_closing_with_work_under_way_ends_it() -> None:
     ranks.threads(2, work)
 
 
+def test_a_repeated_call_whose_group_is_closed_meanwhile_says_so() -> None:
+    def work(group: un.Group) -> None:
+        x = np.ones(4)
+        for _ in range(2):
+            group.all_reduce(x)
+        if group.rank == 0:
+            closing = threading.Timer(0.2, group.close)
+            closing.start()
+            with pytest.raises(un.Aborted, match="closed the group meanwhile"):
+                group.all_reduce(x)
+            closing.join()
+        else:
+            time.sleep(0.6)
+            with pytest.raises(un.GroupError):
+                group.all_reduce(x)
+
+    ranks.threads(2, work)
+
+
 INTERRUPTED = """
 import os, signal, threading, time
 import numpy as np

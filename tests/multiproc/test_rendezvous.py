@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+import ranks
+
 START = """
 import sys, time
 from unisono import env
@@ -210,3 +212,26 @@ def test_torchrun_itself(tmp_path: Path, port: int) -> None:
         )
         assert done.returncode == 0, done.stderr
         assert sorted(text.split()[0] for text in done.stdout.splitlines()) == ["0", "1"]
+
+
+@pytest.mark.parametrize("dies", [0, 1], ids=["who offers it", "a guest"])
+def test_a_rank_that_ends_while_memory_is_handed_out_is_named_at_once(dies: int, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    text = f"""
+import os, time
+import unisono as un
+from unisono.backends import native
+if os.environ["RANK"] == "{dies}":
+    native.share_memory = lambda *_, **__: os._exit(0)
+started = time.monotonic()
+try:
+    un.init_process_group(init_method=os.environ["MEETING"], timeout=60)
+except un.RendezvousError as error:
+    print("late" if time.monotonic() - started > 40 else "at once", error)
+"""
+    program.write_text(text)
+    told = [said for rank, said in enumerate(ranks.processes(3, program)) if rank != dies]
+    for said in told:
+        assert said.startswith("at once"), said
+        assert f"rank {dies} (pid " in said
+        assert "ended while the group was being made" in said

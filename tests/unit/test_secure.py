@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
@@ -14,11 +15,12 @@ import pytest
 
 from unisono import secure
 from unisono.errors import AuthenticationError
+from unisono.store import tls
 
 TOKEN = secure.make_token()
 
 
-def shake(sock: socket.socket, role: str, **changed: Any) -> str:
+def shake(sock: socket.socket, role: str, **changed: Any) -> secure.Met:
     options: dict[str, Any] = {
         "token": TOKEN,
         "me": f"the one that {role}s",
@@ -30,14 +32,16 @@ def shake(sock: socket.socket, role: str, **changed: Any) -> str:
     return secure.handshake(sock, options.pop("token"), role=role, **options)
 
 
-def both(connect: dict[str, Any] | None = None, accept: dict[str, Any] | None = None) -> list[Any]:
-    """What the connecting and the accepting side returned or raised."""
+def both(
+    connect: dict[str, Any] | None = None, accept: dict[str, Any] | None = None, part: int = 0
+) -> list[Any]:
+    """What the connecting and the accepting side returned (0: the peer's name, 1: the channel) or raised."""
     results: list[Any] = [None, None]
 
     def run(index: int, sock: socket.socket, role: str, options: dict[str, Any]) -> None:
         with sock:
             try:
-                results[index] = shake(sock, role, **options)
+                results[index] = shake(sock, role, **options)[part]
             except AuthenticationError as error:
                 results[index] = error
 
@@ -53,6 +57,42 @@ def test_both_learn_the_other_s_name():
     assert both() == ["the one that accepts", "the one that connects"]
     found = both({"me": "rank 3", "expect": "rank 0"}, {"me": "rank 0", "expect": "rank 3"})
     assert found == ["rank 0", "rank 3"]
+
+
+def test_both_call_their_channel_alike_and_no_other_one_so():
+    one, another = both(part=1), both(part=1)
+    assert one[0] == one[1] and another[0] == another[1] and one != another
+
+
+def encrypted(channels: tuple[str, str]) -> bytes:
+    """What a TLS client of one channel gets from a server of another, or of the same."""
+    ends = socket.socketpair()
+    made = [tls.context(TOKEN, server=server) for server in (False, True)]
+    client, server = (
+        tls.wrapped(end, each, server=bool(i), channel=channels[i])
+        for i, (end, each) in enumerate(zip(ends, made, strict=True))
+    )
+
+    def serve() -> None:
+        with server, contextlib.suppress(OSError):
+            server.settimeout(10)
+            server.sendall(b"for the client")
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    with client:
+        client.settimeout(10)
+        try:
+            return client.recv(100)
+        finally:
+            thread.join()
+
+
+def test_ends_of_two_connections_cannot_be_joined_under_tls():
+    """They have one certificate; who sits on the path sees two handshakes through, then swaps the streams."""
+    assert encrypted(("a" * 32, "a" * 32)) == b"for the client"
+    with pytest.raises(OSError, match="(?i)unrecognized.name"):
+        encrypted(("a" * 32, "b" * 32))
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
-"""Who stands at a listening port and has not proved itself: few at once, each for a short time.
+"""Who stands at a rank's door: connections that have not shown yet that they belong to the group.
 
-A stranger has 2 s. When many come it is less: the one that stood there longest goes, after 0.3 s at least, so
-that a rank gets its turn however many half-open connections are in front of it. Those that there is no room
-for wait in the kernel and cost nothing here.
+There is room for so many. When all places are taken, the one that has stood there longest goes, once it had
+time enough for an honest handshake: silent strangers delay a newcomer by fractions of a second, whatever
+their number. Nobody is waited for when the door is shut.
 """
 
 from __future__ import annotations
@@ -11,67 +11,56 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
-__all__ = ["STRANGER_S", "Guests"]
-
-STRANGER_S = 2.0  # all the time a stranger gets
-LEAST_S = 0.3  # what it gets when others wait
-AT_ONCE = 64
-NAP_S = 0.01
+__all__ = ["Guests"]
 
 
 class Guests:
-    """The connections of one listening socket that are being looked at."""
+    """The connections at one door. One thread lets them come, those that talk to them let them go.
 
-    def __init__(self, listener: socket.socket, look_at: Callable[[socket.socket], None]) -> None:
-        """`look_at` handles a guest, in a thread of its own, and calls `know` for one that is none."""
-        self._listener = listener
-        self._look_at = look_at
-        self._lock = threading.Lock()
-        self._since: dict[socket.socket, float] = {}  # the one that stood there longest comes first
+    Args:
+        most: places.  patience_s: what a guest gets, at least, when others wait behind it.
+    """
 
-    def serve(self, stopped: threading.Event, poll_s: float) -> None:
-        """Accept until told to stop; then nobody is a guest any more."""
-        self._listener.settimeout(poll_s)
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            while not stopped.is_set():
-                if not self._has_room():
-                    stopped.wait(NAP_S)
-                    continue
-                with contextlib.suppress(OSError):
-                    guest, _ = self._listener.accept()
-                    with self._lock:
-                        self._since[guest] = time.monotonic()
-                    pool.submit(self._receive, guest)
-            with self._lock:
-                for guest in self._since:
-                    _send_away(guest)
+    def __init__(self, most: int, patience_s: float) -> None:
+        self._most = most
+        self._patience_s = patience_s
+        self._changed = threading.Condition()
+        self._since: dict[socket.socket, float] = {}  # the oldest first
 
-    def know(self, guest: socket.socket) -> None:
-        """It has proved itself, and may stay."""
-        with self._lock:
-            self._since.pop(guest, None)
+    def __enter__(self) -> Guests:
+        return self
 
-    def _receive(self, guest: socket.socket) -> None:
-        try:
-            self._look_at(guest)
-        finally:
-            self.know(guest)
+    def __exit__(self, *_: object) -> None:
+        """Turn all away."""
+        with self._changed:
+            for guest in list(self._since):
+                self._turn_away(guest)
 
-    def _has_room(self) -> bool:
-        """Whether another may come; who has had its time goes when the place is needed."""
-        with self._lock:
-            if len(self._since) < AT_ONCE:
-                return True
-            first, since = next(iter(self._since.items()))
-            if time.monotonic() - since >= LEAST_S:
-                _send_away(first)
-            return False
+    def make_room(self) -> None:
+        """Wait until one more may come: for the oldest one's patience, at most."""
+        with self._changed:
+            while len(self._since) >= self._most:
+                oldest, since = next(iter(self._since.items()))
+                left = since + self._patience_s - time.monotonic()
+                if left <= 0:
+                    self._turn_away(oldest)
+                else:
+                    self._changed.wait(left)
 
+    def came(self, guest: socket.socket) -> None:
+        """One more stands at the door."""
+        with self._changed:
+            self._since[guest] = time.monotonic()
 
-def _send_away(guest: socket.socket) -> None:
-    """Whoever reads from it in another thread meets its end."""
-    with contextlib.suppress(OSError):
-        guest.shutdown(socket.SHUT_RDWR)
+    def went(self, guest: socket.socket) -> bool:
+        """It is nobody to be turned away any more, but in or to be closed. False: it was turned away."""
+        with self._changed:
+            self._changed.notify()
+            return self._since.pop(guest, None) is not None
+
+    def _turn_away(self, guest: socket.socket) -> None:
+        """End the connection, waking the thread that reads from it."""
+        del self._since[guest]
+        with contextlib.suppress(OSError):  # it has gone by itself
+            guest.shutdown(socket.SHUT_RDWR)

@@ -15,11 +15,13 @@ import time
 import msgspec
 
 from unisono import _native
+from unisono.backends.lives import Lives
 from unisono.errors import RendezvousError, StoreTimeout, message
 from unisono.store import Store
 
 __all__ = ["share_memory"]
 
+LOOK_S = 1.0  # how late, at most, it is seen that the first rank has ended before it offered anything
 _LENDS, _LENDS_NOT = b"\1", b"\0"
 _PEER_CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
@@ -36,21 +38,29 @@ class _Introduction(msgspec.Struct):
 
 
 def share_memory(
-    store: Store, rank: int, mates: list[int], *, deadline: float, staging_bytes: int, lending: bool = False
+    store: Store,
+    rank: int,
+    mates: list[int],
+    lives: Lives,
+    *,
+    deadline: float,
+    staging_bytes: int,
+    lending: bool = False,
 ) -> _native.Region:
     """The memory of the ranks `mates` (this one among them), mapped by all of them.
 
     Args:
+        lives: of the mates, so that nobody waits for one that has ended.
         lending: this rank can read the own memory of the others; they lend it when that goes for all.
     Raises:
-        RendezvousError: one of them did not come in time, or cannot map it.
+        RendezvousError: one of them did not come in time, ended, or cannot map it.
     """
     if len(mates) == 1:
         return _native.Region(-1, 1, staging_bytes, True)
     if rank == mates[0]:
-        region, all_lend = _invite(store, mates, deadline, staging_bytes, lending)
+        region, all_lend = _invite(store, mates, lives, deadline, staging_bytes, lending)
     else:
-        region, all_lend = _join(store, rank, mates, deadline, lending)
+        region, all_lend = _join(store, rank, mates, lives, deadline, lending)
     if all_lend:
         region.allow_lending()
     return region
@@ -64,7 +74,7 @@ def _key(mates: list[int]) -> str:
 
 
 def _invite(
-    store: Store, mates: list[int], deadline: float, staging_bytes: int, lending: bool
+    store: Store, mates: list[int], lives: Lives, deadline: float, staging_bytes: int, lending: bool
 ) -> tuple[_native.Region, bool]:
     memory = os.memfd_create("unisono", os.MFD_CLOEXEC)
     try:
@@ -74,24 +84,26 @@ def _invite(
             listener.bind(address)
             listener.listen(len(mates) + 128)  # strangers may knock; they must not fill the queue
             store.set(_key(mates), msgspec.msgpack.encode(_Invitation(address, staging_bytes)))
-            return region, _hand_out(listener, memory, mates, deadline, lending)
+            return region, _hand_out(listener, memory, mates, lives, deadline, lending)
     finally:
         os.close(memory)
 
 
-def _hand_out(listener: socket.socket, memory: int, mates: list[int], deadline: float, lending: bool) -> bool:
+def _hand_out(
+    listener: socket.socket, memory: int, mates: list[int], lives: Lives, deadline: float, lending: bool
+) -> bool:
     """Give the memory to all guests; whether all ranks can read each other's own."""
     guests: dict[int, socket.socket] = {}
     try:
         while len(guests) < len(mates) - 1:
-            guest, introduced = _receive(listener, mates, deadline, guests)
+            guest, introduced = _receive(listener, mates, lives, deadline, guests)
             if introduced in guests:
                 guests[introduced].close()
             guests[introduced] = guest
         for guest in guests.values():
             socket.send_fds(guest, [b"\0"], [memory])
         for guest in guests.values():  # leave only when all have it
-            guest.settimeout(_remaining(deadline))
+            lives.wait_for(guest, deadline)
             answer = guest.recv(1)
             if not answer:
                 raise ConnectionResetError("it could not map the memory")
@@ -99,6 +111,10 @@ def _hand_out(listener: socket.socket, memory: int, mates: list[int], deadline: 
         for guest in guests.values():
             guest.sendall(_LENDS if lending else _LENDS_NOT)
         return lending
+    except TimeoutError:
+        raise RendezvousError(
+            "a rank came to the group's shared memory, but did not map it in time"
+        ) from None
     except OSError as error:
         raise RendezvousError(f"a rank went away while the group was being made: {error}") from error
     finally:
@@ -107,12 +123,13 @@ def _hand_out(listener: socket.socket, memory: int, mates: list[int], deadline: 
 
 
 def _receive(
-    listener: socket.socket, mates: list[int], deadline: float, known: dict[int, socket.socket]
+    listener: socket.socket, mates: list[int], lives: Lives, deadline: float, known: dict[int, socket.socket]
 ) -> tuple[socket.socket, int]:
     """The next rank that comes. Strangers (other users, garbage) are turned away."""
     while True:
         listener.settimeout(_remaining(deadline))
         try:
+            lives.wait_for(listener, deadline)
             guest, _ = listener.accept()
         except TimeoutError:
             raise RendezvousError(_missing(mates, known)) from None
@@ -147,38 +164,48 @@ def _missing(mates: list[int], known: dict[int, socket.socket]) -> str:
 
 
 def _join(
-    store: Store, rank: int, mates: list[int], deadline: float, lending: bool
+    store: Store, rank: int, mates: list[int], lives: Lives, deadline: float, lending: bool
 ) -> tuple[_native.Region, bool]:
     first = mates[0]
-    try:
-        invitation = msgspec.msgpack.decode(store.get(_key(mates), _remaining(deadline)), type=_Invitation)
-    except StoreTimeout as error:
-        raise RendezvousError(f"rank {first} did not offer its shared memory in time: {error}") from error
+    invitation = _invitation(store, mates, lives, deadline)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as host:
         host.settimeout(_remaining(deadline))
         try:
             _connect(host, invitation.address, deadline)
             host.sendall(msgspec.msgpack.encode(_Introduction(rank)))
+            lives.wait_for(host, deadline)
             _, descriptors, _, _ = socket.recv_fds(host, 1, 1, socket.MSG_CMSG_CLOEXEC)
         except TimeoutError as error:
             text = f"rank {rank} waited for the group's shared memory, but not all ranks came to it in time"
             raise RendezvousError(text) from error
+        except (ConnectionRefusedError, ConnectionResetError, BrokenPipeError):
+            raise RendezvousError(_gave_up(first, lives)) from None
         except OSError as error:
             raise RendezvousError(_unreachable(rank, first, error)) from error
         if not descriptors:
-            text = f"rank {first} gave up while the group was being made; its own error tells why"
-            raise RendezvousError(text)
+            raise RendezvousError(_gave_up(first, lives))
         region = _native.Region(descriptors[0], len(mates), invitation.staging_bytes, False)
         try:
             host.sendall(_LENDS if lending else _LENDS_NOT)
-            host.settimeout(_remaining(deadline))
+            lives.wait_for(host, deadline)
             verdict = host.recv(1)
         except OSError as error:
             raise RendezvousError(_unreachable(rank, first, error)) from error
         if not verdict:
-            text = f"rank {first} gave up while the group was being made; its own error tells why"
-            raise RendezvousError(text)
+            raise RendezvousError(_gave_up(first, lives))
         return region, verdict == _LENDS
+
+
+def _invitation(store: Store, mates: list[int], lives: Lives, deadline: float) -> _Invitation:
+    while True:
+        try:
+            told = store.get(_key(mates), min(LOOK_S, _remaining(deadline)))
+            return msgspec.msgpack.decode(told, type=_Invitation)
+        except StoreTimeout as error:
+            lives.check()
+            if time.monotonic() >= deadline:
+                text = f"rank {mates[0]} did not offer its shared memory in time: {error}"
+                raise RendezvousError(text) from error
 
 
 def _connect(host: socket.socket, address: bytes, deadline: float) -> None:
@@ -193,6 +220,11 @@ def _connect(host: socket.socket, address: bytes, deadline: float) -> None:
             time.sleep(0.01)
     if not _same_user(host):
         raise PermissionError("the process that offers it belongs to another user")
+
+
+def _gave_up(first: int, lives: Lives) -> str:
+    lives.check()  # that of which it heard a moment earlier
+    return f"rank {first} gave up while the group was being made; its own error tells why"
 
 
 def _unreachable(rank: int, first: int, error: OSError) -> str:

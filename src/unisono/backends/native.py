@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from unisono import _native
+from unisono.backends.lives import Lives
 from unisono.backends.memory import share_memory
-from unisono.backends.roster import Card, Roster, born, meet, write_card
+from unisono.backends.roster import Roster, meet, write_card
 from unisono.env import Settings
-from unisono.errors import RendezvousError
 from unisono.machine import DEFAULTS, Calibration, recall
 from unisono.store import Store
 
@@ -78,15 +79,23 @@ def open_engine(store: Store, rank: int, size: int, *, timeout_s: float, setting
     """The engine of `rank`, once all ranks of the group have come.
 
     Raises:
-        RendezvousError: somebody did not come in time, or cannot be reached.
+        RendezvousError: somebody did not come in time, ended, or cannot be reached.
     """
     deadline = time.monotonic() + timeout_s
     card = write_card(rank, settings.ranks_per_host, settings.lending)
     roster = meet(store, card, size, deadline, settings.staging_bytes, settings.machine)
     mates = roster.mates(rank)
+    with contextlib.closing(Lives(roster, mates)) as lives:
+        return _opened(store, roster, rank, lives, deadline, settings)
+
+
+def _opened(
+    store: Store, roster: Roster, rank: int, lives: Lives, deadline: float, settings: EngineSettings
+) -> Opened:
+    mates = roster.mates(rank)
     lending = _reaches_all(roster, mates)
     region = share_memory(
-        store, rank, mates, deadline=deadline, staging_bytes=roster.staging_bytes, lending=lending
+        store, rank, mates, lives, deadline=deadline, staging_bytes=roster.staging_bytes, lending=lending
     )
     sockets = None
     if not roster.on_one_host():
@@ -103,10 +112,10 @@ def open_engine(store: Store, rank: int, size: int, *, timeout_s: float, setting
             settings=settings.network,
         )
     try:
-        pidfds = _watch_all(roster, mates)
         crowd = len(mates) / roster.neighbours(rank)  # of the cores, other hosts on this machine take theirs
         cores = max(1, int(len(os.sched_getaffinity(0)) * crowd))
-        options = (pidfds, settings.status_fd, cores, settings.spin_us)
+        lives.check()
+        options = (lives.detach(), settings.status_fd, cores, settings.spin_us)
         if sockets is None:
             return Opened(_native.Engine(region, rank, *options), roster.names(), roster.machine)
         engine = _native.Engine(region, rank, *options, _connections(roster, rank, sockets))
@@ -133,30 +142,3 @@ def _connections(roster: Roster, rank: int, sockets: Sockets) -> _native.Connect
         data=sockets.detach("data"),
         messages=sockets.detach("messages"),
     )
-
-
-def _watch_all(roster: Roster, mates: list[int]) -> list[int]:
-    """By rank: a descriptor that tells of its death, -1 for one elsewhere or of this very process."""
-    pidfds: list[int] = []
-    try:
-        for card in roster.cards:
-            pidfds += [_watch(card) if card.rank in mates else -1]
-    except BaseException:
-        for pidfd in pidfds:
-            if pidfd >= 0:
-                os.close(pidfd)
-        raise
-    return pidfds
-
-
-def _watch(peer: Card) -> int:
-    if peer.pid == os.getpid():
-        return -1
-    try:
-        pidfd = os.pidfd_open(peer.pid)
-        if born(peer.pid) == peer.born:
-            return pidfd
-        os.close(pidfd)
-    except OSError:
-        pass
-    raise RendezvousError(f"rank {peer.rank} (pid {peer.pid}) ended while the group was being made")

@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 
+from unisono.secure import check_for_tls
 from unisono.store.tls import context, wrapped
 
 __all__ = ["Relays", "main"]
@@ -29,6 +30,7 @@ __all__ = ["Relays", "main"]
 PIECE = 256 * 1024
 LINGER = 6  # times the timeout for silent hosts: what a peer has to take what was sent before the rank ended
 SERVER, CLIENT = b"s", b"c"
+START_S = 60.0  # until the process is given up that does not start
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
@@ -36,18 +38,29 @@ class Relays:
     """Starts the process when it is first needed, and gives it connections. Used by several threads."""
 
     def __init__(self, token: bytes, peer_timeout_s: float) -> None:
+        """Raises ValueError without a token."""
+        check_for_tls(token)
         self._token = token
         self._peer_timeout_s = peer_timeout_s
         self._lock = threading.Lock()
         self._control: socket.socket | None = None
 
-    def carry(self, sock: socket.socket, *, server: bool) -> socket.socket:
-        """The end for the engine of a connection that is encrypted from now on. `sock` is used up."""
+    def carry(self, sock: socket.socket, *, server: bool, channel: str) -> socket.socket:
+        """The end for the engine of a connection that is encrypted from now on. `sock` is used up.
+
+        Raises:
+            OSError, SubprocessError: the process does not start, or has ended.
+        """
         near, far = socket.socketpair()
-        with sock, far, self._lock:
-            control = self._control = self._control or _start(self._token, self._peer_timeout_s)
-            socket.send_fds(control, [SERVER if server else CLIENT], [sock.fileno(), far.fileno()])
         near.setblocking(False)
+        try:
+            with sock, far, self._lock:
+                control = self._control = self._control or _start(self._token, self._peer_timeout_s)
+                introduction = (SERVER if server else CLIENT) + channel.encode()
+                socket.send_fds(control, [introduction], [sock.fileno(), far.fileno()])
+        except BaseException:
+            near.close()
+            raise
         return near
 
     def close(self) -> None:
@@ -58,10 +71,15 @@ class Relays:
 
 def _start(token: bytes, peer_timeout_s: float) -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        command = [sys.executable, "-m", "unisono.backends.relay", str(theirs.fileno()), str(peer_timeout_s)]
-        ours.send(token)
-        subprocess.run(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, check=True)
+    fd = theirs.fileno()
+    command = [sys.executable, "-m", "unisono.backends.relay", str(fd), str(peer_timeout_s)]
+    try:
+        with theirs:
+            ours.send(token)
+            subprocess.run(command, pass_fds=[fd], stdin=subprocess.DEVNULL, check=True, timeout=START_S)
+    except BaseException:
+        ours.close()
+        raise
     return ours
 
 
@@ -190,13 +208,14 @@ def _advance(selector: selectors.BaseSelector, pair: Pair) -> None:
 
 
 def _welcome(control: socket.socket, contexts: dict[bytes, ssl.SSLContext]) -> Pair | None:
-    side, descriptors, _, _ = socket.recv_fds(control, 1, 2)
+    introduction, descriptors, _, _ = socket.recv_fds(control, 256, 2)
     if not descriptors:
         return None
     outer, inner = (socket.socket(fileno=each) for each in descriptors)
     for sock in (outer, inner):
         sock.setblocking(False)
-    return Pair(wrapped(outer, contexts[side], server=side == SERVER), inner)
+    side, channel = introduction[:1], introduction[1:].decode()
+    return Pair(wrapped(outer, contexts[side], server=side == SERVER, channel=channel), inner)
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ from typing import NoReturn
 
 import msgspec
 
-from unisono.backends.guests import STRANGER_S, Guests
+from unisono.backends.guests import Guests
 from unisono.backends.relay import Relays
 from unisono.backends.roster import Roster, gather
 from unisono.env import Settings
@@ -34,10 +35,11 @@ from unisono.store.address import shown
 __all__ = ["KINDS", "Sockets", "connect_hosts"]
 
 KINDS = ("control", "data", "messages")
+STRANGER_S = 2.0  # all the time a stranger gets
+GUESTS = 64  # connections looked at at once
+PATIENCE_S = 0.5  # what a stranger gets, at least, when others wait behind it
 DIAL_S = 20.0  # until a connection is given up that nobody answers
-DIAL_SHARE = (
-    0.75  # of the time that is left: who is not answered tells so before others give up waiting for it
-)
+DIAL_SHARE = 0.75  # of the time left, so that who is not answered tells so before the others give up
 POLL_S = 0.2
 WELCOME = b"\1"
 
@@ -107,6 +109,7 @@ def connect_hosts(
         settings: interfaces, ports and the job's token; None: any and none.
     Raises:
         RendezvousError: two ranks cannot reach each other; all ranks raise it, naming the two.
+        ValueError: TLS without a token.
     """
     settings = settings or Settings()
     return _Connector(store, roster, rank, deadline, master, peer_timeout_s, buffer_bytes, settings).connect()
@@ -241,18 +244,18 @@ class _Connector:
             except OSError as error:
                 self._unreachable(peer, endpoint, str(error))
             try:
-                self._introduce(sock, peer, kind)
-                self._sockets.put(kind, peer, self._secured(sock, server=False))
-                return
+                channel = self._introduce(sock, peer, kind)
             except (OSError, AuthenticationError) as error:
                 sock.close()
                 if time.monotonic() >= self._deadline:
                     self._unreachable(peer, endpoint, str(error))
+            else:
+                return self._sockets.put(kind, peer, self._secured(sock, channel, server=False))
             self._raise_if_failed()
             time.sleep(POLL_S)
 
-    def _introduce(self, sock: socket.socket, peer: int, kind: str) -> None:
-        handshake(
+    def _introduce(self, sock: socket.socket, peer: int, kind: str) -> str:
+        met = handshake(
             sock,
             self._secret,
             role="connect",
@@ -264,6 +267,7 @@ class _Connector:
         if sock.recv(1) != WELCOME:
             raise ConnectionResetError("it closed the connection")
         self._prepare(sock, kind)
+        return met.channel
 
     def _unreachable(self, peer: int, endpoint: Endpoint, why: str) -> NoReturn:
         self._fail(
@@ -279,13 +283,24 @@ class _Connector:
     # -- being connected to by lower ranks
 
     def _accept(self, listener: socket.socket) -> None:
-        guests = Guests(listener, lambda guest: self._receive(guest, guests))
-        guests.serve(self._stopped, POLL_S)
+        listener.settimeout(POLL_S)
+        with ThreadPoolExecutor(GUESTS) as pool, Guests(GUESTS, PATIENCE_S) as guests:
+            while not self._stopped.is_set():
+                guests.make_room()
+                try:
+                    guest, _ = listener.accept()
+                except TimeoutError:
+                    continue
+                except OSError:  # that one has gone, or there are no descriptors for now
+                    time.sleep(0.01)
+                    continue
+                guests.came(guest)
+                pool.submit(self._receive, guest, guests)
 
     def _receive(self, guest: socket.socket, guests: Guests) -> None:
         """Take in a guest who turns out to be a lower rank; strangers are turned away."""
         try:
-            name = handshake(
+            name, channel = handshake(
                 guest,
                 self._secret,
                 role="accept",
@@ -296,15 +311,16 @@ class _Connector:
             )
             kind, _, text = name.partition(" of rank ")
             peer = int(text) if text.isdecimal() else -1
-            if kind not in KINDS or peer not in self._lower:
+            known = kind in KINDS and peer in self._lower
+            if not known or not guests.went(guest):  # it may have been turned away just now
                 raise AuthenticationError(f"{name!r} has no business here")
-            guests.know(guest)
             guest.sendall(WELCOME)
             self._prepare(guest, kind)
         except (OSError, AuthenticationError):
+            guests.went(guest)
             guest.close()
             return
-        self._sockets.put(kind, peer, self._secured(guest, server=True))
+        self._sockets.put(kind, peer, self._secured(guest, channel, server=True))
 
     def _await_lower(self) -> None:
         while missing := self._sockets.missing(self._lower):
@@ -362,8 +378,15 @@ class _Connector:
             milliseconds = max(1, round(1000 * self._peer_timeout_s))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
-    def _secured(self, sock: socket.socket, *, server: bool) -> socket.socket:
-        return sock if self._relays is None else self._relays.carry(sock, server=server)
+    def _secured(self, sock: socket.socket, channel: str, *, server: bool) -> socket.socket:
+        if self._relays is None:
+            return sock
+        try:
+            return self._relays.carry(sock, server=server, channel=channel)
+        except (OSError, subprocess.SubprocessError) as error:
+            self._fail(
+                f"rank {self._rank} (host {self._host(self._rank)}) cannot encrypt connections: {error}"
+            )
 
     def _left(self) -> float:
         return max(self._deadline - time.monotonic(), 0.001)

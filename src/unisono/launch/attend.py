@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Interrupted", "Signals", "adopting_orphans", "assign", "attend", "outcome"]
 
-GOODBYE_S = 3.0  # node 0 serves the store so long after its own end, at most, for the others to read from it
+GOODBYE_S = 10.0  # node 0 serves the store so long after its own end, at most, for the others to read from it
 
 
 class Interrupted(Exception):

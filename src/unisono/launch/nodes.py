@@ -35,6 +35,7 @@ MEET_S = 300.0
 BEAT_S = 1.0
 SILENT_S = 10.0  # a node that shows no sign of life for so long is given up
 ENDING_S = 8.0  # what the others get, after the grace, to end their ranks and say how
+SAY_S = 8.0  # for node 0 to take in how a node ended: it may have been stopped for a while
 
 
 class _Node(msgspec.Struct, frozen=True):
@@ -196,7 +197,7 @@ class Nodes:
         mine = Final(self._job.node_rank, self._me.host, stopped, failure)
         finals = [mine]
         with contextlib.suppress(StoreError):
-            self._store.set(f"final/{mine.node}", msgspec.msgpack.encode(mine), timeout_s=2.0)
+            self._store.set(f"final/{mine.node}", msgspec.msgpack.encode(mine), timeout_s=SAY_S)
             give_up: float | None = None
             for number in range(self._job.nnodes):
                 while number != mine.node and not stopped:
@@ -210,7 +211,7 @@ class Nodes:
                         continue
                     finals.append(msgspec.msgpack.decode(raw, type=Final))
                     break
-            self._store.add("settled", 1, timeout_s=2.0)
+            self._store.add("settled", 1, timeout_s=SAY_S)
         return finals
 
     def await_settled(self, seconds: float) -> None:

@@ -46,6 +46,7 @@ class Dialer:
         self._token = token
         self._deadline = deadline
         self._timeout_s = timeout_s
+        self._channel = ""
 
     def dial(self, retry: bool) -> tuple[socket.socket, wire.Welcome]:
         """Raises as `TCPStore` does."""
@@ -134,6 +135,9 @@ class Dialer:
                 raise AuthenticationError(self._wrong("its proof is of another token"))
             mine = store_proof(self._token, "connect", self._hello, greeting.nonce)
             send(sock, wire.frame(wire.Proof(mine)), until)
+            self._channel = secure.channel_of(
+                store_proof(self._token, "channel", self._hello, greeting.nonce)
+            )
             greeting = wire.read_greeting(receive(sock, reader, until)[0])
         elif isinstance(greeting, wire.Welcome) and self._token:
             raise AuthenticationError(self._wrong("it let us in without a proof"))
@@ -153,7 +157,8 @@ class Dialer:
             return sock
         from unisono.store import tls  # the TLS library takes its time to load
 
-        return tls.wrapped(sock, tls.context(self._token, server=False), server=False)
+        made = tls.context(self._token, server=False)
+        return tls.wrapped(sock, made, server=False, channel=self._channel)
 
     def _foreign(self, seen: str) -> NotOurServer:
         text = message(

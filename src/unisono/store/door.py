@@ -41,10 +41,11 @@ class Rules:
 
 
 class Caller:
-    """Where one connection stands in its greeting. `name` is set once it is let in."""
+    """Where one connection stands in its greeting. `name` and `channel` are set once it is let in."""
 
     def __init__(self) -> None:
         self.name = ""
+        self.channel = ""
         self.hello: wire.Hello | None = None
         self.nonce = b""
 
@@ -54,10 +55,8 @@ class Door:
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
-        if rules.tls and not rules.token:
-            raise ValueError(
-                "TLS needs the job's token: its certificate is made from it (UNISONO_TOKEN_FILE)"
-            )
+        if rules.tls:
+            secure.check_for_tls(rules.token)
         self._tls: ssl.SSLContext | None = _tls().context(rules.token, server=True) if rules.tls else None
 
     def answer(
@@ -82,6 +81,7 @@ class Door:
     def _judge(self, caller: Caller, hello: wire.Hello, given: wire.Proof) -> wire.Welcome | wire.Refused:
         if not secure.verify(given.proof, self._proof("connect", hello, caller.nonce)):
             return wire.Refused(wire.MAGIC, "token", "the job's token here is another one")
+        caller.channel = secure.channel_of(self._proof("channel", hello, caller.nonce))
         return self._let_in(caller, hello)
 
     def _let_in(self, caller: Caller, hello: wire.Hello) -> wire.Welcome:
@@ -113,9 +113,12 @@ class Door:
             return wire.Refused(wire.MAGIC, "closing", "its job is ending")
         return None
 
-    def secured(self, sock: socket.socket) -> socket.socket:
+    def secured(self, sock: socket.socket, caller: Caller) -> socket.socket:
         """The socket on which a client that was let in goes on: `sock`, or TLS over it."""
-        return sock if self._tls is None else _tls().wrapped(sock, self._tls, server=True)
+        if self._tls is None:
+            return sock
+        tls: socket.socket = _tls().wrapped(sock, self._tls, server=True, channel=caller.channel)
+        return tls
 
     def has_deciphered(self, sock: Any) -> bool:
         """Whether TLS holds bytes ready to be read, of which no selector tells."""

@@ -48,6 +48,7 @@ class TCPStore(Store):
     Raises:
         StoreTimeout: no server in time; the text names the address and the last error.
         AuthenticationError: the server has another token, or one side has none.
+        ValueError: TLS without a token.
         StoreError: the name does not resolve, another program answers, or the port cannot be bound.
     """
 
@@ -66,6 +67,8 @@ class TCPStore(Store):
         retry: bool = True,
     ) -> None:
         super().__init__(timeout_s)
+        if tls:
+            secure.check_for_tls(token)
         self._server = StoreServer(host, port, job=job, token=token, tls=tls) if is_server else None
         self._world_size = world_size
         self._linger_s = linger_s

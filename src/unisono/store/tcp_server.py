@@ -376,7 +376,7 @@ class _Loop:
             return
         if peer.secure_next and not peer.out:
             peer.secure_next = False
-            peer.sock = self._door.secured(peer.sock)
+            peer.sock = self._door.secured(peer.sock, peer.caller)
         wanted = selectors.EVENT_WRITE if peer.out else selectors.EVENT_READ
         if wanted != peer.events:
             peer.events = wanted

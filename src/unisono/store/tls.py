@@ -1,8 +1,10 @@
 """TLS 1.3 between processes that share the job's token: each makes the same key and certificate from it.
 
 Both sides show that one certificate and trust nothing else, so a connection that comes up has the token at
-both ends; no authority, no files, no names to check. Only what has already proved the token
-at the `door` gets this far, so a stranger never reaches the TLS library.
+both ends; no authority, no files. The one name there is to check is that of the connection (`channel`),
+which the client gives as the server's: without it, who sits on the path could join a client to another server
+of the job. Only what has already proved the token at the `door` gets this far: no stranger reaches the
+TLS library.
 
 Python's `ssl` makes no certificates and has pre-shared keys only since 3.13, hence the few lines of Ed25519
 and DER below. They make one key at start; every signature of a connection is the TLS library's own. Their
@@ -18,7 +20,7 @@ import socket
 import ssl
 from typing import Any
 
-from unisono.secure import derive
+from unisono.secure import check_for_tls, derive
 
 __all__ = ["TlsSocket", "certificate", "context"]
 
@@ -115,7 +117,13 @@ def _pem(title: str, body: bytes) -> str:
 
 
 class TlsSocket(ssl.SSLSocket):
-    """A TLS socket that says "would block" as a plain one does."""
+    """A TLS socket that says "would block" as a plain one does.
+
+    Attributes:
+        channel: what both ends call this connection.
+    """
+
+    channel: str
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
         """As `socket.recv_into`."""
@@ -133,12 +141,19 @@ class TlsSocket(ssl.SSLSocket):
 
 
 def context(token: bytes, *, server: bool) -> ssl.SSLContext:
-    """TLS 1.3 and nothing else, with the job's certificate on both sides and trust in it alone."""
+    """TLS 1.3 and nothing else, with the job's certificate on both sides and trust in it alone.
+
+    Raises:
+        ValueError: there is no token.
+    """
+    check_for_tls(token)
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     made.minimum_version = ssl.TLSVersion.TLSv1_3
     made.check_hostname = False  # there is one certificate and it names no host
     made.verify_mode = ssl.CERT_REQUIRED
     made.sslsocket_class = TlsSocket
+    if server:
+        made.sni_callback = _refuse_others
     public, private = certificate(token)
     made.load_verify_locations(cadata=public)
     memory = os.memfd_create("unisono-key", os.MFD_CLOEXEC)  # the library loads keys from files only
@@ -150,6 +165,18 @@ def context(token: bytes, *, server: bool) -> ssl.SSLContext:
     return made
 
 
-def wrapped(sock: socket.socket, made: ssl.SSLContext, *, server: bool) -> socket.socket:
-    """`sock` as a TLS socket; the handshake happens as data is first sent and read. `sock` is used up."""
-    return made.wrap_socket(sock, server_side=server, do_handshake_on_connect=False)
+def _refuse_others(sock: Any, name: str | None, _made: ssl.SSLContext) -> int | None:
+    """Every connection of the job has the same certificate, so the client says which one it means."""
+    return None if name == sock.channel else ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
+
+
+def wrapped(sock: socket.socket, made: ssl.SSLContext, *, server: bool, channel: str) -> TlsSocket:
+    """`sock` as a TLS socket; the handshake happens as data is first sent and read. `sock` is used up.
+
+    `channel`: of `secure.Met`. Where the two ends differ in it the TLS handshake fails.
+    """
+    name = None if server else channel
+    tls = made.wrap_socket(sock, server_side=server, do_handshake_on_connect=False, server_hostname=name)
+    assert isinstance(tls, TlsSocket)
+    tls.channel = channel
+    return tls
