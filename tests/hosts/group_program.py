@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from dataclasses import replace
@@ -111,7 +112,8 @@ def secret(group: un.Group) -> None:
 
 
 def main() -> None:
-    with un.init_process_group(timeout=60) as group:
+    limit = float(os.environ.get("LIMIT_S", "60"))
+    with un.init_process_group(init_method=os.environ.get("INIT_METHOD"), timeout=limit) as group:
         globals()[sys.argv[1]](group)
 
 

@@ -41,7 +41,6 @@ def start(
     what: str,
     *,
     program: str = PROGRAM,
-    six: bool = False,
     **variables: str,
 ) -> Ranks:
     """Start the program on `layout[i]` ranks of host i."""
@@ -53,7 +52,7 @@ def start(
                 "RANK": str(len(started)),
                 "LOCAL_RANK": str(len(started) - sum(layout[:host])),
                 "WORLD_SIZE": str(size),
-                "MASTER_ADDR": net[0].address6 if six else net[0].address,
+                "MASTER_ADDR": net[0].address,
                 "MASTER_PORT": "29500",
                 "UNISONO_TOKEN": "5" * 64,
                 "OMP_NUM_THREADS": "1",
@@ -102,8 +101,13 @@ def test_pytorch_trains_as_one_process_does(net: hosts.Network):
     assert fine(ranks) == ["fine\n"] * 2
 
 
-def test_over_ipv6(net: hosts.Network):
-    assert fine(start(net, (1, 1), "exact", six=True)) == ["exact\n"] * 2
+@pytest.mark.parametrize("way", ["MASTER_ADDR", "INIT_METHOD"])
+def test_where_there_is_only_ipv6(own_net: hosts.Network, way: str):
+    for node in own_net:
+        node.must("ip", "-4", "addr", "flush", "dev", hosts.INTERFACE)
+    master = own_net[0].address6
+    place = master if way == "MASTER_ADDR" else f"tcp://[{master}]:29500"
+    assert fine(start(own_net, (2, 1), "exact", **{way: place})) == ["exact\n"] * 3
 
 
 def test_delay_and_loss_change_no_bit(own_net: hosts.Network):
@@ -215,6 +219,21 @@ def test_two_that_cannot_reach_each_other_are_named_by_all(net: hosts.Network):
         assert f"rank 1 (host host1) cannot reach rank 2 (host host2) at {two.address}:" in last, errors
 
 
+def test_packets_that_vanish_name_both_ends_and_the_interface(net: hosts.Network):
+    """Nothing refuses: what host 2 answers host 1 is dropped. All say so before their own time is up."""
+    one, two = net[1], net[2]
+    two.must("ip", "route", "add", "blackhole", one.address)
+    try:
+        results = ended(start(net, (1, 1, 1), "exact", LIMIT_S="12"))
+    finally:
+        two.must("ip", "route", "del", "blackhole", one.address)
+    assert [code for code, _, _ in results] == [1, 1, 1]
+    for _, _, errors in results:
+        last = errors.rstrip().splitlines()[-1]
+        assert f"rank 1 (host host1) cannot reach rank 2 (host host2) at {two.address}:" in last, errors
+        assert f"through eth0 ({one.address}): timed out" in last, errors
+
+
 # ---- cables --------------------------------------------------------------------------------------------
 
 
@@ -256,6 +275,21 @@ def test_a_link_that_stays_down_is_an_error_that_names_the_peer(own_net: hosts.N
         assert text.startswith("PeerLost"), result
         assert f"rank {1 - rank} (host host{1 - rank}" in text
         assert 5 < at - cut < 12, (at - cut, text)
+
+
+@pytest.mark.parametrize("tls", ["0", "1"])
+def test_a_host_that_is_killed_behind_a_cut_link_is_named(own_net: hosts.Network, tls: str):
+    """No packet says that it died. With TLS, the process beside the survivor ends, too."""
+    ranks = start(own_net, (1, 1), "loop", UNISONO_PEER_TIMEOUT_S="1", UNISONO_TLS=tls)
+    up(ranks)
+    own_net[1].cut()
+    own_net[1].kill()
+    killed = time.time()
+    at, text = error_of(ended(ranks)[0])
+    assert text.startswith("PeerLost"), text
+    assert "rank 1 (host host1" in text
+    assert at - killed < 10, (at - killed, text)  # found: 1.3 s
+    hosts.wait_until(lambda: not own_net[0].processes(), 40)
 
 
 def test_a_host_that_is_killed_is_named_at_once(own_net: hosts.Network):

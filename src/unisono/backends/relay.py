@@ -5,19 +5,22 @@ would need. So the rank gives the engine one end of a socket pair, and its conne
 this process, which speaks TLS 1.3 on it. The end of either side is passed on to the other, in order, so a
 death is seen as it is without TLS. It costs a copy into a pipe and one core's work at each end.
 
-The process ends with its last connection. It is a grandchild: its end is no business of the program.
+The process ends with its last connection. It is a grandchild: its end is no business of the program. When the
+rank has ended, a connection whose peer takes nothing any more is given up, as the kernel does without TLS.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import selectors
 import socket
 import ssl
 import subprocess
 import sys
 import threading
+import time
 
 from unisono.secure import check_for_tls
 from unisono.store.tls import context, wrapped
@@ -25,6 +28,7 @@ from unisono.store.tls import context, wrapped
 __all__ = ["Relays", "main"]
 
 PIECE = 256 * 1024
+LINGER = 6  # times the timeout for silent hosts: what a peer has to take what was sent before the rank ended
 SERVER, CLIENT = b"s", b"c"
 START_S = 60.0  # until the process is given up that does not start
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
@@ -33,10 +37,11 @@ READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 class Relays:
     """Starts the process when it is first needed, and gives it connections. Used by several threads."""
 
-    def __init__(self, token: bytes) -> None:
+    def __init__(self, token: bytes, peer_timeout_s: float) -> None:
         """Raises ValueError without a token."""
         check_for_tls(token)
         self._token = token
+        self._peer_timeout_s = peer_timeout_s
         self._lock = threading.Lock()
         self._control: socket.socket | None = None
 
@@ -50,7 +55,7 @@ class Relays:
         near.setblocking(False)
         try:
             with sock, far, self._lock:
-                control = self._control = self._control or _start(self._token)
+                control = self._control = self._control or _start(self._token, self._peer_timeout_s)
                 introduction = (SERVER if server else CLIENT) + channel.encode()
                 socket.send_fds(control, [introduction], [sock.fileno(), far.fileno()])
         except BaseException:
@@ -64,10 +69,10 @@ class Relays:
             self._control.close()
 
 
-def _start(token: bytes) -> socket.socket:
+def _start(token: bytes, peer_timeout_s: float) -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     fd = theirs.fileno()
-    command = [sys.executable, "-m", "unisono.backends.relay", str(fd)]
+    command = [sys.executable, "-m", "unisono.backends.relay", str(fd), str(peer_timeout_s)]
     try:
         with theirs:
             ours.send(token)
@@ -147,6 +152,17 @@ class Pair:
         except OSError:  # one side is gone: the other must see an end
             self.close()
 
+    def limit(self, peer_timeout_s: float) -> None:
+        """If the rank has ended, its peer has so long left to take what it was sent.
+
+        The end itself may not have been read yet: it stands behind what the peer does not take.
+        """
+        hung_up = select.poll()
+        hung_up.register(self.inner, 0)
+        if hung_up.poll(0):
+            milliseconds = max(1, round(1000 * LINGER * peer_timeout_s))
+            self.outer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+
     def close(self) -> None:
         """End both sides."""
         self.closed = True
@@ -158,21 +174,26 @@ def _wanted(flow: Flow, event: int, *, full: bool) -> int:
     return event if not flow.over and flow.full() == full else 0
 
 
-def serve(control: socket.socket) -> None:
+def serve(control: socket.socket, peer_timeout_s: float) -> None:
     """Carry connections until there are none, and nobody left to bring any."""
     token = control.recv(4096)
     contexts = {SERVER: context(token, server=True), CLIENT: context(token, server=False)}
+    looked = time.monotonic()
     with selectors.DefaultSelector() as selector:
         selector.register(control, READ)
         while selector.get_map():
-            ready = {key.fileobj if key.data is None else key.data for key, _ in selector.select()}
-            for one in ready:
+            found = selector.select(peer_timeout_s)
+            for one in {key.fileobj if key.data is None else key.data for key, _ in found}:
                 if isinstance(one, Pair):
                     _advance(selector, one)
                 elif pair := _welcome(control, contexts):
                     _advance(selector, pair)
                 else:
                     selector.unregister(control)
+            if time.monotonic() - looked >= peer_timeout_s:
+                looked = time.monotonic()
+                for pair in {key.data for key in selector.get_map().values() if key.data is not None}:
+                    pair.limit(peer_timeout_s)
 
 
 def _advance(selector: selectors.BaseSelector, pair: Pair) -> None:
@@ -198,7 +219,7 @@ def _welcome(control: socket.socket, contexts: dict[bytes, ssl.SSLContext]) -> P
 
 
 def main() -> None:
-    """Serve in the background; the argument is the descriptor of the socket that brings connections."""
+    """Serve in the background. Arguments: the descriptor that brings connections, the timeout for hosts."""
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -206,7 +227,7 @@ def main() -> None:
     os.dup2(nothing, 1)
     os.dup2(nothing, 2)
     with socket.socket(fileno=int(sys.argv[1])) as control:
-        serve(control)
+        serve(control, float(sys.argv[2]))
 
 
 if __name__ == "__main__":

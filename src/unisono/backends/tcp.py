@@ -39,6 +39,7 @@ STRANGER_S = 2.0  # all the time a stranger gets
 GUESTS = 64  # connections looked at at once
 PATIENCE_S = 0.5  # what a stranger gets, at least, when others wait behind it
 DIAL_S = 20.0  # until a connection is given up that nobody answers
+DIAL_SHARE = 0.75  # of the time left, so that who is not answered tells so before the others give up
 POLL_S = 0.2
 WELCOME = b"\1"
 
@@ -137,7 +138,7 @@ class _Connector:
         self._settings = settings
         self._addresses: list[str] = []  # of the interfaces in use
         self._secret = settings.token + roster.nonce  # without a token: what only the store's clients know
-        self._relays = Relays(settings.token) if settings.tls else None
+        self._relays = Relays(settings.token, peer_timeout_s) if settings.tls else None
         self._sockets = Sockets(self._size)
         mates = roster.mates(rank)
         far = [card.rank for card in roster.cards if card.rank not in mates]
@@ -238,7 +239,7 @@ class _Connector:
         source = (self._addresses[turn % len(self._addresses)], 0) if several else None
         while True:
             try:
-                limit = min(self._left(), DIAL_S)
+                limit = min(DIAL_SHARE * self._left(), DIAL_S)
                 sock = socket.create_connection((endpoint.host, endpoint.port), limit, source)
             except OSError as error:
                 self._unreachable(peer, endpoint, str(error))
