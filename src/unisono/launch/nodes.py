@@ -211,6 +211,7 @@ class Nodes:
                         continue
                     finals.append(msgspec.msgpack.decode(raw, type=Final))
                     break
+            self._over.set()  # node 0 may be gone as soon as it hears the next
             self._store.add("settled", 1, timeout_s=SAY_S)
         return finals
 
