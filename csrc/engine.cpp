@@ -94,7 +94,7 @@ Engine::Engine(const std::shared_ptr<Region>& region, int rank, const EngineOpti
       waiter_(world_, peers_, rank, &RankCell::bell, patience_, tcp_.get(), control_.get()),
       channels_(world_, peers_, rank, patience_, kBackground, std::move(connections.messages),
                 control_.get()) {
-  world_.cell(rank).pid.store(getpid(), std::memory_order_release);
+  world_.cell(rank).set_process(identity());
 }
 
 std::vector<Transport*> Engine::edges() {
