@@ -160,6 +160,7 @@ FaultKind Engine::execute(const Call& call, bool in_background, Held* held) {
   } catch (const Fault& fault) {
     if (tcp_) tcp_->drop();
     world_.sound_alarm();  // whoever of this host found out may not live to tell the others
+    if (executor_.unsettled()) new auto(call.luggage);  // somebody may still write into what is packed
     if (fault.kind == FaultKind::kMismatch && call.luggage != nullptr && !call.luggage->site.empty())
       remark(seq, call.luggage->site);
     return fault.kind;
