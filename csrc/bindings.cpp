@@ -132,4 +132,5 @@ NB_MODULE(_native, m) {
   bind_tables(m);
   bind_engine(m);
   bind_probe(m);
+  bind_fields(m);
 }

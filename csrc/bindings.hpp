@@ -14,6 +14,7 @@ using Address = uintptr_t;
 void bind_engine(nanobind::module_& m);
 void bind_quick(nanobind::module_& m);
 void bind_probe(nanobind::module_& m);
+void bind_fields(nanobind::module_& m);
 
 // A C-contiguous buffer of a known dtype.
 struct Seen {

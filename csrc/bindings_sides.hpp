@@ -15,6 +15,13 @@ struct Side {
   size_t count = 0;
   std::array<unisono::Extent, kMostBuffers> extents;
 
+  Side() = default;
+  Side(const Side&) = delete;
+  Side& operator=(const Side&) = delete;
+  ~Side() {
+    for (size_t i = 0; i < kept_count_; ++i) Py_DECREF(kept_[i]);
+  }
+
   // False: not to be seen natively.
   bool see(nanobind::handle given) {
     if (given.is_none()) return true;
@@ -23,8 +30,10 @@ struct Side {
     const auto length = static_cast<size_t>(Py_SIZE(given.ptr()));
     if (length == 0 || length > kMostBuffers) return false;
     for (size_t i = 0; i < length; ++i) {
+      if (static_cast<size_t>(Py_SIZE(given.ptr())) != length) return false;
       const auto place = static_cast<Py_ssize_t>(i);
       PyObject* const one = list ? PyList_GET_ITEM(given.ptr(), place) : PyTuple_GET_ITEM(given.ptr(), place);
+      if (list) kept_[kept_count_++] = Py_NewRef(one);
       if (!add(one)) return false;
     }
     return true;
@@ -45,4 +54,8 @@ struct Side {
     extents[count++] = {reinterpret_cast<unsigned char*>(seen->address), static_cast<size_t>(seen->numel)};
     return true;
   }
+
+  // What stood in a list: another thread may change that while the bytes move.
+  size_t kept_count_ = 0;
+  std::array<PyObject*, kMostBuffers> kept_;
 };

@@ -1,6 +1,6 @@
 // Small messages between ranks of one host that are sent, or have come, whole: one store tells of each, and
 // no request is made for it. Everything else, and whatever has something before it, is a request of the
-// channels.
+// channels. These hold the interpreter's lock: they never wait for another thread.
 #include <algorithm>
 #include <cstring>
 
@@ -70,8 +70,8 @@ void Streams::consume(int peer, uint64_t nbytes) {
 
 bool Channels::send_now(int peer, int tag, DType dtype, const void* data, size_t nbytes) {
   if (peer == rank_ || !world_.near(peer) || nbytes > kEagerBytes) return false;
-  const std::lock_guard lock(mutex_);
-  if (!works() || !sends_[static_cast<size_t>(peer)].empty() || !streams_.open(peer)) return false;
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock || !works() || !sends_[static_cast<size_t>(peer)].empty() || !streams_.open(peer)) return false;
   const Header header{nbytes, tag, static_cast<uint32_t>(dtype)};
   return streams_.write_whole(peer, {reinterpret_cast<const unsigned char*>(&header), sizeof header},
                               {static_cast<const unsigned char*>(data), nbytes});
@@ -83,7 +83,8 @@ bool Channels::receive_now(int peer, int tag, DType dtype, void* data, size_t nb
     if (i >= spins) return false;
     cpu_pause();
   }
-  const std::lock_guard lock(mutex_);
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock) return false;
   const Incoming& incoming = incoming_[static_cast<size_t>(peer)];
   if (!works() || !receives_.empty() || !kept_.empty() || incoming.open || incoming.header_moved > 0)
     return false;

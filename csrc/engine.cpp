@@ -336,9 +336,10 @@ void Engine::leave() {
   if (running || !done(queued_.load(std::memory_order_acquire)))
     abort(Fault{FaultKind::kAborted, rank_, rank_});
   if (thread_.joinable()) thread_.join();
+  // Before the channels give memory back that was lent: a receiver that has read it since looks here.
+  world_.cell(rank_).left.store(1, std::memory_order_seq_cst);
   channels_.leave(false);
   if (tcp_) tcp_->finish();
-  world_.cell(rank_).left.store(1, std::memory_order_seq_cst);
   if (control_) control_->leave(false);
   world_.ring_all();
 }

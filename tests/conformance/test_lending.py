@@ -61,3 +61,31 @@ def test_threads(size: int, lending: bool) -> None:
             assert (got == np.arange(600_000.0) + (group.rank - 1) % size).all()
 
     ranks.threads(size, work, lending=lending)
+
+
+def test_what_a_sender_takes_back_is_not_received() -> None:
+    """Who closes with a message on its way may write to its memory: all of it has come, or an error."""
+    told = ranks.run(
+        2,
+        """
+for turn in range(20):
+    inner = group.subgroup([0, 1])
+    x = np.zeros(1 << 20)
+    if group.rank == 0:
+        x[:] = 1
+        work = inner.isend(x, 1)
+        time.sleep(turn % 5 * 2e-4)
+        inner.close()
+        x[:] = 2
+    else:
+        try:
+            inner.recv(x, 0)
+            assert (x == 1).all(), f"turn {turn}: {np.unique(x)}"
+        except un.GroupError:
+            pass
+        inner.close()
+    group.barrier()
+print("fine")
+""",
+    )
+    assert told == ["fine\n"] * 2

@@ -316,8 +316,13 @@ class Caller:
     def keep(self, work: Work) -> None:
         """Keep a work, and with it its buffers, until it is done, whatever the caller does with it."""
         with self._works_lock:
-            self._works = [one for one in self._works if not one.done()]
-            self._works.append(work)
+            under_way: list[Work] = []
+            for one in self._works:
+                if one.done():
+                    one.let_go()
+                else:
+                    under_way.append(one)
+            self._works = [*under_way, work]
 
     def unheard(self) -> BaseException | None:
         """What ended an asynchronous collective, when no call and no wait has raised it yet."""
@@ -345,7 +350,10 @@ class Caller:
         engine = self._forget()
         if engine is not None:
             engine.leave()
-        self._works.clear()  # only now no thread is left that moves bytes of their buffers
+        with self._works_lock:
+            works, self._works = self._works, []
+        for work in works:  # only now no thread is left that moves bytes of their buffers
+            work.let_go()
 
     def _forget(self) -> _native.Engine | None:
         engine, self._engine = self._engine, None

@@ -55,6 +55,10 @@ class Work(ABC):
         return None
 
     @abstractmethod
+    def let_go(self) -> None:
+        """After its end: forget its buffers, unless a rank that was stopped may still write to them."""
+
+    @abstractmethod
     def _what(self) -> str:
         """The operation, for people."""
 
@@ -78,6 +82,9 @@ class DoneWork(Work):
 
     def wait(self, timeout: float | timedelta | None = None) -> None:
         """Return at once."""
+
+    def let_go(self) -> None:
+        """There are no buffers."""
 
 
 class CollectiveWork(Work):
@@ -108,9 +115,13 @@ class CollectiveWork(Work):
         if kind == FaultKind.TIMEOUT and not self._engine.fault()[0]:
             raise Timeout(late(self._scene, seconds(timeout, 0.0)))
         if kind:
-            self._engine.hold(self._keep)
+            self.let_go()
             self.heard = True
             raise explain(self._scene)
+
+    def let_go(self) -> None:
+        """See `Work.let_go`."""
+        self._engine.hold(self._keep)
 
 
 class MessageWork(Work):
@@ -141,12 +152,16 @@ class MessageWork(Work):
         if kind == FaultKind.TIMEOUT and not self._engine.fault()[0]:
             raise Timeout(late(self._scene, seconds(timeout, 0.0)))
         if kind:
-            self._engine.hold(self._keep)
+            self.let_go()
             raise explain(self._scene)
+
+    def let_go(self) -> None:
+        """See `Work.let_go`."""
+        self._engine.hold(self._keep)
 
     def failure(self) -> BaseException:
         """The error for what went wrong."""
-        self._engine.hold(self._keep)
+        self.let_go()
         return explain(self._scene)
 
     def wait_or_abort(self, timeout_s: float) -> int:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import unisono as un
-
-from .arguments import PLAIN, PLAIN_OR_NONE, Call, reduce_op, single
+from .arguments import PLAIN, PLAIN_OR_NONE, REDUCE_OPS, Call, reduce_op, single
 from .profiling import Event, is_on
 from .sparse import SparseSum
 from .work import DONE, Together, TransferWork, UnisonoWork, seconds
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Work
 
     from unisono.group import Group
-    from unisono.reduction import Op
 
     from .cuda import CudaGroup
     from .work import Futures, NativeWork
@@ -65,29 +62,18 @@ class Calling:
 
     # ---- how a call is made ----
 
-    def _again(
-        self,
-        kind: Any,
-        opts: Any,
-        collective: str,
-        out: Any,
-        given: Any = None,
-        op: Op = un.SUM,
-        root: int = 0,
-    ) -> bool:
+    def _again(self, said: int, collective: str, out: Any, given: Any = None) -> bool:
         """Repeat a call that the Group remembers, now: no list, no copy, no Work. False: nothing was done.
 
         What `dist.all_reduce(x)` and its like do all day. A call that is new, asynchronous, with a timeout or
-        a tensor of its own kind goes the long way, on which the Group gets to know it.
+        a tensor of its own kind goes the long way, on which the Group gets to know it. `said`: see `fields`.
         """
         return (
-            type(opts) is kind
+            said >= 0
             and type(out) in PLAIN_OR_NONE
             and type(given) in PLAIN_OR_NONE
-            and not opts.asyncOp
-            and opts.timeout.days < 0
             and not is_on()
-            and self._repeat(collective, out, given, op, root)
+            and self._repeat(collective, out, given, REDUCE_OPS[said & 255], said >> 8)
         )
 
     def _run(

@@ -25,6 +25,7 @@ from torch._C._distributed_c10d import (
 from .arguments import Call, options, reduce_op, single
 from .calling import Calling
 from .cuda import any_device
+from .fields import reader
 from .work import DONE
 
 if TYPE_CHECKING:
@@ -38,6 +39,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Collectives"]
 
+read_all_reduce = reader(AllreduceOptions)
+read_reduce = reader(ReduceOptions)
+read_reduce_scatter = reader(ReduceScatterOptions)
+read_broadcast = reader(BroadcastOptions)
+read_all_gather = reader(AllgatherOptions)
+read_all_to_all = reader(AllToAllOptions)
+read_barrier = reader(BarrierOptions)
+
 
 class Collectives(Calling):
     """The part of the process group that moves data. `_group` does the work."""
@@ -50,19 +59,17 @@ class Collectives(Calling):
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
     ) -> Work:
         """Reduce one tensor over the group, in place."""
-        if type(opts) is not AllreduceOptions:
-            opts = options(AllreduceOptions, opts, reduceOp=opts if op is None else op, timeout=timeout)
         x = tensors[0] if type(tensors) is list and len(tensors) == 1 else single("all_reduce", tensors)
-        op = reduce_op(opts.reduceOp)
-        if self._again(AllreduceOptions, opts, "all_reduce", x, None, op):
+        if self._again(read_all_reduce(opts), "all_reduce", x):
             return DONE
+        opts = options(AllreduceOptions, opts, reduceOp=opts if op is None else op, timeout=timeout)
         if x.is_cuda:
             passed_on: Work = self._cuda.group.allreduce([x], opts)
             return passed_on
         if x.layout is torch.sparse_coo:
             return self._sparse_sum(x, opts)
         call = Call("all_reduce")
-        return self._run(self._group.all_reduce, opts, [x], call, call.inout(x), op)
+        return self._run(self._group.all_reduce, opts, [x], call, call.inout(x), reduce_op(opts.reduceOp))
 
     @any_device
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
@@ -85,14 +92,14 @@ class Collectives(Calling):
         root: int | None = None,
     ) -> Work:
         """Reduce one tensor to one rank; the others keep theirs."""
+        x = single("reduce", tensors)
+        if self._again(read_reduce(opts), "reduce", x):
+            return DONE
         opts = options(
             ReduceOptions, opts, rootRank=opts if root is None else root, reduceOp=op, timeout=timeout
         )
-        x, root, reducing = single("reduce", tensors), opts.rootRank, reduce_op(opts.reduceOp)
-        if self._again(ReduceOptions, opts, "reduce", x, None, reducing, root):
-            return DONE
-        call = Call("reduce")
-        return self._run(self._group.reduce, opts, [x], call, call.inout(x), dst=root, op=reducing)
+        call, how = Call("reduce"), {"dst": opts.rootRank, "op": reduce_op(opts.reduceOp)}
+        return self._run(self._group.reduce, opts, [x], call, call.inout(x), **how)
 
     @any_device
     def reduce_scatter(
@@ -119,11 +126,10 @@ class Collectives(Calling):
         self, output: Tensor, given: Tensor, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
         """Reduce a tensor; rank i gets its i-th part."""
-        opts = options(ReduceScatterOptions, opts, reduceOp=opts, timeout=timeout)
-        op = reduce_op(opts.reduceOp)
-        if self._again(ReduceScatterOptions, opts, "reduce_scatter", output, given, op):
+        if self._again(read_reduce_scatter(opts), "reduce_scatter", output, given):
             return DONE
-        call = Call("reduce_scatter")
+        opts = options(ReduceScatterOptions, opts, reduceOp=opts, timeout=timeout)
+        op, call = reduce_op(opts.reduceOp), Call("reduce_scatter")
         out, read = call.write(output), call.read(given)
         return self._run(self._group.reduce_scatter, opts, [output], call, out, read, op)
 
@@ -150,12 +156,12 @@ class Collectives(Calling):
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None
     ) -> Work:
         """Copy the root's tensor into everybody's."""
-        opts = options(BroadcastOptions, opts, rootRank=opts if root is None else root, timeout=timeout)
-        x, src = single("broadcast", tensors), opts.rootRank
-        if self._again(BroadcastOptions, opts, "broadcast", x, root=src):
+        x = single("broadcast", tensors)
+        if self._again(read_broadcast(opts), "broadcast", x):
             return DONE
+        opts = options(BroadcastOptions, opts, rootRank=opts if root is None else root, timeout=timeout)
         call = Call("broadcast", moves_only=True)
-        return self._run(self._group.broadcast, opts, [x], call, call.inout(x), src=src)
+        return self._run(self._group.broadcast, opts, [x], call, call.inout(x), src=opts.rootRank)
 
     @any_device
     def gather(
@@ -208,9 +214,9 @@ class Collectives(Calling):
         self, output: Tensor, given: Tensor, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
         """Collect everybody's tensor, stacked or concatenated, everywhere."""
-        opts = options(AllgatherOptions, opts, timeout=timeout)
-        if self._again(AllgatherOptions, opts, "all_gather", output, given):
+        if self._again(read_all_gather(opts), "all_gather", output, given):
             return DONE
+        opts = options(AllgatherOptions, opts, timeout=timeout)
         call = Call("all_gather", moves_only=True)
         return self._run(self._group.all_gather, opts, [output], call, call.write(output), call.read(given))
 
@@ -269,11 +275,11 @@ class Collectives(Calling):
         timeout: timedelta | None = None,
     ) -> Work:
         """Give the i-th part of `given` to rank i and take the i-th part of `output` from it."""
-        opts = options(AllToAllOptions, opts, timeout=timeout)
         equal = not output_split_sizes and not input_split_sizes
         cut = equal and _divide(output, given, self._size)  # the Group looks at numbers of elements only
-        if cut and self._again(AllToAllOptions, opts, "all_to_all", output, given):
+        if cut and self._again(read_all_to_all(opts), "all_to_all", output, given):
             return DONE
+        opts = options(AllToAllOptions, opts, timeout=timeout)
         call = Call("all_to_all", moves_only=True)
         written = call.splits(output, output_split_sizes, self._size)
         read = call.splits(given, input_split_sizes, self._size)
@@ -294,7 +300,7 @@ class Collectives(Calling):
         if opts.device is not None and opts.device.type == "cuda":
             passed_on: Work = self._cuda.group.barrier(opts)
             return passed_on
-        if self._again(BarrierOptions, opts, "barrier", None):
+        if self._again(read_barrier(opts), "barrier", None):
             return DONE
         return self._run(self._group.barrier, opts, [], Call("barrier"))
 
