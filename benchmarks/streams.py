@@ -4,8 +4,8 @@
 
 Two processes on two namespaces exchange bytes, each as many as the other, over 1, 2 and 4 connections in
 turns; a figure is the median over rounds, the ratio is to one connection in the same round. Both ends poll
-and copy in one thread, as a rank of Unisono does, with the congestion control that Unisono would use there: the
-system's, but not BBR on a near link.
+and copy in one thread, as a rank of Unisono does, with the congestion control that Unisono would use there:
+the system's, but not BBR on a near link.
 """
 
 from __future__ import annotations
