@@ -94,7 +94,7 @@ Engine::Engine(const std::shared_ptr<Region>& region, int rank, const EngineOpti
       waiter_(world_, peers_, rank, &RankCell::bell, patience_, tcp_.get(), control_.get()),
       channels_(world_, peers_, rank, patience_, kBackground, std::move(connections.messages),
                 control_.get()) {
-  world_.cell(rank).pid.store(getpid(), std::memory_order_release);
+  world_.cell(rank).set_process(identity());
 }
 
 std::vector<Transport*> Engine::edges() {
@@ -160,6 +160,7 @@ FaultKind Engine::execute(const Call& call, bool in_background, Held* held) {
   } catch (const Fault& fault) {
     if (tcp_) tcp_->drop();
     world_.sound_alarm();  // whoever of this host found out may not live to tell the others
+    if (executor_.unsettled()) new auto(call.luggage);  // somebody may still write into what is packed
     if (fault.kind == FaultKind::kMismatch && call.luggage != nullptr && !call.luggage->site.empty())
       remark(seq, call.luggage->site);
     return fault.kind;

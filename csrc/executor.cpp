@@ -63,9 +63,11 @@ struct Executor::Frame {
   bool opening;  // the first segment: its messages exist even when they are empty
 };
 
-// Somebody may still write into it.
+// Somebody may still write into them.
 Executor::~Executor() {
-  if (unsettled_) new auto(std::move(fetched_));
+  if (!unsettled_) return;
+  new auto(std::move(fetched_));
+  new auto(std::move(scratch_));
 }
 
 Executor::Executor(std::vector<Transport*> transports, Transport* far, int rank, Limits limits)

@@ -1,6 +1,7 @@
 // Runs programs: segment by segment, step by step, over whatever transport carries each edge.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -105,10 +106,10 @@ class Executor {
     size_t place;
     int peer;
   };
-  std::vector<const void*> inputs_;                 // of a Reduce
-  std::vector<FarInput> far_inputs_;                // those of them that come from other hosts
-  std::vector<std::vector<unsigned char>> copies_;  // lent in place of memory that others cannot read
-  bool unsettled_ = false;
+  std::vector<const void*> inputs_;                  // of a Reduce
+  std::vector<FarInput> far_inputs_;                 // those of them that come from other hosts
+  std::vector<std::vector<unsigned char>> copies_;   // lent in place of memory that others cannot read
+  std::atomic<bool> unsettled_{false};               // asked by other threads
   bool lent_ = false;                                // in this job
   std::vector<std::vector<unsigned char>> fetched_;  // lent messages on their way into a reduction
   std::vector<unsigned char> scratch_;               // Tmp chunks, and the scaled own chunk at the end
