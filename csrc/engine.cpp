@@ -30,7 +30,7 @@ Patience foreground(const EngineOptions& options, uint32_t ranks) {
   const bool crowded = static_cast<int>(ranks) > options.cores;
   const double spin_us = options.spin_us >= 0 ? options.spin_us : (crowded ? 0 : 50);
   const Nanoseconds yield_us = crowded ? 2000 : 200;
-  return {crowded ? 2 : 400, crowded ? 8 : 60, static_cast<Nanoseconds>(spin_us * kMicrosecond),
+  return {crowded ? 64 : 400, crowded ? 8 : 60, static_cast<Nanoseconds>(spin_us * kMicrosecond),
           yield_us * kMicrosecond};
 }
 
@@ -147,7 +147,7 @@ FaultKind Engine::execute(const Call& call, bool in_background, Held* held) {
   const uint64_t seq = ++seq_;
   const uint64_t print = fingerprint(call, seq);
   before_ = print;
-  waiter_.begin(seq, print, call.deadline, call.timeout);
+  waiter_.begin(seq, print, call.deadline, call.timeout, call.program->sources());
   waiter_.set_patience(in_background ? kBackground : patience_);
   waiter_.set_interrupt(in_background ? nullptr : &interrupted_);
   waiter_.set_held(held);
