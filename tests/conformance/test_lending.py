@@ -60,4 +60,4 @@ def test_threads(size: int, lending: bool) -> None:
             group.sendrecv(x, (group.rank + 1) % size, got, (group.rank - 1) % size)
             assert (got == np.arange(600_000.0) + (group.rank - 1) % size).all()
 
-    ranks.threads(size, work, lending=lending)
+    ranks.threads(size, work, lending=lending, cores=size)
