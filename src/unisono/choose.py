@@ -15,7 +15,7 @@ from unisono.plans import Plan, make
 
 __all__ = ["CANDIDATES", "Choice", "Chooser", "choose", "edges"]
 
-ONE_SHOT_BYTES = 16 * 1024
+ONE_SHOT_BYTES = 64 * 1024
 """Work that every rank may do for all: up to here it costs less than a second round of waiting."""
 
 DIRECT_BARRIER_RANKS = 16
