@@ -58,7 +58,8 @@ struct Job {
 struct Limits {
   size_t segment_bytes;  // what one pass over all chunks should touch
   size_t capacity;       // what all messages a sender has outstanding may take
-  size_t lent_bytes;     // what one pass should touch when messages are lent; 0: they are not
+  size_t lent_bytes;     // what one pass should touch when all messages are lent; 0: they are not
+  bool lending;          // any may be
 };
 
 class Executor {

@@ -90,8 +90,10 @@ struct alignas(kLineBytes) RankCell {
   std::atomic<uint64_t> started;  // number of the newest operation begun; the first is 1
   std::atomic<uint64_t> finished;
   std::atomic<uint64_t> mark_at, mark;
-  Bell bell;          // rung by peers for the thread that runs collectives
-  Bell channel_bell;  // ... and for the one that moves point-to-point messages
+  alignas(kLineBytes) std::atomic<int64_t> moved_ns;  // when it last chose its core; see placement.hpp
+  std::atomic<int32_t> core;  // on which its thread was seen last, counted from 1; 0: unknown
+  Bell bell;                  // rung by peers for the thread that runs collectives
+  Bell channel_bell;          // ... and for the one that moves point-to-point messages
   std::atomic<uint64_t> history[kHistory][sizeof(CallRecord) / sizeof(uint64_t)];
   Remark remark;
 

@@ -16,7 +16,7 @@ from unisono.plans.catalog import steps_of
 
 __all__ = ["CANDIDATES", "Choice", "Chooser", "choose", "edges"]
 
-ONE_SHOT_BYTES = 16 * 1024
+ONE_SHOT_BYTES = 64 * 1024
 """Work that every rank may do for all: up to here it costs less than a second round of waiting."""
 
 DIRECT_BARRIER_RANKS = 16
