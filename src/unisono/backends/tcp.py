@@ -332,13 +332,9 @@ class _Connector:
             self._raise_if_failed()
             if time.monotonic() >= self._deadline:
                 names = ", ".join(map(str, missing))
-                self._fail(
-                    message(
-                        f"rank {names} did not connect to rank {self._rank} "
-                        f"(host {self._host(self._rank)}) in time",
-                        remedy="Look at its output, or raise timeout=.",
-                    )
-                )
+                me = f"rank {self._rank} (host {self._host(self._rank)})"
+                remedy = "Look at its output, or raise timeout=."
+                self._fail(message(f"rank {names} did not connect to {me} in time", remedy=remedy))
 
     # -- all together
 
