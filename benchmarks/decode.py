@@ -109,7 +109,9 @@ class DecodingRank:
         torch.set_num_threads(1)
         torch.set_grad_enabled(False)
         side, rank, size = command["side"], command["rank"], command["size"]
-        self.contender: Contender | None = None if side == ALONE else join(side, rank, size, command["port"])
+        self.contender: Contender | None = (
+            None if side == ALONE else join(side, rank, size, command["address"])
+        )
         if isinstance(self.contender, UnisonoContender):
             all_reduce: Callable[[Any], object] = self.contender.group.all_reduce
         else:

@@ -1,12 +1,18 @@
-"""all_reduce across hosts, Unisono against Gloo, on namespaces of this machine. Needs root and PyTorch.
+"""Collectives across hosts, Unisono against other libraries, on namespaces of this machine. Needs root.
 
     python benchmarks/hosts.py                         2x1, 2x2 and 4x2 ranks, unshaped links: ratios to Gloo
+    python benchmarks/hosts.py --against mpich,openmpi      the MPI libraries of `make bench-peers`, over TCP
+    python benchmarks/hosts.py --against before --before ../other/.venv/bin/python       another Unisono
     python benchmarks/hosts.py --layout 4x1 --shape 1gbit --sizes 64M       share of the bound, bytes on links
 
-Both libraries live in the same processes and take turns, round by round, so what disturbs the machine
-disturbs both. A figure is the median over rounds of the slowest rank's time. The bound of an all-reduce of n
-bytes among p hosts is 2(p-1)/p * n bytes through every host's link, each way. On a shaped link `share`
-is what the bound alone would take divided by what it took; `link` is the bytes counted over the bound.
+Every library has processes of its own on all hosts; they take turns, round by round, as in `unisono bench`:
+values are checked, a figure is the median over rounds of the slowest rank's time, a ratio is taken within a
+round. The bound of an all-reduce of n bytes among p hosts is 2(p-1)/p * n bytes through every host's link,
+each way. On a shaped link `share` is what the bound alone would take divided by what it took; `link` is the
+bytes counted over the bound.
+
+An MPI library's own launcher starts its ranks: what it takes for `ssh` enters a namespace. Between hosts it
+has TCP only; inside one it takes what it likes best, or TCP with --mpi-inside tcp.
 """
 
 from __future__ import annotations
@@ -14,25 +20,40 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
-import subprocess
+import secrets
 import sys
 import tempfile
-import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
-UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+import hosts  # noqa: E402  (from tests/support)
+from unisono.bench.cases import OPERATIONS, Case, cases  # noqa: E402
+from unisono.bench.measure import Line, Timing, measure_sweep  # noqa: E402
+from unisono.bench.mpi_side import MPIS, Mpi, MpiSide  # noqa: E402
+from unisono.bench.noise import CpuMeter, Pace, ticks_of  # noqa: E402
+from unisono.bench.report import noise_line, reasons  # noqa: E402
+from unisono.bench.side import Side  # noqa: E402
+from unisono.env import parse_size  # noqa: E402
+
 RATES = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-INTERFACE = "eth0"
+PORTS = {"unisono": 29500, "gloo": 29501, "before": 29502}
+"""Where ranks meet on the first host, which is new and has all ports free."""
 
-
-def nbytes_of(text: str) -> int:
-    """Read "64M"."""
-    return int(text[:-1]) * UNITS[text[-1]] if text[-1] in UNITS else int(text)
+AGENT = """#!/bin/sh
+# In ssh's place: agent [OPTION...] HOST COMMAND
+while [ "${{1#-}}" != "$1" ]; do shift; done
+case $1 in
+{places}
+*) echo "there is no host $1" >&2; exit 1 ;;
+esac
+shift
+exec nsenter -t "$pid" -n -u -m -i sh -c "$*"
+"""
 
 
 def bits_per_s(rate: str) -> float:
@@ -41,93 +62,137 @@ def bits_per_s(rate: str) -> float:
     return float(rate.removesuffix(unit)) * RATES[unit]
 
 
-# ---- a rank --------------------------------------------------------------------------------------------
+# ---- sides ---------------------------------------------------------------------------------------------
 
 
-def counted() -> int:
-    """Bytes this host's link has carried away from it."""
-    with open("/proc/self/net/dev") as table:
-        line = next(line for line in table if line.strip().startswith(f"{INTERFACE}:"))
-    return int(line.split(":")[1].split()[8])
+class HostSide(Side):
+    """A library whose ranks meet at an address, `per_host` of them on each host."""
+
+    def __init__(self, name: str, net: hosts.Network, per_host: int, python: str, token: str) -> None:
+        super().__init__(name, len(net) * per_host)
+        self.contender = "unisono" if name == "before" else name
+        self._net, self._per_host, self._python = net, per_host, python
+        self._settings = [f"GLOO_SOCKET_IFNAME={hosts.INTERFACE}", f"UNISONO_TOKEN_FILE={token}"]
+
+    def _meeting_point(self) -> str:
+        return f"{self._net[0].address}:{PORTS[self.name]}"
+
+    def _command(self, rank: int, words: list[str]) -> list[str]:
+        return self._net[rank // self._per_host].command([*self._settings, self._python, *words])
 
 
-def rank_main(sizes: list[int], rounds: int) -> None:
-    """Measure, and let rank 0 print one JSON line for each size."""
-    import torch
-    import torch.distributed as dist
+class MpiHostSide(MpiSide):
+    """Ranks that an MPI library starts on the hosts, through an agent in ssh's place."""
 
-    import unisono as un
+    def __init__(self, name: str, net: hosts.Network, per_host: int, inside: str) -> None:
+        super().__init__(name, len(net) * per_host)
+        self._net, self._per_host, self._inside = net, per_host, inside
 
-    os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
-    world = un.init_process_group(timeout=120)
-    dist.init_process_group("gloo")
-    for nbytes in sizes:
-        x = torch.ones(max(1, nbytes // 4))
-        calls = {"unisono": lambda x=x: world.all_reduce(x), "gloo": lambda x=x: dist.all_reduce(x)}
-        repeats = max(1, min(50, (4 << 20) // nbytes))
-        took: dict[str, list[float]] = {name: [] for name in calls}
-        sent: dict[str, list[float]] = {name: [] for name in calls}
-        for number in range(rounds + 1):
-            for name, call in calls.items():
-                dist.barrier()
-                before, start = counted(), time.perf_counter()
-                for _ in range(repeats):
-                    call()
-                slowest = torch.tensor([(time.perf_counter() - start) / repeats])
-                carried = (counted() - before) / repeats
-                dist.all_reduce(slowest, dist.ReduceOp.MAX)
-                if number:  # the first is for warming up
-                    took[name].append(slowest.item())
-                    sent[name].append(carried)
-            x.fill_(1.0)
-        if world.rank == 0:
-            result = {"nbytes": nbytes, "seconds": {n: statistics.median(t) for n, t in took.items()}}
-            print(
-                json.dumps({**result, "sent": {n: statistics.median(s) for n, s in sent.items()}}), flush=True
-            )
-    dist.barrier()
-    dist.destroy_process_group()
-    world.close()
+    def _launcher(self, mpi: Mpi, folder: str) -> list[str]:
+        agent = Path(folder, "agent")
+        places = "\n".join(f"{node.address}|{node.name}) pid={node.pid} ;;" for node in self._net)
+        agent.write_text(AGENT.format(places=places))
+        agent.chmod(0o700)
+        settings, flags = MPI_LAUNCH[self.name](str(agent), self._inside)
+        slots = ",".join(f"{node.address}:{self._per_host}" for node in self._net)
+        where = [OF_HOSTS[self.name], slots, "-n", str(self.size)]
+        program = str(mpi.home / "bin" / "mpiexec")
+        crowded = self.size > len(os.sched_getaffinity(0))
+        yields = YIELDING.get(self.name, []) if crowded else []
+        return self._net[0].command([*settings, program, *flags, *yields, *mpi.flags, *where])
 
 
-# ---- all hosts -----------------------------------------------------------------------------------------
+def _mpich(agent: str, inside: str) -> tuple[list[str], list[str]]:
+    """UCX would find out that "hosts" share a kernel and copy from process to process: it gets TCP."""
+    settings = ["UCX_TLS=tcp,self", f"UCX_NET_DEVICES={hosts.INTERFACE}"]
+    settings += ["MPIR_CVAR_NOLOCAL=1"] if inside == "tcp" else []
+    return settings, ["-launcher", "ssh", "-launcher-exec", agent, "-iface", hosts.INTERFACE]
 
 
-def measure(layout: str, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Start one launcher per host; what rank 0 printed."""
-    import hosts
+def _openmpi(agent: str, inside: str) -> tuple[list[str], list[str]]:
+    """Settings are passed on to the ranks when they are flags."""
+    transports = "self,tcp" if inside == "tcp" else "self,sm,tcp"
+    parameters = {"pml": "ob1", "btl": transports, "btl_tcp_if_include": hosts.INTERFACE}
+    daemons = {"plm": "ssh", "plm_ssh_agent": agent, "prte_if_include": hosts.INTERFACE}
+    flags = [word for name, value in parameters.items() for word in ("--mca", name, value)]
+    return [], [*flags, *(word for name, value in daemons.items() for word in ("--prtemca", name, value))]
 
+
+MPI_LAUNCH: dict[str, Callable[[str, str], tuple[list[str], list[str]]]] = {
+    "mpich": _mpich,
+    "openmpi": _openmpi,
+}
+"""(agent, what is used inside a host) -> settings in the environment, and flags."""
+
+YIELDING = {"openmpi": ["--mca", "mpi_yield_when_idle", "1"]}
+"""It counts the ranks of a host, and does not see that these hosts have the same cores."""
+
+OF_HOSTS = {"mpich": "-hosts", "openmpi": "-H"}
+
+
+# ---- measuring -----------------------------------------------------------------------------------------
+
+
+def make_side(name: str, net: hosts.Network, per_host: int, args: argparse.Namespace, token: str) -> Side:
+    """The ranks of a library, not started yet."""
+    if name in MPI_LAUNCH:
+        return MpiHostSide(name, net, per_host, args.mpi_inside)
+    return HostSide(name, net, per_host, args.before if name == "before" else sys.executable, token)
+
+
+def carried(side: Side, case: Case, net: hosts.Network) -> float:
+    """Bytes that a call sends through the busiest host's link, headers included."""
+    side.ask({"do": "bind", "case": case.to_json()})
+    calls = 5
+    before = [node.traffic().sent for node in net]
+    side.time_block(calls, 0)
+    return max(node.traffic().sent - sent for node, sent in zip(net, before, strict=True)) / calls
+
+
+def measure(layout: str, operation: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Start all sides on hosts of their own network; a record for each size."""
     count, per_host = (int(word) for word in layout.split("x"))
-    with tempfile.TemporaryDirectory() as folder, hosts.hosts(count, rate=args.shape) as net:
-        token = Path(folder, "token")
-        rank = [__file__, "--rank", "--rounds", str(args.rounds), "--sizes", *args.sizes]
-        launchers: list[subprocess.Popen[str]] = []
-        for node in net:
-            where = ["--nnodes", str(count), "--node-rank", str(node.number), "--master-addr", net[0].address]
-            run = [sys.executable, "-m", "unisono", "run", *where, "--token-file", str(token)]
-            argv = [*run, "-n", str(per_host), *rank]
-            launchers.append(node.start(argv, stderr=None, stdout=subprocess.PIPE))
-            hosts.wait_until(token.exists)
-        output = [each.communicate(timeout=args.timeout)[0] for each in launchers]
-        if any(each.returncode for each in launchers):
-            raise SystemExit(f"{layout}: a rank failed")
+    rest = {"op": "sum", "root": 0, "ranks": count * per_host, "algorithm": args.algorithm}
+    swept: list[Case] = []
+    for size in args.sizes:
+        swept += cases(OPERATIONS[operation], first=size, last=size, factor=2, dtype="f32", **rest)
+    with (
+        tempfile.NamedTemporaryFile("w", prefix="token-") as token,
+        hosts.hosts(count, rate=args.shape) as net,
+        ExitStack() as stack,
+    ):
+        print(secrets.token_hex(), file=token, flush=True)
+        sides = [make_side(name, net, per_host, args, token.name) for name in ("unisono", *args.against)]
+        own, *peers = [stack.enter_context(side) for side in sides]
+        meter = CpuMeter(ticks_of([pid for side in [own, *peers] for pid in side.pids]))
+        lines = measure_sweep(swept, own, peers, rounds=args.rounds, round_ms=args.round_ms, pace=Pace())
+        noise = noise_line(meter.read(), len(os.sched_getaffinity(0)))
+        sent = [carried(own, line.case, net) if line.case.count else 0.0 for line in lines]
+    print(f"{layout} {operation}{', links of ' + args.shape if args.shape else ''}")
+    for line, each in zip(lines, sent, strict=True):
+        print(shown(line, each, count, args.shape), flush=True)
+    print("\n".join([*reasons(lines), noise]), flush=True)
     return [
-        json.loads(line.split("] ", 1)[1]) for line in output[0].splitlines() if line.startswith("[rank 0] {")
+        {"layout": layout, "sent": each, **line.to_json()} for line, each in zip(lines, sent, strict=True)
     ]
 
 
-def show(layout: str, results: list[dict[str, Any]], shape: str) -> None:
-    """Print a table."""
-    count = int(layout.split("x")[0])
-    print(f"{layout} ranks{', links of ' + shape if shape else ''}")
-    for one in results:
-        ours, gloo = one["seconds"]["unisono"], one["seconds"]["gloo"]
-        times = f"{ours * 1e6:>10.0f} us  Gloo {gloo * 1e6:>10.0f} us  ratio {ours / gloo:.2f}"
-        line = f"  {one['nbytes']:>10} bytes  {times}"
-        bound = 2 * (count - 1) / count * one["nbytes"]
-        if shape:
-            line += f"  share of the bound {bound * 8 / bits_per_s(shape) / ours:.0%}"
-        print(line + f"  link {one['sent']['unisono'] / bound:.2f}", flush=True)
+def shown(line: Line, sent: float, count: int, shape: str) -> str:
+    """A line of the table: microseconds, and the ratio to each peer."""
+    text = f"  {line.case.nbytes:>10} bytes {line.own.p50_us:>10.0f} us"
+    for peer in line.peers:
+        if isinstance(peer, Timing):
+            text += f"  {peer.side} {peer.p50_us:>9.0f} us {line.ratio(peer):>5.2f}"
+        else:
+            text += f"  {peer.side} {'-':>18}"
+    best = line.best_ratio()
+    text += f"  best {best:.2f}" if best is not None and len(line.peers) > 1 else ""
+    bound = 2 * (count - 1) / count * line.case.nbytes
+    if line.case.operation == "all_reduce":
+        share = bound * 8 / bits_per_s(shape) / line.own.p50_us * 1e6 if shape else 0
+        text += f"  share of the bound {share:.0%}" if shape else ""
+        text += f"  link {sent / bound:.2f}"
+    return text + (f"  WRONG VALUES: {line.own.wrong}" if line.own.wrong else "")
 
 
 def main() -> int:
@@ -135,27 +200,33 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--layout", action="append", metavar="HxR", help="hosts x ranks on each (2x1, 2x2, 4x2)"
-    )
-    parser.add_argument("--shape", default="", metavar="RATE", help="of every link, as 1gbit")
-    parser.add_argument("--sizes", nargs="+", default=["4,4K,64K,1M,64M"], metavar="BYTES")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one layout")
-    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    add = parser.add_argument
+    add("--layout", action="append", metavar="HxR", help="hosts x ranks on each (2x1, 2x2, 4x2)")
+    add("--operation", action="append", choices=list(OPERATIONS), help="(all_reduce)")
+    add("--algorithm", default="", help="of Unisono, instead of the one it chooses")
+    add("--against", default="gloo", metavar="PEERS", help="of gloo, mpich, openmpi, before")
+    add("--before", default="", metavar="PYTHON", help="the interpreter of the Unisono called before")
+    add("--mpi-inside", choices=["shm", "tcp"], default="shm", help="of a host, in MPI libraries")
+    add("--shape", default="", metavar="RATE", help="of every link, as 1gbit")
+    add("--sizes", default="4,4K,64K,1M,64M", metavar="BYTES")
+    add("--rounds", type=int, default=7)
+    add("--round-ms", type=float, default=50.0, help="length of a side's turn")
+    add("--json", metavar="FILE", help="also write a record")
     args = parser.parse_args()
-    args.sizes = [size for word in args.sizes for size in word.split(",") if size]
-    if args.rank:
-        rank_main([nbytes_of(size) for size in args.sizes], args.rounds)
-        return 0
-    import hosts
-
-    missing = hosts.why_not()
-    if missing:
-        print(f"left out: {missing}", file=sys.stderr)
+    args.sizes = [parse_size(size) for size in args.sizes.split(",")]
+    args.against = [name for name in args.against.split(",") if name]
+    problems = [hosts.why_not()] if hosts.why_not() else []
+    problems += [f"unknown peer {name}" for name in args.against if name not in {*PORTS, *MPI_LAUNCH}]
+    problems += [f"no {MPIS[name].home}" for name in args.against if name in MPIS and not MPIS[name].site()]
+    if problems:
+        print("\n".join(f"left out: {problem}" for problem in problems), file=sys.stderr)
         return 1
+    records: list[dict[str, Any]] = []
     for layout in args.layout or ["2x1", "2x2", "4x2"]:
-        show(layout, measure(layout, args), args.shape)
+        for operation in args.operation or ["all_reduce"]:
+            records += measure(layout, operation, args)
+    if args.json:
+        Path(args.json).write_text(json.dumps(records, indent=1) + "\n")
     return 0
 
 

@@ -62,7 +62,7 @@ class TrainingRank:
         from unisono.bench.contenders import Contender, join
 
         torch.set_num_threads(1)
-        where = (command["side"], command["rank"], command["size"], command["port"])
+        where = (command["side"], command["rank"], command["size"], command["address"])
         self.contender: Contender | None = None if command["side"] == ALONE else join(*where)
         self.rank = command["rank"]
 

@@ -26,8 +26,7 @@ void Channels::offer(Request& request) {
 bool Channels::lend(Request& request) {
   Channel& lane = channel(rank_, request.peer);
   RankCell& receiver = world_.cell(request.peer);
-  if (lane.loan.help(receiver.pid.load(std::memory_order_relaxed), request.nbytes))
-    ring(receiver.channel_bell);
+  if (lane.loan.help(receiver.process(), request.nbytes)) ring(receiver.channel_bell);
   return lane.returned.load(std::memory_order_seq_cst) == lent_[static_cast<size_t>(request.peer)];
 }
 
@@ -38,7 +37,7 @@ bool Channels::borrow(int peer, unsigned char* target) {
   Channel& lane = channel(peer, rank_);
   RankCell& lender = world_.cell(peer);
   if (lane.loan.open(target)) ring(lender.channel_bell);
-  lane.loan.take(lender.pid.load(std::memory_order_relaxed), target, nbytes);
+  lane.loan.take(lender.process(), target, nbytes);
   if (!lane.loan.whole(nbytes)) return false;
   if (lender.left.load(std::memory_order_seq_cst) != 0) return false;
   if (world_.abort().state.load(std::memory_order_seq_cst) != 0) return false;

@@ -23,14 +23,16 @@ constexpr size_t kFarSegmentBytes = 2048 * 1024;
 constexpr Nanoseconds kAnswerPatience = 100'000'000;
 constexpr auto kWaitSlice = std::chrono::nanoseconds(20'000'000);  // bounds how late an interrupt is seen
 
+bool crowded(uint32_t ranks, int cores) { return static_cast<int>(ranks) > cores; }
+
 // With a core for every rank a short spin beats every sleep. With more ranks than cores a spin keeps the
 // rank that is waited for from running, and giving the core away beats sleeping by far: whoever sleeps is
 // woken on the wrong core every so often, where three ranks then take turns.
 Patience foreground(const EngineOptions& options, uint32_t ranks) {
-  const bool crowded = static_cast<int>(ranks) > options.cores;
-  const double spin_us = options.spin_us >= 0 ? options.spin_us : (crowded ? 0 : 50);
-  const Nanoseconds yield_us = crowded ? 2000 : 200;
-  return {crowded ? 2 : 400, crowded ? 8 : 60, static_cast<Nanoseconds>(spin_us * kMicrosecond),
+  const bool tight = crowded(ranks, options.cores);
+  const double spin_us = options.spin_us >= 0 ? options.spin_us : (tight ? 0 : 50);
+  const Nanoseconds yield_us = tight ? 2000 : 200;
+  return {tight ? 64 : 400, tight ? 8 : 60, static_cast<Nanoseconds>(spin_us * kMicrosecond),
           yield_us * kMicrosecond};
 }
 
@@ -46,11 +48,14 @@ uint32_t forks() {
   return count.load(std::memory_order_relaxed);
 }
 
-Limits limits(World& world) {
-  const size_t lent = world.region().lending() ? kLentSegmentBytes : 0;
-  if (!world.spans_hosts()) return {kSegmentBytes, ShmTransport::capacity(world.region()), lent};
+// With more ranks than cores nothing is lent: whoever lends waits until all receivers had their turn on a
+// core, and whoever stages goes on. All ranks of a host know the same number of cores.
+Limits limits(World& world, int cores) {
+  const bool lending = !crowded(world.region().ranks(), cores);
+  const size_t lent = lending && world.region().lending() ? kLentSegmentBytes : 0;
+  if (!world.spans_hosts()) return {kSegmentBytes, ShmTransport::capacity(world.region()), lent, lending};
   const size_t staged = world.shares_memory() ? ShmTransport::capacity(world.region()) : SIZE_MAX;
-  return {kFarSegmentBytes, std::min(staged, TcpTransport::kCapacity), 0};
+  return {kFarSegmentBytes, std::min(staged, TcpTransport::kCapacity), 0, lending};
 }
 
 // Whether another rank of this host is no process of its own.
@@ -90,11 +95,11 @@ Engine::Engine(const std::shared_ptr<Region>& region, int rank, const EngineOpti
       tcp_(control_ ? std::make_unique<TcpTransport>(world_, *control_, rank, std::move(connections.data))
                     : nullptr),
       shm_(world_, peers_, rank),
-      executor_(edges(), tcp_.get(), rank, limits(world_)),
+      executor_(edges(), tcp_.get(), rank, limits(world_, options.cores)),
       waiter_(world_, peers_, rank, &RankCell::bell, patience_, tcp_.get(), control_.get()),
       channels_(world_, peers_, rank, patience_, kBackground, std::move(connections.messages),
                 control_.get()) {
-  world_.cell(rank).pid.store(getpid(), std::memory_order_release);
+  world_.cell(rank).set_process(identity());
 }
 
 std::vector<Transport*> Engine::edges() {
@@ -147,7 +152,7 @@ FaultKind Engine::execute(const Call& call, bool in_background, Held* held) {
   const uint64_t seq = ++seq_;
   const uint64_t print = fingerprint(call, seq);
   before_ = print;
-  waiter_.begin(seq, print, call.deadline, call.timeout);
+  waiter_.begin(seq, print, call.deadline, call.timeout, call.program->sources());
   waiter_.set_patience(in_background ? kBackground : patience_);
   waiter_.set_interrupt(in_background ? nullptr : &interrupted_);
   waiter_.set_held(held);
@@ -160,6 +165,7 @@ FaultKind Engine::execute(const Call& call, bool in_background, Held* held) {
   } catch (const Fault& fault) {
     if (tcp_) tcp_->drop();
     world_.sound_alarm();  // whoever of this host found out may not live to tell the others
+    if (executor_.unsettled()) new auto(call.luggage);  // somebody may still write into what is packed
     if (fault.kind == FaultKind::kMismatch && call.luggage != nullptr && !call.luggage->site.empty())
       remark(seq, call.luggage->site);
     return fault.kind;

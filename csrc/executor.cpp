@@ -14,7 +14,7 @@ constexpr size_t kLineElementsBytes = 64;
 constexpr size_t kPartBytes = 128 * 1024;
 // A message of this size is lent rather than staged: it costs system calls, but no copy and no other core's
 // cache lines.
-constexpr size_t kLendBytes = 128 * 1024;
+constexpr size_t kLendBytes = 256 * 1024;
 
 size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -63,9 +63,11 @@ struct Executor::Frame {
   bool opening;  // the first segment: its messages exist even when they are empty
 };
 
-// Somebody may still write into it.
+// Somebody may still write into them.
 Executor::~Executor() {
-  if (unsettled_) new auto(std::move(fetched_));
+  if (!unsettled_) return;
+  new auto(std::move(fetched_));
+  new auto(std::move(scratch_));
 }
 
 Executor::Executor(std::vector<Transport*> transports, Transport* far, int rank, Limits limits)
@@ -176,7 +178,8 @@ void Executor::send(const Instruction& step, const Frame& frame) {
 // Whether the message is worth lending; then it is.
 bool Executor::lend(Transport& transport, std::span<const int> peers, Extent piece, const Frame& frame) {
   const size_t nbytes = piece.numel * frame.item;
-  if (nbytes < std::min(kLendBytes, room_for(*frame.job.program)) || !transport.lends(peers)) return false;
+  if (!limits_.lending || nbytes < std::min(kLendBytes, room_for(*frame.job.program))) return false;
+  if (!transport.lends(peers)) return false;
   lent_ = true;
   const unsigned char* from = piece.data;
   if (!accessible(from, nbytes)) from = copies_.emplace_back(from, from + nbytes).data();

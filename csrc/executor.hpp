@@ -1,6 +1,7 @@
 // Runs programs: segment by segment, step by step, over whatever transport carries each edge.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -57,7 +58,8 @@ struct Job {
 struct Limits {
   size_t segment_bytes;  // what one pass over all chunks should touch
   size_t capacity;       // what all messages a sender has outstanding may take
-  size_t lent_bytes;     // what one pass should touch when messages are lent; 0: they are not
+  size_t lent_bytes;     // what one pass should touch when all messages are lent; 0: they are not
+  bool lending;          // any may be
 };
 
 class Executor {
@@ -105,10 +107,10 @@ class Executor {
     size_t place;
     int peer;
   };
-  std::vector<const void*> inputs_;                 // of a Reduce
-  std::vector<FarInput> far_inputs_;                // those of them that come from other hosts
-  std::vector<std::vector<unsigned char>> copies_;  // lent in place of memory that others cannot read
-  bool unsettled_ = false;
+  std::vector<const void*> inputs_;                  // of a Reduce
+  std::vector<FarInput> far_inputs_;                 // those of them that come from other hosts
+  std::vector<std::vector<unsigned char>> copies_;   // lent in place of memory that others cannot read
+  std::atomic<bool> unsettled_{false};               // asked by other threads
   bool lent_ = false;                                // in this job
   std::vector<std::vector<unsigned char>> fetched_;  // lent messages on their way into a reduction
   std::vector<unsigned char> scratch_;               // Tmp chunks, and the scaled own chunk at the end

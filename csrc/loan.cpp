@@ -1,17 +1,44 @@
 #include "loan.hpp"
 
 #include <sched.h>
+#include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <new>
+#include <system_error>
 
 namespace unisono {
 namespace {
 
 constexpr uint64_t kLandmark = 0x6e69656c746f6e61;
-const uint64_t the_landmark = kLandmark;
+
+// In memory of its own, which a fork's child finds empty.
+struct Landmark {
+  std::atomic<uint64_t> name;
+  std::atomic<uint64_t> number;
+};
+
+Landmark& the_landmark() {
+  static Landmark& mark = [&]() -> Landmark& {
+    void* const memory =
+        mmap(nullptr, sizeof(Landmark), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    madvise(memory, sizeof(Landmark), MADV_WIPEONFORK);
+    return *new (memory) Landmark{};
+  }();
+  if (mark.number.load(std::memory_order_acquire) != 0) return mark;
+  uint64_t number = 0, none = 0;
+  if (getrandom(&number, sizeof number, 0) != sizeof number)
+    throw std::system_error(errno, std::generic_category(), "no random numbers");
+  mark.number.compare_exchange_strong(none, number | 1);
+  mark.name.store(kLandmark, std::memory_order_release);
+  return mark;
+}
 
 // Pieces small enough that two who copy end at nearly the same time, large enough for a system call each.
 constexpr size_t kShare = 8;
@@ -31,14 +58,39 @@ uint32_t pieces(size_t nbytes) {
   return static_cast<uint32_t>((nbytes + piece - 1) / piece);
 }
 
-using Transfer = ssize_t (*)(pid_t, const iovec*, unsigned long, const iovec*, unsigned long, unsigned long);
+iovec piece_at(uint64_t address, size_t nbytes) { return {reinterpret_cast<void*>(address), nbytes}; }
 
-// Between this process and another, or itself where ranks are threads: a lender that has given up may have
-// freed its memory, and this call says so where a plain copy would crash. Part of the bytes may go at a time.
-bool transfer(Transfer move, pid_t pid, uint64_t here, uint64_t there, size_t nbytes) {
+// Both also within this process, where ranks are threads: a lender that has given up may have freed its
+// memory, and these calls say so where a plain copy would crash. Part of the bytes may go at a time.
+
+// Who it is that is read is read in the same call, so that both are of one process.
+bool read_from(const Identity& who, uint64_t here, uint64_t there, size_t nbytes) {
   while (nbytes > 0) {
-    const iovec mine{reinterpret_cast<void*>(here), nbytes}, theirs{reinterpret_cast<void*>(there), nbytes};
-    const ssize_t moved = move(pid, &mine, 1, &theirs, 1, 0);
+    uint64_t mark = 0;
+    const iovec mine[] = {{&mark, sizeof mark}, piece_at(here, nbytes)};
+    const iovec theirs[] = {piece_at(who.mark_at, sizeof mark), piece_at(there, nbytes)};
+    const ssize_t moved = process_vm_readv(who.pid, mine, 2, theirs, 2, 0);
+    if (moved <= static_cast<ssize_t>(sizeof mark) || mark != who.mark) return false;
+    const size_t done = static_cast<size_t>(moved) - sizeof mark;
+    here += done;
+    there += done;
+    nbytes -= done;
+  }
+  return true;
+}
+
+bool is_still(const Identity& who) {
+  uint64_t mark = 0;
+  const iovec mine{&mark, sizeof mark}, theirs = piece_at(who.mark_at, sizeof mark);
+  return process_vm_readv(who.pid, &mine, 1, &theirs, 1, 0) == sizeof mark && mark == who.mark;
+}
+
+// No call writes and asks to whom: that is asked right before each.
+bool write_to(const Identity& who, uint64_t here, uint64_t there, size_t nbytes) {
+  while (nbytes > 0) {
+    const iovec mine = piece_at(here, nbytes), theirs = piece_at(there, nbytes);
+    if (!is_still(who)) return false;
+    const ssize_t moved = process_vm_writev(who.pid, &mine, 1, &theirs, 1, 0);
     if (moved <= 0) return false;
     here += static_cast<size_t>(moved);
     there += static_cast<size_t>(moved);
@@ -82,19 +134,17 @@ bool Loan::open(void* into) {
   return true;
 }
 
-bool Loan::take(pid_t lender, void* into, size_t nbytes) {
+bool Loan::take(const Identity& lender, void* into, size_t nbytes) {
   const auto to = reinterpret_cast<uint64_t>(into);
-  return work(*this, to, nbytes, [lender](uint64_t from, uint64_t to, size_t n) {
-    return transfer(process_vm_readv, lender, to, from, n);
-  });
+  return work(*this, to, nbytes,
+              [&](uint64_t from, uint64_t to, size_t n) { return read_from(lender, to, from, n); });
 }
 
-bool Loan::help(pid_t receiver, size_t nbytes) {
+bool Loan::help(const Identity& receiver, size_t nbytes) {
   const uint64_t into = target.load(std::memory_order_acquire);
   if (into == 0) return false;
-  return work(*this, into, nbytes, [receiver](uint64_t from, uint64_t to, size_t n) {
-    return transfer(process_vm_writev, receiver, from, to, n);
-  });
+  return work(*this, into, nbytes,
+              [&](uint64_t from, uint64_t to, size_t n) { return write_to(receiver, from, to, n); });
 }
 
 bool Loan::whole(size_t nbytes) const {
@@ -120,12 +170,17 @@ bool accessible(const void* data, size_t nbytes) {
   return process_vm_readv(getpid(), &here, 1, there, 2, 0) == sizeof ends;
 }
 
-uint64_t landmark() { return reinterpret_cast<uint64_t>(&the_landmark); }
+Identity identity() {
+  Landmark& mark = the_landmark();
+  return {getpid(), reinterpret_cast<uint64_t>(&mark.number), mark.number.load()};
+}
+
+uint64_t landmark() { return reinterpret_cast<uint64_t>(&the_landmark().name); }
 
 bool reaches(pid_t pid, uint64_t landmark) {
   uint64_t word = 0;
-  return transfer(process_vm_readv, pid, reinterpret_cast<uint64_t>(&word), landmark, sizeof word) &&
-         word == kLandmark;
+  const iovec mine{&word, sizeof word}, theirs = piece_at(landmark, sizeof word);
+  return process_vm_readv(pid, &mine, 1, &theirs, 1, 0) == sizeof word && word == kLandmark;
 }
 
 }  // namespace unisono

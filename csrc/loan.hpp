@@ -15,6 +15,15 @@
 
 namespace unisono {
 
+// A process as the one that it was when it said so: a random number stands in its memory, which a process
+// that took over its pid, a fork of it, or a program that it became by exec, has not got.
+struct Identity {
+  pid_t pid;
+  uint64_t mark_at;
+  uint64_t mark;
+};
+Identity identity();  // this process's
+
 // In shared memory, in a place that one message at a time uses. A receiver that stops early has to close
 // it, and its memory is its own again only when all pieces that were begun are settled.
 struct Loan {
@@ -29,10 +38,10 @@ struct Loan {
   // The receiver, before it takes: where the bytes go. False where the lender cannot help, or is invited to
   // already.
   bool open(void* into);
-  // Copies pieces that nobody has begun until there are none: the receiver from process `lender`, or the
-  // lender, once it is opened, to process `receiver`. Whether any was copied.
-  bool take(pid_t lender, void* into, size_t nbytes);
-  bool help(pid_t receiver, size_t nbytes);
+  // Copies pieces that nobody has begun until there are none: the receiver from `lender`, or the lender,
+  // once it is opened, to `receiver`. Whether any was copied.
+  bool take(const Identity& lender, void* into, size_t nbytes);
+  bool help(const Identity& receiver, size_t nbytes);
   // Whether all has arrived.
   bool whole(size_t nbytes) const;
   bool failed() const { return broken.load(std::memory_order_acquire) != 0; }
@@ -45,7 +54,7 @@ struct Loan {
 // device driver has mapped.
 bool accessible(const void* data, size_t nbytes);
 
-// A word whose address shows others that they can read this process's memory.
+// Where others look to see that they can read this process's memory.
 uint64_t landmark();
 bool reaches(pid_t pid, uint64_t landmark);
 

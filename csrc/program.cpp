@@ -58,6 +58,9 @@ Program::Program(std::span<const int32_t> code, int rank, int size) : size_(size
       throw std::invalid_argument("lowered plan: a Reduce of nothing, or an own place beyond its inputs");
     if (step.opcode == Opcode::kRecv && peers != 1)
       throw std::invalid_argument("lowered plan: a Recv has one sender");
+    if (step.opcode == Opcode::kReduce || step.opcode == Opcode::kRecv)
+      for (const int peer : step.peers)
+        if (std::ranges::find(sources_, peer) == sources_.end()) sources_.push_back(peer);
     widest_reduce_ = inputs > widest_reduce_ ? inputs : widest_reduce_;
     writes_out_ |= step.opcode != Opcode::kSend && step.dst.space == Space::kOut;
     instructions_.push_back(std::move(step));

@@ -49,6 +49,8 @@ class Program {
   int32_t algorithm() const { return algorithm_; }
   int size() const { return size_; }
   size_t widest_reduce() const { return widest_reduce_; }
+  // Whose messages this rank waits for.
+  const std::vector<int>& sources() const { return sources_; }
 
  private:
   std::vector<Instruction> instructions_;
@@ -60,6 +62,7 @@ class Program {
   int32_t algorithm_;
   int size_;
   size_t widest_reduce_ = 1;
+  std::vector<int> sources_;
 };
 
 }  // namespace unisono

@@ -4,12 +4,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "copy_kernel.hpp"
 #include "reduce.hpp"
-
-#ifdef __F16C__
-#include <immintrin.h>
-#endif
+#include "reduce_elements.hpp"
 
 #ifndef UNISONO_ISA
 #define UNISONO_ISA base
@@ -21,110 +17,6 @@
 
 namespace unisono {
 namespace {
-
-// ---- element types: how one is stored, and in what it is accumulated -------------------------------
-
-struct F16 {
-  uint16_t bits;
-};
-struct BF16 {
-  uint16_t bits;
-};
-struct Bool {
-  uint8_t byte;
-};
-template <class Real>
-struct Complex {
-  Real re, im;
-};
-
-inline float bits_to_float(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-inline uint32_t float_to_bits(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
-
-inline float load_bf16(uint16_t bits) { return bits_to_float(static_cast<uint32_t>(bits) << 16); }
-
-// Round to nearest even; a NaN keeps its sign and becomes quiet.
-inline uint16_t store_bf16(float value) {
-  const uint32_t bits = float_to_bits(value);
-  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
-  return static_cast<uint16_t>(nan ? ((bits >> 16) | 0x40u) : rounded);
-}
-
-inline float load_f16(uint16_t half) {
-  const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
-  const uint32_t magnitude = half & 0x7fffu;
-  if (magnitude >= 0x7c00u) return bits_to_float(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
-  // 2^112 * (the same bits read as f32) is exact for normal and subnormal numbers alike.
-  const float scaled = bits_to_float(magnitude << 13) * bits_to_float(0x77800000u);
-  return bits_to_float(sign | float_to_bits(scaled));
-}
-
-inline uint16_t store_f16(float value) {
-  const uint32_t bits = float_to_bits(value);
-  const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
-  const uint32_t magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return sign | 0x7e00u | static_cast<uint16_t>((magnitude >> 13) & 0x1ffu);
-  if (magnitude >= 0x47800000u) return sign | 0x7c00u;  // 65536 and more
-  if (magnitude < 0x38800000u) {                        // subnormal: let the f32 adder round it
-    const float shifted = bits_to_float(magnitude) + 0.5f;
-    return sign | static_cast<uint16_t>(float_to_bits(shifted) - 0x3f000000u);
-  }
-  const uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u) - 0x38000000u;
-  return sign | static_cast<uint16_t>(rounded >> 13);
-}
-
-template <class T>
-struct Traits {
-  using Acc = T;
-  static Acc load(T value) { return value; }
-  static T store(Acc value) { return value; }
-};
-template <>
-struct Traits<F16> {
-  using Acc = float;
-  static float load(F16 value) { return load_f16(value.bits); }
-  static F16 store(float value) { return {store_f16(value)}; }
-};
-template <>
-struct Traits<BF16> {
-  using Acc = float;
-  static float load(BF16 value) { return load_bf16(value.bits); }
-  static BF16 store(float value) { return {store_bf16(value)}; }
-};
-template <>
-struct Traits<Bool> {
-  using Acc = uint8_t;
-  static uint8_t load(Bool value) { return value.byte != 0; }
-  static Bool store(uint8_t value) { return {value}; }
-};
-// Signed sums and products wrap, as NumPy's do: accumulate in the unsigned type of that width.
-#define UNISONO_WRAPPING(Signed, Unsigned)                                          \
-  template <>                                                                       \
-  struct Traits<Signed> {                                                           \
-    using Acc = Signed;                                                             \
-    static Acc load(Signed value) { return value; }                                 \
-    static Signed store(Acc value) { return value; }                                \
-    static Acc add(Acc a, Acc b) {                                                  \
-      return static_cast<Acc>(static_cast<Unsigned>(a) + static_cast<Unsigned>(b)); \
-    }                                                                               \
-    static Acc mul(Acc a, Acc b) {                                                  \
-      return static_cast<Acc>(static_cast<Unsigned>(a) * static_cast<Unsigned>(b)); \
-    }                                                                               \
-  };
-UNISONO_WRAPPING(int8_t, uint32_t)
-UNISONO_WRAPPING(int16_t, uint32_t)
-UNISONO_WRAPPING(int32_t, uint32_t)
-UNISONO_WRAPPING(int64_t, uint64_t)
-#undef UNISONO_WRAPPING
 
 // ---- operations on accumulated values --------------------------------------------------------------
 
@@ -212,46 +104,7 @@ inline Complex<Real> divided(Complex<Real> value, double divisor) {
 
 // ---- loops -----------------------------------------------------------------------------------------
 
-// As a whole the compiler would move these through general registers.
-template <class Real>
-inline Complex<Real> get(const Complex<Real>* from) {
-  const auto* const parts = reinterpret_cast<const Real*>(from);
-  return {get(parts), get(parts + 1)};
-}
-template <class Real>
-inline void put(Complex<Real>* to, Complex<Real> value) {
-  auto* const parts = reinterpret_cast<Real*>(to);
-  put(parts, value.re);
-  put(parts + 1, value.im);
-}
-
 constexpr size_t kTile = 512;  // accumulators of one tile stay in the first-level cache
-
-template <class T>
-void load_tile(typename Traits<T>::Acc* acc, const T* in, size_t n) {
-  for (size_t i = 0; i < n; ++i) acc[i] = Traits<T>::load(get(in + i));
-}
-template <class T>
-void store_tile(T* out, const typename Traits<T>::Acc* acc, size_t n) {
-  for (size_t i = 0; i < n; ++i) put(out + i, Traits<T>::store(acc[i]));
-}
-#ifdef __F16C__
-template <>
-void load_tile<F16>(float* acc, const F16* in, size_t n) {
-  size_t i = 0;
-  for (; i + 8 <= n; i += 8)
-    _mm256_storeu_ps(acc + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i))));
-  for (; i < n; ++i) acc[i] = load_f16(get(in + i).bits);
-}
-template <>
-void store_tile<F16>(F16* out, const float* acc, size_t n) {
-  size_t i = 0;
-  for (; i + 8 <= n; i += 8)
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i),
-                     _mm256_cvtps_ph(_mm256_loadu_ps(acc + i), _MM_FROUND_TO_NEAREST_INT));
-  for (; i < n; ++i) put(out + i, F16{store_f16(acc[i])});
-}
-#endif
 
 // Two or three inputs that need no widening: one pass, no tile. `out` may be an input, which the
 // vectoriser allows for (each element is read before it is written).
@@ -296,10 +149,31 @@ void reduce_tiled(T* out, const void* const* in, size_t k, size_t n, double divi
 template <class T>
 constexpr bool kWidens = sizeof(T) != sizeof(typename Traits<T>::Acc);
 
+// Two inputs that are widened: in blocks of so few elements that they stay in registers.
+template <class T, class Op>
+void reduce_pair(T* out, const T* a, const T* b, size_t n) {
+  constexpr size_t kBlock = 64;
+  const auto tiled = [&](size_t from, size_t count) {
+    const void* const in[] = {a + from, b + from};
+    reduce_tiled<T, Op>(out + from, in, 2, count, 1.0);
+  };
+  size_t i = lead(out, n);
+  tiled(0, i);
+  for (typename Traits<T>::Acc x[kBlock], y[kBlock]; i + kBlock <= n; i += kBlock) {
+    load_tile<T>(x, a + i, kBlock);
+    load_tile<T>(y, b + i, kBlock);
+    for (size_t j = 0; j < kBlock; ++j) x[j] = Op::apply(x[j], y[j]);
+    store_tile<T>(out + i, x, kBlock);
+  }
+  tiled(i, n - i);
+}
+
 template <class T, class Op>
 void reduce(void* out, const void* const* in, size_t k, size_t n, Finish finish) {
   T* const dst = static_cast<T*>(out);
-  if (!kWidens<T> && finish.divisor == 1.0 && (k == 2 || k == 3)) {
+  if (kWidens<T> && finish.divisor == 1.0 && k == 2) {
+    reduce_pair<T, Op>(dst, static_cast<const T*>(in[0]), static_cast<const T*>(in[1]), n);
+  } else if (!kWidens<T> && finish.divisor == 1.0 && (k == 2 || k == 3)) {
     reduce_flat<T, Op>(dst, static_cast<const T*>(in[0]), static_cast<const T*>(in[1]),
                        k == 3 ? static_cast<const T*>(in[2]) : nullptr, n);
   } else if (k == 1 && finish.divisor == 1.0) {

@@ -24,7 +24,7 @@ constexpr uint32_t kLaneEntries = 16;         // messages in flight on one edge
 constexpr size_t kInlineBytes = 40;           // a message this small travels inside its lane entry
 constexpr size_t kChannelBytes = 128 * 1024;  // point-to-point buffer of one ordered pair
 constexpr size_t kRemarkBytes = 240;
-constexpr uint64_t kMagic = 0x3330306f6e696e55;  // "Unino003"
+constexpr uint64_t kMagic = 0x3430306f6e696e55;  // "Unino004"
 
 // What went wrong; also the values that reach Python.
 enum class FaultKind : uint32_t {
@@ -85,14 +85,27 @@ struct alignas(kLineBytes) Remark {
 };
 
 struct alignas(kLineBytes) RankCell {
-  std::atomic<int32_t> pid;
+  std::atomic<int32_t> pid;       // of its process, as are `mark_at` and `mark`: see Identity
   std::atomic<uint32_t> left;     // closed the group in an orderly way
   std::atomic<uint64_t> started;  // number of the newest operation begun; the first is 1
   std::atomic<uint64_t> finished;
-  Bell bell;          // rung by peers for the thread that runs collectives
-  Bell channel_bell;  // ... and for the one that moves point-to-point messages
+  std::atomic<uint64_t> mark_at, mark;
+  alignas(kLineBytes) std::atomic<int64_t> moved_ns;  // when it last chose its core; see placement.hpp
+  std::atomic<int32_t> core;  // on which its thread was seen last, counted from 1; 0: unknown
+  Bell bell;                  // rung by peers for the thread that runs collectives
+  Bell channel_bell;          // ... and for the one that moves point-to-point messages
   std::atomic<uint64_t> history[kHistory][sizeof(CallRecord) / sizeof(uint64_t)];
   Remark remark;
+
+  Identity process() const {
+    return {pid.load(std::memory_order_relaxed), mark_at.load(std::memory_order_relaxed),
+            mark.load(std::memory_order_relaxed)};
+  }
+  void set_process(const Identity& who) {
+    mark_at.store(who.mark_at, std::memory_order_relaxed);
+    mark.store(who.mark, std::memory_order_relaxed);
+    pid.store(who.pid, std::memory_order_release);
+  }
 };
 
 // A message on an edge. The receiver sees it when `number` becomes the number it expects.

@@ -158,7 +158,7 @@ void ShmTransport::assist() {
     Edge& to = edge(lent.peer);
     if (reached(to.out->acked.load(std::memory_order_acquire), lent.number)) continue;
     Loan& loan = announced(*to.out, lent.number).loan;
-    if (loan.help(world_.cell(lent.peer).pid.load(std::memory_order_relaxed), lent.nbytes)) ring(*to.bell);
+    if (loan.help(world_.cell(lent.peer).process(), lent.nbytes)) ring(*to.bell);
   }
 }
 
@@ -175,7 +175,7 @@ bool ShmTransport::fetch(int peer, const Message& message, void* into) {
   Edge& from = edge(peer);
   Loan& loan = announced(*from.in, from.received + 1).loan;
   if (loan.open(into)) ring(*from.bell);
-  loan.take(world_.cell(peer).pid.load(std::memory_order_relaxed), into, message.nbytes);
+  loan.take(world_.cell(peer).process(), into, message.nbytes);
   return loan.whole(message.nbytes) && world_.abort().state.load(std::memory_order_seq_cst) == 0;
 }
 

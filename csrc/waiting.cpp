@@ -104,7 +104,7 @@ void Waiter::slowly(const int& awaited, Poll ready, void* context) {
   if (held_ != nullptr) held_->let_go();
   if (deadline_ == 0) deadline_ = later(timeout_);
   // Polling a socket has taken its time already, and to give the core away helps nobody on another host.
-  if (!far(awaited) && spin_and_yield(ready, context)) return;
+  if (!far(awaited) && spin_and_yield(awaited, ready, context)) return;
   const Nanoseconds started = now_ns();
   Nanoseconds ask_at = started + kFirstAsk, ask_again = 4 * kFirstAsk;
   for (Nanoseconds slice = kFirstSlice;; slice = std::min(2 * slice, kLongestSlice)) {
@@ -122,9 +122,18 @@ void Waiter::slowly(const int& awaited, Poll ready, void* context) {
   }
 }
 
-bool Waiter::spin_and_yield(Poll ready, void* context) {
+bool Waiter::core_in_the_way(int awaited) const {
+  if (placement_.beside(awaited)) return true;
+  for (const int rank : sources_)
+    if (placement_.beside(rank) && world_.cell(rank).started.load(std::memory_order_relaxed) < seq_)
+      return true;
+  return false;
+}
+
+bool Waiter::spin_and_yield(int awaited, Poll ready, void* context) {
   Nanoseconds started = now_ns();
-  for (Nanoseconds now = started; now < started + patience_.spin_ns; now = now_ns()) {
+  const bool pointless = awaited >= 0 && core_in_the_way(awaited);
+  for (Nanoseconds now = started; !pointless && now < started + patience_.spin_ns; now = now_ns()) {
     for (int i = 0; i < 32; ++i) {
       if (poll_once(ready, context)) return true;
       cpu_pause();
@@ -137,6 +146,8 @@ bool Waiter::spin_and_yield(Poll ready, void* context) {
       sched_yield();
       if (poll_once(ready, context)) return true;
     }
+    placement_.tell();
+    placement_.spread(now);
     throw_if_aborted();
   }
   return false;

@@ -8,8 +8,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
+#include "placement.hpp"
 #include "world.hpp"
 
 namespace unisono {
@@ -92,12 +94,16 @@ class Waiter {
         rank_(rank),
         bell_(bell),
         patience_(patience),
+        placement_(world, rank),
         sockets_(sockets),
         control_(control) {}
 
   // Begins an operation that ends by `deadline`; 0: `timeout` after its first wait that is not short,
   // which spares those that never wait long from looking at the clock.
-  void begin(uint64_t seq, uint64_t fingerprint, Nanoseconds deadline, Nanoseconds timeout = INT64_MAX) {
+  void begin(uint64_t seq, uint64_t fingerprint, Nanoseconds deadline, Nanoseconds timeout = INT64_MAX,
+             std::span<const int> sources = {}) {
+    placement_.tell();
+    sources_ = sources;
     seq_ = seq;
     fingerprint_ = fingerprint;
     deadline_ = deadline;
@@ -110,12 +116,11 @@ class Waiter {
   // Waits for `ready`, which depends on rank `awaited` (-1: on anybody), and may change whom it depends on.
   template <class Ready>
   void until(const int& awaited, Ready ready) {
-    const int spins = far(awaited) ? patience_.socket_spins : patience_.spins;
-    for (int i = 0; i < spins; ++i) {
-      if (ready()) return;
-      cpu_pause();
-    }
     if (ready()) return;
+    for (int i = spins(awaited); i > 0; --i) {
+      cpu_pause();
+      if (ready()) return;
+    }
     slowly(awaited, [](void* r) { return (*static_cast<Ready*>(r))(); }, &ready);
   }
 
@@ -134,8 +139,14 @@ class Waiter {
   void slowly(const int& awaited, Poll ready, void* context);
   bool gone(int awaited) const;
   bool sleep_once(int awaited, Poll ready, void* context, Nanoseconds slice);
-  bool spin_and_yield(Poll ready, void* context);
+  bool spin_and_yield(int awaited, Poll ready, void* context);
   bool poll_once(Poll ready, void* context);
+  int spins(int awaited) const {
+    if (far(awaited)) return patience_.socket_spins;
+    return awaited >= 0 && core_in_the_way(awaited) ? 0 : patience_.spins;
+  }
+  // Whether somebody needs this very core before what is waited for can come.
+  bool core_in_the_way(int awaited) const;
   // Whether what is waited for comes through a socket.
   bool far(int awaited) const { return sockets_ != nullptr && (awaited < 0 || !world_.near(awaited)); }
   [[noreturn]] void rethrow();
@@ -147,10 +158,12 @@ class Waiter {
   const int rank_;
   Bell RankCell::* const bell_;
   Patience patience_;
+  Placement placement_;
   Sockets* const sockets_;
   Control* const control_;
   const std::function<bool()>* interrupted_ = nullptr;
   Held* held_ = nullptr;
+  std::span<const int> sources_;
   uint64_t seq_ = 0;
   uint64_t fingerprint_ = 0;
   Nanoseconds deadline_ = INT64_MAX;

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from unisono.cost import Edge, busiest, seconds, shared_seconds
+from unisono.cost import Edge, busiest, seconds, sending, shared_seconds
 from unisono.machine import DEFAULTS, Calibration
 from unisono.plans import Plan, make
+from unisono.plans.catalog import steps_of
 
 __all__ = ["CANDIDATES", "Choice", "Chooser", "choose", "edges"]
 
-ONE_SHOT_BYTES = 16 * 1024
+ONE_SHOT_BYTES = 64 * 1024
 """Work that every rank may do for all: up to here it costs less than a second round of waiting."""
 
 DIRECT_BARRIER_RANKS = 16
@@ -34,6 +35,9 @@ def edges(machine: Calibration) -> tuple[Edge, Edge, float]:
     between = Edge(2 * machine.tcp_s, 1 / machine.tcp)  # through the kernels of two hosts
     return inside, between, 1 / machine.reduce.all_shared_cache
 
+
+ROUNDING = 1e-9
+"""By so much a sum of seconds may differ from the same sum in another order."""
 
 INSIDE, BETWEEN, REDUCING_S_PER_BYTE = edges(DEFAULTS)
 
@@ -69,6 +73,26 @@ class Price:
         return self._empty + (self._first - self._empty) * first + self._further * further
 
 
+class Bound:
+    """Seconds that an algorithm takes at least, by the steps of rank 0 alone: quicker than a price."""
+
+    def __init__(
+        self, collective: str, algorithm: str, hosts: tuple[int, ...], machine: Calibration = DEFAULTS
+    ) -> None:
+        size = len(hosts)
+        steps = tuple(steps_of(collective, algorithm, size, hosts)(0, size, 0))
+        one_rank = Plan(collective, algorithm, size, 0, (steps, *[()] * (size - 1)), hosts)
+        inside, between, _ = edges(machine)
+        self._empty = sending(one_rank, 0, 0, inside=inside, between=between)
+        self._per_byte = (
+            sending(one_rank, 0, SEGMENT_BYTES, inside=inside, between=between) - self._empty
+        ) / SEGMENT_BYTES
+
+    def __call__(self, nbytes: float) -> float:
+        """Seconds for a whole buffer of `nbytes`; a `Price` is never lower."""
+        return self._empty + self._per_byte * nbytes
+
+
 class Choice(NamedTuple):
     """What was chosen, and why one may believe it.
 
@@ -95,26 +119,44 @@ class Chooser:
         self._hosts = hosts
         self._machine = machine
         self._one_host = len(set(hosts)) <= 1
-        self._prices: dict[str, dict[str, Price]] = {}
+        self._bounds: dict[str, dict[str, Bound]] = {}
+        self._prices: dict[tuple[str, str], Price] = {}
 
     def choose(self, collective: str, nbytes: int) -> str:
-        """The algorithm for `nbytes` per rank (all_gather, reduce_scatter: per block); ranks ask alike."""
+        """The algorithm for `nbytes` per rank (all_gather, reduce_scatter: per block); ranks ask alike.
+
+        The cheapest, the first of equals. To price a plan of many ranks takes a second: those that cannot be
+        cheapest by their bounds are not priced.
+        """
         if self._one_host:
             return self.direct(collective, nbytes)
         if len(CANDIDATES[collective]) == 1:
             return CANDIDATES[collective][0]
         whole = nbytes * self._size if collective in ("all_gather", "reduce_scatter") else nbytes
-        prices = self.prices(collective)
-        return min(prices, key=lambda algorithm: prices[algorithm](whole))
+        bounds = {algorithm: bound(whole) for algorithm, bound in self.bounds(collective).items()}
+        found: dict[str, float] = {}
+        for algorithm in sorted(bounds, key=lambda each: bounds[each]):
+            if found and bounds[algorithm] > min(found.values()) * (1 + ROUNDING):
+                break
+            found[algorithm] = self.price(collective, algorithm)(whole)
+        return min(found, key=lambda algorithm: (found[algorithm], CANDIDATES[collective].index(algorithm)))
 
-    def prices(self, collective: str) -> dict[str, Price]:
-        """The price of every candidate."""
-        found = self._prices.get(collective)
+    def bounds(self, collective: str) -> dict[str, Bound]:
+        """What every candidate takes at least."""
+        found = self._bounds.get(collective)
         if found is None:
-            found = self._prices[collective] = {
-                algorithm: Price(make(collective, algorithm, self._size, 0, self._hosts), self._machine)
+            found = self._bounds[collective] = {
+                algorithm: Bound(collective, algorithm, self._hosts, self._machine)
                 for algorithm in CANDIDATES[collective]
             }
+        return found
+
+    def price(self, collective: str, algorithm: str) -> Price:
+        """What one of them takes."""
+        found = self._prices.get((collective, algorithm))
+        if found is None:
+            plan = make(collective, algorithm, self._size, 0, self._hosts)
+            found = self._prices[collective, algorithm] = Price(plan, self._machine)
         return found
 
     def explain(self, collective: str, nbytes: int, algorithm: str | None = None) -> Choice:

@@ -33,6 +33,7 @@ __all__ = [
     "messages",
     "rounds",
     "seconds",
+    "sending",
     "shared_seconds",
 ]
 
@@ -130,6 +131,17 @@ def busiest(plan: Plan, nbytes: float, *, inside: Edge, between: Edge, g: float 
         adds = sum(len(step.frm) - 1 for step in steps if isinstance(step, Reduce))
         busy["adds", rank] += g * chunk * adds
     return max(busy.values(), default=0.0)
+
+
+def sending(plan: Plan, rank: int, nbytes: float, *, inside: Edge, between: Edge) -> float:
+    """Seconds for which `rank` is busy sending, by its own steps alone: the plan takes no less."""
+    chunk = nbytes / _parts(plan)
+    edges = (
+        (between if _far(plan, rank, receiver) else inside, count)
+        for step, count in _sends(plan.steps[rank])
+        for receiver in step.to
+    )
+    return sum(edge.a + edge.b * chunk * count for edge, count in edges)
 
 
 def shared_seconds(plan: Plan, nbytes: float, machine: Calibration) -> float:

@@ -60,7 +60,7 @@ def test_threads(size: int, lending: bool) -> None:
             group.sendrecv(x, (group.rank + 1) % size, got, (group.rank - 1) % size)
             assert (got == np.arange(600_000.0) + (group.rank - 1) % size).all()
 
-    ranks.threads(size, work, lending=lending)
+    ranks.threads(size, work, lending=lending, cores=size)
 
 
 def test_what_a_sender_takes_back_is_not_received() -> None:

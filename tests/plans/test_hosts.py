@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono import cost
-from unisono.choose import CANDIDATES, Chooser, choose
+from unisono.choose import CANDIDATES, ROUNDING, Chooser, choose
 from unisono.errors import PlanError
 from unisono.plans import ALGORITHMS, CONTRACTS, PLACED, by_host, lower, lower_rank, make, prove
 from unisono.plans.aggregator import aggregator
@@ -140,8 +140,11 @@ def test_the_cheapest_is_chosen(hosts: tuple[int, ...]) -> None:
         for nbytes in (0, 1000, 1 << 20, 1 << 28):
             chosen = chooser.choose(collective, nbytes)
             whole = nbytes * len(hosts) if collective in ("all_gather", "reduce_scatter") else nbytes
-            prices = {name: price(whole) for name, price in chooser.prices(collective).items()}
+            prices = {name: chooser.price(collective, name)(whole) for name in candidates}
             assert prices[chosen] == min(prices.values())
+            if len(candidates) > 1 and len(set(hosts)) > 1:
+                for name, bound in chooser.bounds(collective).items():
+                    assert bound(whole) <= prices[name] * (1 + ROUNDING), (collective, name)
 
 
 def test_hosts_of_another_number_of_ranks_are_refused() -> None:

@@ -36,13 +36,14 @@ def groups(
     socket_bytes: int = 0,
     peer_timeout_s: float = 10.0,
     lending: bool = True,
+    cores: int = 0,
 ) -> list[Group]:
     """The group objects of `size` ranks, all in this process.
 
     per_host: so many successive ranks share memory, the others have connections; None: as the environment
     has it (see the fixture `spread`), all of them without.
     socket_bytes: of the kernel's buffers, 0 for its own choice.
-    lending: large messages are not staged.
+    lending: large messages are not staged; in collectives where `cores`, 0 for those there are, suffice.
     """
     store = HashStore(timeout_s)
     per_host = int(os.environ.get("UNISONO_RANKS_PER_HOST", "0")) if per_host is None else per_host
@@ -58,7 +59,7 @@ def groups(
     region = _native.Region(-1, size, staging_bytes, True)
     if lending:
         region.allow_lending()
-    cores = len(os.sched_getaffinity(0))
+    cores = cores or len(os.sched_getaffinity(0))
     return [
         Group(_native.Engine(region, rank, [-1] * size, -1, cores, -1), rank, size, "test", timeout_s, store)
         for rank in range(size)

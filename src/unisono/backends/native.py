@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -112,10 +111,8 @@ def _opened(
             settings=settings.network,
         )
     try:
-        crowd = len(mates) / roster.neighbours(rank)  # of the cores, other hosts on this machine take theirs
-        cores = max(1, int(len(os.sched_getaffinity(0)) * crowd))
         lives.check()
-        options = (lives.detach(), settings.status_fd, cores, settings.spin_us)
+        options = (lives.detach(), settings.status_fd, roster.cores(rank), settings.spin_us)
         if sockets is None:
             return Opened(_native.Engine(region, rank, *options), roster.names(), roster.machine)
         engine = _native.Engine(region, rank, *options, _connections(roster, rank, sockets))

@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from functools import reduce
+from operator import or_
 
 import msgspec
 
@@ -32,6 +34,7 @@ class Card(msgspec.Struct, frozen=True, array_like=True):
         name: of its host.  network: equal where loopback leads from one rank to the other.
         home: equal for ranks that share memory.
         landmark: where in its memory a rank's mates read to see whether they can; 0: they need not try.
+        cores: on which it may run, a bit for each, in hexadecimal digits.
     """
 
     rank: int
@@ -42,6 +45,7 @@ class Card(msgspec.Struct, frozen=True, array_like=True):
     network: str
     home: str
     landmark: int
+    cores: str
 
 
 class Roster(msgspec.Struct, frozen=True, array_like=True):
@@ -70,9 +74,14 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
         """Whether loopback leads from every rank to every other."""
         return len({card.network for card in self.cards}) == 1
 
-    def neighbours(self, rank: int) -> int:
-        """How many ranks run under the kernel of `rank`, itself included."""
-        return sum(card.kernel == self.cards[rank].kernel for card in self.cards)
+    def cores(self, rank: int) -> int:
+        """How many cores the ranks of the host of `rank` have together; all of them find the same number.
+
+        Hosts that share a machine share its cores by their ranks.
+        """
+        masks = [int(card.cores, 16) for card in self.cards if card.kernel == self.cards[rank].kernel]
+        usable = reduce(or_, masks).bit_count()
+        return max(1, usable * len(self.mates(rank)) // len(masks))
 
     def names(self) -> tuple[str, ...]:
         """The name of every rank's host; hosts of one name are told apart by a number."""
@@ -98,7 +107,9 @@ def write_card(rank: int, ranks_per_host: int, lending: bool = True) -> Card:
     if ranks_per_host:
         home += f" {rank // ranks_per_host}"
     landmark = _native.landmark() if lending else 0
-    return Card(rank, os.getpid(), born(os.getpid()), os.uname().nodename, kernel, network, home, landmark)
+    cores = f"{sum(1 << core for core in os.sched_getaffinity(0)):x}"
+    name, pid = os.uname().nodename, os.getpid()
+    return Card(rank, pid, born(pid), name, kernel, network, home, landmark, cores)
 
 
 def _kernel() -> str:

@@ -49,31 +49,36 @@ class Sockets:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._held: dict[tuple[str, int], socket.socket] = {}
 
     def put(self, kind: str, peer: int, sock: socket.socket) -> None:
         """Keep a connection; one that comes twice replaces the first."""
-        with self._lock:
+        with self._changed:
             former = self._held.pop((kind, peer), None)
             self._held[kind, peer] = sock
+            self._changed.notify_all()
         if former is not None:
             former.close()
 
-    def missing(self, peers: list[int]) -> list[int]:
-        """Those of `peers` that are not connected in every kind."""
-        with self._lock:
-            return [peer for peer in peers if any((kind, peer) not in self._held for kind in KINDS)]
+    def missing(self, peers: list[int], wait_s: float) -> list[int]:
+        """Those of `peers` that are not connected in every kind, after `wait_s` seconds at most."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._lacking(peers), wait_s)
+            return self._lacking(peers)
+
+    def _lacking(self, peers: list[int]) -> list[int]:
+        return [peer for peer in peers if any((kind, peer) not in self._held for kind in KINDS)]
 
     def detach(self, kind: str) -> list[int]:
         """Descriptors by rank, -1 where there is none; they are the caller's from now on."""
-        with self._lock:
+        with self._changed:
             found = [self._held.pop((kind, peer), None) for peer in range(self._size)]
         return [-1 if sock is None else sock.detach() for sock in found]
 
     def close(self) -> None:
         """Close what has not been detached."""
-        with self._lock:
+        with self._changed:
             held, self._held = self._held, {}
         for sock in held.values():
             sock.close()
@@ -323,7 +328,7 @@ class _Connector:
         self._sockets.put(kind, peer, self._secured(guest, channel, server=True))
 
     def _await_lower(self) -> None:
-        while missing := self._sockets.missing(self._lower):
+        while missing := self._sockets.missing(self._lower, POLL_S):  # to ask the store is dear to all
             self._raise_if_failed()
             if time.monotonic() >= self._deadline:
                 names = ", ".join(map(str, missing))
@@ -334,7 +339,6 @@ class _Connector:
                         remedy="Look at its output, or raise timeout=.",
                     )
                 )
-            time.sleep(0.002)
 
     # -- all together
 

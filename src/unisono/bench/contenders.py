@@ -50,16 +50,16 @@ class Contender(Protocol):
         """Leave the group."""
 
 
-def join(name: str, rank: int, size: int, port: int) -> Contender:
-    """Make this process rank `rank` of the side called `name` (see peers.SIDES)."""
+def join(name: str, rank: int, size: int, address: str) -> Contender:
+    """Make this process rank `rank` of the side called `name` (see peers.SIDES), which meets at HOST:PORT."""
     if name in UNJOINED:
         return UNJOINED[name](rank)
     if name == "unisono":
-        return UnisonoContender(rank, size, port)
+        return UnisonoContender(rank, size, address)
     from unisono.bench.torch_contender import TorchContender
 
     backend = "unisono" if name == "unisono-torch" else name
-    return TorchContender(backend, rank, size, port)
+    return TorchContender(backend, rank, size, address)
 
 
 def partner_of(rank: int, size: int) -> int | None:
@@ -192,11 +192,11 @@ def _address(buffers: Buffers, which: str) -> int:
 class UnisonoContender:
     """Unisono through its NumPy API."""
 
-    def __init__(self, rank: int, size: int, port: int) -> None:
+    def __init__(self, rank: int, size: int, address: str) -> None:
         import unisono as un
 
         self.rank, self.size = rank, size
-        self.group = un.init_process_group(init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
+        self.group = un.init_process_group(init_method=f"tcp://{address}", rank=rank, world_size=size)
         self.ops = {
             "sum": un.SUM,
             "avg": un.AVG,

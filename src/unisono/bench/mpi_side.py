@@ -95,10 +95,9 @@ class MpiSide(Side):
             listener.bind(address)
             listener.listen(self.size)
             listener.settimeout(0.5)
-            words = [str(mpi.home / "bin" / "mpiexec"), *mpi.flags, "-n", str(self.size)]
             self.processes.append(
                 subprocess.Popen(
-                    [*words, sys.executable, "-m", "unisono.bench.mpi_worker", address],
+                    [*self._launcher(mpi, folder), sys.executable, "-m", "unisono.bench.mpi_worker", address],
                     env=mpi.environ(),
                     stdin=subprocess.DEVNULL,
                     stdout=2,  # standard output is the report's
@@ -106,6 +105,10 @@ class MpiSide(Side):
                 )
             )
             self._accept(listener)
+
+    def _launcher(self, mpi: Mpi, folder: str) -> list[str]:  # noqa: ARG002  (for ranks elsewhere)
+        """The command that starts `size` ranks of what follows. `folder` lasts until the ranks have come."""
+        return [str(mpi.home / "bin" / "mpiexec"), *mpi.flags, "-n", str(self.size)]
 
     def _accept(self, listener: socket.socket) -> None:
         """Collect the ranks' connections, in the order of their ranks."""

@@ -45,12 +45,14 @@ def free_port() -> int:
 class Side:
     """`size` workers that run contender `name`; see worker.py for the commands.
 
+    Where several sides run the same contender, `contender` says which, and `name` tells the sides apart.
+
     Args:
         worker: what Python runs as a rank, before the arguments FD PARENT_PID.
     """
 
     def __init__(self, name: str, size: int, worker: Sequence[str] = ("-m", "unisono.bench.worker")) -> None:
-        self.name = name
+        self.name = self.contender = name
         self.size = size
         self.worker = worker
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -60,13 +62,8 @@ class Side:
     def __enter__(self) -> Side:
         try:
             self._start_workers()
-            port = free_port()
-            self._ask_each(
-                [
-                    {"do": "join", "side": self.name, "rank": rank, "size": self.size, "port": port}
-                    for rank in range(self.size)
-                ]
-            )
+            join = {"do": "join", "side": self.contender, "size": self.size, "address": self._meeting_point()}
+            self._ask_each([{**join, "rank": rank} for rank in range(self.size)])
         except BaseException:
             self.kill()
             raise
@@ -114,11 +111,19 @@ class Side:
         self.connections.clear()
 
     def _start_workers(self) -> None:
-        for _ in range(self.size):
-            self._start_worker()
+        for rank in range(self.size):
+            self._start_worker(rank)
         self.rank_pids = [process.pid for process in self.processes]
 
-    def _start_worker(self) -> None:
+    def _meeting_point(self) -> str:
+        """HOST:PORT where the ranks can meet."""
+        return f"127.0.0.1:{free_port()}"
+
+    def _command(self, rank: int, words: list[str]) -> list[str]:  # noqa: ARG002  (for ranks elsewhere)
+        """The command by which Python runs `words` as this rank."""
+        return [sys.executable, *words]
+
+    def _start_worker(self, rank: int) -> None:
         environ = env.copy()
         environ.pop("UNISONO_REPLACE", None)  # "gloo" is to be Gloo here
         ours, theirs = socket.socketpair()
@@ -126,7 +131,7 @@ class Side:
             self.connections.append(Connection(ours.detach()))
             self.processes.append(
                 subprocess.Popen(
-                    [sys.executable, *self.worker, str(theirs.fileno()), str(os.getpid())],
+                    self._command(rank, [*self.worker, str(theirs.fileno()), str(os.getpid())]),
                     env=environ,
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,

@@ -25,13 +25,13 @@ TIMEOUT = timedelta(seconds=120)
 class TorchContender:
     """`torch.distributed` with the given backend, on CPU tensors that share NumPy's memory."""
 
-    def __init__(self, backend: str, rank: int, size: int, port: int) -> None:
+    def __init__(self, backend: str, rank: int, size: int, address: str) -> None:
         if backend == "unisono":
             import unisono.torch  # noqa: F401  (registers the backend)
         torch.set_num_threads(1)
         self.rank, self.size = rank, size
         dist.init_process_group(
-            backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size, timeout=TIMEOUT
+            backend, init_method=f"tcp://{address}", rank=rank, world_size=size, timeout=TIMEOUT
         )
         self.barrier = dist.barrier
         self.own = backend == "unisono"

@@ -38,7 +38,7 @@ class Served(Protocol):
 
 def joined(command: dict[str, Any]) -> Rank:
     """The rank that a "join" asks for."""
-    contender = join(command["side"], command["rank"], command["size"], command["port"])
+    contender = join(command["side"], command["rank"], command["size"], command["address"])
     return Rank(command["rank"], contender)
 
 
