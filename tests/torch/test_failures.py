@@ -34,7 +34,7 @@ def test_a_dead_rank_is_named(forks, way):
         assert seen["seconds"] < 10
 
 
-@pytest.mark.parametrize("way", ["future", "ddp"])
+@pytest.mark.parametrize("way", ["future", "ddp", "ddp_fp16"])
 def test_a_dead_rank_is_named_through_pytorchs_futures(forks, way):
     # PyTorch's C++ makes a RuntimeError of whatever a future failed with; the text is ours.
     for seen in results(forks, way):
@@ -61,4 +61,9 @@ def test_use_after_destroy(forks):
 
 def test_again_and_again_in_one_process(forks, tmp_path):
     for printed in forks.run(tmp_path, {"again": ("programs.again", 2, [])})["again"]:
+        assert "fine" in printed, printed
+
+
+def test_alone_over_a_store_of_threads(forks, tmp_path):
+    for printed in forks.run(tmp_path, {"alone": ("programs.alone", 1, [])})["alone"]:
         assert "fine" in printed, printed

@@ -7,6 +7,7 @@ waits in the engine and takes the GIL only to set a result. The engine's progres
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import deque
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch._C._distributed_c10d import Work
+from torch.autograd.graph import _engine_run_backward
 
 from unisono.errors import UnisonoError
 
@@ -115,7 +117,8 @@ class UnisonoWork(Work):
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """Return a future of the output tensors; made now, and complete at once if the work is."""
-        return self._futures.of(self)
+        future = self._futures.of(self)
+        return _as_cpp_makes_it(self, future) if _is_asked_by_cpp(self, sys._getframe()) else future
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {_state(self)}{_named(self.outputs)}>"
@@ -166,6 +169,28 @@ class Together:
     def exception(self) -> BaseException | None:
         """Return the first error."""
         return next((error for error in (work.exception() for work in self._works) if error), None)
+
+
+def _is_asked_by_cpp(work: UnisonoWork, frame: Any) -> bool:
+    """Say whether DDP's built-in FP16_COMPRESS asks: of float16, and from C++ in a backward pass.
+
+    `frame` is that of `get_future`; a hook written in Python would be below it.
+    """
+    if not work.outputs or work.outputs[0].dtype is not torch.float16:
+        return False
+    return frame.f_back is None or frame.f_back.f_code is _engine_run_backward.__code__
+
+
+def _as_cpp_makes_it(work: UnisonoWork, future: Any) -> Any:
+    """Return a future whose value is a list of tensors in C++, too; `future` itself if the work failed.
+
+    What a future made in Python holds is a Python object in C++, which FP16_COMPRESS does not take. The
+    type is that of a value that is there, so this waits.
+    """
+    with suppress(Exception):
+        work.wait()
+        return torch._C.fork(lambda: work.outputs)
+    return future
 
 
 def _state(work: UnisonoWork) -> str:

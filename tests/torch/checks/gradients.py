@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
@@ -96,6 +97,40 @@ def check_functional_collectives_by_their_other_names(rank, size):
     for scatter in (functional.reduce_scatter_single_coalesced, functional.reduce_scatter_tensor_coalesced):
         outs = scatter([torch.ones(size), torch.ones(2 * size)], "sum", [0, 0], group)
         assert [out.tolist() for out in outs] == [[float(size)], [float(size)] * 2]
+
+
+def check_functional_collectives_in_place(rank, size):
+    """What torch.compile puts in the place of dist.* calls, called directly."""
+    ranks, mine = [float(r) for r in range(size)], torch.full((1,), float(rank))
+    rows = torch.empty(size)
+    functional.all_gather_tensor_inplace(rows, mine)
+    assert rows.tolist() == ranks
+    functional.reduce_scatter_tensor_inplace(part := torch.empty(1), rows, "sum")
+    assert part.item() == rank * size
+    functional.all_reduce_inplace(part, "max")
+    assert part.item() == (size - 1) * size
+    functional.all_to_all_inplace(swapped := torch.empty(size), mine.repeat(size))
+    assert swapped.tolist() == ranks
+    parts = [torch.empty(1) for _ in range(size)]
+    functional.all_gather_inplace(parts, mine)
+    assert [part.item() for part in parts] == ranks
+
+
+def check_functional_messages(rank, size):
+    right, left, group = (rank + 1) % size, (rank - 1) % size, dist.group.WORLD.group_name
+    mine, got = torch.full((2,), float(rank)), torch.empty(2)
+    received = functional.irecv_inplace(got, left)
+    sent = functional.isend_inplace(mine, right)
+    assert functional.wait_tensor(received).tolist() == [float(left)] * 2
+    functional.wait_tensor(sent)
+    with pytest.raises(RuntimeError, match="No backend type"):  # it wants a backend made in C++
+        functional.batch_p2p_ops_inplace(["isend"], [right], [0], [mine], group)
+
+
+def check_a_lazy_result_into_a_compiled_graph(rank, size):
+    with functional.allow_inflight_collective_as_graph_input_ctx():
+        lazy = functional.all_reduce(torch.ones(2), "sum", dist.group.WORLD)
+        assert torch.compile(lambda x: x * 2, backend="aot_eager")(lazy).tolist() == [2.0 * size] * 2
 
 
 def check_compiled_collectives_of_torch_distributed(rank, size):

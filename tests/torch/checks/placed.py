@@ -6,7 +6,7 @@ import torch
 import torch.distributed.tensor as dtensor
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.pipelining import SplitPoint, pipe_split, pipeline, schedules
+from torch.distributed.pipelining import SplitPoint, build_stage, pipe_split, pipeline, schedules
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, experimental
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -106,6 +106,19 @@ def check_local_map_and_implicit_replication(rank, size):
         assert torch.equal((sharded * torch.full((2 * size,), 3.0)).full_tensor(), 3 * whole)
 
 
+def check_a_sharding_of_ones_own(rank, size):
+    mesh = init_device_mesh("cpu", (size,))
+
+    @experimental.register_sharding(torch.ops.aten.bernoulli.p)  # has none for a probability
+    def _(x, p, generator=None):
+        return [([Shard(0)], [Shard(0), None, None])]
+
+    whole = torch.ones(2 * size, 3)
+    out = torch.ops.aten.bernoulli.p(distribute_tensor(whole, mesh, [Shard(0)]), 1.0)
+    assert out.placements == (Shard(0),)
+    assert torch.equal(out.full_tensor(), whole)
+
+
 class Cut(nn.Module):
     """`count` layers, cut by `pipe_split` after each."""
 
@@ -131,7 +144,7 @@ def check_a_pipeline_cut_by_pytorch(rank, size):
         split_spec={str(index): SplitPoint.BEGINNING for index in range(1, size)},
     )
     assert pipe.num_stages == named.num_stages == size
-    stage = pipe.build_stage(rank, torch.device("cpu"))
+    stage = build_stage(pipe.get_stage_module(rank), rank, pipe.info(), torch.device("cpu"))
     out = schedules.ScheduleGPipe(stage, n_microbatches=size).step(*([x] if rank == 0 else []))
     if rank == size - 1:
         with torch.no_grad():

@@ -60,3 +60,10 @@ def check_a_refused_call_leaves_the_profiler_well(rank, size):
         dist.barrier()
 
     assert [event.name for event in recorded(wrong)] == ["unisono:barrier"]
+
+
+def check_a_name_can_be_given(rank, size):
+    with torch.autograd.profiler.profile() as seen, dist.record_comm("the weights"):
+        dist.all_reduce(torch.ones(2), async_op=True).wait()
+    assert {"the weights", "unisono:all_reduce"} <= {event.name for event in seen.function_events}
+    assert len(recorded(lambda: dist.all_reduce(torch.ones(2)))) == 1

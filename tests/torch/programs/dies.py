@@ -77,6 +77,16 @@ def ddp(last: bool, folder: Path) -> None:
         net(torch.ones(2, 100)).sum().backward()
 
 
+def ddp_fp16(last: bool, folder: Path) -> None:
+    """In the middle of training, with the hook that PyTorch has in C++."""
+    net = DistributedDataParallel(nn.Linear(100, 100))
+    net._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    for step in range(1_000_000):
+        if last and step == 5:
+            die()
+        net(torch.ones(2, 100)).sum().backward()
+
+
 def never(last: bool, folder: Path) -> None:
     """The last rank is alive and does not call."""
     dist.barrier()

@@ -10,7 +10,7 @@ REASONS: dict[str, dict[str, str]] = {
     },
 }
 
-# Rows of the table that are neither "works" nor "not tested": (state, what to know).
+# Rows of the table whose state does not follow from the tests that ran: (state, what to know).
 NOTES: dict[str, tuple[str, str]] = {
     "Functions: monitored_barrier": (
         "differs",
@@ -24,10 +24,6 @@ NOTES: dict[str, tuple[str, str]] = {
     "SyncBatchNorm": ("differs", "PyTorch itself takes CUDA tensors only"),
     "bf16_compress_hook": ("differs", "PyTorch itself wants NCCL"),
     "bf16_compress_wrapper": ("differs", "PyTorch itself wants NCCL"),
-    "BuiltinCommHookType": (
-        "differs",
-        "ALLREDUCE works; FP16_COMPRESS reads a future made in C++: use `default_hooks.fp16_compress_hook`",
-    ),
     "batched_powerSGD_hook": ("differs", "PyTorch 2.13 itself fails, on Gloo too (`_orthogonalize`)"),
     "quantization_pertensor_hook": ("differs", "PyTorch itself fails on the CPU, on Gloo too"),
     "quantization_perchannel_hook": ("differs", "PyTorch itself fails on the CPU, on Gloo too"),
@@ -37,5 +33,31 @@ NOTES: dict[str, tuple[str, str]] = {
     "_register_on_completion_hook": (
         "not yet",
         "hooks on completion are NCCL's; `Work.get_future()` does it here",
+    ),
+    "Functional collectives: batch_p2p_ops_inplace": (
+        "not yet",
+        "wants a backend made in C++; only torch.compile with `enable_p2p_compilation` (off) calls it",
+    ),
+    "Functional collectives: backend_impl": ("no group", "a variable left over in PyTorch's module"),
+    "load_sharded_optimizer_state_dict": (
+        "differs",
+        "wants CUDA where a rank has no part of a tensor, unless the group is called gloo (replaced, it is)",
+    ),
+    "bound_device_id": ("differs", "None: a group is bound to no device"),
+    "unbox": ("works", "PyTorch's own, in C++; called by `check_what_a_group_answers`"),
+    "_enable_collectives_timing": ("needs a GPU", "times NCCL's streams"),
+    "use_pg_for_symm_mem_rendezvous": ("needs a GPU", "symmetric memory"),
+    "DistributedOptimizer": ("no group", "goes over `torch.distributed.rpc`"),
+    "ProcessGroupGloo": ("no group", "is Gloo itself"),
+    **dict.fromkeys(
+        ("DistBackendError", "DistError", "DistNetworkError", "DistStoreError", "QueueEmptyError"),
+        (
+            "no group",
+            "raised by NCCL and by PyTorch's stores; a group raises `PeerLost`, `Timeout`, `Mismatch`",
+        ),
+    ),
+    **dict.fromkeys(
+        ("HuggingFaceStorageReader", "HuggingFaceStorageWriter", "QuantizedHuggingFaceStorageReader"),
+        ("not tested", "needs the package safetensors"),
     ),
 }

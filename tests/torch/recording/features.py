@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed import fsdp, pipelining
 
 from recording.recorder import place_of
 from unisono.torch.process_group import ProcessGroupUnisono
@@ -44,6 +45,13 @@ MODULES = {
     "torch.distributed.checkpoint.state_dict": "Checkpoint",
     "torch.distributed._functional_collectives": "Functional collectives",
     "torch.distributed.nn.functional": "Collectives with gradients (torch.distributed.nn)",
+}
+# Types without Python code that PyTorch passes to nobody: where it makes or takes them.
+HANDLED_BY = {
+    "Reducer": torch.nn.parallel.DistributedDataParallel._ddp_init_helper,
+    "Logger": torch.nn.parallel.DistributedDataParallel._ddp_init_helper,
+    "StateDictSettings": fsdp.FullyShardedDataParallel.get_state_dict_type,
+    "SplitPoint": pipelining._IR.annotate_split_points,
 }
 SYNC_BATCH_NORM = ("SyncBatchNorm", torch.nn.SyncBatchNorm)
 OPERATIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
@@ -149,12 +157,11 @@ def _exports(module: str, title: str) -> Iterator[Feature]:
 def keys(thing: Any) -> frozenset[str]:
     """Return what the recorder writes when `thing` is run."""
     if inspect.isclass(thing):
-        own = (
-            [key for value in vars(thing).values() for key in keys(value)]
-            if not issubclass(thing, enum.Enum)
-            else []
-        )
-        return frozenset([*own, f"type {thing.__module__}.{thing.__qualname__}"])
+        own = [] if issubclass(thing, enum.Enum) else [*vars(thing).values()]
+        own += vars(type(thing)).values() if type(thing).__module__ == thing.__module__ else ()
+        own += [HANDLED_BY[thing.__name__]] if thing.__name__ in HANDLED_BY else ()
+        found = [key for value in own if not inspect.isclass(value) for key in keys(value)]
+        return frozenset([*found, f"type {thing.__module__}.{thing.__qualname__}"])
     if isinstance(thing, property):
         thing = thing.fget
     thing = inspect.unwrap(getattr(thing, "__func__", thing))

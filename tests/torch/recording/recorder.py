@@ -60,8 +60,9 @@ class Recorder:
         test = self._test or os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
         if self._note(test, place, ""):
             for value in frame.f_locals.values():
-                if type(value).__module__.startswith(TYPES):
-                    self._note(test, "type", f"{type(value).__module__}.{type(value).__qualname__}")
+                for kind in type(value).__mro__:
+                    if kind.__module__.startswith(TYPES):
+                        self._note(test, "type", f"{kind.__module__}.{kind.__qualname__}")
         if place.startswith(API):
             for detail in details(frame.f_locals):
                 self._note(test, place, detail)
@@ -92,7 +93,7 @@ def details(given: dict[str, Any]) -> list[str]:
     noted = []
     op = given.get("op")
     if type(op).__name__ in ("RedOpType", "ReduceOp"):
-        noted.append(f"op={str(op).rpartition('.')[2]}")
+        noted.append(f"op={str(getattr(op, 'op', op)).rpartition('.')[2]}")
     if given.get("async_op") is True:
         noted.append("async_op")
     if type(given.get("tensor")).__name__ in ("Tensor", "Parameter"):

@@ -17,13 +17,16 @@ PAGE = HERE.parents[2] / "docs" / "pytorch-table.md"
 OURS = "unisono/torch/process_group.py"  # a process that was never here made no group of Unisono's
 ON_GLOO = "real-gloo"
 
+STATES = ("works", "differs", "not yet", "no group", "needs a GPU", "not tested")
+
 HEAD = """# torch.distributed over Unisono
 
 Every function and class of `torch.distributed`, and what PyTorch builds on a process group, with PyTorch
 {torch}. Made by `make test-torch`, which notes what each test runs: Unisono's own tests and those of
 PyTorch's distributed test suite, on CPU tensors. **works**: tests that pass run it. **differs**, **not yet**:
-see the remark. **not tested**: no test runs it, which says nothing against it. One test is named for each
-row; many rows have dozens.
+see the remark. **no group**: no process group takes part in it. **needs a GPU**: cannot be run without one.
+**not tested**: no test runs it, which says nothing against it. One test is named for each row; many rows have
+dozens.
 """
 
 SUITE = """## PyTorch's own distributed test suite
@@ -85,7 +88,7 @@ def rows(features: Any, seen: dict[str, set[str]], outcomes: dict[str, str]) -> 
 
 
 def state(row: dict[str, Any], notes: dict[str, tuple[str, str]]) -> tuple[str, str]:
-    """Return "works", "differs", "not yet" or "not tested", and what to know."""
+    """Return one of STATES, and what to know."""
     for name in (f"{row['section']}: {row['name']}", row["name"]):
         if name in notes:
             return notes[name]
@@ -101,9 +104,7 @@ def render(
     states = {id(row): state(row, notes) for row in results["rows"]}
     counts = Counter(found for found, _ in states.values())
     text = HEAD.format(torch=results["torch"])
-    text += "\n" + ", ".join(
-        f"{counts[each]} rows: {each}" for each in ("works", "differs", "not yet", "not tested")
-    )
+    text += "\n" + ", ".join(f"{counts[each]} rows: {each}" for each in STATES)
     text += ".\n\n" + _suite(results["suite"], reasons)
     for section in dict.fromkeys(row["section"] for row in results["rows"]):
         text += f"\n## {section}\n\n| | state | a test that runs it | remark |\n|---|---|---|---|\n"
