@@ -14,7 +14,10 @@ constexpr size_t kLineElementsBytes = 64;
 constexpr size_t kPartBytes = 128 * 1024;
 // A message of this size is lent rather than staged: it costs system calls, but no copy and no other core's
 // cache lines.
-constexpr size_t kLendBytes = 256 * 1024;
+constexpr size_t kLendBytes = 128 * 1024;
+// ... from here on where its sender has messages to receive meanwhile, and no core to spare for halves of
+// others.
+constexpr size_t kBusyLendBytes = 256 * 1024;
 
 size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -178,7 +181,9 @@ void Executor::send(const Instruction& step, const Frame& frame) {
 // Whether the message is worth lending; then it is.
 bool Executor::lend(Transport& transport, std::span<const int> peers, Extent piece, const Frame& frame) {
   const size_t nbytes = piece.numel * frame.item;
-  if (!limits_.lending || nbytes < std::min(kLendBytes, room_for(*frame.job.program))) return false;
+  const Program& program = *frame.job.program;
+  const size_t least = program.sources().empty() ? kLendBytes : kBusyLendBytes;
+  if (!limits_.lending || nbytes < std::min(least, room_for(program))) return false;
   if (!transport.lends(peers)) return false;
   lent_ = true;
   const unsigned char* from = piece.data;

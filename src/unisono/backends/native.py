@@ -16,7 +16,7 @@ from unisono.machine import DEFAULTS, Calibration, recall
 from unisono.store import Store
 
 if TYPE_CHECKING:
-    from unisono.backends.tcp import Sockets
+    from unisono.backends.sockets import Sockets
 
 __all__ = ["EngineSettings", "Opened", "open_engine"]
 

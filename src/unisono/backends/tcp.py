@@ -25,6 +25,7 @@ import msgspec
 from unisono.backends.guests import Guests
 from unisono.backends.relay import Relays
 from unisono.backends.roster import Roster, gather
+from unisono.backends.sockets import KINDS, Sockets
 from unisono.env import Settings
 from unisono.errors import AuthenticationError, RendezvousError, StoreError, StoreTimeout, message
 from unisono.rendezvous.interfaces import advertised, is_loopback, listen, local_addresses, via
@@ -32,9 +33,8 @@ from unisono.secure import handshake
 from unisono.store import Store
 from unisono.store.address import shown
 
-__all__ = ["KINDS", "Sockets", "connect_hosts"]
+__all__ = ["connect_hosts"]
 
-KINDS = ("control", "data", "messages")
 STRANGER_S = 2.0  # all the time a stranger gets
 GUESTS = 64  # connections looked at at once
 PATIENCE_S = 0.5  # what a stranger gets, at least, when others wait behind it
@@ -42,46 +42,6 @@ DIAL_S = 20.0  # until a connection is given up that nobody answers
 DIAL_SHARE = 0.75  # of the time left, so that who is not answered tells so before the others give up
 POLL_S = 0.2
 WELCOME = b"\1"
-
-
-class Sockets:
-    """The connections of one rank, by kind and peer."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._changed = threading.Condition()
-        self._held: dict[tuple[str, int], socket.socket] = {}
-
-    def put(self, kind: str, peer: int, sock: socket.socket) -> None:
-        """Keep a connection; one that comes twice replaces the first."""
-        with self._changed:
-            former = self._held.pop((kind, peer), None)
-            self._held[kind, peer] = sock
-            self._changed.notify_all()
-        if former is not None:
-            former.close()
-
-    def missing(self, peers: list[int], wait_s: float) -> list[int]:
-        """Those of `peers` that are not connected in every kind, after `wait_s` seconds at most."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._lacking(peers), wait_s)
-            return self._lacking(peers)
-
-    def _lacking(self, peers: list[int]) -> list[int]:
-        return [peer for peer in peers if any((kind, peer) not in self._held for kind in KINDS)]
-
-    def detach(self, kind: str) -> list[int]:
-        """Descriptors by rank, -1 where there is none; they are the caller's from now on."""
-        with self._changed:
-            found = [self._held.pop((kind, peer), None) for peer in range(self._size)]
-        return [-1 if sock is None else sock.detach() for sock in found]
-
-    def close(self) -> None:
-        """Close what has not been detached."""
-        with self._changed:
-            held, self._held = self._held, {}
-        for sock in held.values():
-            sock.close()
 
 
 class Endpoint(msgspec.Struct, frozen=True, array_like=True):
@@ -332,13 +292,9 @@ class _Connector:
             self._raise_if_failed()
             if time.monotonic() >= self._deadline:
                 names = ", ".join(map(str, missing))
-                self._fail(
-                    message(
-                        f"rank {names} did not connect to rank {self._rank} "
-                        f"(host {self._host(self._rank)}) in time",
-                        remedy="Look at its output, or raise timeout=.",
-                    )
-                )
+                me = f"rank {self._rank} (host {self._host(self._rank)})"
+                remedy = "Look at its output, or raise timeout=."
+                self._fail(message(f"rank {names} did not connect to {me} in time", remedy=remedy))
 
     # -- all together
 
