@@ -149,8 +149,7 @@ class Quick {
     if (!message.read(given, engine)) return nb::int_(-1);
     if (now) return nb::int_(message.pass_now(engine) ? message.source() : -1);
     const int fault = waiting(engine, true, [&](Held& held) { return message.pass(engine, held); });
-    if (fault != 0)
-      return failed(alive, nb::str(sending ? "send" : "recv"), given[0], Py_None, message.timeout_s);
+    if (fault != 0) return failed(alive, message.name(), given[0], Py_None, message.timeout_s);
     return nb::int_(message.source());
   }
 

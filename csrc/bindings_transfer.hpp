@@ -31,6 +31,13 @@ class Transfer {
     return timeout_s > 0;
   }
 
+  // For people.
+  nanobind::object name() const {
+    const char* const what = sending ? "send" : "recv";
+    return nanobind::steal(tag_ > 0 ? PyUnicode_FromFormat("%s(tag=%d)", what, tag_)
+                                    : PyUnicode_FromString(what));
+  }
+
   // The rank it came from, once it has been passed.
   int source() const { return sending ? 0 : peer_; }
 

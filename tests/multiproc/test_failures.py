@@ -92,6 +92,29 @@ def test_timeout_of_a_receive_names_its_sender() -> None:
     ranks.threads(2, work)
 
 
+def test_timeout_of_a_receive_is_told_to_all_with_its_tag() -> None:
+    def work(group: un.Group) -> None:
+        x = np.zeros(1)
+        if group.rank == 1:
+            with pytest.raises(
+                un.Timeout, match=r"recv\(tag=4\) timed out after 0\.3 s: rank 0 did not answer"
+            ):
+                group.recv(x, 0, 4, timeout=0.3)
+        else:
+            with pytest.raises(un.Timeout, match="barrier failed: a send or receive of rank 1 timed out"):
+                group.barrier()
+
+    ranks.threads(3, work)
+
+
+def test_a_message_from_oneself_that_was_not_sent() -> None:
+    def work(group: un.Group) -> None:
+        with pytest.raises(un.Timeout, match="rank 0 has sent itself no such message"):
+            group.recv(np.zeros(1), group.rank, timeout=0.3)
+
+    ranks.threads(1, work)
+
+
 def test_waiting_for_a_work_that_is_late_does_not_end_it() -> None:
     release = threading.Event()
 

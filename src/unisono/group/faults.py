@@ -154,13 +154,18 @@ def _timeout(scene: Scene, fault: _Fault, doing: str) -> str:
 
 
 def _message_timeout(scene: Scene, fault: _Fault, doing: str) -> str:
-    after = f" after {scene.timeout_s:.1f} s" if fault.by == scene.rank else f" on rank {fault.by}"
+    if fault.by == scene.rank:
+        what = f"{doing} timed out after {scene.timeout_s:.1f} s"
+    else:
+        what = f"{doing} failed: a send or receive of rank {fault.by} timed out"
     who = "nobody sent"
     if fault.about >= 0:
         seen = last_seen(scene, fault.about)
         who = f"rank {fault.about} did not answer ({scene.process(fault.about)}, last seen {seen})"
-    remedy = "Give it a longer timeout or look at the other rank's output."
-    return message(f"{doing} timed out{after}: {who}", where=scene.where(), remedy=remedy)
+    if fault.about == fault.by:
+        who = f"rank {fault.by} has sent itself no such message"
+    remedy = "Compare the tags, give it a longer timeout, or look at the other rank's output."
+    return message(f"{what}: {who}", where=scene.where(), remedy=remedy)
 
 
 def last_seen(scene: Scene, rank: int) -> str:
@@ -209,8 +214,9 @@ def _place(scene: Scene, rank: int, seq: int) -> str:
 
 def _message_mismatch(scene: Scene, fault: _Fault) -> str:
     if scene.rank == fault.by:
-        receiving = scene.operation in ("recv", "irecv", "sendrecv", "batch")
-        scene.engine.remark(0, f"{scene.operation} at {scene.called_at or site()}" if receiving else "")
+        operation = scene.operation.partition("(")[0]
+        receiving = operation in ("recv", "irecv", "sendrecv", "batch")
+        scene.engine.remark(0, f"{operation} at {scene.called_at or site()}" if receiving else "")
     _listen(scene, (fault.by,))
     remark = scene.engine.remark_of(fault.by)
     place = f" in {remark[1]}" if remark is not None and remark[1] else ""

@@ -128,7 +128,8 @@ class Messages:
 
         def start() -> MessageWork:
             request = post(peer, tag, dtype, address, nbytes, timeout_s)
-            return MessageWork(engine, request, x, caller.scene(engine, name, timeout_s, where))
+            operation = f"{name}(tag={tag})" if tag > 0 else name
+            return MessageWork(engine, request, x, caller.scene(engine, operation, timeout_s, where))
 
         return start
 
