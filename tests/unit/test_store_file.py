@@ -97,9 +97,15 @@ def test_a_run_started_while_the_file_is_stale_comes_together(tmp_path: Path) ->
 
 def test_an_orphan_does_not_keep_the_run_alive(tmp_path: Path) -> None:
     path = tmp_path / "store"
-    text = HOLD.replace(
-        "print(", "pid = os.fork()\n    if pid: print(pid, flush=True)\n    else: time.sleep(60)\n    print("
-    )
+    forks = """up, tell = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.write(tell, b"1")
+        time.sleep(60)
+    os.read(up, 1)  # it has begun, and let go of the store
+    print(pid, flush=True)
+    print("""
+    text = HOLD.replace("print(", forks)
     child = process(text, path)
     orphan = int(line(child))
     try:
