@@ -193,7 +193,19 @@ class Quick {
     // Nothing of the slot is looked at once the GIL is gone.
     Call made = operation.call(words.root, known.numel, known.factor, timeout_s_, std::move(binding));
     const bool brief = out_side.nbytes() + given_side.nbytes() <= kBriefBytes;
-    return waiting(engine, brief, [&](Held& held) { return engine.run(std::move(made), &held); });
+    // A rank that was stopped may write later; to what stood in a list, too.
+    const auto hold = [&] {
+      alive.attr("hold")(nb::make_tuple(out, given, out_side.kept(), given_side.kept()));
+    };
+    try {
+      const int fault =
+          waiting(engine, brief, [&](Held& held) { return engine.run(std::move(made), &held); });
+      if (fault > 0) hold();
+      return fault;
+    } catch (...) {
+      hold();
+      throw;
+    }
   }
 
   static Chunks chunks(const Operation& operation, Space space, const Side& side) {

@@ -38,6 +38,14 @@ struct Side {
     }
     return true;
   }
+  // What stood in a list.
+  nanobind::object kept() const {
+    PyObject* const tuple = PyTuple_New(static_cast<Py_ssize_t>(kept_count_));
+    if (tuple == nullptr) throw nanobind::python_error();
+    for (size_t i = 0; i < kept_count_; ++i)
+      PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(i), Py_NewRef(kept_[i]));
+    return nanobind::steal(tuple);
+  }
   std::span<const unisono::Extent> all() const { return {extents.data(), count}; }
   size_t nbytes() const {
     size_t numel = 0;

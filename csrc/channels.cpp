@@ -350,6 +350,9 @@ void Channels::leave(bool forked) {
     const std::lock_guard lock(mutex_);
     if (stopping_) return;
     stopping_ = true;
+    // Behind all that was sent, and before memory that was lent is given back: a receiver that has read that
+    // since looks here.
+    world_.cell(rank_).left.store(1, std::memory_order_seq_cst);
     fail_all(FaultKind::kAborted);
     streams_.finish();
     work_came_.notify_all();

@@ -48,8 +48,8 @@ uint32_t forks() {
   return count.load(std::memory_order_relaxed);
 }
 
-// With more ranks than cores nothing is lent: whoever lends waits until all receivers had their turn on a
-// core, and whoever stages goes on. All ranks of a host know the same number of cores.
+// With more ranks than cores nothing is lent to collectives: whoever lends waits until all receivers had
+// their turn on a core, and whoever stages goes on. All ranks of a host know the same number of cores.
 Limits limits(World& world, int cores) {
   const bool lending = !crowded(world.region().ranks(), cores);
   const size_t lent = lending && world.region().lending() ? kLentSegmentBytes : 0;
@@ -342,8 +342,6 @@ void Engine::leave() {
   if (running || !done(queued_.load(std::memory_order_acquire)))
     abort(Fault{FaultKind::kAborted, rank_, rank_});
   if (thread_.joinable()) thread_.join();
-  // Before the channels give memory back that was lent: a receiver that has read it since looks here.
-  world_.cell(rank_).left.store(1, std::memory_order_seq_cst);
   channels_.leave(false);
   if (tcp_) tcp_->finish();
   if (control_) control_->leave(false);

@@ -1,5 +1,7 @@
 #include "placement.hpp"
 
+#include <cstring>
+
 namespace unisono {
 namespace {
 
@@ -40,7 +42,10 @@ void Placement::spread(int64_t now_ns) {
   CPU_ZERO(&only);
   CPU_SET(target - 1, &only);
   if (sched_setaffinity(0, sizeof only, &only) != 0) return;
-  sched_setaffinity(0, sizeof allowed, &allowed);  // where it may go from there is as before
+  if (sched_setaffinity(0, sizeof allowed, &allowed) != 0) {  // as before; unless that has changed just now
+    std::memset(&allowed, 0xff, sizeof allowed);
+    sched_setaffinity(0, sizeof allowed, &allowed);
+  }
   tell();
 }
 

@@ -243,3 +243,25 @@ def test_works_say_what_they_are() -> None:
         release.set()
 
     ranks.threads(2, work)
+
+
+def test_close_in_a_signal_handler_while_works_are_looked_through() -> None:
+    told = run(
+        1,
+        """
+signal.signal(signal.SIGUSR1, lambda *_: group.close())
+class Work:
+    def done(self):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return True
+    def let_go(self):
+        pass
+group._caller.keep(Work())
+try:
+    group.all_reduce(np.ones(1), async_op=True)
+except un.UnisonoError:
+    pass
+print(group.closed)
+""",
+    )
+    assert told == ["True\n"]

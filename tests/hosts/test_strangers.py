@@ -53,7 +53,7 @@ def test_a_stranger_at_every_port_disturbs_nothing(net: hosts.Network, tmp_path:
     job = [start(net, rank) for rank in range(len(LAYOUT))]
     for rank in job:
         assert rank.stdout is not None
-        assert rank.stdout.readline() == "up\n", rank.communicate()
+        assert rank.stdout.readline() == "up\n", rank.communicate(timeout=60)
     handshakes = tmp_path / "handshakes"
     handshakes.write_text(recorder.communicate(timeout=30)[0])
     assert len(handshakes.read_text().split()) == 3

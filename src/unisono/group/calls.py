@@ -91,7 +91,7 @@ class Caller:
         distinct = list(dict.fromkeys(host_names))
         self.hosts = tuple(distinct.index(name) for name in host_names)
         self._works: list[Work] = []
-        self._works_lock = threading.Lock()
+        self._works_lock = threading.RLock()  # a signal handler may close the group while this thread has it
         self._told = False  # whether a call has raised what aborted the group
         if len(distinct) > 1:
             close_in_children(self.close_copies)
@@ -242,7 +242,12 @@ class Caller:
         engine = self._engine or self.engine
         operation, name, root = prepared
         if not options.async_op:
-            if operation.run(engine, root, numel, factor, timeout_s, out, given, together):
+            try:
+                failed = operation.run(engine, root, numel, factor, timeout_s, out, given, together)
+            except BaseException:
+                engine.hold(keep)
+                raise
+            if failed:
                 engine.hold(keep)
                 raise self.failure(name, timeout_s, engine)
             return None
@@ -323,6 +328,9 @@ class Caller:
                 else:
                     under_way.append(one)
             self._works = [*under_way, work]
+            if self._engine is None:  # closed meanwhile, by a signal handler or another thread
+                for one in self._works:
+                    one.let_go()
 
     def unheard(self) -> BaseException | None:
         """What ended an asynchronous collective, when no call and no wait has raised it yet."""

@@ -56,7 +56,7 @@ class Work(ABC):
 
     @abstractmethod
     def let_go(self) -> None:
-        """After its end: forget its buffers, unless a rank that was stopped may still write to them."""
+        """After its end: keep its buffers for ever if a rank that was stopped may still write to them."""
 
     @abstractmethod
     def _what(self) -> str:

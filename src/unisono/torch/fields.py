@@ -56,9 +56,10 @@ def _places(kind: Any) -> dict[str, int]:
     Raises:
         LookupError: that is not certain.
     """
-    if type(kind).__module__ != "pybind11_builtins":
-        raise LookupError(kind)
     options = kind()
+    ours = type(kind).__module__ == "pybind11_builtins" and hasattr(options, "asyncOp")
+    if not ours or not hasattr(options, "timeout") or [*map(hash, PLAIN_OPS)] != [*range(len(PLAIN_OPS))]:
+        raise LookupError(kind)
     timeouts = {timedelta(milliseconds=ms): _number(ms) for ms in (-1, 1, 86_400_007, 3)}
     return {
         "async_op": _place(options, "asyncOp", {True: b"\1", False: b"\0"}),
