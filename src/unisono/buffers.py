@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from unisono import _native
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ["DTYPES", "ITEMSIZES", "View", "dtype_code", "is_tensor", "view", "views"]
 
@@ -45,6 +46,8 @@ def view(array: Any, writable: bool = True, name: str = "buffer") -> tuple[int, 
         return found
     if is_tensor(array):
         return _tensor(array, name)
+    import numpy as np  # here and below: who has its arrays from elsewhere starts sooner
+
     if writable and isinstance(array, np.generic):
         raise ValueError(f"{name} is a NumPy scalar, which cannot be changed; use np.array({name})")
     if isinstance(array, np.ndarray | np.generic):
@@ -140,6 +143,8 @@ def _awkward_numpy(array: np.ndarray[Any, Any], writable: bool, name: str) -> Vi
 
 def _dlpack(array: Any, writable: bool, name: str) -> View:
     """Some exporters copy without saying so: then two looks at one array, both alive, differ in place."""
+    import numpy as np
+
     try:
         found, again = np.from_dlpack(array), np.from_dlpack(array)
     except (TypeError, BufferError, RuntimeError, ValueError) as error:

@@ -15,14 +15,15 @@ from __future__ import annotations
 import heapq
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from fractions import Fraction
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.errors import PlanError
 from unisono.machine import Calibration
 from unisono.plans import Copy, Plan, Recv, Reduce, Send
 from unisono.plans.plan import Step
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 __all__ = [
     "Edge",
@@ -85,6 +86,8 @@ def bytes_sent(plan: Plan) -> list[Fraction]:
 
     Example: 2(p-1)/p for every rank of the ring all_reduce.
     """
+    from fractions import Fraction
+
     chunks = [sum(len(step.to) for step in steps if isinstance(step, Send)) for steps in plan.steps]
     return [Fraction(count, _parts(plan)) for count in chunks]
 
@@ -99,6 +102,8 @@ def link_bytes(plan: Plan) -> dict[int, tuple[Fraction, Fraction]]:
 
     Example: 2(h-1)/h both ways on every one of h hosts, for the hierarchical all_reduce.
     """
+    from fractions import Fraction
+
     out: Counter[int] = Counter()
     into: Counter[int] = Counter()
     for sender, receiver, count in _crossing(plan):
@@ -211,7 +216,6 @@ def _sends(steps: tuple[Step, ...]) -> Iterator[tuple[Send, int]]:
         number += count
 
 
-@dataclass
 class _Rank:
     """A rank of the simulation.
 
@@ -221,11 +225,12 @@ class _Rank:
         taking: whether a message is arriving.  waiting: senders that ask: (since, distance, rank).
     """
 
-    next_step: int = 0
-    now: float = 0
-    outbox: deque[tuple[int, float, int]] = field(default_factory=deque)
-    taking: bool = False
-    waiting: list[tuple[float, int, int]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.next_step = 0
+        self.now = 0.0
+        self.outbox: deque[tuple[int, float, int]] = deque()
+        self.taking = False
+        self.waiting: list[tuple[float, int, int]] = []
 
 
 class _Simulation:

@@ -10,12 +10,10 @@ counts. RANK, WORLD_SIZE and so on, when set, have to agree with it; an error na
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -229,8 +227,7 @@ MARKERS: tuple[tuple[str, str], ...] = (
 """Launchers, the innermost first, each with the variable that shows its presence."""
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """Everything Unisono takes from the environment. None: not set, and no default.
 
     `origins` tells for each setting which variable it came from, or "default".
@@ -248,7 +245,7 @@ class Settings:
     socket_ifname: str = ""
     port_range: tuple[int, int] | None = None
     advertise: tuple[str, int] | None = None
-    token: Token = field(default_factory=Token, repr=False)
+    token: Token = Token()
     tls: bool = False
     status_fd: int | None = None
     store_address: tuple[str, int] | None = None
@@ -264,7 +261,7 @@ class Settings:
     agent_store: bool = False
     kubernetes: bool = False
     launcher: str = ""
-    origins: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), compare=False)
+    origins: Mapping[str, str] = MappingProxyType({})
 
     def origin(self, setting: str) -> str:
         """The variable `setting` was read from, or "default"."""
@@ -347,6 +344,8 @@ def unknown(environ: Mapping[str, str] | None = None) -> list[str]:
     lines = []
     for name in sorted(environ):
         if name.startswith("UNISONO_") and name not in names:
+            import difflib
+
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"Did you mean {near[0]}?" if near else "`unisono doctor` lists those there are."
             lines.append(
@@ -357,7 +356,7 @@ def unknown(environ: Mapping[str, str] | None = None) -> list[str]:
 
 def listing(settings: Settings) -> list[tuple[str, str, str]]:
     """(setting, value, origin) of every setting, for people."""
-    names = [each.name for each in fields(Settings) if each.name not in ("origins", "launcher")]
+    names = [name for name in Settings._fields if name not in ("origins", "launcher")]
     return [(name, _shown(getattr(settings, name)), settings.origin(name)) for name in names]
 
 

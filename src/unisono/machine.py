@@ -10,14 +10,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import secrets
 import stat
-from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from unisono.env import Settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["DEFAULTS", "Calibration", "Found", "Rates", "cache_file", "identity", "load", "recall", "save"]
 
@@ -100,8 +101,7 @@ class _File(msgspec.Struct, frozen=True):
     calibration: Calibration
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(msgspec.Struct, frozen=True):
     """A calibration, where it came from, and what is to be told about that."""
 
     calibration: Calibration
@@ -117,30 +117,37 @@ def identity() -> str:
 
 def cache_file(settings: Settings) -> Path | None:
     """Where the calibration of this machine is kept; None: nowhere, the defaults are asked for."""
-    if settings.calibration == NO_FILE:
-        return None
+    from pathlib import Path  # which takes a while to load, and ranks need no more than its name
+
+    name = _file_name(settings)
+    return None if name is None else Path(name)
+
+
+def _file_name(settings: Settings) -> str | None:
     if settings.calibration:
-        return Path(settings.calibration)
-    home = Path(settings.cache_home) if settings.cache_home else Path.home() / ".cache"
-    return home / "unisono" / f"calibration-{identity()}.json"
+        return None if settings.calibration == NO_FILE else settings.calibration
+    home = settings.cache_home or os.path.expanduser("~/.cache")
+    if home.startswith("~"):
+        raise OSError("this user has no home directory")
+    return os.path.join(home, "unisono", f"calibration-{identity()}.json")
 
 
 def recall(settings: Settings) -> Found:
     """What is known of this machine: from the file, else the defaults. Never an error."""
     defaults = msgspec.structs.replace(DEFAULTS, cores=len(os.sched_getaffinity(0)))
     try:
-        file = cache_file(settings)
-    except (OSError, RuntimeError) as error:  # no home directory
+        file = _file_name(settings)
+    except OSError as error:
         return Found(defaults, "defaults", f"there is no place for a calibration: {error}")
     if file is None:
         return Found(defaults, "defaults")
     calibration, note = load(file)
     if calibration is None:
         return Found(defaults, "defaults", note)
-    return Found(calibration, str(file))
+    return Found(calibration, file)
 
 
-def load(file: Path) -> tuple[Calibration | None, str]:
+def load(file: str | Path) -> tuple[Calibration | None, str]:
     """The calibration in a file, or None and why it cannot be used; "" when there is no file."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not hold us up
@@ -172,7 +179,7 @@ def save(calibration: Calibration, file: Path) -> None:
     """
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     text = msgspec.json.format(msgspec.json.encode(_File(VERSION, calibration)), indent=1)
-    beside = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
+    beside = file.with_name(f"{file.name}.{os.urandom(4).hex()}")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as opened:
@@ -198,8 +205,8 @@ def _sane(calibration: Calibration) -> bool:
 
 def _machine_id() -> str:
     for name in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
-        with contextlib.suppress(OSError):
-            return Path(name).read_text().strip()
+        with contextlib.suppress(OSError), open(name) as file:
+            return file.read().strip()
     return os.uname().nodename
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
+
+import msgspec
 
 __all__ = ["Op", "PremulSum", "ReduceOp", "premul_sum"]
 
@@ -27,8 +28,7 @@ class ReduceOp(IntEnum):
     __hash__ = int.__hash__  # Enum's own, in Python, would cost a small call a tenth of its time
 
 
-@dataclass(frozen=True)
-class PremulSum:
+class PremulSum(msgspec.Struct, frozen=True):
     """Sum after multiplying every contribution of this rank by `factor` (ranks may differ in it)."""
 
     factor: float

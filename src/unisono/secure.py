@@ -22,7 +22,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-import secrets
 import socket
 import stat
 import struct
@@ -60,7 +59,7 @@ class Token(bytes):
 
 def make_token() -> Token:
     """A new token: 256 random bits."""
-    return Token(secrets.token_bytes(TOKEN_BYTES))
+    return Token(os.urandom(TOKEN_BYTES))
 
 
 def parse_token(text: str) -> Token:
@@ -100,7 +99,7 @@ def token_file(path: str) -> Token:
     Several processes may do this at once: all get one token.
     """
     if not os.path.exists(path):
-        draft = f"{path}.{secrets.token_hex(8)}"
+        draft = f"{path}.{os.urandom(8).hex()}"
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with os.fdopen(fd, "w") as file:
@@ -142,7 +141,7 @@ class Met(NamedTuple):
 
 def fresh_nonce() -> bytes:
     """A number used once."""
-    return secrets.token_bytes(NONCE_BYTES)
+    return os.urandom(NONCE_BYTES)
 
 
 def proof(

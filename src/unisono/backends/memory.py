@@ -7,7 +7,6 @@ the store. The others connect, say who they are, and get the descriptor once all
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 import struct
 import time
@@ -79,7 +78,7 @@ def _invite(
     memory = os.memfd_create("unisono", os.MFD_CLOEXEC)
     try:
         region = _native.Region(os.dup(memory), len(mates), staging_bytes, True)
-        address = b"\0unisono-" + secrets.token_hex(16).encode()
+        address = b"\0unisono-" + os.urandom(16).hex().encode()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(address)
             listener.listen(len(mates) + 128)  # strangers may knock; they must not fill the queue

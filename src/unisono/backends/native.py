@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from unisono import _native
 from unisono.backends.lives import Lives
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["EngineSettings", "Opened", "open_engine"]
 
 
-@dataclass(frozen=True)
-class EngineSettings:
+class EngineSettings(msgspec.Struct, frozen=True):
     """What of the settings the engine takes.
 
     Attributes:
@@ -40,7 +40,7 @@ class EngineSettings:
     peer_timeout_s: float = 10.0
     master: str | None = None
     socket_bytes: int = 0
-    network: Settings = field(default_factory=Settings, repr=False)
+    network: Settings = Settings()
     lending: bool = True
     machine: Calibration = DEFAULTS
 

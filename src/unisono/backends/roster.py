@@ -9,7 +9,6 @@ it then proves it.
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from functools import reduce
 from operator import or_
@@ -138,7 +137,7 @@ def meet(
     cards = gather(store, "card", card.rank, size, msgspec.msgpack.encode(card), deadline)
     if card.rank == 0:
         decoded = [msgspec.msgpack.decode(each, type=Card) for each in cards]
-        roster = Roster(decoded, secrets.token_bytes(_NONCE_BYTES), staging_bytes, machine)
+        roster = Roster(decoded, os.urandom(_NONCE_BYTES), staging_bytes, machine)
         if not roster.in_one_network():
             roster = msgspec.structs.replace(roster, machine=machine.between_networks())
         store.set("roster", msgspec.msgpack.encode(roster))

@@ -57,7 +57,7 @@ def _measured(settings: Settings) -> Found:
     calibration = measure()
     try:
         file: Path | None = cache_file(settings)
-    except RuntimeError as error:  # no home directory
+    except OSError as error:  # no home directory
         return Found(calibration, "measured now", str(error))
     if file is None:
         return Found(calibration, "measured now, not kept: UNISONO_CALIBRATION=none")

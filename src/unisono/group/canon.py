@@ -6,7 +6,7 @@ rounding in between. An algorithm whose plan is proved to do this gives the bits
 
 from __future__ import annotations
 
-from unisono.plans import ALGORITHMS, CONTRACTS, make, prove
+from unisono.plans import ALGORITHMS, CONTRACTS, make
 
 __all__ = ["Canon"]
 
@@ -42,6 +42,8 @@ class Canon:
         key = (collective, algorithm, root)
         found = self._canonical.get(key)
         if found is None:
+            from unisono.plans.proof import prove
+
             proof = prove(make(collective, algorithm, self._size, root, self._hosts))
             found = self._canonical[key] = proof.canonical
         return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -129,6 +128,8 @@ def _peer_lost(scene: Scene, fault: _Fault, doing: str) -> PeerLost:
 
 
 def _signal_name(number: int) -> str:
+    import signal
+
     try:
         return signal.Signals(number).name
     except ValueError:

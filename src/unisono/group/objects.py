@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from unisono.group.calls import named
 from unisono.group.coalesced import Coalesced
 from unisono.group.messages import Messages
 
+if TYPE_CHECKING:
+    import numpy as np
+
+    Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+    Lengths = np.ndarray[Any, np.dtype[np.int64]]
+
 __all__ = ["Objects"]
 
 Timeout = float | timedelta | None
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class Objects(Coalesced, Messages):
@@ -35,18 +38,18 @@ class Objects(Coalesced, Messages):
             self.broadcast(_length(encoded), src, timeout=timeout)
             self.broadcast(encoded, src, timeout=timeout)
             return obj
-        length = np.zeros(1, np.int64)
+        length = _lengths([0])
         self.broadcast(length, src, timeout=timeout)
-        encoded = np.empty(length[0], np.uint8)
+        encoded = _room(length[0])
         self.broadcast(encoded, src, timeout=timeout)
         return _decoded(encoded, pickle=pickle)
 
     def all_gather_object(self, obj: Any, *, pickle: bool = False, timeout: Timeout = None) -> list[Any]:
         """The objects of all ranks, in the order of ranks, on every rank."""
         encoded = _encoded("all_gather_object", obj, pickle)
-        lengths = np.zeros(self._caller.size, np.int64)
+        lengths = _lengths([0] * self._caller.size)
         self.all_gather(lengths, _length(encoded), timeout=timeout)
-        parts = [np.empty(length, np.uint8) for length in lengths]
+        parts = [_room(length) for length in lengths]
         self.all_gather_v(parts, encoded, timeout=timeout)
         return [_decoded(part, pickle=pickle) for part in parts]
 
@@ -59,9 +62,9 @@ class Objects(Coalesced, Messages):
             self.gather(_length(encoded), None, dst, timeout=timeout)
             self.gather(encoded, None, dst, timeout=timeout)
             return None
-        lengths = np.zeros(self._caller.size, np.int64)
+        lengths = _lengths([0] * self._caller.size)
         self.gather(_length(encoded), lengths, dst, timeout=timeout)
-        parts = [np.empty(length, np.uint8) for length in lengths]
+        parts = [_room(length) for length in lengths]
         self.gather(encoded, parts, dst, timeout=timeout)
         return [_decoded(part, pickle=pickle) for part in parts]
 
@@ -74,7 +77,7 @@ class Objects(Coalesced, Messages):
         timeout: Timeout = None,
     ) -> Any:
         """Object i of the list of rank `src`, on rank i."""
-        length = np.zeros(1, np.int64)
+        length = _lengths([0])
         if self._caller.rank == src:
             if objs is None or len(objs) != self._caller.size:
                 given = "None" if objs is None else f"{len(objs)} objects"
@@ -82,11 +85,11 @@ class Objects(Coalesced, Messages):
                     f"scatter_object: got {given}, expected {self._caller.size}: one for every rank"
                 )
             parts = [_encoded("scatter_object", obj, pickle) for obj in objs]
-            self.scatter(length, np.array([part.size for part in parts], np.int64), src, timeout=timeout)
-            self.scatter(np.empty_like(parts[src]), parts, src, timeout=timeout)
+            self.scatter(length, _lengths([part.size for part in parts]), src, timeout=timeout)
+            self.scatter(_room(parts[src].size), parts, src, timeout=timeout)
             return objs[src]
         self.scatter(length, None, src, timeout=timeout)
-        encoded = np.empty(length[0], np.uint8)
+        encoded = _room(length[0])
         self.scatter(encoded, None, src, timeout=timeout)
         return _decoded(encoded, pickle=pickle)
 
@@ -102,15 +105,17 @@ class Objects(Coalesced, Messages):
         self, src: int | None = None, tag: int = 0, *, pickle: bool = False, timeout: Timeout = None
     ) -> Any:
         """Receive an object from rank `src`, or from anybody (None)."""
-        length = np.zeros(1, np.int64)
+        length = _lengths([0])
         source = self.recv(length, src, tag, timeout=timeout)
-        encoded = np.empty(length[0], np.uint8)
+        encoded = _room(length[0])
         self.recv(encoded, source, tag, timeout=timeout)
         return _decoded(encoded, pickle=pickle)
 
 
 def _encoded(call: str, obj: Any, pickle: bool) -> Bytes:
-    from unisono import encoding  # here and below: ranks that send no objects start sooner
+    import numpy as np  # here and below: ranks that send no objects start sooner
+
+    from unisono import encoding
 
     try:
         return np.frombuffer(encoding.encode(obj, pickle=pickle), np.uint8)
@@ -118,8 +123,20 @@ def _encoded(call: str, obj: Any, pickle: bool) -> Bytes:
         raise named(call, error) from None
 
 
-def _length(encoded: Bytes) -> np.ndarray[Any, np.dtype[np.int64]]:
-    return np.array([encoded.size], np.int64)
+def _length(encoded: Bytes) -> Lengths:
+    return _lengths([encoded.size])
+
+
+def _lengths(values: list[int]) -> Lengths:
+    import numpy as np
+
+    return np.array(values, np.int64)
+
+
+def _room(nbytes: int) -> Bytes:
+    import numpy as np
+
+    return np.empty(nbytes, np.uint8)
 
 
 def _decoded(data: Any, *, pickle: bool) -> Any:

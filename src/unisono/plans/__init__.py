@@ -11,6 +11,8 @@ all other modules   the algorithms
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from unisono.plans.catalog import ALGORITHMS, PLACED, algorithm_names, make
 from unisono.plans.contracts import CONTRACTS
 from unisono.plans.lowering import lower, lower_rank
@@ -29,7 +31,9 @@ from unisono.plans.plan import (
     exchange,
     others,
 )
-from unisono.plans.proof import Proof, prove
+
+if TYPE_CHECKING:
+    from unisono.plans.proof import Proof, prove
 
 __all__ = [
     "ALGORITHMS",
@@ -55,3 +59,11 @@ __all__ = [
     "others",
     "prove",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Proof", "prove"):  # ranks prove nothing, and start sooner without
+        from unisono.plans import proof
+
+        return getattr(proof, name)
+    raise AttributeError(f"module 'unisono.plans' has no attribute {name!r}")

@@ -6,7 +6,7 @@ A contribution is written (rank, block): what rank `rank` gave for block `block`
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["CONTRACTS", "Contract", "Contribution"]
 
@@ -21,8 +21,7 @@ def everybody_gives(rank: int, root: int) -> bool:  # noqa: ARG001
     return True
 
 
-@dataclass(frozen=True)
-class Contract:
+class Contract(NamedTuple):
     """A collective's promise.
 
     Attributes:

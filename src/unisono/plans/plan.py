@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 __all__ = [
     "Chunk",
@@ -41,12 +41,11 @@ EDGE_CAPACITY = 16
 """Messages an edge of the engine holds (LANE_ENTRIES; a test compares the two)."""
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """A part of a buffer: `space` is "out", "in" or "tmp"."""
 
     space: str
-    index: int
+    index: int  # type: ignore[assignment]  # not the tuple's method
 
     def __str__(self) -> str:
         return f"{self.space.capitalize()}({self.index})"
@@ -67,8 +66,7 @@ def Tmp(index: int) -> Chunk:  # noqa: N802
     return Chunk("tmp", index)
 
 
-@dataclass(frozen=True)
-class Send:
+class Send(NamedTuple):
     """Hand a chunk to one or several ranks."""
 
     chunk: Chunk
@@ -78,8 +76,7 @@ class Send:
         return f"Send({self.chunk}, to={self.to})"
 
 
-@dataclass(frozen=True)
-class Recv:
+class Recv(NamedTuple):
     """Take a chunk over from a rank."""
 
     chunk: Chunk
@@ -89,8 +86,7 @@ class Recv:
         return f"Recv({self.chunk}, frm={self.frm})"
 
 
-@dataclass(frozen=True)
-class Reduce:
+class Reduce(NamedTuple):
     """Combine the contributions of `frm` in the written order into `chunk`.
 
     This rank's own number among `frm` stands for its own contribution: `own`, or `chunk` itself
@@ -106,8 +102,7 @@ class Reduce:
         return f"Reduce({self.chunk}, frm={self.frm}{own})"
 
 
-@dataclass(frozen=True)
-class Copy:
+class Copy(NamedTuple):
     """Copy a chunk within this rank."""
 
     dst: Chunk
@@ -123,8 +118,16 @@ StepFunction = Callable[[int, int, int], Iterable[Step]]
 """An algorithm: (rank, size, root) -> the steps of that rank. Rootless ones ignore root."""
 
 
-@dataclass(frozen=True)
-class Plan:
+class _Plan(NamedTuple):
+    collective: str
+    algorithm: str
+    size: int
+    root: int
+    steps: tuple[tuple[Step, ...], ...]
+    hosts: tuple[int, ...] = ()
+
+
+class Plan(_Plan):
     """The steps of all ranks for one collective.
 
     Attributes:
@@ -133,13 +136,6 @@ class Plan:
         steps: steps[rank] is that rank's list, run in order.
         hosts: the number of the host of each rank; () stands for one host.
     """
-
-    collective: str
-    algorithm: str
-    size: int
-    root: int
-    steps: tuple[tuple[Step, ...], ...]
-    hosts: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.collective}/{self.algorithm} p={self.size}"

@@ -30,22 +30,26 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from unisono.env import Settings
 from unisono.errors import StoreError
 from unisono.rendezvous.meeting import GOODBYE_S, Meeting, Member
 from unisono.rendezvous.opening import open_store, probe_ports
 from unisono.rendezvous.target import Place, Target, find_place, parse
-from unisono.store import FileStore, HashStore, PrefixStore, Store, TCPStore
+from unisono.store import PrefixStore, Store, TCPStore
+
+if TYPE_CHECKING:
+    from unisono.store import FileStore
 
 __all__ = ["Member", "Rendezvous", "probe_ports", "rendezvous"]
 
 FAILED_LINGER_S = 2.0  # for the others to come and read what went wrong
 
 
-@dataclass(frozen=True)
-class Rendezvous:
+class Rendezvous(msgspec.Struct, frozen=True):
     """Ranks that have come together.
 
     Attributes:
@@ -59,8 +63,8 @@ class Rendezvous:
     rank: int
     world_size: int
     master: str | None
-    _room: Store = field(repr=False)
-    _owned: TCPStore | FileStore | None = field(repr=False)
+    _room: Store
+    _owned: TCPStore | FileStore | None
 
     def close(self) -> None:
         """Say goodbye, and close the store if it was opened here. Bounded in time, and never an error.
@@ -102,6 +106,8 @@ def rendezvous(
         raise ValueError("init_method and store exclude each other: give one of them")
     target = parse(init_method) if init_method is not None else Target("env" if store is None else "store")
     if store is None and init_method is None and world_size == 1 and rank in (-1, 0) and not _led(settings):
+        from unisono.store import HashStore
+
         alone = HashStore(timeout_s)
         return _meet(Meeting(alone, Place(0, 1), deadline, timeout_s), alone, Place(0, 1), None)
     place = find_place(target, rank, world_size, settings)
@@ -117,7 +123,8 @@ def rendezvous(
             # A quick rank may come back while rank 0 is still closing the store of the world before.
             early = meeting.generation > 0 or not meeting.claimed
             outlived = early and place.rank > 0 and type(error) is StoreError
-            left = max(0.0, deadline - time.monotonic()) if isinstance(opened, FileStore) else FAILED_LINGER_S
+            served = isinstance(opened, TCPStore)
+            left = FAILED_LINGER_S if served else max(0.0, deadline - time.monotonic())
             _linger(opened, min(left, FAILED_LINGER_S), place)
             if not outlived or time.monotonic() >= deadline:
                 raise

@@ -10,7 +10,7 @@ import contextlib
 import errno
 import fcntl
 import ipaddress
-import random
+import os
 import socket
 import struct
 from typing import NamedTuple
@@ -189,7 +189,7 @@ def listen(settings: Settings, address: str) -> socket.socket:
     if settings.port_range is None and settings.advertise is not None:
         first = last = advertised_port(settings)
     ports = list(range(first, last + 1))
-    random.shuffle(ports)  # so that ranks that begin together do not queue for the same ones
+    ports.sort(key=lambda _: os.urandom(4))  # ranks that begin together do not queue for the same ones
     for port in ports:
         try:
             return listen_at(address, port)

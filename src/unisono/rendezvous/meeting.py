@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import socket
 import time
 from typing import NoReturn
@@ -40,7 +39,7 @@ class Meeting:
         self._rank, self._world_size = place
         self._deadline = deadline
         self._timeout_s = timeout_s
-        self._me = Member(self._rank, socket.gethostname(), os.getpid(), secrets.token_hex(8))
+        self._me = Member(self._rank, socket.gethostname(), os.getpid(), os.urandom(8).hex())
 
         self.generation = 0
         self.claimed = False

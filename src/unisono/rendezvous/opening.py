@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import socket
 import time
 import warnings
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from unisono.env import Settings
 from unisono.errors import RendezvousError, StoreError, message
-from unisono.rendezvous.interfaces import is_loopback
 from unisono.rendezvous.target import Place, Target
-from unisono.store import FileStore, NotOurServer, TCPStore
+from unisono.store.tcp_client import NotOurServer, TCPStore
+
+if TYPE_CHECKING:
+    from unisono.store import FileStore
 
 __all__ = ["open_store", "probe_ports"]
 
@@ -26,6 +28,8 @@ def open_store(target: Target, place: Place, deadline: float, settings: Settings
     """The store `target` leads to, served or joined by this rank; raises as `rendezvous` does."""
     left = max(0.0, deadline - time.monotonic())
     if target.scheme == "file":
+        from unisono.store import FileStore
+
         return FileStore(target.path, place.world_size, timeout_s=left)
     if target.scheme == "tcp":
         host, port = target.host, target.port
@@ -49,8 +53,7 @@ def open_store(target: Target, place: Place, deadline: float, settings: Settings
         time.sleep(0.5)
 
 
-@dataclass(frozen=True)
-class Safety:
+class Safety(msgspec.Struct, frozen=True):
     """What keeps strangers out of the store."""
 
     token: bytes
@@ -64,6 +67,8 @@ class Safety:
 
 
 def _warn_if_open(host: str) -> None:
+    from unisono.rendezvous.interfaces import is_loopback
+
     with contextlib.suppress(OSError):
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         if all(is_loopback(str(address[0])) for *_, address in found):
@@ -104,6 +109,8 @@ def _serve(host: str, port: int, deadline: float, safe: Safety, job: str = "") -
 
 def probe_ports(job: str) -> tuple[int, ...]:
     """Ports on which the store of `job` may be, in order; below those the kernel gives to clients."""
+    import hashlib
+
     digest = hashlib.shake_128(job.encode()).digest(4 * PROBES)
     numbers = (int.from_bytes(digest[4 * i : 4 * i + 4], "big") for i in range(PROBES))
     return tuple(10_000 + number % 22_000 for number in numbers)

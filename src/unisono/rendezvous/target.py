@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple
-from urllib.parse import parse_qsl, unquote, urlsplit
+
+import msgspec
 
 from unisono.env import Settings
 from unisono.errors import RendezvousError, message
@@ -13,15 +13,14 @@ from unisono.errors import RendezvousError, message
 __all__ = ["Place", "Target", "find_place", "parse"]
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(msgspec.Struct, frozen=True):
     """A parsed init_method."""
 
     scheme: str
     host: str = ""
     port: int = 0
     path: str = ""
-    query: Mapping[str, int] = field(default_factory=dict)
+    query: Mapping[str, int] = {}
 
 
 class Place(NamedTuple):
@@ -31,6 +30,8 @@ class Place(NamedTuple):
 
 def parse(url: str) -> Target:
     """Raises ValueError for anything but the three forms of URL."""
+    from urllib.parse import unquote, urlsplit  # most jobs have no URL
+
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -56,6 +57,8 @@ def _malformed(url: object, why: str) -> str:
 
 
 def _query(url: str, text: str) -> dict[str, int]:
+    from urllib.parse import parse_qsl
+
     found: dict[str, int] = {}
     for name, value in parse_qsl(text, keep_blank_values=True):
         if name not in ("rank", "world_size"):

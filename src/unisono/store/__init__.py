@@ -4,15 +4,31 @@ Four of them:
 
     HashStore     threads of one process             PrefixStore   a room of its own in another store
     FileStore     processes that share a file        TCPStore      client of a `StoreServer`, anywhere
+
+Those that most ranks do without are loaded on first use.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from unisono.store.base import Store
-from unisono.store.file import FileStore
-from unisono.store.hash import HashStore
 from unisono.store.prefix import PrefixStore
 from unisono.store.tcp_client import NotOurServer, TCPStore
-from unisono.store.tcp_server import StoreServer
+
+if TYPE_CHECKING:
+    from unisono.store.file import FileStore
+    from unisono.store.hash import HashStore
+    from unisono.store.tcp_server import StoreServer
 
 __all__ = ["FileStore", "HashStore", "NotOurServer", "PrefixStore", "Store", "StoreServer", "TCPStore"]
+
+
+_HOMES = {"FileStore": "file", "HashStore": "hash", "StoreServer": "tcp_server"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'unisono.store' has no attribute {name!r}")
+    return getattr(import_module(f"unisono.store.{_HOMES[name]}"), name)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,8 +27,7 @@ PATIENCE_S = 0.3  # what a stranger gets, at least, when others wait behind it
 SERVER = "store"  # our name in the handshake
 
 
-@dataclass(frozen=True)
-class Rules:
+class Rules(msgspec.Struct, frozen=True):
     """What is asked of clients, and how many strangers are borne; see `StoreServer`."""
 
     job: str

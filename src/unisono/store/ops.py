@@ -14,7 +14,6 @@ This module does no input or output and never waits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
@@ -106,11 +105,10 @@ class Reply(NamedTuple):
     error: str = ""
 
 
-@dataclass
-class Table:
+class Table(msgspec.Struct):
     """The key-value table. A stored value is never modified in place, only replaced."""
 
-    values: dict[str, Value] = field(default_factory=dict)
+    values: dict[str, Value] = {}
 
     def missing(self, op: Op) -> tuple[str, ...]:
         """Keys `op` has to wait for; empty when it can be applied now."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import socket
 import threading
 import time
+from typing import TYPE_CHECKING
 
 from unisono import secure
 from unisono.errors import StoreError, StoreTimeout, message
@@ -21,7 +21,9 @@ from unisono.store.address import shown
 from unisono.store.base import Store, close_in_children
 from unisono.store.dialer import Dialer, NotOurServer, receive, send
 from unisono.store.ops import Get, Op, Reply, Wait
-from unisono.store.tcp_server import StoreServer
+
+if TYPE_CHECKING:
+    from unisono.store.tcp_server import StoreServer
 
 __all__ = ["NotOurServer", "TCPStore"]
 
@@ -69,12 +71,12 @@ class TCPStore(Store):
         super().__init__(timeout_s)
         if tls:
             secure.check_for_tls(token)
-        self._server = StoreServer(host, port, job=job, token=token, tls=tls) if is_server else None
+        self._server = _serve(host, port, job, token, tls) if is_server else None
         self._world_size = world_size
         self._linger_s = linger_s
         self.host = self._server.host if self._server else host
         self.port = self._server.port if self._server else port
-        self._name = secrets.token_hex(8)
+        self._name = os.urandom(8).hex()
         self._job = job
         self._token = token
         self._tls = tls
@@ -167,6 +169,12 @@ class TCPStore(Store):
                 return connection
         connection.hang_up()
         raise StoreError(message("the store was closed meanwhile", where=self.describe()))
+
+
+def _serve(host: str, port: int, job: str, token: bytes, tls: bool) -> StoreServer:
+    from unisono.store.tcp_server import StoreServer  # few processes are servers
+
+    return StoreServer(host, port, job=job, token=token, tls=tls)
 
 
 class _Connection:
