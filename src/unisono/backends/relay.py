@@ -49,7 +49,7 @@ class Relays:
         """The end for the engine of a connection that is encrypted from now on. `sock` is used up.
 
         Raises:
-            OSError, SubprocessError: the process does not start, or has ended.
+            OSError: the process does not start, or has ended.
         """
         near, far = socket.socketpair()
         near.setblocking(False)
@@ -77,6 +77,9 @@ def _start(token: bytes, peer_timeout_s: float) -> socket.socket:
         with theirs:
             ours.send(token)
             subprocess.run(command, pass_fds=[fd], stdin=subprocess.DEVNULL, check=True, timeout=START_S)
+    except subprocess.SubprocessError as error:
+        ours.close()
+        raise ChildProcessError(str(error)) from error
     except BaseException:
         ours.close()
         raise

@@ -14,16 +14,14 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import subprocess
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from typing import NoReturn
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
 from unisono.backends.guests import Guests
-from unisono.backends.relay import Relays
 from unisono.backends.roster import Roster, gather
 from unisono.backends.sockets import KINDS, Sockets
 from unisono.env import Settings
@@ -33,11 +31,15 @@ from unisono.secure import handshake
 from unisono.store import Store
 from unisono.store.address import shown
 
+if TYPE_CHECKING:
+    from unisono.backends.relay import Relays
+
 __all__ = ["connect_hosts"]
 
 STRANGER_S = 2.0  # all the time a stranger gets
 GUESTS = 64  # connections looked at at once
 PATIENCE_S = 0.5  # what a stranger gets, at least, when others wait behind it
+DIALLERS = 8  # threads that connect, for one that is not answered must not hold up the others
 DIAL_S = 20.0  # until a connection is given up that nobody answers
 DIAL_SHARE = 0.75  # of the time left, so that who is not answered tells so before the others give up
 POLL_S = 0.2
@@ -103,7 +105,7 @@ class _Connector:
         self._settings = settings
         self._addresses: list[str] = []  # of the interfaces in use
         self._secret = settings.token + roster.nonce  # without a token: what only the store's clients know
-        self._relays = Relays(settings.token, peer_timeout_s) if settings.tls else None
+        self._relays = _relays(settings.token, peer_timeout_s) if settings.tls else None
         self._sockets = Sockets(self._size)
         mates = roster.mates(rank)
         far = [card.rank for card in roster.cards if card.rank not in mates]
@@ -185,12 +187,32 @@ class _Connector:
     # -- connecting to higher ranks
 
     def _dial_all(self, endpoints: list[list[Endpoint]]) -> None:
-        jobs = [(peer, kind) for peer in self._higher for kind in KINDS]
-        if not jobs:
-            return
-        with ThreadPoolExecutor(min(8, len(jobs))) as pool:
-            for result in [pool.submit(self._dial, *job, endpoints[job[0]]) for job in jobs]:
-                result.result()
+        calls = iter([(peer, kind) for peer in self._higher for kind in KINDS])
+        failures: list[BaseException] = []
+        count = min(DIALLERS, len(self._higher) * len(KINDS))
+        threads = [
+            threading.Thread(target=self._dial_some, args=[calls, endpoints, failures]) for _ in range(count)
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+        finally:
+            for thread in threads:
+                thread.join()
+        if failures:
+            raise failures[0]
+
+    def _dial_some(
+        self, calls: Iterator[tuple[int, str]], endpoints: list[list[Endpoint]], failures: list[BaseException]
+    ) -> None:
+        """One thread's part: all take from the same `calls`, until one has failed."""
+        try:
+            for peer, kind in calls:
+                if failures:
+                    return
+                self._dial(peer, kind, endpoints[peer])
+        except BaseException as error:  # noqa: BLE001 (raised by who joins the threads)
+            failures.append(error)
 
     def _dial(self, peer: int, kind: str, places: list[Endpoint]) -> None:
         """Connect, until the other side has said that it took the connection in.
@@ -249,7 +271,8 @@ class _Connector:
 
     def _accept(self, listener: socket.socket) -> None:
         listener.settimeout(POLL_S)
-        with ThreadPoolExecutor(GUESTS) as pool, Guests(GUESTS, PATIENCE_S) as guests:
+        hosts: list[threading.Thread] = []  # each sees to one guest
+        with Guests(GUESTS, PATIENCE_S) as guests:
             while not self._stopped.is_set():
                 guests.make_room()
                 try:
@@ -260,7 +283,11 @@ class _Connector:
                     time.sleep(0.01)
                     continue
                 guests.came(guest)
-                pool.submit(self._receive, guest, guests)
+                hosts = [each for each in hosts if each.is_alive()]
+                hosts.append(threading.Thread(target=self._receive, args=[guest, guests]))
+                hosts[-1].start()
+        for each in hosts:
+            each.join()
 
     def _receive(self, guest: socket.socket, guests: Guests) -> None:
         """Take in a guest who turns out to be a lower rank; strangers are turned away."""
@@ -285,7 +312,8 @@ class _Connector:
             guests.went(guest)
             guest.close()
             return
-        self._sockets.put(kind, peer, self._secured(guest, channel, server=True))
+        with contextlib.suppress(RendezvousError, StoreError):  # which all hear of through the store
+            self._sockets.put(kind, peer, self._secured(guest, channel, server=True))
 
     def _await_lower(self) -> None:
         while missing := self._sockets.missing(self._lower, POLL_S):  # to ask the store is dear to all
@@ -343,13 +371,19 @@ class _Connector:
             return sock
         try:
             return self._relays.carry(sock, server=server, channel=channel)
-        except (OSError, subprocess.SubprocessError) as error:
+        except OSError as error:
             self._fail(
                 f"rank {self._rank} (host {self._host(self._rank)}) cannot encrypt connections: {error}"
             )
 
     def _left(self) -> float:
         return max(self._deadline - time.monotonic(), 0.001)
+
+
+def _relays(token: bytes, peer_timeout_s: float) -> Relays:
+    from unisono.backends.relay import Relays  # the TLS library takes its time to load
+
+    return Relays(token, peer_timeout_s)
 
 
 def _is_loopback(host: str) -> bool:
