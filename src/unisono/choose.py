@@ -7,6 +7,7 @@ are those of rank 0 on all ranks, because all ranks have to choose alike.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import NamedTuple
 
 from unisono.cost import Edge, busiest, seconds, sending, shared_seconds
@@ -61,16 +62,30 @@ class Price:
     """Seconds that an algorithm takes for any number of bytes, from three points of the model."""
 
     def __init__(self, plan: Plan, machine: Calibration = DEFAULTS) -> None:
-        inside, between, g = edges(machine)
-        self._empty = seconds(plan, 0, a=inside.a, b=inside.b, g=g, between=between)
-        self._first = seconds(plan, SEGMENT_BYTES, a=inside.a, b=inside.b, g=g, between=between)
-        self._further = busiest(plan, SEGMENT_BYTES, inside=inside, between=between, g=g)
+        self._plan = plan
+        self._edges = edges(machine)
+        self._empty = self._seconds(0)
 
     def __call__(self, nbytes: float) -> float:
         """Seconds for a whole buffer of `nbytes`: the first segment's way, and what the others add."""
+        if nbytes == 0:  # a barrier's price is found in half the time
+            return self._empty
         first = min(nbytes / SEGMENT_BYTES, 1)
         further = nbytes / SEGMENT_BYTES - first
         return self._empty + (self._first - self._empty) * first + self._further * further
+
+    @cached_property
+    def _first(self) -> float:
+        return self._seconds(SEGMENT_BYTES)
+
+    @cached_property
+    def _further(self) -> float:
+        inside, between, g = self._edges
+        return busiest(self._plan, SEGMENT_BYTES, inside=inside, between=between, g=g)
+
+    def _seconds(self, nbytes: int) -> float:
+        inside, between, g = self._edges
+        return seconds(self._plan, nbytes, a=inside.a, b=inside.b, g=g, between=between)
 
 
 class Bound:
