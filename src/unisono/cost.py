@@ -227,7 +227,7 @@ class _Rank:
 
     def __init__(self) -> None:
         self.next_step = 0
-        self.now = 0.0
+        self.now: float = 0  # whole numbers and fractions stay exact
         self.outbox: deque[tuple[int, float, int]] = deque()
         self.taking = False
         self.waiting: list[tuple[float, int, int]] = []

@@ -161,7 +161,7 @@ def proof(
     """
     parts = [role.encode(), job.encode(), *(name.encode() for name in names), *nonces, binding]
     said = b"".join(_LENGTH.pack(len(part)) + part for part in parts)  # no two lists of parts look alike
-    return hmac.digest(hmac.digest(token, LABEL, hashlib.sha256), said, hashlib.sha256)
+    return hmac.digest(hmac.digest(token, LABEL, "sha256"), said, "sha256")
 
 
 def channel_of(proved: bytes) -> str:

@@ -112,6 +112,7 @@ class _Connector:
         self._lower = [peer for peer in far if peer < rank]
         self._higher = [peer for peer in far if peer > rank]
         self._stopped = threading.Event()
+        self._ask_s = POLL_S * max(1, self._size // 16)  # of many ranks each asks less often
 
     def connect(self) -> Sockets:
         """Listen, tell where, connect and be connected, and wait until all ranks have done so."""
@@ -316,7 +317,7 @@ class _Connector:
             self._sockets.put(kind, peer, self._secured(guest, channel, server=True))
 
     def _await_lower(self) -> None:
-        while missing := self._sockets.missing(self._lower, POLL_S):  # to ask the store is dear to all
+        while missing := self._sockets.missing(self._lower, self._ask_s):  # to ask the store is dear to all
             self._raise_if_failed()
             if time.monotonic() >= self._deadline:
                 names = ", ".join(map(str, missing))
@@ -335,7 +336,7 @@ class _Connector:
         """The value of a key, unless somebody fails first."""
         while True:
             try:
-                return self._store.get(key, min(POLL_S, self._left()))
+                return self._store.get(key, min(self._ask_s, self._left()))
             except StoreTimeout as error:
                 self._raise_if_failed()
                 if time.monotonic() >= self._deadline:
