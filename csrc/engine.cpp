@@ -163,19 +163,25 @@ FaultKind Engine::execute(const Call& call, bool in_background, Held* held) {
     perform(call, print);
     if (tcp_) drain();
   } catch (const Fault& fault) {
-    if (tcp_) tcp_->drop();
+    clear_up(call);
     world_.sound_alarm();  // whoever of this host found out may not live to tell the others
-    if (executor_.unsettled()) new auto(call.luggage);  // somebody may still write into what is packed
     if (fault.kind == FaultKind::kMismatch && call.luggage != nullptr && !call.luggage->site.empty())
       remark(seq, call.luggage->site);
     return fault.kind;
   } catch (const std::bad_alloc&) {
-    if (tcp_) tcp_->drop();
+    clear_up(call);
     abort(Fault{FaultKind::kNoMemory, rank_, rank_});
     return FaultKind::kNoMemory;
   }
   world_.cell(rank_).finished.store(seq, std::memory_order_release);
   return FaultKind::kNone;
+}
+
+// After a failure. Runs in handlers, also of a lack of memory: nothing here may throw.
+void Engine::clear_up(const Call& call) {
+  if (tcp_) tcp_->drop();
+  // Somebody may still write into what is packed.
+  if (call.luggage != nullptr && executor_.unsettled()) call.luggage->kept = call.luggage;
 }
 
 // Whoever goes on to compute sends nothing: what the kernels have not taken yet has to go first.

@@ -41,6 +41,8 @@ struct EngineOptions {
 struct Luggage {
   Packing out, in;
   std::string site;
+  std::shared_ptr<Luggage> kept =
+      nullptr;  // itself, if it must outlive everybody: it takes no memory to say so
 };
 
 // A collective as the caller means it. `numel` goes into the fingerprint: 0 where ranks may differ.
@@ -129,6 +131,7 @@ class Engine {
          Connections connections, int complete);
   FaultKind execute(const Call& call, bool in_background, Held* held);
   void perform(const Call& call, uint64_t fingerprint);
+  void clear_up(const Call& call);
   uint64_t fingerprint(const Call& call, uint64_t seq) const;
   void record(const Call& call, uint64_t seq, uint64_t fingerprint);
   std::vector<Transport*> edges();
