@@ -33,8 +33,9 @@ struct Connections {
 struct EngineOptions {
   std::vector<int> pidfds;  // see Peers
   int status_fd = -1;
-  int cores = 1;        // cores that the ranks of this host share
-  double spin_us = -1;  // < 0: chosen from ranks and cores
+  int cores = 1;                      // cores that the ranks of this host share
+  double spin_us = -1;                // < 0: chosen from ranks and cores
+  size_t segment_bytes = 256 * 1024;  // what one pass over all chunks touches, on one host
 };
 
 // What only some calls have: buffers that travel together, and where in the caller's source the call is.
