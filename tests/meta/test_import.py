@@ -45,3 +45,15 @@ def test_import_takes_under_100_ms():
 )
 def test_import_brings_no(unwanted):
     assert unwanted not in imported()["modules"]
+
+
+def test_a_group_brings_nothing_that_its_ranks_can_do_without():
+    """64 ranks on two cores pay 32 times for what each imports."""
+    program = (
+        "import json, sys, unisono; unisono.init_process_group; import unisono.backends.tcp; "
+        "print(json.dumps(sorted(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True)
+    unwanted = {"numpy", "dataclasses", "logging", "ssl", "subprocess", "concurrent.futures"}
+    unwanted |= {"unisono.plans.proof", "unisono.store.tcp_server", "unisono.store.file", "unisono.encoding"}
+    assert not unwanted.intersection(json.loads(run.stdout))
