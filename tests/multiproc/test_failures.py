@@ -210,6 +210,34 @@ def test_mismatch_shows_both_calls() -> None:
     ranks.threads(2, work)
 
 
+ODD = {
+    "operation": (lambda g: g.broadcast(np.ones(4), 0), "rank 1 called broadcast, the others all_reduce ["),
+    "size": (lambda g: g.all_reduce(np.ones(5)), "rank 1 called all_reduce with float64[5], the others with"),
+    "op": (lambda g: g.all_reduce(np.ones(4), un.MAX), "rank 1 called all_reduce with MAX, the others with SUM ["),
+}
+
+
+def _others_wait_in_the_first_call(group: un.Group) -> None:
+    while any(" #1" not in group.last_seen(rank) for rank in range(group.size) if rank != group.rank):
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_mismatch_first_names_the_rank_that_differs_from_most(name: str) -> None:
+    odd, said = ODD[name]
+
+    def work(group: un.Group) -> None:
+        with pytest.raises(un.Mismatch) as caught:
+            if group.rank == 1:
+                _others_wait_in_the_first_call(group)
+                odd(group)
+            else:
+                group.all_reduce(np.ones(4))
+        assert str(caught.value).startswith(f"ranks called different things: {said}")
+
+    ranks.threads(3, work)
+
+
 def test_rank_that_closes_early_is_named() -> None:
     def work(group: un.Group) -> None:
         group.barrier()

@@ -13,7 +13,8 @@ from unisono.buffers import DTYPES, ITEMSIZES
 from unisono.choose import Choice, Chooser
 from unisono.errors import Aborted, GroupClosed, GroupError, message
 from unisono.group.canon import Canon
-from unisono.group.faults import COLLECTIVES, Scene, explain
+from unisono.group.differences import COLLECTIVES
+from unisono.group.faults import Scene, explain
 from unisono.group.layout import Extents, lay_out
 from unisono.group.site import site
 from unisono.group.work import CollectiveWork, Work, seconds

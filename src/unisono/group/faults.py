@@ -11,17 +11,13 @@ from unisono import _native
 from unisono._native import FaultKind
 from unisono.buffers import DTYPES, ITEMSIZES
 from unisono.errors import Aborted, GroupError, Mismatch, PeerLost, Timeout, message
+from unisono.group.differences import COLLECTIVES, Called, called, odd_ones
 from unisono.group.site import site
-from unisono.plans import CONTRACTS, algorithm_names
-from unisono.reduction import PremulSum, ReduceOp
 
-__all__ = ["COLLECTIVES", "Scene", "explain", "last_seen", "late"]
+__all__ = ["Scene", "explain", "last_seen", "late"]
 
 REMARK_PATIENCE_S = 0.5
 """How long a rank that explains a mismatch waits for the others to say where they are."""
-
-COLLECTIVES: tuple[str, ...] = tuple(CONTRACTS)
-"""Names of the collectives; a collective's place is its number in the engine."""
 
 
 class _Fault(NamedTuple):
@@ -188,8 +184,10 @@ def _mismatch(scene: Scene, fault: _Fault) -> str:
     there = [rank for rank in range(scene.size) if scene.engine.remembered(rank, seq) is not None]
     _listen(scene, there)
     calls = [_call_of(scene, rank, seq) for rank in range(scene.size)]
-    lines = [f"ranks called different things [{scene.where()}]"]
-    lines += [f"  rank {rank}  #{seq} {call}{_place(scene, rank, seq)}" for rank, call in enumerate(calls)]
+    odd = odd_ones(calls)
+    lines = [f"ranks called different things{odd and f': {odd}'} [{scene.where()}]"]
+    for rank, call in enumerate(calls):
+        lines.append(f"  rank {rank}  #{seq} {call or _away(scene, rank, seq)}{_place(scene, rank, seq)}")
     if len(set(calls)) == 1:
         lines.append("The buffers that travel together in it differ in their sizes.")
     lines.append("Every rank of a group must make the same calls in the same order.")
@@ -244,25 +242,12 @@ def _first_difference(scene: Scene, found_at: int) -> int:
     return found_at
 
 
-def _call_of(scene: Scene, rank: int, seq: int) -> str:
+def _call_of(scene: Scene, rank: int, seq: int) -> Called | None:
     call = scene.engine.remembered(rank, seq)
-    if call is not None:
-        return _called(call)
-    started = scene.engine.standing(rank)[1]
-    where = "not there yet" if started < seq else "already further"
+    return None if call is None else called(call)
+
+
+def _away(scene: Scene, rank: int, seq: int) -> str:
+    """Where a rank is that has not made this call, or has forgotten it."""
+    where = "not there yet" if scene.engine.standing(rank)[1] < seq else "already further"
     return f"{where}; last seen {last_seen(scene, rank)}"
-
-
-def _called(call: tuple[int, int, int, int, int, int]) -> str:
-    kind, dtype, op, root, numel, algorithm = call
-    name = COLLECTIVES[kind]
-    contract = CONTRACTS[name]
-    parts = [f"{DTYPES[dtype]}[{numel}]" if numel else f"{DTYPES[dtype]}"] if name != "barrier" else []
-    if contract.reduces and name != "barrier":
-        parts.append(PremulSum(1.0).name if op == PremulSum(1.0).value else ReduceOp(op).name)
-    if contract.rooted:
-        parts.append(f"root={root}")
-    names = algorithm_names()
-    if algorithm < len(names):
-        parts.append(f"algorithm={names[algorithm]}")
-    return f"{name}({', '.join(parts)})"
