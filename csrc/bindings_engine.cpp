@@ -181,6 +181,10 @@ void bind_messages(nb::class_<Engine>& engine) {
           "After a failure: keeps buffers for ever if a rank that was stopped may still write to them.")
       .def("detach", [](Engine& self) { self.channels().detach(); })
       .def(
+          "unasked", [](Engine& self) { return self.channels().unasked(); },
+          nb::call_guard<nb::gil_scoped_release>(),
+          "(source, tag, dtype, bytes) of the messages that have come and nobody has asked for, in order.")
+      .def(
           "wait_request",
           [](Engine& self, Request& request, double timeout_s, bool fatal) {
             return waiting(self, false, [&](Held&) {

@@ -107,6 +107,40 @@ def test_timeout_of_a_receive_is_told_to_all_with_its_tag() -> None:
     ranks.threads(3, work)
 
 
+def test_timeout_of_a_receive_lists_what_waits_for_another_one() -> None:
+    """At most four messages, in the order they came, whole or not: the last one is of several parts."""
+    release = threading.Event()
+
+    def work(group: un.Group) -> None:
+        if group.rank == 0:
+            release.wait(30)
+            return
+        if group.rank == 2:
+            sent = [(np.ones(3), 7), (np.ones(2, np.int32), 8), (np.ones(0), 9), (np.ones(50_000), 10)]
+            for x, tag in [*sent, (np.ones(1), 11), (np.ones(1), 12)]:
+                group.isend(x, 1, tag)
+            group.send(np.ones(1), 1, 1)
+            release.wait(30)
+            return
+        group.recv(np.zeros(1), 2, 1)  # now the others have come
+        late = group.irecv(np.zeros(1), 0, 3)
+        with pytest.raises(
+            un.Timeout, match=r"it goes on.*: messages that have come .* from rank 2 with tag 7"
+        ):
+            late.wait(0.05)
+        with pytest.raises(un.Timeout) as caught:
+            group.recv(np.zeros(3), 0, 4, timeout=0.3)
+        release.set()
+        assert (
+            "messages that have come and nobody here has asked for: "
+            "from rank 2 with tag 7, float64[3] (24 bytes); from rank 2 with tag 8, int32[2] (8 bytes); "
+            "from rank 2 with tag 9, float64[0] (0 bytes); "
+            "from rank 2 with tag 10, float64[50000] (400000 bytes); and 2 more. Compare the tags"
+        ) in str(caught.value)
+
+    ranks.threads(3, work)
+
+
 def test_a_message_from_oneself_that_was_not_sent() -> None:
     def work(group: un.Group) -> None:
         with pytest.raises(un.Timeout, match="rank 0 has sent itself no such message"):

@@ -19,6 +19,9 @@ __all__ = ["Scene", "explain", "last_seen", "late"]
 REMARK_PATIENCE_S = 0.5
 """How long a rank that explains a mismatch waits for the others to say where they are."""
 
+MOST_MESSAGES = 4
+"""So many of the messages that nobody asked for are listed."""
+
 
 class _Fault(NamedTuple):
     kind: int
@@ -91,7 +94,7 @@ def late(scene: Scene, waited_s: float) -> str:
     scene.engine.refresh()
     seq = scene.engine.standing(scene.rank)[1]
     absent = [rank for rank in range(scene.size) if scene.engine.standing(rank)[1] < seq]
-    who = ""
+    who = "" if scene.operation in COLLECTIVES else _unasked(scene)
     if absent and scene.operation in COLLECTIVES:
         who = f"rank {', '.join(map(str, absent))} has not arrived, last seen {last_seen(scene, absent[0])}"
     return message(
@@ -161,7 +164,21 @@ def _message_timeout(scene: Scene, fault: _Fault, doing: str) -> str:
     if fault.about == fault.by:
         who = f"rank {fault.by} has sent itself no such message"
     remedy = "Compare the tags, give it a longer timeout, or look at the other rank's output."
-    return message(f"{what}: {who}", where=scene.where(), remedy=remedy)
+    came = _unasked(scene) if fault.by == scene.rank else ""
+    return message(f"{what}: {who}", where=scene.where(), observed=came, remedy=remedy)
+
+
+def _unasked(scene: Scene) -> str:
+    """Messages that have come here and wait: with other tags, or from others, than was asked for."""
+    found = [] if scene.operation.partition("(")[0] in ("send", "isend") else scene.engine.unasked()
+    if not found:
+        return ""
+    each = [
+        f"from rank {source} with tag {tag}, {_array_text(dtype, nbytes)} ({nbytes} bytes)"
+        for source, tag, dtype, nbytes in found[:MOST_MESSAGES]
+    ]
+    more = f"; and {len(found) - MOST_MESSAGES} more" if len(found) > MOST_MESSAGES else ""
+    return f"messages that have come and nobody here has asked for: {'; '.join(each)}{more}"
 
 
 def last_seen(scene: Scene, rank: int) -> str:
