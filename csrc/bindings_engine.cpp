@@ -79,10 +79,10 @@ std::tuple<int, int, int, int, int, uint64_t> fault(Engine& engine) {
   return {static_cast<int>(f.kind), f.by, f.about, f.signal, f.exit_code, f.seq};
 }
 
-// (tag, dtype wanted, dtype got, bytes wanted, bytes got) of the message that ended the group.
-std::tuple<int, uint32_t, uint32_t, uint64_t, uint64_t> misfit(Engine& engine) {
+// (tag, dtype wanted, dtype got, bytes wanted, bytes got, seq, more) of the message that ended the group.
+std::tuple<int, uint32_t, uint32_t, uint64_t, uint64_t, uint64_t, bool> misfit(Engine& engine) {
   const Misfit m = engine.fault().misfit;
-  return {m.tag, m.wanted_dtype, m.got_dtype, m.wanted_nbytes, m.got_nbytes};
+  return {m.tag, m.wanted_dtype, m.got_dtype, m.wanted_nbytes, m.got_nbytes, m.seq, m.more != 0};
 }
 
 // (pid, started, finished, left) of a rank.

@@ -32,6 +32,18 @@ class _Fault(NamedTuple):
     seq: int
 
 
+class _Sizes(NamedTuple):
+    """A message of another size than was wanted. seq: the collective, 0 for one between two ranks."""
+
+    tag: int
+    wanted_dtype: int
+    got_dtype: int
+    wanted: int
+    got: int
+    seq: int
+    more: bool
+
+
 class Scene(NamedTuple):
     """Where an error happened, for its text.
 
@@ -197,18 +209,35 @@ def _mismatch(scene: Scene, fault: _Fault) -> str:
     _, started, finished, _ = scene.engine.standing(scene.rank)
     mine = started if started > finished else started + 1  # a call of a group aborted before was not begun
     scene.engine.remark(mine, scene.called_at or site())
-    seq = _first_difference(scene, fault.seq)
+    sizes = _Sizes(*scene.engine.misfit())
+    seq = _first_difference(scene, sizes.seq or fault.seq)
     there = [rank for rank in range(scene.size) if scene.engine.remembered(rank, seq) is not None]
     _listen(scene, there)
     calls = [_call_of(scene, rank, seq) for rank in range(scene.size)]
-    odd = odd_ones(calls)
+    uneven = _uneven(fault, sizes, calls[fault.by]) if sizes.seq == seq else ""
+    odd = uneven or odd_ones(calls)
     lines = [f"ranks called different things{odd and f': {odd}'} [{scene.where()}]"]
     for rank, call in enumerate(calls):
         lines.append(f"  rank {rank}  #{seq} {call or _away(scene, rank, seq)}{_place(scene, rank, seq)}")
-    if len(set(calls)) == 1:
+    if len(set(calls)) == 1 and not uneven:
         lines.append("The buffers that travel together in it differ in their sizes.")
-    lines.append("Every rank of a group must make the same calls in the same order.")
+    rule = "What a rank sends another one, and what that one expects, must be of one size."
+    lines.append(rule if uneven else "Every rank of a group must make the same calls in the same order.")
     return "\n".join(lines)
+
+
+def _uneven(fault: _Fault, sizes: _Sizes, call: Called | None) -> str:
+    """Whose sizes do not fit whose: "rank 0 sent 5 elements to rank 1, which expected 4"."""
+    if not sizes.wanted and not sizes.got:
+        return f"rank {fault.about} sent more elements to rank {fault.by} than that expected"
+    item = ITEMSIZES[sizes.wanted_dtype]
+    count = f"{sizes.got // item}{' or more' if sizes.more else ''}"
+    passed_on = call is not None and call.name == "all_gather" and sizes.tag != fault.about
+    whose = f" (the block of rank {sizes.tag})" if passed_on else ""
+    return (
+        f"rank {fault.about} sent {count} elements{whose} to rank {fault.by}, "
+        f"which expected {sizes.wanted // item}"
+    )
 
 
 def _listen(scene: Scene, ranks: Iterable[int]) -> None:
@@ -235,13 +264,13 @@ def _message_mismatch(scene: Scene, fault: _Fault) -> str:
     _listen(scene, (fault.by,))
     remark = scene.engine.remark_of(fault.by)
     place = f" in {remark[1]}" if remark is not None and remark[1] else ""
-    tag, wanted_dtype, got_dtype, wanted, got = scene.engine.misfit()
+    sizes = _Sizes(*scene.engine.misfit())
     return message(
-        f"a message from rank {fault.about} with tag {tag} had another size or dtype than rank {fault.by} "
-        f"expected{place}",
+        f"a message from rank {fault.about} with tag {sizes.tag} had another size or dtype than "
+        f"rank {fault.by} expected{place}",
         where=scene.where(),
-        observed=_array_text(got_dtype, got),
-        expected=_array_text(wanted_dtype, wanted),
+        observed=_array_text(sizes.got_dtype, sizes.got),
+        expected=_array_text(sizes.wanted_dtype, sizes.wanted),
         remedy="Send and receive arrays of one size and dtype.",
     )
 
