@@ -353,6 +353,41 @@ def test_rank_that_closes_early_is_named() -> None:
     ranks.threads(3, work)
 
 
+def test_a_rank_that_leaves_by_an_exception_tells_of_it() -> None:
+    def work(group: un.Group) -> None:
+        group.barrier()
+        if group.rank == 1:
+            with pytest.raises(ValueError, match="bad"), group:
+                raise ValueError("bad loss é" + "é" * 200 + "\nat step 7")
+            return
+        told = r"rank 1 .* has closed the group because of ValueError: bad loss é+\.\.\.; .* Look at rank 1's"
+        with pytest.raises(un.PeerLost, match=told):
+            group.all_reduce(np.ones(4))
+
+    ranks.threads(3, work)
+
+
+def test_who_closes_in_a_handler_or_leaves_by_sys_exit() -> None:
+    def work(group: un.Group) -> None:
+        for number, told in enumerate(("group because of KeyError: 'lr'; it", "group; it was last")):
+            inner = group.subgroup(range(3))
+            assert inner is not None
+            if group.rank == 1 and number == 0:
+                try:
+                    {}["lr"]
+                except KeyError:
+                    inner.close()
+            elif group.rank == 1:
+                with pytest.raises(SystemExit), inner:
+                    sys.exit(0)
+            else:
+                with pytest.raises(un.PeerLost, match=f"has closed the {told}"):
+                    inner.barrier()
+                inner.close()
+
+    ranks.threads(3, work)
+
+
 def test_what_was_sent_before_closing_still_arrives() -> None:
     def work(group: un.Group) -> None:
         if group.rank == 1:
@@ -473,4 +508,26 @@ if group.rank == 0:
         path = Path(folder) / "program.py"
         path.write_text(program)
         told, _ = ranks.processes(2, path)
-    assert "rank 1" in told
+    assert "has closed the group; it was last seen after all_reduce #1" in told
+
+
+def test_an_uncaught_exception_is_told_to_the_others() -> None:
+    program = """
+import atexit, os
+atexit.register(os._exit, 0)  # after all others: what is tested is not the exit code
+import numpy as np, unisono as un
+def main():
+    group = un.init_process_group(init_method=os.environ["MEETING"], timeout=30)
+    if group.rank == 1:
+        raise FloatingPointError("loss is nan")
+    try:
+        group.barrier()
+    except un.PeerLost as error:
+        print(error, flush=True)
+main()
+"""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "program.py"
+        path.write_text(program)
+        told, _ = ranks.processes(2, path)
+    assert "rank 1" in told and "has closed the group because of FloatingPointError: loss is nan;" in told

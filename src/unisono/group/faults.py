@@ -14,10 +14,13 @@ from unisono.errors import Aborted, GroupError, Mismatch, PeerLost, Timeout, mes
 from unisono.group.differences import COLLECTIVES, Called, called, odd_ones
 from unisono.group.site import site
 
-__all__ = ["Scene", "explain", "last_seen", "late"]
+__all__ = ["Scene", "explain", "last_seen", "late", "tell_cause"]
 
 REMARK_PATIENCE_S = 0.5
 """How long a rank that explains a mismatch waits for the others to say where they are."""
+
+LEAVING = 2**64 - 1
+"""The number of a remark of why its rank leaves. That of another one is the operation's it speaks of."""
 
 MOST_MESSAGES = 4
 """So many of the messages that nobody asked for are listed."""
@@ -94,11 +97,22 @@ def explain(scene: Scene) -> GroupError:
         return Aborted(message(f"{doing} failed: rank {fault.by} ran out of memory", where=scene.where()))
     return Aborted(
         message(
-            f"{doing} failed: rank {fault.by} aborted the group",
+            f"{doing} failed: rank {fault.by} aborted the group{_cause(scene, fault.by)}",
             where=scene.where(),
             remedy="Its own error tells why.",
         )
     )
+
+
+def tell_cause(engine: _native.Engine, cause: str) -> None:
+    """Tell the others of the exception that makes this rank leave, unless they have a fault to explain."""
+    if not engine.fault()[0]:
+        engine.remark(LEAVING, cause)
+
+
+def _cause(scene: Scene, rank: int) -> str:
+    remark = scene.engine.remark_of(rank)
+    return f" because of {remark[1]}" if remark is not None and remark[0] == LEAVING else ""
 
 
 def late(scene: Scene, waited_s: float) -> str:
@@ -118,8 +132,10 @@ def _peer_lost(scene: Scene, fault: _Fault, doing: str) -> PeerLost:
     pid = scene.engine.standing(fault.about)[0]
     how, remedy = "died", f"Look at rank {fault.about}'s output."
     if fault.kind == FaultKind.PEER_LEFT:
-        how = "has closed the group"
-        remedy = f"Rank {fault.about} must make the same calls before it closes the group or ends."
+        cause = _cause(scene, fault.about)
+        how = f"has closed the group{cause}"
+        if not cause:
+            remedy = f"Rank {fault.about} must make the same calls before it closes the group or ends."
     elif fault.signal:
         how = f"was ended by {_signal_name(fault.signal)}"
     elif fault.exit_code >= 0:
@@ -253,6 +269,8 @@ def _place(scene: Scene, rank: int, seq: int) -> str:
     remark = scene.engine.remark_of(rank)
     if remark is None or not remark[1]:
         return ""
+    if remark[0] == LEAVING:
+        return f"  (left{_cause(scene, rank)})"
     return f"  at {remark[1]}" if remark[0] == seq else f"  (by now at {remark[1]})"
 
 
@@ -263,7 +281,7 @@ def _message_mismatch(scene: Scene, fault: _Fault) -> str:
         scene.engine.remark(0, f"{operation} at {scene.called_at or site()}" if receiving else "")
     _listen(scene, (fault.by,))
     remark = scene.engine.remark_of(fault.by)
-    place = f" in {remark[1]}" if remark is not None and remark[1] else ""
+    place = f" in {remark[1]}" if remark is not None and remark[0] == 0 and remark[1] else ""
     sizes = _Sizes(*scene.engine.misfit())
     return message(
         f"a message from rank {fault.about} with tag {sizes.tag} had another size or dtype than "
