@@ -355,7 +355,7 @@ class Caller:
             engine.abandon()
 
     def leave(self, cause: str = "") -> None:
-        """Stop: tell the others, end the threads, forget the memory. cause: the exception behind it, if any."""
+        """Stop: tell the others, end the threads, forget the memory. cause: the exception, if any."""
         engine = self._forget()
         if engine is not None:
             if cause:

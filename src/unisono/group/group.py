@@ -209,8 +209,8 @@ class Group(Objects):
         """
         alive = self._finalizer.detach()
         if alive is not None:
-            _, end, arguments, _ = alive
-            end(*arguments, sys.exc_info()[1])
+            _, _, (caller, meeting, pid), _ = alive
+            _close(caller, meeting, pid, sys.exc_info()[1])
 
     def __enter__(self) -> Group:
         return self
