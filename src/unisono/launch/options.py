@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "-n", *_both("--nproc-per-node"), dest="nproc", metavar="N",
-        help="processes to start here: a number (1), 'cpu': one per core, 'gpu', 'auto': gpu if any, else cpu",
+        help="processes to start here: a number (1), 'cpu': one per core, 'gpu', 'auto': gpu, or else cpu",
     )  # fmt: skip
     add("-m", "--module", action="store_true", help="the script is a module, as in python -m")
     add(*_both("--no-python"), action="store_true", help="the script is any program")
