@@ -266,6 +266,8 @@ void Waiter::fail(Fault fault) {
 // own: its message is too short or too long, or there is one too few, or one too many, which then is found
 // later.
 void Waiter::refuse(int peer, uint64_t fingerprint, uint64_t nbytes, Misfit sizes) {
+  if (control_ != nullptr && fingerprint != fingerprint_)
+    control_->refresh(kAskPatience);  // what it has called
   Fault fault;
   fault.kind = FaultKind::kMismatch;
   fault.about = peer;

@@ -23,7 +23,7 @@ QUIET_S = 10.0  # between two lines where output is no terminal
 
 STAGES = (
     (re.compile(r"\*\*\* Configuring CMake"), "configuring the engine's build"),
-    (re.compile(r"\[(\d+)/(\d+)\] "), r"compiling the engine, step \1 of \2"),
+    (re.compile(r"\[([1-9]\d*)/(\d+)\] "), r"compiling the engine, step \1 of \2"),
     (re.compile(r"\*\*\* Installing project"), "installing the engine"),
     (re.compile(r"Collecting (\S+)"), r"fetching \1"),
     (re.compile(r"Installing collected packages"), "installing packages"),

@@ -155,12 +155,19 @@ def test_a_mismatch_of_sizes_names_the_two_ranks_and_both_sizes(name: str, colle
 
 
 def test_a_mismatch_of_sizes_in_whole_segments() -> None:
-    """Who is sent too much finds out in its next call; who is sent too little, once that call comes."""
+    """Who is sent too much finds out in its next call; who is sent too little, once that call comes.
+
+    Where a segment's size does not go into these, messages show it.
+    """
 
     def work(group: un.Group) -> None:
         for given, wanted, said in (
-            (2 * BIG, BIG, "rank 0 sent more elements to rank 1 than that expected"),
-            (BIG, 2 * BIG, f"rank 0 sent {BIG} elements to rank 1, which expected {2 * BIG}"),
+            (
+                2 * BIG,
+                BIG,
+                rf"more elements to rank 1 than that |\d+( or more)? elements to rank 1, which .* {BIG} ",
+            ),
+            (BIG, 2 * BIG, f"{BIG} elements to rank 1, which expected {2 * BIG} "),
         ):
             inner = group.subgroup(range(2))
             assert inner is not None
@@ -171,8 +178,9 @@ def test_a_mismatch_of_sizes_in_whole_segments() -> None:
                     inner.scatter(np.zeros(wanted), None, 0)
                 inner.all_reduce(np.ones(1))
                 inner.barrier()
-            assert str(caught.value).startswith(f"ranks called different things: {said}"), caught.value
-            assert "#1 scatter(" in str(caught.value)
+            text = str(caught.value)
+            assert re.match(rf"ranks called different things: rank 0 sent ({said})", text), text
+            assert "#1 scatter(" in text
             inner.close()
 
     ranks.threads(2, work, lending=False)
