@@ -22,8 +22,10 @@ NOTES: dict[str, tuple[str, str]] = {
     ),
     "Functions: shrink_group": (
         "differs",
-        "PyTorch has it for NCCL only, and puts the rest behind a `ProcessGroup` that takes "
-        + "backends made in C++; use `new_group(ranks)`, after a death `init_process_group`",
+        (
+            "PyTorch has it for NCCL only, and puts the rest behind a `ProcessGroup` that takes "
+            "backends made in C++; use `new_group(ranks)`, after a death `init_process_group`"
+        ),
     ),
     "SyncBatchNorm": ("differs", "PyTorch itself takes CUDA tensors only"),
     "bf16_compress_hook": ("differs", "PyTorch itself wants NCCL"),
@@ -40,8 +42,10 @@ NOTES: dict[str, tuple[str, str]] = {
     ),
     "Functional collectives: batch_p2p_ops_inplace": (
         "not yet",
-        "asks for a backend made in C++, which a group made in Python does not have (Gloo has one); "
-        + "`batch_isend_irecv` works. Only torch.compile with `enable_p2p_compilation` (off) calls this",
+        (
+            "asks for a backend made in C++, which a group made in Python does not have (Gloo has one); "
+            "`batch_isend_irecv` works. Only torch.compile with `enable_p2p_compilation` (off) calls this"
+        ),
     ),
     "Functional collectives: backend_impl": ("no group", "a variable left over in PyTorch's module"),
     "load_sharded_optimizer_state_dict": (
@@ -63,13 +67,17 @@ NOTES: dict[str, tuple[str, str]] = {
     ),
     "CPUOffload": (
         "differs",
-        "with `offload_params=True` PyTorch itself wants an accelerator, on Gloo too (it pins memory); "
-        + "`CPUOffloadPolicy` of FSDP2 works",
+        (
+            "with `offload_params=True` PyTorch itself wants an accelerator, on Gloo too (it pins memory); "
+            "`CPUOffloadPolicy` of FSDP2 works"
+        ),
     ),
     "context_parallel": (
         "works",
-        "on CPUs under `sdpa_kernel(SDPBackend.MATH)`, without a causal mask: PyTorch itself cannot shard "
-        + "the CPU's fused kernel, on Gloo neither. With `flex_attention` a C++ compiler makes the mask "
-        + "first, which takes a minute or more, on Gloo too",
+        (
+            "on CPUs under `sdpa_kernel(SDPBackend.MATH)`, without a causal mask: PyTorch cannot shard "
+            "the CPU's fused kernel, on Gloo neither. With `flex_attention` a C++ compiler makes the mask "
+            "first, which takes a minute or more, on Gloo too"
+        ),
     ),
 }
