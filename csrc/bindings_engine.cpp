@@ -234,13 +234,13 @@ void bind_engine(nb::module_& m) {
       .def(
           "__init__",
           [](Engine* self, std::shared_ptr<Region> region, int rank, std::vector<int> pidfds, int status_fd,
-             int cores, double spin_us, const Connections& connections) {
-            new (self)
-                Engine(std::move(region), rank, {std::move(pidfds), status_fd, cores, spin_us}, connections);
+             int cores, double spin_us, size_t segment_bytes, const Connections& connections) {
+            new (self) Engine(std::move(region), rank,
+                              {std::move(pidfds), status_fd, cores, spin_us, segment_bytes}, connections);
             self->set_interrupt([self] { return interrupted(*self); });
           },
           nb::arg("region"), nb::arg("rank"), nb::arg("pidfds"), nb::arg("status_fd"), nb::arg("cores"),
-          nb::arg("spin_us"), nb::arg("connections") = Connections{})
+          nb::arg("spin_us"), nb::arg("segment_bytes"), nb::arg("connections") = Connections{})
       .def("operation", &operation, nb::arg("code"), nb::arg("kind"), nb::arg("dtype"), nb::arg("op"),
            "Loads a lowered plan for one element type and reduction.", nb::keep_alive<0, 1>())
       .def("done", &Engine::done, nb::arg("ticket"))

@@ -15,9 +15,7 @@ namespace unisono {
 namespace {
 
 constexpr Nanoseconds kMicrosecond = 1000;
-// What one pass over all chunks should touch: small enough to stay in a second-level cache together with
-// the memory it goes through, large enough to make the steps' cost vanish; between hosts that cost is higher.
-constexpr size_t kSegmentBytes = 256 * 1024;
+// Where nothing is staged, or the steps' cost is higher than within a host.
 constexpr size_t kLentSegmentBytes = 4096 * 1024;
 constexpr size_t kFarSegmentBytes = 2048 * 1024;
 constexpr Nanoseconds kAnswerPatience = 100'000'000;
@@ -50,10 +48,11 @@ uint32_t forks() {
 
 // With more ranks than cores nothing is lent to collectives: whoever lends waits until all receivers had
 // their turn on a core, and whoever stages goes on. All ranks of a host know the same number of cores.
-Limits limits(World& world, int cores) {
-  const bool lending = !crowded(world.region().ranks(), cores);
+Limits limits(World& world, const EngineOptions& options) {
+  const bool lending = !crowded(world.region().ranks(), options.cores);
   const size_t lent = lending && world.region().lending() ? kLentSegmentBytes : 0;
-  if (!world.spans_hosts()) return {kSegmentBytes, ShmTransport::capacity(world.region()), lent, lending};
+  if (!world.spans_hosts())
+    return {options.segment_bytes, ShmTransport::capacity(world.region()), lent, lending};
   const size_t staged = world.shares_memory() ? ShmTransport::capacity(world.region()) : SIZE_MAX;
   return {kFarSegmentBytes, std::min(staged, TcpTransport::kCapacity), 0, lending};
 }
@@ -95,7 +94,7 @@ Engine::Engine(const std::shared_ptr<Region>& region, int rank, const EngineOpti
       tcp_(control_ ? std::make_unique<TcpTransport>(world_, *control_, rank, std::move(connections.data))
                     : nullptr),
       shm_(world_, peers_, rank),
-      executor_(edges(), tcp_.get(), rank, limits(world_, options.cores)),
+      executor_(edges(), tcp_.get(), rank, limits(world_, options)),
       waiter_(world_, peers_, rank, &RankCell::bell, patience_, tcp_.get(), control_.get()),
       channels_(world_, peers_, rank, patience_, kBackground, std::move(connections.messages),
                 control_.get()) {
@@ -163,19 +162,25 @@ FaultKind Engine::execute(const Call& call, bool in_background, Held* held) {
     perform(call, print);
     if (tcp_) drain();
   } catch (const Fault& fault) {
-    if (tcp_) tcp_->drop();
+    clear_up(call);
     world_.sound_alarm();  // whoever of this host found out may not live to tell the others
-    if (executor_.unsettled()) new auto(call.luggage);  // somebody may still write into what is packed
     if (fault.kind == FaultKind::kMismatch && call.luggage != nullptr && !call.luggage->site.empty())
       remark(seq, call.luggage->site);
     return fault.kind;
   } catch (const std::bad_alloc&) {
-    if (tcp_) tcp_->drop();
+    clear_up(call);
     abort(Fault{FaultKind::kNoMemory, rank_, rank_});
     return FaultKind::kNoMemory;
   }
   world_.cell(rank_).finished.store(seq, std::memory_order_release);
   return FaultKind::kNone;
+}
+
+// After a failure. Runs in handlers, also of a lack of memory: nothing here may throw.
+void Engine::clear_up(const Call& call) {
+  if (tcp_) tcp_->drop();
+  // Somebody may still write into what is packed.
+  if (call.luggage != nullptr && executor_.unsettled()) call.luggage->kept = call.luggage;
 }
 
 // Whoever goes on to compute sends nothing: what the kernels have not taken yet has to go first.

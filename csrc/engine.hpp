@@ -33,14 +33,17 @@ struct Connections {
 struct EngineOptions {
   std::vector<int> pidfds;  // see Peers
   int status_fd = -1;
-  int cores = 1;        // cores that the ranks of this host share
-  double spin_us = -1;  // < 0: chosen from ranks and cores
+  int cores = 1;                      // cores that the ranks of this host share
+  double spin_us = -1;                // < 0: chosen from ranks and cores
+  size_t segment_bytes = 256 * 1024;  // what one pass over all chunks touches, on one host
 };
 
 // What only some calls have: buffers that travel together, and where in the caller's source the call is.
 struct Luggage {
   Packing out, in;
   std::string site;
+  std::shared_ptr<Luggage> kept =
+      nullptr;  // itself, if it must outlive everybody: it takes no memory to say so
 };
 
 // A collective as the caller means it. `numel` goes into the fingerprint: 0 where ranks may differ.
@@ -129,6 +132,7 @@ class Engine {
          Connections connections, int complete);
   FaultKind execute(const Call& call, bool in_background, Held* held);
   void perform(const Call& call, uint64_t fingerprint);
+  void clear_up(const Call& call);
   uint64_t fingerprint(const Call& call, uint64_t seq) const;
   void record(const Call& call, uint64_t seq, uint64_t fingerprint);
   std::vector<Transport*> edges();

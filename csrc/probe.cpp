@@ -317,4 +317,15 @@ void touch(Touch kind, void* out, const void* in, size_t nbytes) {
   }
 }
 
+void line_up(void* slots, size_t count, size_t mine, bool crowded) {
+  static_assert(sizeof(Word) == kLineUpSlot);
+  Word* const words = static_cast<Word*>(slots);
+  const uint32_t round = words[mine].value.load(std::memory_order_relaxed) + 1;
+  words[mine].value.store(round, std::memory_order_release);
+  for (size_t other = 0; other < count; ++other)
+    for (uint32_t polls = 1;
+         static_cast<int32_t>(words[other].value.load(std::memory_order_acquire) - round) < 0; ++polls)
+      if (crowded || polls % 4096 == 0) std::this_thread::yield();
+}
+
 }  // namespace unisono::probe

@@ -46,4 +46,9 @@ enum class Touch { kRead, kWrite, kUpdate, kCopy };
 // Goes over `nbytes` once: reads them, writes them, reads and writes them in place, or copies them.
 void touch(Touch kind, void* out, const void* in, size_t nbytes);
 
+// Waits until as many processes have come as there are slots, each of which writes its own, one line apart,
+// in memory they share. No order of leaving is favoured. Polls; `crowded`: gives the core away between polls.
+constexpr size_t kLineUpSlot = 128;
+void line_up(void* slots, size_t count, size_t mine, bool crowded);
+
 }  // namespace unisono::probe

@@ -50,7 +50,11 @@ Nanoseconds later(Nanoseconds timeout) {
 // ---- Peers -----------------------------------------------------------------------------------------
 
 Peers::Peers(std::vector<int> pidfds, int status_fd) : pidfds_(std::move(pidfds)) {
-  for (const int fd : pidfds_) watched_.push_back({fd, POLLIN, 0});
+  for (size_t rank = 0; rank < pidfds_.size(); ++rank) {
+    if (pidfds_[rank] < 0) continue;  // poll refuses more entries than a process may have files
+    watched_.push_back({pidfds_[rank], POLLIN, 0});
+    watched_ranks_.push_back(static_cast<int>(rank));
+  }
   struct stat info;
   if (status_fd < 0 || fstat(status_fd, &info) != 0 || info.st_size == 0) return;
   void* const board = mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ, MAP_SHARED, status_fd, 0);
@@ -73,8 +77,9 @@ bool Peers::dead(int rank) const {
 int Peers::find_dead(World& world, Fault& fault) const {
   std::vector<pollfd> watched = watched_;  // several threads ask
   if (poll(watched.data(), watched.size(), 0) <= 0) return -1;
-  for (int rank = 0; rank < static_cast<int>(watched.size()); ++rank) {
-    if (watched[static_cast<size_t>(rank)].revents == 0) continue;
+  for (size_t i = 0; i < watched.size(); ++i) {
+    if (watched[i].revents == 0) continue;
+    const int rank = watched_ranks_[i];
     if (world.cell(rank).left.load(std::memory_order_acquire) != 0) continue;
     look_up(world.cell(rank).pid.load(std::memory_order_relaxed), fault);
     return rank;

@@ -47,7 +47,8 @@ class Peers {
 
  private:
   std::vector<int> pidfds_;
-  std::vector<pollfd> watched_;  // the same, for one call that asks for all; -1 is passed over
+  std::vector<pollfd> watched_;  // those that are open, for one call that asks for all
+  std::vector<int> watched_ranks_;
   const int32_t* board_ = nullptr;
   size_t board_records_ = 0;
 };

@@ -22,9 +22,6 @@ ONE_SHOT_BYTES = 64 * 1024
 DIRECT_BARRIER_RANKS = 16
 """Ranks that tell each other at once that they have come: more than that take rounds."""
 
-SEGMENT_BYTES = 256 * 1024
-"""What the engine takes through a plan at once (kSegmentBytes)."""
-
 ENGINE_S = 0.85e-6
 """What a message within a host takes beside the flag that tells of it: the engine's two ends, and waits."""
 
@@ -63,13 +60,14 @@ class Price:
     def __init__(self, plan: Plan, machine: Calibration = DEFAULTS) -> None:
         inside, between, g = edges(machine)
         self._empty = seconds(plan, 0, a=inside.a, b=inside.b, g=g, between=between)
-        self._first = seconds(plan, SEGMENT_BYTES, a=inside.a, b=inside.b, g=g, between=between)
-        self._further = busiest(plan, SEGMENT_BYTES, inside=inside, between=between, g=g)
+        self._segment = machine.segment_bytes
+        self._first = seconds(plan, self._segment, a=inside.a, b=inside.b, g=g, between=between)
+        self._further = busiest(plan, self._segment, inside=inside, between=between, g=g)
 
     def __call__(self, nbytes: float) -> float:
         """Seconds for a whole buffer of `nbytes`: the first segment's way, and what the others add."""
-        first = min(nbytes / SEGMENT_BYTES, 1)
-        further = nbytes / SEGMENT_BYTES - first
+        first = min(nbytes / self._segment, 1)
+        further = nbytes / self._segment - first
         return self._empty + (self._first - self._empty) * first + self._further * further
 
 
@@ -84,9 +82,10 @@ class Bound:
         one_rank = Plan(collective, algorithm, size, 0, (steps, *[()] * (size - 1)), hosts)
         inside, between, _ = edges(machine)
         self._empty = sending(one_rank, 0, 0, inside=inside, between=between)
+        segment = machine.segment_bytes
         self._per_byte = (
-            sending(one_rank, 0, SEGMENT_BYTES, inside=inside, between=between) - self._empty
-        ) / SEGMENT_BYTES
+            sending(one_rank, 0, segment, inside=inside, between=between) - self._empty
+        ) / segment
 
     def __call__(self, nbytes: float) -> float:
         """Seconds for a whole buffer of `nbytes`; a `Price` is never lower."""

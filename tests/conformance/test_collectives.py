@@ -85,6 +85,19 @@ def test_moving_operations(size: int) -> None:
     ranks.threads(size, work)
 
 
+@pytest.mark.parametrize("segment_bytes", [1 << 12, 1 << 20])
+def test_segments_of_other_sizes(segment_bytes: int) -> None:
+    """As on machines with smaller and larger caches."""
+
+    def work(group: un.Group) -> None:
+        for numel in (segment_bytes // 4 - 1, segment_bytes // 4 + 1, 2 * segment_bytes // 4 + 5):
+            for algorithm in ALGORITHMS["all_reduce"]:
+                cases.all_reduce(group, "float32", un.SUM, algorithm, numel)
+            cases.moves(group, "float32", numel)
+
+    ranks.threads(3, work, segment_bytes=segment_bytes)
+
+
 @pytest.mark.parametrize("size", RANKS)
 def test_uneven_blocks(size: int) -> None:
     ranks.threads(size, cases.uneven)

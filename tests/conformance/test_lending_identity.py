@@ -7,7 +7,7 @@ import ranks
 # A program that has a megabyte at an address of its own choice, and may become one that has another there.
 MEMORY = """
 import ctypes, os, sys, time
-AT, NBYTES = 0x3_0000_0000, 1 << 20
+AT, NBYTES = 0x7E90_0000_0000, 1 << 20
 libc = ctypes.CDLL(None)
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]

@@ -60,7 +60,7 @@ for _ in range(3):
         except un.Aborted:
             pass
     group.barrier()
-print(took if group.rank else "at once" if min(took) < 0.8 else took)
+print(took if group.rank else "at once" if sorted(took)[1] < 0.8 else took)
 """,
     )
     assert told[0].strip() == "at once"

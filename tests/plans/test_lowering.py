@@ -35,7 +35,9 @@ def engines() -> Any:
             for rank in range(size)
         ]
         os.close(memory)
-        made.extend(_native.Engine(regions[rank], rank, [-1] * size, -1, 2, 0.0) for rank in range(size))
+        made.extend(
+            _native.Engine(regions[rank], rank, [-1] * size, -1, 2, 0.0, 1 << 18) for rank in range(size)
+        )
         return made[-size:]
 
     yield make_engines

@@ -7,9 +7,10 @@ import numpy as np
 import oracle
 import unisono as un
 from unisono.group import Group
+from unisono.machine import DEFAULTS
 from unisono.plans import ALGORITHMS
 
-SEGMENT_BYTES = 256 * 1024
+SEGMENT_BYTES = DEFAULTS.segment_bytes
 
 
 # Elements, for every dtype and op: fewer than ranks and no whole vector; many vectors and a rest.

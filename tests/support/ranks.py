@@ -20,6 +20,7 @@ from typing import Any
 from unisono import _native
 from unisono.backends.native import EngineSettings, open_engine
 from unisono.group import Group
+from unisono.machine import DEFAULTS
 from unisono.store import HashStore
 
 HERE = Path(__file__).resolve().parent
@@ -37,6 +38,7 @@ def groups(
     peer_timeout_s: float = 10.0,
     lending: bool = True,
     cores: int = 0,
+    segment_bytes: int = DEFAULTS.segment_bytes,
 ) -> list[Group]:
     """The group objects of `size` ranks, all in this process.
 
@@ -60,10 +62,10 @@ def groups(
     if lending:
         region.allow_lending()
     cores = cores or len(os.sched_getaffinity(0))
-    return [
-        Group(_native.Engine(region, rank, [-1] * size, -1, cores, -1), rank, size, "test", timeout_s, store)
-        for rank in range(size)
+    engines = [
+        _native.Engine(region, rank, [-1] * size, -1, cores, -1, segment_bytes) for rank in range(size)
     ]
+    return [Group(engine, rank, size, "test", timeout_s, store) for rank, engine in enumerate(engines)]
 
 
 def threads(size: int, work: Callable[[Group], Any], **options: Any) -> list[Any]:

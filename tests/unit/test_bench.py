@@ -226,8 +226,8 @@ def test_samples_of_a_block_leave_nothing_out():
 
 def test_operations_that_need_it_are_lined_up_before_every_call():
     order = []
-    time_calls(lambda: order.append("call"), 3, 1, lambda: order.append("barrier"))
-    assert order == ["call"] + ["barrier", "call"] * 3
+    time_calls(lambda: order.append("call"), 3, 1, lambda: order.append("lined up"))
+    assert order == ["call"] + ["lined up", "call"] * 3
 
 
 def test_calls_for_a_block():

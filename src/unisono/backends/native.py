@@ -112,7 +112,8 @@ def _opened(
         )
     try:
         lives.check()
-        options = (lives.detach(), settings.status_fd, roster.cores(rank), settings.spin_us)
+        cores, segment_bytes = roster.cores(rank), roster.machine.segment_bytes
+        options = (lives.detach(), settings.status_fd, cores, settings.spin_us, segment_bytes)
         if sockets is None:
             return Opened(_native.Engine(region, rank, *options), roster.names(), roster.machine)
         engine = _native.Engine(region, rank, *options, _connections(roster, rank, sockets))

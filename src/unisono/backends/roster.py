@@ -77,11 +77,17 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
     def cores(self, rank: int) -> int:
         """How many cores the ranks of the host of `rank` have together; all of them find the same number.
 
-        Hosts that share a machine share its cores by their ranks.
+        Hosts that share a machine share its cores by their ranks. Where some ranks have to share fewer cores
+        than others, it is as if all were as short of them.
+
+        Example: of four ranks three are bound to core 0, the fourth to core 1 -> 1.
         """
         masks = [int(card.cores, 16) for card in self.cards if card.kernel == self.cards[rank].kernel]
-        usable = reduce(or_, masks).bit_count()
-        return max(1, usable * len(self.mates(rank)) // len(masks))
+        mates = len(self.mates(rank))
+        bound = {
+            places: sum(mask | places == places for mask in masks) for places in [*masks, reduce(or_, masks)]
+        }
+        return max(1, min(places.bit_count() * mates // ranks for places, ranks in bound.items()))
 
     def names(self) -> tuple[str, ...]:
         """The name of every rank's host; hosts of one name are told apart by a number."""

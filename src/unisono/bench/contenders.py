@@ -43,9 +43,6 @@ class Contender(Protocol):
     def choice(self, case: Case) -> dict[str, Any]:
         """What the library tells of a case: the algorithm it takes, and the microseconds it predicts."""
 
-    def barrier(self) -> object:
-        """Line the ranks up, outside the measured time."""
-
     def close(self) -> None:
         """Leave the group."""
 
@@ -113,9 +110,6 @@ class MemcpyContender:
         destination.fill(0)
         buffers.inp, buffers.out = source, destination
         return partial(ctypes.memmove, destination.ctypes.data, source.ctypes.data, case.nbytes)
-
-    def barrier(self) -> None:
-        """Nothing to line up: each rank copies on its own."""
 
     def close(self) -> None:
         """Nothing was joined."""
@@ -207,7 +201,6 @@ class UnisonoContender:
             "bor": un.BOR,
             "bxor": un.BXOR,
         }
-        self.barrier = self.group.barrier
         self.choice = partial(told, self.group.choice)
 
     def bind(self, case: Case, buffers: Buffers) -> Call:

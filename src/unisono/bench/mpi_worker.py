@@ -10,7 +10,6 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection
@@ -40,7 +39,6 @@ class MpiContender:
         self.mpi: Any = import_module("mpi4py.MPI")
         self.comm = self.mpi.COMM_WORLD
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
-        self.barrier: Callable[[], object] = self.comm.Barrier
         self.choice = nothing_told
 
     def bind(self, case: Case, buffers: Buffers) -> Call:
@@ -109,7 +107,7 @@ def main() -> int:
     with Connection(channel.detach()) as controller:
         controller.send_bytes(json.dumps({"rank": contender.rank, "pid": os.getpid()}).encode())
         try:
-            serve(controller, lambda _: Rank(contender.rank, contender))
+            serve(controller, lambda command: Rank(command, contender))
         except (EOFError, ConnectionError):  # the command is gone
             contender.comm.Abort(1)
     return 0

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono import env
+from unisono.bench.line_up import MeetingPlace
 from unisono.errors import UnisonoError, message
 
 __all__ = ["BenchError", "Side", "free_port"]
@@ -62,8 +63,7 @@ class Side:
     def __enter__(self) -> Side:
         try:
             self._start_workers()
-            join = {"do": "join", "side": self.contender, "size": self.size, "address": self._meeting_point()}
-            self._ask_each([{**join, "rank": rank} for rank in range(self.size)])
+            self._join()
         except BaseException:
             self.kill()
             raise
@@ -80,6 +80,12 @@ class Side:
                         process.wait(timeout=CLOSE_TIMEOUT_S)
         finally:
             self.kill()
+
+    def _join(self) -> None:
+        with MeetingPlace(self.size) as place:
+            join = {"do": "join", "side": self.contender, "size": self.size, "line_up": place.path}
+            join["address"] = self._meeting_point()
+            self._ask_each([{**join, "rank": rank} for rank in range(self.size)])
 
     @property
     def pids(self) -> list[int]:

@@ -33,7 +33,6 @@ class TorchContender:
         dist.init_process_group(
             backend, init_method=f"tcp://{address}", rank=rank, world_size=size, timeout=TIMEOUT
         )
-        self.barrier = dist.barrier
         self.own = backend == "unisono"
 
     def choice(self, case: Case) -> dict[str, Any]:

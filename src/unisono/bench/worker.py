@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from unisono.bench.cases import OPERATIONS, Buffers, Case, allocate, count_wrong, fill
 from unisono.bench.contenders import Call, Contender, MemcpyContender, join
+from unisono.bench.line_up import LineUp
 
 __all__ = ["die_with", "main", "serve", "time_calls"]
 
@@ -38,8 +39,7 @@ class Served(Protocol):
 
 def joined(command: dict[str, Any]) -> Rank:
     """The rank that a "join" asks for."""
-    contender = join(command["side"], command["rank"], command["size"], command["address"])
-    return Rank(command["rank"], contender)
+    return Rank(command, join(command["side"], command["rank"], command["size"], command["address"]))
 
 
 def main(argv: list[str] | None = None, begin: Callable[[dict[str, Any]], Served] = joined) -> int:
@@ -88,9 +88,11 @@ def serve(controller: Connection, begin: Callable[[dict[str, Any]], Served] = jo
 class Rank:
     """A joined group, and the case that is bound at the moment."""
 
-    def __init__(self, rank: int, contender: Contender) -> None:
-        self.rank = rank
+    def __init__(self, command: dict[str, Any], contender: Contender) -> None:
+        """`command`: the "join"."""
+        self.rank: int = command["rank"]
         self.contender = contender
+        self.line_up = LineUp(command["line_up"], self.rank, command["size"])
         self.case: Case | None = None
         self.buffers = Buffers(None, None)
         self.call: Call = lambda: None
@@ -147,7 +149,7 @@ class Rank:
 
     def _block(self, calls: int, warmup: int) -> NDArray[np.int64]:
         synchronizing = OPERATIONS[self._bound().operation].synchronizing
-        return time_calls(self.call, calls, warmup, None if synchronizing else self.contender.barrier)
+        return time_calls(self.call, calls, warmup, None if synchronizing else self.line_up)
 
 
 def time_calls(
@@ -157,7 +159,7 @@ def time_calls(
 
     Without `line_up` the samples are the gaps between successive returns, so together they are the
     whole block and nothing between two calls is lost. With it (operations that a rank may leave
-    before the others have come) each call starts from an unmeasured barrier, so that no rank runs ahead.
+    before the others have come) each call starts from there, unmeasured, so that no rank runs ahead.
     Python's garbage collector runs before, not in between.
     """
     gc.collect()

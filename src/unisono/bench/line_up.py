@@ -1,0 +1,58 @@
+"""Where the ranks of a side start from together: the same for every library.
+
+A library's own barrier would be part of the measure. One that lets the root go first has as good as finished
+the broadcast behind it before the others look at their clocks; one that lets ranks go in any order has them
+wait for the root within the broadcast. (Hunold and Carpen-Amarie, "Reproducible MPI Benchmarking is Still Not
+As Easy As You Think", IEEE TPDS 2016, show by how much, and bring a barrier of their own too.)
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+import numpy as np
+
+from unisono import _native
+
+__all__ = ["LineUp", "MeetingPlace"]
+
+
+class MeetingPlace:
+    """Shared memory in which `size` processes of this machine line up. A context manager."""
+
+    def __init__(self, size: int) -> None:
+        self._fd = os.memfd_create("unisono-line-up")
+        os.ftruncate(self._fd, size * _native.LINE_UP_SLOT)
+
+    def __enter__(self) -> MeetingPlace:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Forget it; those who have opened it still have it."""
+        os.close(self._fd)
+
+    @property
+    def path(self) -> str:
+        """By which other processes open it, as long as it is not left."""
+        return f"/proc/{os.getpid()}/fd/{self._fd}"
+
+
+class LineUp:
+    """Call it to wait until all `size` ranks have called it as often."""
+
+    def __init__(self, path: str, rank: int, size: int) -> None:
+        fd = os.open(path, os.O_RDWR)
+        try:
+            self._memory = mmap.mmap(fd, size * _native.LINE_UP_SLOT)
+        finally:
+            os.close(fd)
+        self._address = np.frombuffer(self._memory, np.uint8).ctypes.data
+        self._rank, self._size = rank, size
+        self._crowded = size > len(os.sched_getaffinity(0))
+
+    def __call__(self) -> None:
+        _native.line_up(self._address, self._size, self._rank, self._crowded)

@@ -1,0 +1,25 @@
+"""Where the ranks of a measured side start from together."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from unisono.bench.line_up import LineUp, MeetingPlace
+
+
+def test_who_lines_up_goes_when_all_have_come():
+    with MeetingPlace(3) as place:
+        ranks = [LineUp(place.path, rank, 3) for rank in range(3)]
+    come: list[int] = []
+
+    def walk(rank: int) -> list[int]:
+        seen = []
+        for _ in range(50):
+            come.append(rank)
+            ranks[rank]()
+            seen.append(len(come))
+        return seen
+
+    with ThreadPoolExecutor(3) as pool:
+        for seen in pool.map(walk, range(3)):
+            assert all(count >= 3 * (number + 1) for number, count in enumerate(seen))
