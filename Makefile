@@ -92,6 +92,5 @@ $(VENV)/.tools: $(VENV)/.created
 # Also the rebuild: when only C++ changed, dependencies are left alone and Ninja compiles what it must.
 $(VENV)/.installed: $(VENV)/.torch $(VENV)/.tools pyproject.toml CMakeLists.txt csrc $(CSRC)
 	$(call say,"building the native module")
-	$(PIP) install --no-build-isolation --progress-bar off \
-	  $(if $(filter-out csrc%,$?),-e '.[dev]',--quiet --no-deps -e .)
+	@$(BIN)/python tools/install_engine.py $(if $(filter-out csrc%,$?),-e '.[dev]',--no-deps -e .)
 	@touch $@

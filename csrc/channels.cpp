@@ -185,6 +185,14 @@ bool Channels::take_kept(Request& request) {
   return false;
 }
 
+std::vector<std::tuple<int, int, uint32_t, uint64_t>> Channels::unasked() {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::tuple<int, int, uint32_t, uint64_t>> found;
+  for (const Kept& kept : kept_)
+    found.emplace_back(kept.peer, kept.header.tag, kept.header.dtype, kept.header.nbytes);
+  return found;
+}
+
 // ---- requests --------------------------------------------------------------------------------------
 
 void Channels::post(std::shared_ptr<Request> request) {

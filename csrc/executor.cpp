@@ -226,9 +226,26 @@ void Executor::about_to_write(Extent extent, const Frame& frame) {
   if (far_ != nullptr) far_->keep(extent.data, extent.numel * frame.item);
 }
 
+void Executor::refuse(int peer, ChunkRef chunk, size_t nbytes, const Message& message, const Frame& frame) {
+  const Binding& binding = frame.job.binding;
+  const size_t before = frame.first * frame.item;
+  const size_t longest = segment_elements(*frame.job.program, frame.item) * frame.item;
+  Misfit sizes;
+  sizes.tag = chunk.index;
+  sizes.wanted_dtype = sizes.got_dtype = static_cast<uint32_t>(frame.job.dtype);
+  sizes.wanted_nbytes = before + nbytes;
+  if (chunk.space != Space::kTmp)
+    sizes.wanted_nbytes =
+        (chunk.space == Space::kOut ? binding.out : binding.in).numel(chunk.index) * frame.item;
+  sizes.got_nbytes = before;
+  sizes.more = message.nbytes >= longest;
+  frame.waiter.refuse(peer, message.fingerprint, message.nbytes, sizes);
+}
+
 // The next message of `peer`, or part of it; it has to be of this very operation and of this size.
+// chunk: what it is, or goes into.
 template <class Peek>
-Message Executor::await(int peer, size_t nbytes, const Frame& frame, Peek peek) {
+Message Executor::await(int peer, ChunkRef chunk, size_t nbytes, const Frame& frame, Peek peek) {
   Transport& transport = *transports_[static_cast<size_t>(peer)];
   Message message;
   frame.waiter.until(peer, [&] {
@@ -236,12 +253,8 @@ Message Executor::await(int peer, size_t nbytes, const Frame& frame, Peek peek) 
     if (lent_) transport.assist();
     return false;
   });
-  if (message.fingerprint != frame.job.fingerprint || message.nbytes != nbytes) [[unlikely]] {
-    Fault fault;
-    fault.kind = FaultKind::kMismatch;
-    fault.about = peer;
-    frame.waiter.fail(fault);
-  }
+  if (message.fingerprint != frame.job.fingerprint || message.nbytes != nbytes) [[unlikely]]
+    refuse(peer, chunk, nbytes, message, frame);
   return message;
 }
 
@@ -251,7 +264,7 @@ void Executor::receive(const Instruction& step, const Frame& frame) {
   about_to_write(piece, frame);
   const int peer = step.peers[0];
   const size_t nbytes = piece.numel * frame.item;
-  const Message message = await(peer, nbytes, frame, [&](Transport& transport, Message& found) {
+  const Message message = await(peer, step.dst, nbytes, frame, [&](Transport& transport, Message& found) {
     return transport.peek(peer, nbytes, piece.data, found);
   });
   if (message.lent)
@@ -272,8 +285,8 @@ void Executor::fetch(int peer, const Message& message, void* into, const Frame& 
 }
 
 // The whole message of a rank of this host; `input` says for which place of a reduction.
-const void* Executor::near_input(int peer, size_t input, size_t nbytes, const Frame& frame) {
-  const Message message = await(peer, nbytes, frame, [&](Transport& transport, Message& found) {
+const void* Executor::near_input(int peer, size_t input, ChunkRef chunk, size_t nbytes, const Frame& frame) {
+  const Message message = await(peer, chunk, nbytes, frame, [&](Transport& transport, Message& found) {
     return transport.peek(peer, nbytes, nullptr, found);
   });
   if (!message.lent) return message.data;
@@ -303,7 +316,7 @@ size_t Executor::find_inputs(const Instruction& step, size_t nbytes, const Frame
     if (transports_[static_cast<size_t>(peer)] == far_)
       far_inputs_.push_back({k, peer});
     else
-      inputs_[k] = near_input(peer, k, nbytes, frame);
+      inputs_[k] = near_input(peer, k, step.dst, nbytes, frame);
     ++k;
     add_own();
   }
@@ -323,7 +336,7 @@ void Executor::reduce(const Instruction& step, const Frame& frame) {
   for (size_t first = 0;;) {
     const size_t count = std::min(part, result.numel - first);
     for (const auto& [place, peer] : far_inputs_)
-      inputs_[place] = await(peer, nbytes, frame, [&](Transport& transport, Message& found) {
+      inputs_[place] = await(peer, step.dst, nbytes, frame, [&](Transport& transport, Message& found) {
                          return transport.peek_part(peer, nbytes, first * item, count * item, found);
                        }).data;
     if (count > 0)

@@ -90,8 +90,10 @@ class Executor {
   void send_over(Transport& transport, std::span<const int> peers, Extent piece, bool scaled, bool far,
                  const Frame& frame);
   template <class Peek>
-  Message await(int peer, size_t nbytes, const Frame& frame, Peek peek);
-  const void* near_input(int peer, size_t input, size_t nbytes, const Frame& frame);
+  Message await(int peer, ChunkRef chunk, size_t nbytes, const Frame& frame, Peek peek);
+  [[noreturn]] void refuse(int peer, ChunkRef chunk, size_t nbytes, const Message& message,
+                           const Frame& frame);
+  const void* near_input(int peer, size_t input, ChunkRef chunk, size_t nbytes, const Frame& frame);
   size_t find_inputs(const Instruction& step, size_t nbytes, const Frame& frame);
   void about_to_write(Extent extent, const Frame& frame);
   Extent find(ChunkRef ref, const Frame& frame);

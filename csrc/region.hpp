@@ -24,7 +24,7 @@ constexpr uint32_t kLaneEntries = 16;         // messages in flight on one edge
 constexpr size_t kInlineBytes = 40;           // a message this small travels inside its lane entry
 constexpr size_t kChannelBytes = 128 * 1024;  // point-to-point buffer of one ordered pair
 constexpr size_t kRemarkBytes = 240;
-constexpr uint64_t kMagic = 0x3430306f6e696e55;  // "Unino004"
+constexpr uint64_t kMagic = 0x3530306f6e696e55;  // "Unino005"
 
 // What went wrong; also the values that reach Python.
 enum class FaultKind : uint32_t {
@@ -38,11 +38,14 @@ enum class FaultKind : uint32_t {
   kNoMemory
 };
 
-// A message that is not what its receiver asked for.
+// A message that is not what its receiver asked for. `seq`: the collective in which only sizes differ; 0: it
+// was a message between two ranks, or calls differ. No bytes wanted and got: only that there were too many.
 struct Misfit {
-  int32_t tag = 0;
+  int32_t tag = 0;  // of a collective: the number of the chunk
   uint32_t wanted_dtype = 0, got_dtype = 0;
   uint64_t wanted_nbytes = 0, got_nbytes = 0;
+  uint64_t seq = 0;
+  uint32_t more = 0;  // whether more may have followed what was got
 };
 
 struct Fault {
@@ -52,7 +55,7 @@ struct Fault {
   int32_t signal = 0;  // what ended `about`, when known
   int32_t exit_code = -1;
   uint64_t seq = 0;  // the operation of `by` that was running; 0: a message
-  Misfit misfit{};   // kMismatch of a message
+  Misfit misfit{};   // kMismatch of sizes
 };
 
 // The group's abort cell. The first fault wins; the group stays aborted.

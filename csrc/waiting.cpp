@@ -262,6 +262,29 @@ void Waiter::fail(Fault fault) {
   rethrow();
 }
 
+// Ranks that made the same call may differ in sizes, which no fingerprint shows where they are the ranks'
+// own: its message is too short or too long, or there is one too few, or one too many, which then is found
+// later.
+void Waiter::refuse(int peer, uint64_t fingerprint, uint64_t nbytes, Misfit sizes) {
+  if (control_ != nullptr && fingerprint != fingerprint_)
+    control_->refresh(kAskPatience);  // what it has called
+  Fault fault;
+  fault.kind = FaultKind::kMismatch;
+  fault.about = peer;
+  if (fingerprint == fingerprint_) {
+    fault.misfit = sizes;
+    fault.misfit.got_nbytes += nbytes;
+    fault.misfit.seq = seq_;
+  } else if (const uint64_t earlier = world_.find(rank_, fingerprint); earlier != 0) {
+    fault.misfit.seq = earlier;
+  } else if (world_.find(peer, fingerprint_) == seq_) {
+    fault.misfit = sizes;
+    fault.misfit.more = 0;
+    fault.misfit.seq = seq_;
+  }
+  fail(fault);
+}
+
 void Waiter::rethrow() {
   AbortCell& cell = world_.abort();
   // The writer may die between its two stores; then the kind stays unknown, but nobody hangs.

@@ -127,6 +127,9 @@ class Waiter {
 
   // Records the first fault of the group, wakes everybody, throws the fault that stands.
   [[noreturn]] void fail(Fault fault);
+  // The same for a message of `peer` that is not the one of this operation and of this size.
+  // sizes: what was wanted in all, and what had come before this message.
+  [[noreturn]] void refuse(int peer, uint64_t fingerprint, uint64_t nbytes, Misfit sizes);
   void throw_if_aborted() {
     if (world_.abort().state.load(std::memory_order_acquire) != 0) [[unlikely]]
       rethrow();

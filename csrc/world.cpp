@@ -67,6 +67,14 @@ CallRecord World::record_of(int rank, uint64_t seq) {
   return read_record(cell(rank), seq);
 }
 
+uint64_t World::find(int rank, uint64_t fingerprint) {
+  for (uint64_t slot = 0; slot < kHistory; ++slot) {
+    const CallRecord record = record_of(rank, slot);
+    if (record.seq != 0 && record.fingerprint == fingerprint) return record.seq;
+  }
+  return 0;
+}
+
 void World::hear(int rank, const Standing& standing) {
   const std::lock_guard lock(told_);
   write_standing(cell(rank), standing);

@@ -49,6 +49,8 @@ class World {
   void ring_all();
   // What is known of an operation of `rank`. Of its host's ranks possibly half of it and half of another one.
   CallRecord record_of(int rank, uint64_t seq);
+  // The number of the operation of `rank` that has this fingerprint, or 0: none that is remembered.
+  uint64_t find(int rank, uint64_t fingerprint);
   // Takes over what a rank of another host told; several threads of this one hear of it.
   void hear(int rank, const Standing& standing);
   // Readable when the abort cell was written by this process; -1 when there are no other hosts.

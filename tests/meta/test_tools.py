@@ -109,3 +109,32 @@ def test_no_forbidden_words(pattern):
             if re.search(pattern, line):
                 found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}")
     assert found == []
+
+
+COMPILING = """
+import time
+print("  *** Configuring CMake...", flush=True)
+time.sleep(1.5)
+print("  [3/40] Building CXX object é", flush=True)
+raise SystemExit(CODE)
+"""
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_progress_of_the_build(code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        import install_engine
+    finally:
+        sys.path.pop(0)
+    assert install_engine.stage("  [3/40] Building CXX") == "compiling the engine, step 3 of 40"
+    assert install_engine.stage("  removing [3/40]") is None
+    log = tmp_path / "log"
+    program = [sys.executable, "-X", "utf8", "-c", COMPILING.replace("CODE", str(code))]
+    assert install_engine.follow(program, log) == code
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == 2
+    assert re.match(r"    (asking pip|configuring the engine's build) \(\d+ s\)", shown[0])
+    failed = "failed while compiling the engine, step 3 of 40 ("
+    assert ("installed (" if code == 0 else failed) in shown[1]
+    assert "Building CXX object" in log.read_text(encoding="utf-8")

@@ -1,10 +1,9 @@
-"""Ranks that die, never come, differ, leave or are interrupted: every other one is told, soon and by name."""
+"""Ranks that die, never come, leave or are interrupted: every other one is told, soon and by name."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -107,6 +106,40 @@ def test_timeout_of_a_receive_is_told_to_all_with_its_tag() -> None:
     ranks.threads(3, work)
 
 
+def test_timeout_of_a_receive_lists_what_waits_for_another_one() -> None:
+    """At most four messages, in the order they came, whole or not: the last one is of several parts."""
+    release = threading.Event()
+
+    def work(group: un.Group) -> None:
+        if group.rank == 0:
+            release.wait(30)
+            return
+        if group.rank == 2:
+            sent = [(np.ones(3), 7), (np.ones(2, np.int32), 8), (np.ones(0), 9), (np.ones(50_000), 10)]
+            for x, tag in [*sent, (np.ones(1), 11), (np.ones(1), 12)]:
+                group.isend(x, 1, tag)
+            group.send(np.ones(1), 1, 1)
+            release.wait(30)
+            return
+        group.recv(np.zeros(1), 2, 1)  # now the others have come
+        late = group.irecv(np.zeros(1), 0, 3)
+        with pytest.raises(
+            un.Timeout, match=r"it goes on.*: messages that have come .* from rank 2 with tag 7"
+        ):
+            late.wait(0.05)
+        with pytest.raises(un.Timeout) as caught:
+            group.recv(np.zeros(3), 0, 4, timeout=0.3)
+        release.set()
+        assert (
+            "messages that have come and nobody here has asked for: "
+            "from rank 2 with tag 7, float64[3] (24 bytes); from rank 2 with tag 8, int32[2] (8 bytes); "
+            "from rank 2 with tag 9, float64[0] (0 bytes); "
+            "from rank 2 with tag 10, float64[50000] (400000 bytes); and 2 more. Compare the tags"
+        ) in str(caught.value)
+
+    ranks.threads(3, work)
+
+
 def test_a_message_from_oneself_that_was_not_sent() -> None:
     def work(group: un.Group) -> None:
         with pytest.raises(un.Timeout, match="rank 0 has sent itself no such message"):
@@ -142,74 +175,6 @@ def test_waiting_for_a_work_that_is_late_does_not_end_it() -> None:
     ranks.threads(2, work)
 
 
-DIFFERENT = {
-    "operation": (lambda g: g.all_reduce(np.ones(4)), lambda g: g.broadcast(np.ones(4), 1)),
-    "both wait": (lambda g: g.reduce(np.ones(4), 0), lambda g: g.broadcast(np.ones(4), 0)),
-    "both receive": (lambda g: g.broadcast(np.ones(4), 1), lambda g: g.broadcast(np.ones(4), 0)),
-    "dtype": (lambda g: g.all_reduce(np.ones(4)), lambda g: g.all_reduce(np.ones(8, np.float32))),
-    "size": (lambda g: g.all_reduce(np.ones(4)), lambda g: g.all_reduce(np.ones(5))),
-    "large size": (lambda g: g.all_reduce(np.ones(1 << 20)), lambda g: g.all_reduce(np.ones((1 << 20) + 1))),
-    "op": (lambda g: g.all_reduce(np.ones(4)), lambda g: g.all_reduce(np.ones(4), un.MAX)),
-    "order": (
-        lambda g: (g.barrier(), g.all_reduce(np.ones(1))),
-        lambda g: (g.all_reduce(np.ones(1)), g.barrier()),
-    ),
-    "algorithm": (
-        lambda g: g.all_reduce(np.ones(4), algorithm="ring"),
-        lambda g: g.all_reduce(np.ones(4), algorithm="binomial"),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", DIFFERENT)
-@pytest.mark.parametrize("size", [2, 3])
-def test_ranks_that_call_different_things_are_all_told_within_a_second(name: str, size: int) -> None:
-    usual, odd = DIFFERENT[name]
-    told: dict[int, str] = {}
-
-    def work(group: un.Group) -> None:
-        group.barrier()
-        started = time.monotonic()
-        with pytest.raises(un.Mismatch) as caught:
-            (odd if group.rank == 1 else usual)(group)
-            group.barrier()  # a rank that could finish alone is told in its next call
-        assert time.monotonic() - started < 1
-        told[group.rank] = str(caught.value)
-
-    ranks.threads(size, work)
-    for text in told.values():
-        assert "ranks called different things" in text
-        assert all(f"rank {rank}  #2" in text for rank in range(size))
-
-
-def test_ranks_that_could_all_finish_alone_are_told_in_the_next_call() -> None:
-    """Rank 0 and rank 6 only send, to each other, and no barrier among nine ever reads those two edges."""
-
-    def work(group: un.Group) -> None:
-        with pytest.raises(un.Mismatch) as caught:
-            group.reduce(np.ones(4), 0) if group.rank == 6 else group.broadcast(np.ones(4), 0)
-            for _ in range(3):
-                group.barrier()
-        assert "rank 0  #1 broadcast(" in str(caught.value)
-        assert "rank 6  #1 reduce(" in str(caught.value)
-
-    ranks.threads(9, work)
-
-
-def test_mismatch_shows_both_calls() -> None:
-    def work(group: un.Group) -> None:
-        with pytest.raises(un.Mismatch) as caught:
-            if group.rank:
-                group.all_reduce(np.ones(5, np.float32), un.MAX)
-            else:
-                group.all_reduce(np.ones(4))
-        said = str(caught.value)  # the algorithm is another one between hosts
-        assert re.search(r"rank 0  #1 all_reduce\(float64\[4\], SUM, algorithm=\w+\)", said), said
-        assert re.search(r"rank 1  #1 all_reduce\(float32\[5\], MAX, algorithm=\w+\)", said), said
-
-    ranks.threads(2, work)
-
-
 def test_rank_that_closes_early_is_named() -> None:
     def work(group: un.Group) -> None:
         group.barrier()
@@ -218,6 +183,41 @@ def test_rank_that_closes_early_is_named() -> None:
             return
         with pytest.raises(un.PeerLost, match="rank 1 .* has closed the group"):
             group.all_reduce(np.ones(4))
+
+    ranks.threads(3, work)
+
+
+def test_a_rank_that_leaves_by_an_exception_tells_of_it() -> None:
+    def work(group: un.Group) -> None:
+        group.barrier()
+        if group.rank == 1:
+            with pytest.raises(ValueError, match="bad"), group:
+                raise ValueError("bad loss é" + "é" * 200 + "\nat step 7")
+            return
+        told = r"rank 1 .* has closed the group because of ValueError: bad loss é+\.\.\.; .* Look at rank 1's"
+        with pytest.raises(un.PeerLost, match=told):
+            group.all_reduce(np.ones(4))
+
+    ranks.threads(3, work)
+
+
+def test_who_closes_in_a_handler_or_leaves_by_sys_exit() -> None:
+    def work(group: un.Group) -> None:
+        for number, told in enumerate(("group because of KeyError: 'lr'; it", "group; it was last")):
+            inner = group.subgroup(range(3))
+            assert inner is not None
+            if group.rank == 1 and number == 0:
+                try:
+                    {}["lr"]
+                except KeyError:
+                    inner.close()
+            elif group.rank == 1:
+                with pytest.raises(SystemExit), inner:
+                    sys.exit(0)
+            else:
+                with pytest.raises(un.PeerLost, match=f"has closed the {told}"):
+                    inner.barrier()
+                inner.close()
 
     ranks.threads(3, work)
 
@@ -342,4 +342,26 @@ if group.rank == 0:
         path = Path(folder) / "program.py"
         path.write_text(program)
         told, _ = ranks.processes(2, path)
-    assert "rank 1" in told
+    assert "has closed the group; it was last seen after all_reduce #1" in told
+
+
+def test_an_uncaught_exception_is_told_to_the_others() -> None:
+    program = """
+import atexit, os
+atexit.register(os._exit, 0)  # after all others: what is tested is not the exit code
+import numpy as np, unisono as un
+def main():
+    group = un.init_process_group(init_method=os.environ["MEETING"], timeout=30)
+    if group.rank == 1:
+        raise FloatingPointError("loss is nan")
+    try:
+        group.barrier()
+    except un.PeerLost as error:
+        print(error, flush=True)
+main()
+"""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "program.py"
+        path.write_text(program)
+        told, _ = ranks.processes(2, path)
+    assert "rank 1" in told and "has closed the group because of FloatingPointError: loss is nan;" in told

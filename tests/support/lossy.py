@@ -11,6 +11,7 @@ its hardware sends what cannot be forwarded from here, so `--plain` turns both o
 from __future__ import annotations
 
 import collections
+import errno
 import fcntl
 import random
 import select
@@ -23,6 +24,7 @@ ETH_P_ALL = 3
 SIOCETHTOOL = 0x8946
 OFFLOADS = (0x17, 0x1F, 0x24)  # ETHTOOL_STXCSUM, ETHTOOL_STSO, ETHTOOL_SGSO
 PACKET_OUTGOING = 4
+GONE = (errno.ENETDOWN, errno.ENODEV, errno.ENXIO)  # what the removal of an interface reads like
 
 
 def plain(interface: str) -> None:
@@ -37,7 +39,7 @@ def plain(interface: str) -> None:
 
 
 def relay(names: list[str], delay_s: float, loss: float, seed: int) -> None:
-    """Carry packets until killed."""
+    """Carry packets until killed, or until one of the interfaces is gone."""
     chance = random.Random(seed)
     sockets = []
     for name in names:
@@ -52,7 +54,12 @@ def relay(names: list[str], delay_s: float, loss: float, seed: int) -> None:
     while True:
         patience = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
         for sock in select.select(sockets, [], [], patience)[0]:
-            packet, origin = sock.recvfrom(1 << 17)
+            try:
+                packet, origin = sock.recvfrom(1 << 17)
+            except OSError as error:
+                if error.errno not in GONE:
+                    raise
+                return
             if origin[2] != PACKET_OUTGOING and chance.random() >= loss:
                 waiting.append((time.monotonic() + delay_s, other[sock], packet))
         while waiting and waiting[0][0] <= time.monotonic():

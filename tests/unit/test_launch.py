@@ -40,9 +40,18 @@ def parse(*words: str, environ: dict[str, str] | None = None) -> tuple[Job, list
     return job_from(parser.parse_args(words), environ or {"PATH": os.environ["PATH"]})
 
 
+def test_without_a_number_one_process_is_started_and_said(script: str) -> None:
+    job, remarks = parse(script)
+    assert job.world_size == 1
+    assert remarks == [
+        f"without -n it starts one process; -n 4 starts four, -n cpu {len(os.sched_getaffinity(0))} here"
+    ]
+
+
 @pytest.mark.parametrize("flag", ["-n", "--nproc-per-node", "--nproc_per_node"])
 def test_number_of_ranks(script: str, flag: str) -> None:
     assert parse(flag, "3", script)[0].world_size == 3
+    assert parse(flag, "3", script)[1] == []
     assert parse(flag, "cpu", script)[0].world_size == len(os.sched_getaffinity(0))
     assert parse(flag, "gpu", script, environ={"CUDA_VISIBLE_DEVICES": "0,2"})[0].world_size == 2
 

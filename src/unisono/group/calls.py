@@ -13,7 +13,8 @@ from unisono.buffers import DTYPES, ITEMSIZES
 from unisono.choose import Choice, Chooser
 from unisono.errors import Aborted, GroupClosed, GroupError, message
 from unisono.group.canon import Canon
-from unisono.group.faults import COLLECTIVES, Scene, explain
+from unisono.group.differences import COLLECTIVES
+from unisono.group.faults import Scene, explain, tell_cause
 from unisono.group.layout import Extents, lay_out
 from unisono.group.site import site
 from unisono.group.work import CollectiveWork, Work, seconds
@@ -353,10 +354,12 @@ class Caller:
         if engine is not None:
             engine.abandon()
 
-    def leave(self) -> None:
-        """Stop: tell the others, end the threads, forget the memory."""
+    def leave(self, cause: str = "") -> None:
+        """Stop: tell the others, end the threads, forget the memory. cause: the exception, if any."""
         engine = self._forget()
         if engine is not None:
+            if cause:
+                tell_cause(engine, cause)
             engine.leave()
         with self._works_lock:
             works, self._works = self._works, []

@@ -11,17 +11,19 @@ from unisono import _native
 from unisono._native import FaultKind
 from unisono.buffers import DTYPES, ITEMSIZES
 from unisono.errors import Aborted, GroupError, Mismatch, PeerLost, Timeout, message
+from unisono.group.differences import COLLECTIVES, Called, called, odd_ones
 from unisono.group.site import site
-from unisono.plans import CONTRACTS, algorithm_names
-from unisono.reduction import PremulSum, ReduceOp
 
-__all__ = ["COLLECTIVES", "Scene", "explain", "last_seen", "late"]
+__all__ = ["Scene", "explain", "last_seen", "late", "tell_cause"]
 
 REMARK_PATIENCE_S = 0.5
 """How long a rank that explains a mismatch waits for the others to say where they are."""
 
-COLLECTIVES: tuple[str, ...] = tuple(CONTRACTS)
-"""Names of the collectives; a collective's place is its number in the engine."""
+LEAVING = 2**64 - 1
+"""The number of a remark of why its rank leaves. That of another one is the operation's it speaks of."""
+
+MOST_MESSAGES = 4
+"""So many of the messages that nobody asked for are listed."""
 
 
 class _Fault(NamedTuple):
@@ -31,6 +33,18 @@ class _Fault(NamedTuple):
     signal: int
     exit_code: int
     seq: int
+
+
+class _Sizes(NamedTuple):
+    """A message of another size than was wanted. seq: the collective, 0 for one between two ranks."""
+
+    tag: int
+    wanted_dtype: int
+    got_dtype: int
+    wanted: int
+    got: int
+    seq: int
+    more: bool
 
 
 class Scene(NamedTuple):
@@ -83,11 +97,22 @@ def explain(scene: Scene) -> GroupError:
         return Aborted(message(f"{doing} failed: rank {fault.by} ran out of memory", where=scene.where()))
     return Aborted(
         message(
-            f"{doing} failed: rank {fault.by} aborted the group",
+            f"{doing} failed: rank {fault.by} aborted the group{_cause(scene, fault.by)}",
             where=scene.where(),
             remedy="Its own error tells why.",
         )
     )
+
+
+def tell_cause(engine: _native.Engine, cause: str) -> None:
+    """Tell the others of the exception that makes this rank leave, unless they have a fault to explain."""
+    if not engine.fault()[0]:
+        engine.remark(LEAVING, cause)
+
+
+def _cause(scene: Scene, rank: int) -> str:
+    remark = scene.engine.remark_of(rank)
+    return f" because of {remark[1]}" if remark is not None and remark[0] == LEAVING else ""
 
 
 def late(scene: Scene, waited_s: float) -> str:
@@ -95,7 +120,7 @@ def late(scene: Scene, waited_s: float) -> str:
     scene.engine.refresh()
     seq = scene.engine.standing(scene.rank)[1]
     absent = [rank for rank in range(scene.size) if scene.engine.standing(rank)[1] < seq]
-    who = ""
+    who = "" if scene.operation in COLLECTIVES else _unasked(scene)
     if absent and scene.operation in COLLECTIVES:
         who = f"rank {', '.join(map(str, absent))} has not arrived, last seen {last_seen(scene, absent[0])}"
     return message(
@@ -107,8 +132,10 @@ def _peer_lost(scene: Scene, fault: _Fault, doing: str) -> PeerLost:
     pid = scene.engine.standing(fault.about)[0]
     how, remedy = "died", f"Look at rank {fault.about}'s output."
     if fault.kind == FaultKind.PEER_LEFT:
-        how = "has closed the group"
-        remedy = f"Rank {fault.about} must make the same calls before it closes the group or ends."
+        cause = _cause(scene, fault.about)
+        how = f"has closed the group{cause}"
+        if not cause:
+            remedy = f"Rank {fault.about} must make the same calls before it closes the group or ends."
     elif fault.signal:
         how = f"was ended by {_signal_name(fault.signal)}"
     elif fault.exit_code >= 0:
@@ -165,7 +192,21 @@ def _message_timeout(scene: Scene, fault: _Fault, doing: str) -> str:
     if fault.about == fault.by:
         who = f"rank {fault.by} has sent itself no such message"
     remedy = "Compare the tags, give it a longer timeout, or look at the other rank's output."
-    return message(f"{what}: {who}", where=scene.where(), remedy=remedy)
+    came = _unasked(scene) if fault.by == scene.rank else ""
+    return message(f"{what}: {who}", where=scene.where(), observed=came, remedy=remedy)
+
+
+def _unasked(scene: Scene) -> str:
+    """Messages that have come here and wait: with other tags, or from others, than was asked for."""
+    found = [] if scene.operation.partition("(")[0] in ("send", "isend") else scene.engine.unasked()
+    if not found:
+        return ""
+    each = [
+        f"from rank {source} with tag {tag}, {_array_text(dtype, nbytes)} ({nbytes} bytes)"
+        for source, tag, dtype, nbytes in found[:MOST_MESSAGES]
+    ]
+    more = f"; and {len(found) - MOST_MESSAGES} more" if len(found) > MOST_MESSAGES else ""
+    return f"messages that have come and nobody here has asked for: {'; '.join(each)}{more}"
 
 
 def last_seen(scene: Scene, rank: int) -> str:
@@ -184,16 +225,35 @@ def _mismatch(scene: Scene, fault: _Fault) -> str:
     _, started, finished, _ = scene.engine.standing(scene.rank)
     mine = started if started > finished else started + 1  # a call of a group aborted before was not begun
     scene.engine.remark(mine, scene.called_at or site())
-    seq = _first_difference(scene, fault.seq)
+    sizes = _Sizes(*scene.engine.misfit())
+    seq = _first_difference(scene, sizes.seq or fault.seq)
     there = [rank for rank in range(scene.size) if scene.engine.remembered(rank, seq) is not None]
     _listen(scene, there)
     calls = [_call_of(scene, rank, seq) for rank in range(scene.size)]
-    lines = [f"ranks called different things [{scene.where()}]"]
-    lines += [f"  rank {rank}  #{seq} {call}{_place(scene, rank, seq)}" for rank, call in enumerate(calls)]
-    if len(set(calls)) == 1:
+    uneven = _uneven(fault, sizes, calls[fault.by]) if sizes.seq == seq else ""
+    odd = uneven or odd_ones(calls)
+    lines = [f"ranks called different things{odd and f': {odd}'} [{scene.where()}]"]
+    for rank, call in enumerate(calls):
+        lines.append(f"  rank {rank}  #{seq} {call or _away(scene, rank, seq)}{_place(scene, rank, seq)}")
+    if len(set(calls)) == 1 and not uneven:
         lines.append("The buffers that travel together in it differ in their sizes.")
-    lines.append("Every rank of a group must make the same calls in the same order.")
+    rule = "What a rank sends another one, and what that one expects, must be of one size."
+    lines.append(rule if uneven else "Every rank of a group must make the same calls in the same order.")
     return "\n".join(lines)
+
+
+def _uneven(fault: _Fault, sizes: _Sizes, call: Called | None) -> str:
+    """Whose sizes do not fit whose: "rank 0 sent 5 elements to rank 1, which expected 4"."""
+    if not sizes.wanted and not sizes.got:
+        return f"rank {fault.about} sent more elements to rank {fault.by} than that expected"
+    item = ITEMSIZES[sizes.wanted_dtype]
+    count = f"{sizes.got // item}{' or more' if sizes.more else ''}"
+    passed_on = call is not None and call.name == "all_gather" and sizes.tag != fault.about
+    whose = f" (the block of rank {sizes.tag})" if passed_on else ""
+    return (
+        f"rank {fault.about} sent {count} elements{whose} to rank {fault.by}, "
+        f"which expected {sizes.wanted // item}"
+    )
 
 
 def _listen(scene: Scene, ranks: Iterable[int]) -> None:
@@ -209,6 +269,8 @@ def _place(scene: Scene, rank: int, seq: int) -> str:
     remark = scene.engine.remark_of(rank)
     if remark is None or not remark[1]:
         return ""
+    if remark[0] == LEAVING:
+        return f"  (left{_cause(scene, rank)})"
     return f"  at {remark[1]}" if remark[0] == seq else f"  (by now at {remark[1]})"
 
 
@@ -219,14 +281,14 @@ def _message_mismatch(scene: Scene, fault: _Fault) -> str:
         scene.engine.remark(0, f"{operation} at {scene.called_at or site()}" if receiving else "")
     _listen(scene, (fault.by,))
     remark = scene.engine.remark_of(fault.by)
-    place = f" in {remark[1]}" if remark is not None and remark[1] else ""
-    tag, wanted_dtype, got_dtype, wanted, got = scene.engine.misfit()
+    place = f" in {remark[1]}" if remark is not None and remark[0] == 0 and remark[1] else ""
+    sizes = _Sizes(*scene.engine.misfit())
     return message(
-        f"a message from rank {fault.about} with tag {tag} had another size or dtype than rank {fault.by} "
-        f"expected{place}",
+        f"a message from rank {fault.about} with tag {sizes.tag} had another size or dtype than "
+        f"rank {fault.by} expected{place}",
         where=scene.where(),
-        observed=_array_text(got_dtype, got),
-        expected=_array_text(wanted_dtype, wanted),
+        observed=_array_text(sizes.got_dtype, sizes.got),
+        expected=_array_text(sizes.wanted_dtype, sizes.wanted),
         remedy="Send and receive arrays of one size and dtype.",
     )
 
@@ -244,25 +306,12 @@ def _first_difference(scene: Scene, found_at: int) -> int:
     return found_at
 
 
-def _call_of(scene: Scene, rank: int, seq: int) -> str:
+def _call_of(scene: Scene, rank: int, seq: int) -> Called | None:
     call = scene.engine.remembered(rank, seq)
-    if call is not None:
-        return _called(call)
-    started = scene.engine.standing(rank)[1]
-    where = "not there yet" if started < seq else "already further"
+    return None if call is None else called(call)
+
+
+def _away(scene: Scene, rank: int, seq: int) -> str:
+    """Where a rank is that has not made this call, or has forgotten it."""
+    where = "not there yet" if scene.engine.standing(rank)[1] < seq else "already further"
     return f"{where}; last seen {last_seen(scene, rank)}"
-
-
-def _called(call: tuple[int, int, int, int, int, int]) -> str:
-    kind, dtype, op, root, numel, algorithm = call
-    name = COLLECTIVES[kind]
-    contract = CONTRACTS[name]
-    parts = [f"{DTYPES[dtype]}[{numel}]" if numel else f"{DTYPES[dtype]}"] if name != "barrier" else []
-    if contract.reduces and name != "barrier":
-        parts.append(PremulSum(1.0).name if op == PremulSum(1.0).value else ReduceOp(op).name)
-    if contract.rooted:
-        parts.append(f"root={root}")
-    names = algorithm_names()
-    if algorithm < len(names):
-        parts.append(f"algorithm={names[algorithm]}")
-    return f"{name}({', '.join(parts)})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from unisono.errors import GroupError, RendezvousError, message
 from unisono.group import faults
 from unisono.group.calls import Caller
 from unisono.group.objects import Objects
+from unisono.group.parting import why
 from unisono.group.work import seconds
 from unisono.machine import DEFAULTS, Calibration
 from unisono.rendezvous import Rendezvous, rendezvous
@@ -202,9 +204,13 @@ class Group(Objects):
     def close(self) -> None:
         """Leave the group. Never blocks for long, always works, may be called twice.
 
-        What this rank has sent can still be received. A rank that waits for more from it gets `PeerLost`.
+        What this rank has sent can still be received. A rank that waits for more from it gets `PeerLost`,
+        which tells of the exception that is under way here, if one is.
         """
-        self._finalizer()
+        alive = self._finalizer.detach()
+        if alive is not None:
+            _, _, (caller, meeting, pid), _ = alive
+            _close(caller, meeting, pid, sys.exc_info()[1])
 
     def __enter__(self) -> Group:
         return self
@@ -226,11 +232,11 @@ class Group(Objects):
         raise TypeError("a Group belongs to one process and cannot be pickled")
 
 
-def _close(caller: Caller, meeting: Rendezvous | None, pid: int) -> None:
+def _close(caller: Caller, meeting: Rendezvous | None, pid: int, error: BaseException | None = None) -> None:
     if os.getpid() != pid:  # a fork's copy: the parent's group is not the child's to leave
         caller.abandon()
         return
-    caller.leave()
+    caller.leave(why(error))
     if meeting is not None:
         meeting.close()
 

@@ -58,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.allow_abbrev = False
     add = parser.add_argument
     add(
-        "-n", *_both("--nproc-per-node"), dest="nproc", default="1", metavar="N",
-        help="processes to start here: a number, 'cpu' (one per core), 'gpu', 'auto' (gpu if any, else cpu)",
+        "-n", *_both("--nproc-per-node"), dest="nproc", metavar="N",
+        help="processes to start here: a number (1), 'cpu': one per core, 'gpu', 'auto': gpu, or else cpu",
     )  # fmt: skip
     add("-m", "--module", action="store_true", help="the script is a module, as in python -m")
     add(*_both("--no-python"), action="store_true", help="the script is any program")
@@ -117,7 +117,9 @@ def job_from(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Job,
     remarks = _torchrun_remarks(args)
     nnodes = _nnodes(args.nnodes)
     node_rank = _number("--node-rank", args.node_rank, 0, nnodes - 1)
-    size = _world_size(args.nproc, environ)
+    size = _world_size(args.nproc or "1", environ)
+    if args.nproc is None:
+        remarks.append(f"without -n it starts one process; -n 4 starts four, -n cpu {usable_cores()} here")
     shown, logged = _streams(args, size)
     job = Job(
         command=_command(args, environ),

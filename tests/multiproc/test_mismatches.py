@@ -1,0 +1,186 @@
+"""Ranks that call different things, or the same with sizes that do not fit: all are told who differs."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import numpy as np
+import pytest
+
+import ranks
+import unisono as un
+
+pytestmark = pytest.mark.usefixtures("spread")
+
+DIFFERENT = {
+    "operation": (lambda g: g.all_reduce(np.ones(4)), lambda g: g.broadcast(np.ones(4), 1)),
+    "both wait": (lambda g: g.reduce(np.ones(4), 0), lambda g: g.broadcast(np.ones(4), 0)),
+    "both receive": (lambda g: g.broadcast(np.ones(4), 1), lambda g: g.broadcast(np.ones(4), 0)),
+    "dtype": (lambda g: g.all_reduce(np.ones(4)), lambda g: g.all_reduce(np.ones(8, np.float32))),
+    "size": (lambda g: g.all_reduce(np.ones(4)), lambda g: g.all_reduce(np.ones(5))),
+    "large size": (lambda g: g.all_reduce(np.ones(1 << 20)), lambda g: g.all_reduce(np.ones((1 << 20) + 1))),
+    "op": (lambda g: g.all_reduce(np.ones(4)), lambda g: g.all_reduce(np.ones(4), un.MAX)),
+    "order": (
+        lambda g: (g.barrier(), g.all_reduce(np.ones(1))),
+        lambda g: (g.all_reduce(np.ones(1)), g.barrier()),
+    ),
+    "algorithm": (
+        lambda g: g.all_reduce(np.ones(4), algorithm="ring"),
+        lambda g: g.all_reduce(np.ones(4), algorithm="binomial"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_that_call_different_things_are_all_told_within_a_second(name: str, size: int) -> None:
+    usual, odd = DIFFERENT[name]
+    told: dict[int, str] = {}
+
+    def work(group: un.Group) -> None:
+        group.barrier()
+        started = time.monotonic()
+        with pytest.raises(un.Mismatch) as caught:
+            (odd if group.rank == 1 else usual)(group)
+            group.barrier()  # a rank that could finish alone is told in its next call
+        assert time.monotonic() - started < 1
+        told[group.rank] = str(caught.value)
+
+    ranks.threads(size, work)
+    for text in told.values():
+        assert "ranks called different things" in text
+        assert all(f"rank {rank}  #2" in text for rank in range(size))
+
+
+def test_ranks_that_could_all_finish_alone_are_told_in_the_next_call() -> None:
+    """Rank 0 and rank 6 only send, to each other, and no barrier among nine ever reads those two edges."""
+
+    def work(group: un.Group) -> None:
+        with pytest.raises(un.Mismatch) as caught:
+            group.reduce(np.ones(4), 0) if group.rank == 6 else group.broadcast(np.ones(4), 0)
+            for _ in range(3):
+                group.barrier()
+        assert "rank 0  #1 broadcast(" in str(caught.value)
+        assert "rank 6  #1 reduce(" in str(caught.value)
+
+    ranks.threads(9, work)
+
+
+def test_mismatch_shows_both_calls() -> None:
+    def work(group: un.Group) -> None:
+        with pytest.raises(un.Mismatch) as caught:
+            if group.rank:
+                group.all_reduce(np.ones(5, np.float32), un.MAX)
+            else:
+                group.all_reduce(np.ones(4))
+        said = str(caught.value)  # the algorithm is another one between hosts
+        assert re.search(r"rank 0  #1 all_reduce\(float64\[4\], SUM, algorithm=\w+\)", said), said
+        assert re.search(r"rank 1  #1 all_reduce\(float32\[5\], MAX, algorithm=\w+\)", said), said
+
+    ranks.threads(2, work)
+
+
+ODD = {
+    "operation": (lambda g: g.broadcast(np.ones(4), 0), "rank 1 called broadcast, the others all_reduce ["),
+    "size": (lambda g: g.all_reduce(np.ones(5)), "rank 1 called all_reduce with float64[5], the others with"),
+    "op": (
+        lambda g: g.all_reduce(np.ones(4), un.MAX),
+        "rank 1 called all_reduce with MAX, the others with SUM [",
+    ),
+}
+
+
+def _others_wait_in_the_first_call(group: un.Group) -> None:
+    while any(" #1" not in group.last_seen(rank) for rank in range(group.size) if rank != group.rank):
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_mismatch_first_names_the_rank_that_differs_from_most(name: str) -> None:
+    odd, said = ODD[name]
+
+    def work(group: un.Group) -> None:
+        with pytest.raises(un.Mismatch) as caught:
+            if group.rank == 1:
+                _others_wait_in_the_first_call(group)
+                odd(group)
+            else:
+                group.all_reduce(np.ones(4))
+        assert str(caught.value).startswith(f"ranks called different things: {said}")
+
+    ranks.threads(3, work)
+
+
+BIG = 1 << 20
+UNEVEN = {
+    "short": (5, 4, "rank 1 sent 5 elements to rank 2, which expected 4 ["),
+    "nothing": (0, 4, "rank 1 sent 0 elements to rank 2, which expected 4 ["),
+    "long": (BIG, BIG + 5, f"rank 1 sent {BIG} elements to rank 2, which expected {BIG + 5} ["),
+    "in parts": (1 << 16, 3, " elements to rank 2, which expected 3 ["),  # between threads: "16384 or more"
+}
+
+
+@pytest.mark.parametrize("name", UNEVEN)
+@pytest.mark.parametrize("collective", ["all_to_all", "gather", "scatter"])
+def test_a_mismatch_of_sizes_names_the_two_ranks_and_both_sizes(name: str, collective: str) -> None:
+    given, wanted, said = UNEVEN[name]
+
+    def all_to_all(group: un.Group) -> None:
+        counts = [[2] * 3 for _ in range(3)]
+        counts[1][2] = given
+        sent = [np.zeros(count) for count in counts[group.rank]]
+        counts[1][2] = wanted
+        group.all_to_all([np.zeros(counts[source][group.rank]) for source in range(3)], sent)
+
+    def gather(group: un.Group) -> None:
+        out = [np.zeros(2), np.zeros(wanted), np.zeros(2)] if group.rank == 2 else None
+        group.gather(np.zeros(given if group.rank == 1 else 2), out, 2)
+
+    def scatter(group: un.Group) -> None:
+        inputs = [np.zeros(2), np.zeros(2), np.zeros(given)] if group.rank == 1 else None
+        group.scatter(np.zeros(wanted if group.rank == 2 else 2), inputs, 1)
+
+    def work(group: un.Group) -> None:
+        with pytest.raises(un.Mismatch) as caught:
+            {"all_to_all": all_to_all, "gather": gather, "scatter": scatter}[collective](group)
+            for _ in range(3):
+                group.barrier()
+        text = str(caught.value)
+        assert text.startswith("ranks called different things: rank 1 sent ") and said in text, text
+        assert f"rank {group.rank}  #1 {collective}(float64, " in text
+        assert "must be of one size" in text
+
+    ranks.threads(3, work)
+
+
+def test_a_mismatch_of_sizes_in_whole_segments() -> None:
+    """Who is sent too much finds out in its next call; who is sent too little, once that call comes.
+
+    Where a segment's size does not go into these, messages show it.
+    """
+
+    def work(group: un.Group) -> None:
+        for given, wanted, said in (
+            (
+                2 * BIG,
+                BIG,
+                rf"more elements to rank 1 than that |\d+( or more)? elements to rank 1, which .* {BIG} ",
+            ),
+            (BIG, 2 * BIG, f"{BIG} elements to rank 1, which expected {2 * BIG} "),
+        ):
+            inner = group.subgroup(range(2))
+            assert inner is not None
+            with pytest.raises(un.Mismatch) as caught:
+                if group.rank == 0:
+                    inner.scatter(np.zeros(BIG), [np.zeros(BIG), np.zeros(given)], 0)
+                else:
+                    inner.scatter(np.zeros(wanted), None, 0)
+                inner.all_reduce(np.ones(1))
+                inner.barrier()
+            text = str(caught.value)
+            assert re.match(rf"ranks called different things: rank 0 sent ({said})", text), text
+            assert "#1 scatter(" in text
+            inner.close()
+
+    ranks.threads(2, work, lending=False)
