@@ -46,3 +46,16 @@ def test_states(passed: int, failed: int, expected: str):
     row = {"section": "Functions", "name": "f", "passed": passed, "failed": failed}
     assert table.state(row, {})[0] == expected
     assert table.state(row, {"f": ("differs", "why")}) == ("differs", "why")
+
+
+def test_a_run_without_pytorchs_suite_keeps_what_only_that_ran():
+    def row(name: str, passed: int, example: str) -> dict[str, object]:
+        return {"section": "S", "name": name, "passed": passed, "failed": 0, "example": example}
+
+    before = [
+        row("a", 3, "suite gloo x3 test_a"),
+        row("b", 3, "suite gloo x3 test_b"),
+        row("c", 1, "t.py::c"),
+    ]
+    now = [row("a", 0, ""), row("b", 1, "t.py::b"), row("c", 0, "")]
+    assert table.with_what_the_suite_ran(now, before) == [before[0], now[1], now[2]]

@@ -15,6 +15,7 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 import unisono.group
+from unisono.errors import message
 
 from .calling import Calling
 from .collectives import Collectives
@@ -195,6 +196,15 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
     def _has_hooks(self) -> bool:
         return False
 
+    def _register_on_completion_hook(self, hook: Any) -> None:  # noqa: ARG002
+        """Refuse: PyTorch has it for NCCL alone, whose watchdog calls the hook."""
+        raise RuntimeError(
+            message(
+                "unisono calls no hook when a Work completes: PyTorch has these for NCCL only",
+                remedy="Use work.get_future().then(...).",
+            )
+        )
+
     def _wait_for_pending_works(self) -> None:
         """Do nothing: there are no hooks to wait for."""
 
@@ -213,19 +223,55 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
             return None
         name = group_name or f"{self._group_name} split {'_'.join(map(str, ranks))}"
         store = c10d.PrefixStore(f"split/{name}/", self._store)
-        split = ProcessGroupUnisono(
-            store,
-            ranks.index(self._rank),
-            len(ranks),
-            timeout or self._timeout,
-            f"group {name}",
-            backend=self._backend,
-        )
-        split.setGroupName(name)
-        split.setGroupDesc(group_desc or f"{self._group_desc}:split")
-        return split
+        desc = group_desc or f"{self._group_desc}:split"
+        return self._another(store, ranks.index(self._rank), len(ranks), timeout, name, desc)
 
     splitGroup = split_group  # noqa: N815
+
+    def merge_remote_group(
+        self,
+        store: c10d.Store,
+        size: int,
+        timeout: timedelta | None = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+    ) -> ProcessGroupUnisono:
+        """Make a group of this one's ranks and those of groups that need not know of it.
+
+        Every rank of every group calls this. Ranks are numbered as they come, as PyTorch does it.
+
+        Args:
+            store: that all ranks reach, or a part of it (PrefixStore), for this group only.
+            size: the ranks of all groups together.
+            timeout: for meeting and for the calls of the new group. None: this group's.
+            group_name: the same on every rank.
+        Raises:
+            ValueError: more ranks came than `size`, or the store has served for another group.
+            Timeout: not all came.
+        """
+        rank = store.add("unisono/merged", 1) - 1
+        if rank >= size:
+            raise ValueError(
+                message(
+                    "merge_remote_group: more ranks came to this store than the new group has",
+                    observed=f"{rank + 1} ranks",
+                    expected=f"size={size}",
+                    remedy="Give the size of all groups together, and every new group a store of its own: "
+                    "PrefixStore(name, store).",
+                )
+            )
+        name = group_name or "merge"
+        return self._another(store, rank, size, timeout, name, group_desc or f"{self._group_desc}:merge")
+
+    def _another(
+        self, store: c10d.Store, rank: int, size: int, timeout: timedelta | None, name: str, desc: str
+    ) -> ProcessGroupUnisono:
+        made = ProcessGroupUnisono(
+            store, rank, size, timeout or self._timeout, f"group {name}", backend=self._backend
+        )
+        made.setGroupName(name)
+        made.setGroupDesc(desc)
+        return made
 
     # ---- the end ----
 

@@ -94,10 +94,14 @@ def check_a_checkpoint_that_is_not_there(rank, size):
 
 
 @pytest.mark.filterwarnings("ignore")
-def check_mixed_precision_and_offloading_of_fsdp1(rank, size):
+def check_mixed_precision_of_fsdp1(rank, size):
     halves = fsdp.MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     losses = train(wrapped(mixed_precision=halves), *mine(rank, size))
     assert losses[-1] < 2
+
+
+@pytest.mark.filterwarnings("ignore")
+def check_offloading_of_fsdp1(rank, size):
     net = wrapped(cpu_offload=fsdp.CPUOffload(offload_params=False))
     train(net, *mine(rank, size))
     with Wrapped.summon_full_params(net):

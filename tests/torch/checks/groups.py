@@ -77,6 +77,30 @@ def check_split(rank, size):
     split.shutdown()
 
 
+def check_merge(rank, size):
+    """Groups that do not know of each other: of rank 0 and of the rest."""
+    world = dist.group.WORLD
+    part = world.split_group([0] if rank == 0 else list(range(1, size)))
+    store = dist.PrefixStore("merged", world.get_group_store())
+    merged = part.merge_remote_group(store, size, timedelta(seconds=15), group_name="all")
+    assert (merged.size(), merged.group_name, merged.group_desc) == (size, "all", "default_pg:split:merge")
+    every = [torch.empty(2, dtype=torch.int64) for _ in range(size)]
+    merged.allgather([every], [torch.tensor([merged.rank(), rank])]).wait()
+    assert [row[0] for row in every] == list(range(size))
+    assert sorted(int(row[1]) for row in every) == list(range(size))
+    with pytest.raises(ValueError, match=rf"got \d ranks, expected size={size}\. Give"):
+        part.merge_remote_group(store, size)
+    for group in (merged, part):
+        group.shutdown()
+
+
+def check_what_pytorch_has_for_nccl_only(rank, size):
+    with pytest.raises(TypeError, match="does not support shrinking"):
+        dist.shrink_group([size - 1])
+    with pytest.raises(RuntimeError, match="get_future"):
+        dist.group.WORLD._register_on_completion_hook(print)
+
+
 def check_objects(rank, size):
     mine = {"rank": rank, "text": "x" * rank * 1000, "nothing": None}
     every = [None] * size

@@ -36,6 +36,9 @@ def main() -> int:
     )
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "test-torch", help="logs and notes")
     parser.add_argument("--keep", action="store_true", help="use what is in the folder already")
+    parser.add_argument(
+        "--own", action="store_true", help="run Unisono's tests only; of PyTorch's suite keep results.json"
+    )
     arguments = parser.parse_args()
     folder = arguments.folder
     calls = folder / "calls"
@@ -44,10 +47,12 @@ def main() -> int:
         for old in [*calls.glob("*.txt"), *folder.glob("*.json")]:
             old.unlink()
     started = time.monotonic()
-    suite = run_suite(folder)
+    before = json.loads(table.RESULTS.read_text()) if arguments.own else {"suite": {}, "rows": []}
+    suite: Suite = before["suite"] or run_suite(folder)
     outcomes = run_own(folder)
     outcomes |= {f"suite {run} {test}": end for test, ways in suite.items() for run, end in ways.items()}
     rows = table.rows(features.features(), table.seen_by(calls), outcomes)
+    rows = table.with_what_the_suite_ran(rows, before["rows"])
     results = {"torch": torch.__version__.partition("+")[0], "suite": suite, "rows": rows}
     table.write(results, notes.NOTES, notes.REASONS)
     print(f"\n{report(suite, outcomes)}")

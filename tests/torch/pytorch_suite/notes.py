@@ -20,7 +20,13 @@ NOTES: dict[str, tuple[str, str]] = {
         "differs",
         "PyTorch wants an accelerator bound to the group, whatever the backend; use `new_group`",
     ),
-    "Functions: shrink_group": ("not yet", "a group does not shrink; make another with `new_group`"),
+    "Functions: shrink_group": (
+        "differs",
+        (
+            "PyTorch has it for NCCL only, and puts the rest behind a `ProcessGroup` that takes "
+            "backends made in C++; use `new_group(ranks)`, after a death `init_process_group`"
+        ),
+    ),
     "SyncBatchNorm": ("differs", "PyTorch itself takes CUDA tensors only"),
     "bf16_compress_hook": ("differs", "PyTorch itself wants NCCL"),
     "bf16_compress_wrapper": ("differs", "PyTorch itself wants NCCL"),
@@ -29,14 +35,17 @@ NOTES: dict[str, tuple[str, str]] = {
     "quantization_perchannel_hook": ("differs", "PyTorch itself fails on the CPU, on Gloo too"),
     "DTensor: rand": ("differs", "PyTorch itself has random DTensors on accelerators only"),
     "DTensor: randn": ("differs", "PyTorch itself has random DTensors on accelerators only"),
-    "merge_remote_group": ("not yet", "groups are not merged"),
+    "merge_remote_group": ("works", "also of groups that do not know of each other"),
     "_register_on_completion_hook": (
-        "not yet",
-        "hooks on completion are NCCL's; `Work.get_future()` does it here",
+        "differs",
+        "PyTorch has it for NCCL only, not for Gloo; refused, with a hint at `Work.get_future()`",
     ),
     "Functional collectives: batch_p2p_ops_inplace": (
         "not yet",
-        "wants a backend made in C++; only torch.compile with `enable_p2p_compilation` (off) calls it",
+        (
+            "asks for a backend made in C++, which a group made in Python does not have (Gloo has one); "
+            "`batch_isend_irecv` works. Only torch.compile with `enable_p2p_compilation` (off) calls this"
+        ),
     ),
     "Functional collectives: backend_impl": ("no group", "a variable left over in PyTorch's module"),
     "load_sharded_optimizer_state_dict": (
@@ -56,8 +65,19 @@ NOTES: dict[str, tuple[str, str]] = {
             "raised by NCCL and by PyTorch's stores; a group raises `PeerLost`, `Timeout`, `Mismatch`",
         ),
     ),
-    **dict.fromkeys(
-        ("HuggingFaceStorageReader", "HuggingFaceStorageWriter", "QuantizedHuggingFaceStorageReader"),
-        ("not tested", "needs the package safetensors"),
+    "CPUOffload": (
+        "differs",
+        (
+            "with `offload_params=True` PyTorch itself wants an accelerator, on Gloo too (it pins memory); "
+            "`CPUOffloadPolicy` of FSDP2 works"
+        ),
+    ),
+    "context_parallel": (
+        "works",
+        (
+            "on CPUs under `sdpa_kernel(SDPBackend.MATH)`, without a causal mask: PyTorch cannot shard "
+            "the CPU's fused kernel, on Gloo neither. With `flex_attention` a C++ compiler makes the mask "
+            "first, which takes a minute or more, on Gloo too"
+        ),
     ),
 }

@@ -87,6 +87,19 @@ def rows(features: Any, seen: dict[str, set[str]], outcomes: dict[str, str]) -> 
     return made
 
 
+def with_what_the_suite_ran(rows: list[dict[str, Any]], before: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Put back the rows that only PyTorch's suite ran when it was run, for a run without it."""
+    kept = {
+        (row["section"], row["name"]): row
+        for row in before
+        if row["passed"] and row["example"].startswith("suite ")
+    }
+    return [
+        row if row["passed"] or row["failed"] else kept.get((row["section"], row["name"]), row)
+        for row in rows
+    ]
+
+
 def state(row: dict[str, Any], notes: dict[str, tuple[str, str]]) -> tuple[str, str]:
     """Return one of STATES, and what to know."""
     for name in (f"{row['section']}: {row['name']}", row["name"]):
