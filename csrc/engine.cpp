@@ -15,6 +15,7 @@ namespace unisono {
 namespace {
 
 constexpr Nanoseconds kMicrosecond = 1000;
+constexpr int kMostYieldUs = 20'000;
 // Where nothing is staged, or the steps' cost is higher than within a host.
 constexpr size_t kLentSegmentBytes = 4096 * 1024;
 constexpr size_t kFarSegmentBytes = 2048 * 1024;
@@ -25,11 +26,13 @@ bool crowded(uint32_t ranks, int cores) { return static_cast<int>(ranks) > cores
 
 // With a core for every rank a short spin beats every sleep. With more ranks than cores a spin keeps the
 // rank that is waited for from running, and giving the core away beats sleeping by far: whoever sleeps is
-// woken on the wrong core every so often, where three ranks then take turns.
+// woken on the wrong core every so often, where three ranks then take turns. The more have to take turns, the
+// longer that lasts: once all sleep, every message has to wake somebody, and nobody comes in time any more.
 Patience foreground(const EngineOptions& options, uint32_t ranks) {
   const bool tight = crowded(ranks, options.cores);
   const double spin_us = options.spin_us >= 0 ? options.spin_us : (tight ? 0 : 50);
-  const Nanoseconds yield_us = tight ? 2000 : 200;
+  const int turns = (static_cast<int>(ranks) + options.cores - 1) / options.cores;
+  const Nanoseconds yield_us = tight ? std::min(1000 * turns, kMostYieldUs) : 200;
   return {tight ? 64 : 400, tight ? 8 : 60, static_cast<Nanoseconds>(spin_us * kMicrosecond),
           yield_us * kMicrosecond};
 }

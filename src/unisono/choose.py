@@ -20,8 +20,8 @@ __all__ = ["CANDIDATES", "Choice", "Chooser", "choose", "edges"]
 ONE_SHOT_BYTES = 64 * 1024
 """Work that every rank may do for all: up to here it costs less than a second round of waiting."""
 
-DIRECT_BARRIER_RANKS = 16
-"""Ranks that tell each other at once that they have come: more than that take rounds."""
+DIRECT_RANKS = 16
+"""Ranks that tell each other at once that they have come, or their few numbers: more than that tell one."""
 
 ENGINE_S = 0.85e-6
 """What a message within a host takes beside the flag that tells of it: the engine's two ends, and waits."""
@@ -143,7 +143,9 @@ class Chooser:
         cheapest by their bounds are not priced.
         """
         if self._one_host:
-            return self.direct(collective, nbytes)
+            direct = self.direct(collective, nbytes)
+            few = direct == "one_shot" or collective == "barrier"
+            return "leaders" if few and self._size > DIRECT_RANKS else direct
         if len(CANDIDATES[collective]) == 1:
             return CANDIDATES[collective][0]
         whole = nbytes * self._size if collective in ("all_gather", "reduce_scatter") else nbytes
@@ -196,8 +198,6 @@ class Chooser:
         """The choice on one host; also where contributions have to be combined in the order of ranks."""
         if collective == "all_reduce":
             return "one_shot" if nbytes * (self._size - 1) <= ONE_SHOT_BYTES else "two_shot"
-        if collective == "barrier" and self._size > DIRECT_BARRIER_RANKS:
-            return "dissemination"
         return "direct"
 
 

@@ -122,6 +122,8 @@ def test_on_one_host_direct_algorithms_are_chosen() -> None:
         assert choose("all_reduce", 4, 1 << 20, hosts) == "two_shot"
         assert choose("barrier", 4, 0, hosts) == "direct"
         assert choose("reduce_scatter", 4, 1 << 20, hosts) == "direct"
+    assert choose("all_reduce", 17, 4) == choose("barrier", 17, 0) == "leaders"
+    assert choose("all_reduce", 17, 1 << 20) == "two_shot"
 
 
 def test_on_several_hosts_small_buffers_go_by_leaders_and_large_ones_by_all_ranks() -> None:

@@ -38,6 +38,7 @@ __all__ = ["connect_hosts"]
 
 STRANGER_S = 2.0  # all the time a stranger gets
 GUESTS = 64  # connections looked at at once
+TCP_RTO_MAX_MS = 44  # of Linux since 6.15
 PATIENCE_S = 0.5  # what a stranger gets, at least, when others wait behind it
 DIALLERS = 8  # threads that connect, for one that is not answered must not hold up the others
 DIAL_S = 20.0  # until a connection is given up that nobody answers
@@ -363,6 +364,11 @@ class _Connector:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, seconds // 4))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, seconds // 8))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 8)
+        # What was lost while a link was down is sent again soon after it is up. The kernel gives up after
+        # fifteen times, which has to be later than the peer is given up.
+        longest_ms = min(max(1000, round(1000 * self._peer_timeout_s / 8)), 120_000)
+        with contextlib.suppress(OSError):  # an older kernel, whose times double up to two minutes
+            sock.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, longest_ms)
         if kind == "control":
             milliseconds = max(1, round(1000 * self._peer_timeout_s))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)

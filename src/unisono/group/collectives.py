@@ -122,7 +122,7 @@ class Collectives:
     def barrier(
         self, *, algorithm: str | None = None, async_op: bool = False, timeout: Timeout = None
     ) -> Work | None:
-        """Wait until every rank has come here. Cost: ceil(log2 p) rounds (dissemination)."""
+        """Wait until every rank has come here."""
         return self._caller.call("barrier", None, None, SUM, 0, algorithm, False, async_op, timeout)
 
     def all_gather(
