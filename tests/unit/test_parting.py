@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from unisono.group.parting import why
+from unisono.group.parting import uncaught, why
 
 
 class _Silent(Exception):
@@ -21,6 +21,7 @@ class _Silent(Exception):
         (KeyboardInterrupt(), "KeyboardInterrupt"),
         (SystemExit(3), "SystemExit: 3"),
         (_Silent(), "_Silent"),
+        (_Silent("quiet"), "_Silent: quiet"),
         (OSError("\udcff"), "OSError: ?"),
         (SystemExit(0), ""),
         (SystemExit(), ""),
@@ -31,8 +32,29 @@ def test_why(error: BaseException, said: str) -> None:
     assert why(error) == said
 
 
-def test_the_end_of_an_interactive_program_has_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_takes_time_to_say_is_not_said() -> None:
+    """A list of millions of numbers, a tensor whose device is busy."""
+
+    class Slow:
+        def __repr__(self) -> str:
+            raise AssertionError
+
+    class Talkative(ValueError):
+        def __str__(self) -> str:
+            raise AssertionError
+
+        def __len__(self) -> int:
+            return 0
+
+    for slow in (Slow(), [Slow()], "x" * 1_000_000, 1 << 1_000_000, type("Word", (str,), {})("x")):
+        assert why(ValueError("x", slow)) == "ValueError"
+        assert why(SystemExit(slow)) == "SystemExit"
+    assert why(Talkative("x", 1, 2.5, None)) == "Talkative: ('x', 1, 2.5, None)"
+    assert why(FileNotFoundError(2, "No such file", "a")) == "FileNotFoundError: [Errno 2] No such file: 'a'"
+
+
+def test_nobody_says_why_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last error that nobody caught counts at the end of the program only: see the test of processes."""
     monkeypatch.setattr(sys, "last_value", ValueError("long ago"), raising=False)
-    assert why(None) == "ValueError: long ago"
-    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     assert why(None) == ""
+    assert uncaught() is None

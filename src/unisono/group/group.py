@@ -18,7 +18,7 @@ from unisono.errors import GroupError, RendezvousError, message
 from unisono.group import faults
 from unisono.group.calls import Caller
 from unisono.group.objects import Objects
-from unisono.group.parting import why
+from unisono.group.parting import uncaught, why
 from unisono.group.work import seconds
 from unisono.machine import DEFAULTS, Calibration
 from unisono.rendezvous import Rendezvous, rendezvous
@@ -64,7 +64,7 @@ class Group(Objects):
         self._members = tuple(range(size)) if members is None else members
         self._subgroups = 0
         # At exit, too, the others must learn that this rank has gone, and no thread may be left.
-        self._finalizer = weakref.finalize(self, _close, self._caller, meeting, os.getpid())
+        self._finalizer = weakref.finalize(self, _end, self._caller, meeting, os.getpid())
 
     @property
     def rank(self) -> int:
@@ -207,10 +207,13 @@ class Group(Objects):
         What this rank has sent can still be received. A rank that waits for more from it gets `PeerLost`,
         which tells of the exception that is under way here, if one is.
         """
+        self._leave(sys.exc_info()[1])
+
+    def _leave(self, error: BaseException | None) -> None:
         alive = self._finalizer.detach()
         if alive is not None:
             _, _, (caller, meeting, pid), _ = alive
-            _close(caller, meeting, pid, sys.exc_info()[1])
+            _close(caller, meeting, pid, error)
 
     def __enter__(self) -> Group:
         return self
@@ -220,7 +223,7 @@ class Group(Objects):
     ) -> None:
         """Close; when the block ended well, raise the error of asynchronous work that nobody heard of."""
         unheard = self._caller.unheard() if kind is None else None
-        self.close()
+        self._leave(error)  # not what a handler around the block has caught before
         if unheard is not None:
             raise unheard
 
@@ -232,13 +235,22 @@ class Group(Objects):
         raise TypeError("a Group belongs to one process and cannot be pickled")
 
 
-def _close(caller: Caller, meeting: Rendezvous | None, pid: int, error: BaseException | None = None) -> None:
+def _end(caller: Caller, meeting: Rendezvous | None, pid: int) -> None:
+    """Close a group that nobody has closed: it was forgotten, or the program ends."""
+    _close(caller, meeting, pid, uncaught())
+
+
+def _close(caller: Caller, meeting: Rendezvous | None, pid: int, error: BaseException | None) -> None:
     if os.getpid() != pid:  # a fork's copy: the parent's group is not the child's to leave
         caller.abandon()
         return
-    caller.leave(why(error))
-    if meeting is not None:
-        meeting.close()
+    cause = ""
+    try:
+        cause = why(error)
+    finally:  # whatever becomes of it, as by Ctrl-C
+        caller.leave(cause)
+        if meeting is not None:
+            meeting.close()
 
 
 def init_process_group(

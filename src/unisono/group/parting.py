@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
+from types import WrapperDescriptorType
 
-__all__ = ["why"]
+__all__ = ["uncaught", "why"]
 
 MOST_BYTES = 200
 """So much is told of an exception: less than a remark holds."""
+
+MOST_CHARACTERS = 1 << 16
+"""Longer arguments of an exception are not looked through."""
+
+MOST_BITS = 256
+"""Of a number that is put into digits."""
 
 
 def why(error: BaseException | None) -> str:
     """The type and the first line of the exception that makes this rank leave; "" when it leaves of itself.
 
-    Args:
-        error: the exception under way; None: the one that ended the program, if one did.
-    Example: ValueError("bad loss") -> "ValueError: bad loss"
+    Takes no time worth speaking of, and never raises: neither a tensor is waited for nor a list formatted.
+
+    Example: ValueError("bad loss") -> "ValueError: bad loss"; ValueError([1, 2]) -> "ValueError"
     """
-    error = error or _uncaught()
     if error is None or isinstance(error, GeneratorExit):
         return ""
-    if isinstance(error, SystemExit) and not error.code:
+    if isinstance(error, SystemExit) and _is_plain(error.code) and not error.code:
         return ""
     said = ""
-    with contextlib.suppress(Exception):  # its own __str__
-        said = str(error).strip().partition("\n")[0]
+    with contextlib.suppress(Exception):  # attributes of a class of the caller's
+        said = _text(error).strip().partition("\n")[0]
     text = f"{type(error).__name__}: {said}" if said else type(error).__name__
     encoded = text.encode("utf-8", "replace")
     if len(encoded) <= MOST_BYTES:
@@ -33,9 +40,27 @@ def why(error: BaseException | None) -> str:
     return encoded[:MOST_BYTES].decode("utf-8", "ignore") + "..."
 
 
-def _uncaught() -> BaseException | None:
-    """What has ended the program. An interactive one goes on after it, and ends for other reasons."""
-    if hasattr(sys, "ps1"):
+def uncaught() -> BaseException | None:
+    """What has ended the program; None before its end, for then it was caught somewhere."""
+    if threading.main_thread().is_alive() or hasattr(sys, "ps1"):  # an interactive one went on after it
         return None
     error: BaseException | None = getattr(sys, "last_value", None)
     return error
+
+
+def _text(error: BaseException) -> str:
+    """What the exception says, where it takes no code but the interpreter's own to say it."""
+    if not all(_is_plain(arg) for arg in error.args):
+        return ""
+    if isinstance(type(error).__str__, WrapperDescriptorType):
+        return str(error)
+    return BaseException.__str__(error)  # its own __str__ may take any time: its arguments, then
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value is quickly put into words. A subclass may have words of its own."""
+    if type(value) in (str, bytes):
+        return len(value) <= MOST_CHARACTERS  # type: ignore[arg-type]
+    if type(value) is int:
+        return value.bit_length() <= MOST_BITS
+    return value is None or type(value) in (bool, float)
