@@ -79,10 +79,12 @@ std::tuple<int, int, int, int, int, uint64_t> fault(Engine& engine) {
   return {static_cast<int>(f.kind), f.by, f.about, f.signal, f.exit_code, f.seq};
 }
 
-// (tag, dtype wanted, dtype got, bytes wanted, bytes got, seq, more) of the message that ended the group.
-std::tuple<int, uint32_t, uint32_t, uint64_t, uint64_t, uint64_t, bool> misfit(Engine& engine) {
+// (tag, dtype wanted, dtype got, bytes wanted, bytes got, seq, more, scratch) of the message that ended the
+// group.
+std::tuple<int, uint32_t, uint32_t, uint64_t, uint64_t, uint64_t, bool, bool> misfit(Engine& engine) {
   const Misfit m = engine.fault().misfit;
-  return {m.tag, m.wanted_dtype, m.got_dtype, m.wanted_nbytes, m.got_nbytes, m.seq, m.more != 0};
+  return {m.tag,        m.wanted_dtype, m.got_dtype, m.wanted_nbytes,
+          m.got_nbytes, m.seq,          m.more != 0, m.scratch != 0};
 }
 
 // (pid, started, finished, left) of a rank.
@@ -181,9 +183,9 @@ void bind_messages(nb::class_<Engine>& engine) {
           "After a failure: keeps buffers for ever if a rank that was stopped may still write to them.")
       .def("detach", [](Engine& self) { self.channels().detach(); })
       .def(
-          "unasked", [](Engine& self) { return self.channels().unasked(); },
+          "unexpected", [](Engine& self) { return self.channels().unexpected(); },
           nb::call_guard<nb::gil_scoped_release>(),
-          "(source, tag, dtype, bytes) of the messages that have come and nobody has asked for, in order.")
+          "(source, tag, dtype, bytes) of whole messages that nobody here has asked for, in order.")
       .def(
           "wait_request",
           [](Engine& self, Request& request, double timeout_s, bool fatal) {

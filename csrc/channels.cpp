@@ -111,7 +111,8 @@ bool Channels::read_header(int peer) {
     incoming.request = nullptr;
   }
   try {
-    incoming.kept = kept_.insert(kept_.end(), Kept{peer, header, std::vector<unsigned char>(header.nbytes)});
+    incoming.kept =
+        kept_.insert(kept_.end(), Kept{peer, header, std::vector<unsigned char>(header.nbytes), false});
   } catch (const std::bad_alloc&) {
     failed_ = true;  // the header is gone: what follows can no longer be told apart
     throw;
@@ -143,6 +144,7 @@ void Channels::finish_incoming(int peer) {
     incoming.request = nullptr;
     return;
   }
+  incoming.kept->whole = true;
   const std::shared_ptr<Request> request = match(peer, incoming.header);
   if (!request) return;
   deliver(*request, peer, incoming.header, incoming.kept->bytes.data());
@@ -176,8 +178,7 @@ void Channels::refuse(Request& request, int peer, const Header& header) {
 bool Channels::take_kept(Request& request) {
   for (auto kept = kept_.begin(); kept != kept_.end(); ++kept) {
     if (!ranks_match(request.peer, kept->peer) || !tags_match(request.tag, kept->header.tag)) continue;
-    const Incoming& incoming = incoming_[static_cast<size_t>(kept->peer)];
-    if (incoming.open && !incoming.request && incoming.kept == kept) continue;
+    if (!kept->whole) continue;
     deliver(request, kept->peer, kept->header, kept->bytes.data());
     kept_.erase(kept);
     return true;
@@ -185,11 +186,11 @@ bool Channels::take_kept(Request& request) {
   return false;
 }
 
-std::vector<std::tuple<int, int, uint32_t, uint64_t>> Channels::unasked() {
+std::vector<std::tuple<int, int, uint32_t, uint64_t>> Channels::unexpected() {
   const std::lock_guard lock(mutex_);
   std::vector<std::tuple<int, int, uint32_t, uint64_t>> found;
   for (const Kept& kept : kept_)
-    found.emplace_back(kept.peer, kept.header.tag, kept.header.dtype, kept.header.nbytes);
+    if (kept.whole) found.emplace_back(kept.peer, kept.header.tag, kept.header.dtype, kept.header.nbytes);
   return found;
 }
 
@@ -229,7 +230,7 @@ void Channels::loop_back(Request& send) {
   if (const std::shared_ptr<Request> request = match(rank_, header)) {
     deliver(*request, rank_, header, send.data);
   } else {
-    kept_.push_back(Kept{rank_, header, {send.data, send.data + send.nbytes}});
+    kept_.push_back(Kept{rank_, header, {send.data, send.data + send.nbytes}, true});
   }
   finish(send, FaultKind::kNone);
 }

@@ -62,8 +62,8 @@ class Channels {
   void detach();
   // Waits for a request. When `deadline` passes first: kTimeout, and the group is aborted if `fatal`.
   FaultKind wait(Request& request, Nanoseconds deadline, bool fatal, const std::function<bool()>* interrupt);
-  // (source, tag, dtype, bytes) of the messages that have come and nobody has asked for, in order.
-  std::vector<std::tuple<int, int, uint32_t, uint64_t>> unasked();
+  // (source, tag, dtype, bytes) of whole messages that nobody here has asked for, in order.
+  std::vector<std::tuple<int, int, uint32_t, uint64_t>> unexpected();
   // Ends everything. `forked`: this is a fork's copy, whose thread and lock are the parent's.
   void leave(bool forked);
   bool unsettled() const { return unsettled_; }     // see Executor
@@ -80,6 +80,7 @@ class Channels {
     int peer;
     Header header;
     std::vector<unsigned char> bytes;
+    bool whole;  // all of it has come
   };
   struct Incoming {
     bool open = false;

@@ -234,6 +234,7 @@ void Executor::refuse(int peer, ChunkRef chunk, size_t nbytes, const Message& me
   sizes.tag = chunk.index;
   sizes.wanted_dtype = sizes.got_dtype = static_cast<uint32_t>(frame.job.dtype);
   sizes.wanted_nbytes = before + nbytes;
+  sizes.scratch = chunk.space == Space::kTmp;
   if (chunk.space != Space::kTmp)
     sizes.wanted_nbytes =
         (chunk.space == Space::kOut ? binding.out : binding.in).numel(chunk.index) * frame.item;

@@ -45,7 +45,8 @@ struct Misfit {
   uint32_t wanted_dtype = 0, got_dtype = 0;
   uint64_t wanted_nbytes = 0, got_nbytes = 0;
   uint64_t seq = 0;
-  uint32_t more = 0;  // whether more may have followed what was got
+  uint32_t more = 0;     // whether more may have followed what was got
+  uint32_t scratch = 0;  // whether the chunk is one of scratch memory: it is only passed on
 };
 
 struct Fault {
@@ -80,10 +81,10 @@ struct alignas(kLineBytes) Bell {
   std::atomic<uint32_t> sleepers;
 };
 
-// What a rank has to say of the fault that ended the group: written once, and only then.
+// What a rank has to say to the others: of the fault that ended the group, or of why it leaves. Written once.
 struct alignas(kLineBytes) Remark {
   std::atomic<uint32_t> state;  // 0 none, 1 being written, 2 set
-  uint64_t seq;                 // the operation it was in; 0: a message
+  uint64_t seq;                 // the operation it speaks of; 0: a message; 2^64-1: why this rank leaves
   char text[kRemarkBytes];      // ends with a zero
 };
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 
 import numpy as np
@@ -147,9 +148,62 @@ def test_a_mismatch_of_sizes_names_the_two_ranks_and_both_sizes(name: str, colle
             for _ in range(3):
                 group.barrier()
         text = str(caught.value)
-        assert text.startswith("ranks called different things: rank 1 sent ") and said in text, text
+        assert text.startswith("sizes do not fit: rank 1 sent ") and said in text, text
         assert f"rank {group.rank}  #1 {collective}(float64, " in text
         assert "must be of one size" in text
+
+    ranks.threads(3, work)
+
+
+PASSED_ON = {  # collective, root, the rank whose own size is wrong
+    "its block comes by rank 3": (
+        *("scatter", 1, 0),
+        "rank 3 sent 4 elements (the block of rank 0, on its way from rank 1) to rank 0, which expected 5 [",
+    ),
+    "its own comes before the one it passes on": (
+        *("scatter", 1, 3),
+        "rank 1 sent 4 elements to rank 3, which expected 5 [",
+    ),
+    "a leaf below the root": ("scatter", 1, 2, "rank 1 sent 4 elements to rank 2, which expected 5 ["),
+    "its block goes by rank 3": (
+        *("gather", 1, 0),
+        "rank 0 sent 5 elements (the block of rank 0, on its way to rank 1) to rank 3, which expected 4 [",
+    ),
+    "a leaf beside the root": ("gather", 1, 2, "rank 2 sent 5 elements to rank 1, which expected 4 ["),
+}
+
+
+@pytest.mark.parametrize("name", PASSED_ON)
+def test_a_mismatch_of_sizes_tells_whose_block_a_rank_passes_on(name: str) -> None:
+    """Its program names no size for that rank. Below rank 1 are 2 and 3, below rank 3 is 0."""
+    collective, root, wrong, said = PASSED_ON[name]
+
+    def work(group: un.Group) -> None:
+        own = np.zeros(5 if group.rank == wrong else 4)
+        blocks = [np.zeros(4) for _ in range(4)] if group.rank == root else None
+        with pytest.raises(un.Mismatch) as caught:
+            getattr(group, collective)(own, blocks, root, algorithm="binomial")
+            for _ in range(3):
+                group.barrier()
+        assert str(caught.value).startswith(f"sizes do not fit: {said}")
+
+    ranks.threads(4, work)
+
+
+def test_sizes_that_do_not_fit_are_not_the_news_where_one_calls_something_else() -> None:
+    called = threading.Event()
+
+    def work(group: un.Group) -> None:
+        with pytest.raises(un.Mismatch) as caught:
+            if group.rank == 2:
+                group.broadcast(np.ones(4), 2)
+                called.set()
+            else:
+                called.wait(10)
+                given = [np.zeros(2 if rank == group.rank else 3) for rank in range(3)]
+                group.all_to_all([np.zeros(2) for _ in range(3)], given)
+            group.barrier()
+        assert str(caught.value).startswith("ranks called different things")
 
     ranks.threads(3, work)
 
@@ -179,7 +233,7 @@ def test_a_mismatch_of_sizes_in_whole_segments() -> None:
                 inner.all_reduce(np.ones(1))
                 inner.barrier()
             text = str(caught.value)
-            assert re.match(rf"ranks called different things: rank 0 sent ({said})", text), text
+            assert re.match(rf"sizes do not fit: rank 0 sent ({said})", text), text
             assert "#1 scatter(" in text
             inner.close()
 

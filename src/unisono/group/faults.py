@@ -35,7 +35,10 @@ class _Fault(NamedTuple):
 
 
 class _Sizes(NamedTuple):
-    """A message of another size than was wanted. seq: the collective, 0 for one between two ranks."""
+    """A message of another size than was wanted. tag: of a collective, the number of the chunk.
+
+    seq: the collective, 0 for one between two ranks.  more: may have followed.  scratch: the chunk is one.
+    """
 
     tag: int
     wanted_dtype: int
@@ -44,6 +47,7 @@ class _Sizes(NamedTuple):
     got: int
     seq: int
     more: bool
+    scratch: bool
 
 
 class Scene(NamedTuple):
@@ -119,7 +123,7 @@ def late(scene: Scene, waited_s: float) -> str:
     scene.engine.refresh()
     seq = scene.engine.standing(scene.rank)[1]
     absent = [rank for rank in range(scene.size) if scene.engine.standing(rank)[1] < seq]
-    who = "" if scene.operation in COLLECTIVES else _unasked(scene)
+    who = "" if scene.operation in COLLECTIVES else _unexpected(scene)
     if absent and scene.operation in COLLECTIVES:
         who = f"rank {', '.join(map(str, absent))} has not arrived, last seen {last_seen(scene, absent[0])}"
     return message(
@@ -193,13 +197,13 @@ def _message_timeout(scene: Scene, fault: _Fault, doing: str) -> str:
     if fault.about == fault.by:
         who = f"rank {fault.by} has sent itself no such message"
     remedy = "Compare the tags, give it a longer timeout, or look at the other rank's output."
-    came = _unasked(scene) if fault.by == scene.rank else ""
+    came = _unexpected(scene) if fault.by == scene.rank else ""
     return message(f"{what}: {who}", where=scene.where(), observed=came, remedy=remedy)
 
 
-def _unasked(scene: Scene) -> str:
+def _unexpected(scene: Scene) -> str:
     """Messages that have come here and wait: with other tags, or from others, than was asked for."""
-    found = [] if scene.operation.partition("(")[0] in ("send", "isend") else scene.engine.unasked()
+    found = [] if scene.operation.partition("(")[0] in ("send", "isend") else scene.engine.unexpected()
     if not found:
         return ""
     each = [
@@ -231,30 +235,51 @@ def _mismatch(scene: Scene, fault: _Fault) -> str:
     there = [rank for rank in range(scene.size) if scene.engine.remembered(rank, seq) is not None]
     _listen(scene, there)
     calls = [_call_of(scene, rank, seq) for rank in range(scene.size)]
-    uneven = _uneven(fault, sizes, calls[fault.by]) if sizes.seq == seq else ""
+    alike = len(set(calls) - {None}) == 1
+    uneven = _uneven(scene, fault, sizes) if alike and sizes.seq == seq else ""
+    only_sizes = bool(uneven) or (alike and None not in calls)
+    what = "sizes do not fit" if only_sizes else "ranks called different things"
     odd = uneven or odd_ones(calls)
-    lines = [f"ranks called different things{odd and f': {odd}'} [{scene.where()}]"]
+    lines = [f"{what}{odd and f': {odd}'} [{scene.where()}]"]
     for rank, call in enumerate(calls):
         lines.append(f"  rank {rank}  #{seq} {call or _away(scene, rank, seq)}{_place(scene, rank, seq)}")
-    if len(set(calls)) == 1 and not uneven:
+    if only_sizes and not uneven:
         lines.append("The buffers that travel together in it differ in their sizes.")
     rule = "What a rank sends another one, and what that one expects, must be of one size."
     lines.append(rule if uneven else "Every rank of a group must make the same calls in the same order.")
     return "\n".join(lines)
 
 
-def _uneven(fault: _Fault, sizes: _Sizes, call: Called | None) -> str:
+def _uneven(scene: Scene, fault: _Fault, sizes: _Sizes) -> str:
     """Whose sizes do not fit whose: "rank 0 sent 5 elements to rank 1, which expected 4"."""
     if not sizes.wanted and not sizes.got:
         return f"rank {fault.about} sent more elements to rank {fault.by} than that expected"
     item = ITEMSIZES[sizes.wanted_dtype]
     count = f"{sizes.got // item}{' or more' if sizes.more else ''}"
-    passed_on = call is not None and call.name == "all_gather" and sizes.tag != fault.about
-    whose = f" (the block of rank {sizes.tag})" if passed_on else ""
     return (
-        f"rank {fault.about} sent {count} elements{whose} to rank {fault.by}, "
+        f"rank {fault.about} sent {count} elements{_passed_on(scene, fault, sizes)} to rank {fault.by}, "
         f"which expected {sizes.wanted // item}"
     )
+
+
+def _passed_on(scene: Scene, fault: _Fault, sizes: _Sizes) -> str:
+    """Whose block did not fit, where one of the two ranks only passes it on and has no say in its size.
+
+    The number of a chunk is the rank whose block it is. Only where a scatter ends it is 0.
+    """
+    call = scene.engine.remembered(fault.by, sizes.seq)
+    if call is None:
+        return ""
+    kind, _, _, root, _, _ = call
+    block = f"the block of rank {sizes.tag}"
+    if COLLECTIVES[kind] == "all_gather" and sizes.tag != fault.about:
+        return f" ({block})"
+    if COLLECTIVES[kind] == "gather" and (fault.about, fault.by) != (sizes.tag, root):
+        return f" ({block}, on its way to rank {root})"
+    if COLLECTIVES[kind] == "scatter" and (sizes.scratch or fault.about != root):
+        block = block if sizes.scratch else f"the block of rank {fault.by}"
+        return f" ({block}, on its way from rank {root})"
+    return ""
 
 
 def _listen(scene: Scene, ranks: Iterable[int]) -> None:
