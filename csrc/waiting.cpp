@@ -266,8 +266,6 @@ void Waiter::fail(Fault fault) {
 // own: its message is too short or too long, or there is one too few, or one too many, which then is found
 // later.
 void Waiter::refuse(int peer, uint64_t fingerprint, uint64_t nbytes, Misfit sizes) {
-  if (control_ != nullptr && fingerprint != fingerprint_)
-    control_->refresh(kAskPatience);  // what it has called
   Fault fault;
   fault.kind = FaultKind::kMismatch;
   fault.about = peer;
@@ -277,10 +275,13 @@ void Waiter::refuse(int peer, uint64_t fingerprint, uint64_t nbytes, Misfit size
     fault.misfit.seq = seq_;
   } else if (const uint64_t earlier = world_.find(rank_, fingerprint); earlier != 0) {
     fault.misfit.seq = earlier;
-  } else if (world_.find(peer, fingerprint_) == seq_) {
-    fault.misfit = sizes;
-    fault.misfit.more = 0;
-    fault.misfit.seq = seq_;
+  } else {
+    if (control_ != nullptr && !world_.near(peer)) control_->refresh(kAskPatience);  // what it has called
+    if (world_.find(peer, fingerprint_) == seq_) {
+      fault.misfit = sizes;
+      fault.misfit.more = 0;
+      fault.misfit.seq = seq_;
+    }
   }
   fail(fault);
 }
