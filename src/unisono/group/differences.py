@@ -52,15 +52,15 @@ def odd_ones(calls: Sequence[Called | None]) -> str:
     """
     known = [call for call in calls if call is not None]
     usual, count = Counter(known).most_common(1)[0] if known else (None, 0)
-    odd = [rank for rank, call in enumerate(calls) if call is not None and call != usual]
-    different = {calls[rank] for rank in odd}
+    odd = {rank: call for rank, call in enumerate(calls) if call is not None and call != usual}
+    different = set(odd.values())
     if usual is None or 2 * count <= len(known) or len(different) != 1:
         return ""
     ranks = f"rank{'s' if len(odd) > 1 else ''} {', '.join(map(str, odd))}"
     others = "the others" if len(known) == len(calls) else "most others"
     one = different.pop()
-    if one is None or one.name != usual.name:
-        return f"{ranks} called {one and one.name}, {others} {usual.name}"
+    if one.name != usual.name:
+        return f"{ranks} called {one.name}, {others} {usual.name}"
     pairs = [pair for pair in zip(one.words, usual.words, strict=True) if pair[0] != pair[1]]
     theirs, usually = (", ".join(words) for words in zip(*pairs, strict=True))
     return f"{ranks} called {one.name} with {theirs}, {others} with {usually}"
