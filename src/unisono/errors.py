@@ -8,7 +8,7 @@
     ├── GroupError           an operation failed; the group is aborted and stays so
     │   ├── Timeout          (also TimeoutError) somebody did not arrive in time
     │   ├── PeerLost         (also ConnectionError) a rank died or left
-    │   ├── Mismatch         ranks called different things
+    │   ├── Mismatch         ranks called different things, or sizes do not fit
     │   └── Aborted          this group was aborted by this process (interrupt, abort())
     ├── GroupClosed          the group was used after close()
     ├── PlanError            (also ValueError) a plan is wrong; says at which step
@@ -92,7 +92,7 @@ class PeerLost(GroupError, ConnectionError):
 
 
 class Mismatch(GroupError):
-    """Ranks of one group called different things."""
+    """Ranks of one group called different things, or the same with sizes that do not fit each other."""
 
 
 class Aborted(GroupError):
