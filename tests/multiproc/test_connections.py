@@ -21,6 +21,7 @@ import pytest
 
 import ranks
 import unisono as un
+from unisono import _native
 from unisono.backends.native import EngineSettings, open_engine
 from unisono.backends.roster import Roster, meet, write_card
 from unisono.backends.tcp import _Connector, connect_hosts
@@ -139,6 +140,28 @@ def test_loopback_between_hosts_is_refused() -> None:
     assert told[0] == told[1]
     assert "can only be reached at 127.0.0.1, which no other host can use" in told[0]
     assert "MASTER_ADDR" in told[0]
+
+
+def test_ranks_with_engines_of_different_versions_are_told_before_they_connect() -> None:
+    def newer(card: bytes) -> bytes:
+        layout, rank, _, *rest = msgspec.msgpack.decode(card)
+        return msgspec.msgpack.encode([layout + 1, rank, "far", *rest[:2]])  # whose cards go on otherwise
+
+    store = Meddler("card/1", newer)
+    told = open_two(store)
+    assert all(isinstance(one, un.RendezvousError) for one in told)
+    assert str(told[0]) == str(told[1])
+    versions = f"got version {_native.LAYOUT + 1} on rank 1, expected {_native.LAYOUT}, as on rank 0"
+    for words in (
+        "rank 1 (host far) and rank 0 (host ",
+        "different builds",
+        versions,
+        "same build on all hosts",
+    ):
+        assert words in str(told[0])
+    assert not store.check(["endpoint/1"])
+    told = open_two(Meddler("card/1", lambda _: msgspec.msgpack.encode([1, 4711, 90210, "old"])))
+    assert "got version unknown on rank 1" in str(told[1])
 
 
 def join_strange(size: int, rank: int, place: tuple[str, int], timeout_s: float) -> None:
