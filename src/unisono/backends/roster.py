@@ -84,7 +84,7 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
         masks = [int(card.cores, 16) for card in self.cards if card.kernel == self.cards[rank].kernel]
         mates = len(self.mates(rank))
         bound = {
-            places: sum(mask | places == places for mask in masks) for places in [*masks, reduce(or_, masks)]
+            places: sum(mask | places == places for mask in masks) for places in {*masks, reduce(or_, masks)}
         }
         return max(1, min(places.bit_count() * mates // ranks for places, ranks in bound.items()))
 
