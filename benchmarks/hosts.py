@@ -9,7 +9,7 @@ Every library has processes of its own on all hosts; they take turns, round by r
 values are checked, a figure is the median over rounds of the slowest rank's time, a ratio is taken within a
 round. The bound of an all-reduce of n bytes among p hosts is 2(p-1)/p * n bytes through every host's link,
 each way. On a shaped link `share` is what the bound alone would take divided by what it took; `link` is the
-bytes counted over the bound.
+bytes counted over the bound. `before` runs the other installation's worker, with its own way of lining up.
 
 An MPI library's own launcher starts its ranks: what it takes for `ssh` enters a namespace. Between hosts it
 has TCP only; inside one it takes what it likes best, or TCP with --mpi-inside tcp.

@@ -122,6 +122,7 @@ void bind_tables(nb::module_& m) {
       .value("NO_MEMORY", FaultKind::kNoMemory);
   m.attr("LANE_ENTRIES") = kLaneEntries;
   m.attr("HISTORY") = kHistory;
+  m.attr("LAYOUT") = kLayout;
 }
 
 }  // namespace

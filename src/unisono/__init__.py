@@ -103,16 +103,18 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _OPS:
-        value: Any = getattr(import_module("unisono.reduction").ReduceOp, name)
-    else:
-        home = next((home for home, names in _HOMES.items() if name in names), None)
-        if home is None:
-            raise AttributeError(f"module 'unisono' has no attribute {name!r}")
-        value = getattr(import_module(home), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # to a type checker a name that does not exist is an error
+
+    def __getattr__(name: str) -> Any:
+        if name in _OPS:
+            value: Any = getattr(import_module("unisono.reduction").ReduceOp, name)
+        else:
+            home = next((home for home, names in _HOMES.items() if name in names), None)
+            if home is None:
+                raise AttributeError(f"module 'unisono' has no attribute {name!r}")
+            value = getattr(import_module(home), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -23,6 +23,10 @@ ONE_SHOT_BYTES = 64 * 1024
 DIRECT_RANKS = 16
 """Ranks that tell each other at once that they have come, or their few numbers: more than that tell one."""
 
+SEGMENT_BYTES = 256 * 1024
+"""Pieces in which a buffer is priced between hosts. The engine takes longer ones there (2 MiB): the shorter
+ones stand for what it hands on before a segment is whole. With these the choices were measured."""
+
 ENGINE_S = 0.85e-6
 """What a message within a host takes beside the flag that tells of it: the engine's two ends, and waits."""
 
@@ -61,25 +65,24 @@ class Price:
     def __init__(self, plan: Plan, machine: Calibration = DEFAULTS) -> None:
         self._plan = plan
         self._edges = edges(machine)
-        self._segment = machine.segment_bytes
         self._empty = self._seconds(0)
 
     def __call__(self, nbytes: float) -> float:
         """Seconds for a whole buffer of `nbytes`: the first segment's way, and what the others add."""
         if nbytes == 0:  # a barrier's price is found in half the time
             return self._empty
-        first = min(nbytes / self._segment, 1)
-        further = nbytes / self._segment - first
+        first = min(nbytes / SEGMENT_BYTES, 1)
+        further = nbytes / SEGMENT_BYTES - first
         return self._empty + (self._first - self._empty) * first + self._further * further
 
     @cached_property
     def _first(self) -> float:
-        return self._seconds(self._segment)
+        return self._seconds(SEGMENT_BYTES)
 
     @cached_property
     def _further(self) -> float:
         inside, between, g = self._edges
-        return busiest(self._plan, self._segment, inside=inside, between=between, g=g)
+        return busiest(self._plan, SEGMENT_BYTES, inside=inside, between=between, g=g)
 
     def _seconds(self, nbytes: int) -> float:
         inside, between, g = self._edges
@@ -97,10 +100,9 @@ class Bound:
         one_rank = Plan(collective, algorithm, size, 0, (steps, *[()] * (size - 1)), hosts)
         inside, between, _ = edges(machine)
         self._empty = sending(one_rank, 0, 0, inside=inside, between=between)
-        segment = machine.segment_bytes
         self._per_byte = (
-            sending(one_rank, 0, segment, inside=inside, between=between) - self._empty
-        ) / segment
+            sending(one_rank, 0, SEGMENT_BYTES, inside=inside, between=between) - self._empty
+        ) / SEGMENT_BYTES
 
     def __call__(self, nbytes: float) -> float:
         """Seconds for a whole buffer of `nbytes`; a `Price` is never lower."""

@@ -140,9 +140,11 @@ def cache_file(settings: Settings) -> Path | None:
 def _file_name(settings: Settings) -> str | None:
     if settings.calibration:
         return None if settings.calibration == NO_FILE else settings.calibration
-    home = settings.cache_home or os.path.expanduser("~/.cache")
-    if home.startswith("~"):
-        raise OSError("this user has no home directory")
+    home = settings.cache_home
+    if not home:
+        home = os.path.expanduser("~/.cache")
+        if home.startswith("~"):
+            raise OSError("this user has no home directory")
     return os.path.join(home, "unisono", f"calibration-{identity()}.json")
 
 

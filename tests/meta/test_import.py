@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -47,13 +48,25 @@ def test_import_brings_no(unwanted):
     assert unwanted not in imported()["modules"]
 
 
-def test_a_group_brings_nothing_that_its_ranks_can_do_without():
+RANK = """
+import sys, unisono
+with unisono.init_process_group() as group:
+    group.barrier()
+    with open(f"{sys.argv[1]}/{group.rank}", "w") as out:
+        print(*sys.modules, file=out)
+"""
+
+
+@pytest.mark.parametrize("ranks_per_host", ["2", "1"])
+def test_a_group_brings_nothing_that_its_ranks_can_do_without(ranks_per_host: str, tmp_path: Path):
     """64 ranks on two cores pay 32 times for what each imports."""
-    program = (
-        "import json, sys, unisono; unisono.init_process_group; import unisono.backends.tcp; "
-        "print(json.dumps(sorted(sys.modules)))"
-    )
-    run = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True)
+    (tmp_path / "rank.py").write_text(RANK)
+    environment = {**os.environ, "UNISONO_RANKS_PER_HOST": ranks_per_host}
+    command = [sys.executable, "-m", "unisono", "run", "-n", "2", str(tmp_path / "rank.py"), str(tmp_path)]
+    subprocess.run(command, check=True, env=environment)
     unwanted = {"numpy", "dataclasses", "logging", "ssl", "subprocess", "concurrent.futures"}
     unwanted |= {"unisono.plans.proof", "unisono.store.tcp_server", "unisono.store.file", "unisono.encoding"}
-    assert not unwanted.intersection(json.loads(run.stdout))
+    for rank in "01":
+        brought = set((tmp_path / rank).read_text().split())
+        assert ("unisono.backends.tcp" in brought) == (ranks_per_host == "1")
+        assert not unwanted & brought

@@ -102,3 +102,14 @@ def test_shared_memory_file():
         assert str(path) in leaks.left_behind(before)
     finally:
         path.unlink()
+
+
+@pytest.mark.parametrize("begins", leaks.ANYBODYS_FILES)
+def test_shared_memory_that_any_program_may_have_made_is_not_ours(begins: str):
+    path = Path(f"/dev/shm/{begins}{os.getpid()}")
+    before = leaks.snapshot()
+    path.touch()
+    try:
+        assert leaks.left_behind(before) == []
+    finally:
+        path.unlink()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import pages
+from unisono.bench.cases import OPERATIONS
 from unisono.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,3 +71,13 @@ def test_every_page_is_linked_from_the_readme() -> None:
     for page in (ROOT / "docs").glob("*.md"):
         home = readme + (ROOT / "docs" / "pytorch.md").read_text()
         assert page.name in home, f"nobody finds {name_of(page)}"
+
+
+@pytest.mark.parametrize(
+    ("synchronizing", "begins"), [(True, "For operations that nobody can leave"), (False, "The others")]
+)
+def test_the_page_of_the_bench_tells_which_operations_line_up(synchronizing: bool, begins: str) -> None:
+    text = (ROOT / "docs" / "bench.md").read_text().partition(f"   - {begins} ")[2]
+    listed = re.split(r"\W+", text[text.index("(") : text.index(")")])
+    names = {name for name, each in OPERATIONS.items() if each.synchronizing == synchronizing}
+    assert names == OPERATIONS.keys() & set(listed)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import pkgutil
+from pathlib import Path
 
 import pytest
 
@@ -94,6 +96,17 @@ def test_docstrings(name):
     undocumented = [f"{name}.{thing}" for thing, body in documented(module) if not inspect.getdoc(body)]
     assert undocumented == []
     assert module.__doc__, f"{name} does not say what it is for"
+
+
+def test_type_checkers_see_no_name_that_does_not_exist():
+    """A `__getattr__` of a module that they see makes every misspelt import a good one."""
+    package = Path(unisono.__file__).parent
+    seen = [
+        str(file.relative_to(package))
+        for file in package.rglob("*.py")
+        if any(getattr(node, "name", "") == "__getattr__" for node in ast.parse(file.read_text()).body)
+    ]
+    assert seen == []
 
 
 def test_native_docstrings():

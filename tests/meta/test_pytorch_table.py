@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import NamedTuple
 
 import pytest
 
@@ -39,23 +40,57 @@ def test_remarks_are_about_rows(name: str):
     }
 
 
+def part(passed: int = 0, failed: int = 0, example: str = "") -> dict[str, object]:
+    return {"passed": passed, "failed": failed, "example": example}
+
+
 @pytest.mark.parametrize(
-    "passed, failed, expected", [(1, 1, "works"), (0, 1, "not yet"), (0, 0, "not tested")]
+    "own, suite, expected",
+    [
+        (part(1), part(0, 1), "works"),
+        (part(0, 1), part(1), "works"),
+        (part(0, 1), part(), "not yet"),
+        (part(), part(0, 1), "not yet"),
+        (part(), part(), "not tested"),
+    ],
 )
-def test_states(passed: int, failed: int, expected: str):
-    row = {"section": "Functions", "name": "f", "passed": passed, "failed": failed}
+def test_states(own: dict[str, object], suite: dict[str, object], expected: str):
+    row = {"section": "Functions", "name": "f", "own": own, "suite": suite}
     assert table.state(row, {})[0] == expected
     assert table.state(row, {"f": ("differs", "why")}) == ("differs", "why")
 
 
-def test_a_run_without_pytorchs_suite_keeps_what_only_that_ran():
-    def row(name: str, passed: int, example: str) -> dict[str, object]:
-        return {"section": "S", "name": name, "passed": passed, "failed": 0, "example": example}
+class Seen(NamedTuple):
+    """A feature, as `features.Feature`, which needs PyTorch."""
 
-    before = [
-        row("a", 3, "suite gloo x3 test_a"),
-        row("b", 3, "suite gloo x3 test_b"),
-        row("c", 1, "t.py::c"),
+    section: str
+    name: str
+    keys: frozenset[str]
+
+
+def test_a_run_without_pytorchs_suite_keeps_all_that_it_found():
+    ours, fails, theirs, new = "t.py::ours", "suite gloo x3 test_a", "suite gloo x3 test_b", "t.py::new"
+    features = [Seen("S", name, frozenset({name})) for name in "abc"]
+    outcomes = {ours: "passed", new: "failed", fails: "failed", theirs: "passed"}
+    all_of_it = table.rows(features, {ours: {"a"}, fails: {"a", "b"}, theirs: {"b"}}, outcomes)
+    own = table.rows(features, {ours: {"a"}, new: {"a", "c"}}, outcomes)
+    a, b, c = table.with_the_suite_of(all_of_it, own)
+    assert (a["own"], a["suite"]) == (part(1, 1, ours), part(0, 1, fails))
+    assert (b["own"], b["suite"]) == (part(), part(1, 1, theirs))
+    assert (c["own"], c["suite"]) == (part(0, 1, new), part())
+    assert [table.count(row, "failed") for row in (a, b, c)] == [2, 1, 1]
+    assert [table.example(row) for row in (a, b, c)] == [ours, theirs, new]
+
+
+@pytest.mark.parametrize("end", ["passed", "failed"])
+def test_the_rows_know_what_pytorchs_suite_ran(end: str):
+    """Every one of its tests makes a group."""
+    ended = [
+        test
+        for test, ways in RESULTS["suite"].items()
+        for run, how in ways.items()
+        if how == end and not run.startswith(table.ON_GLOO)
     ]
-    now = [row("a", 0, ""), row("b", 1, "t.py::b"), row("c", 0, "")]
-    assert table.with_what_the_suite_ran(now, before) == [before[0], now[1], now[2]]
+    made = {row["name"]: row["suite"] for row in RESULTS["rows"]}["init_process_group"]
+    assert made[end] == len(ended)
+    assert made["example"].startswith(table.SUITE_TEST)

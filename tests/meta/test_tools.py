@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+from launching import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(sys.executable).parent
@@ -120,13 +127,21 @@ raise SystemExit(CODE)
 """
 
 
+@pytest.fixture
+def install_engine(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    return importlib.import_module("install_engine")
+
+
 @pytest.mark.parametrize("code", [0, 3])
-def test_progress_of_the_build(code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    sys.path.insert(0, str(ROOT / "tools"))
-    try:
-        import install_engine
-    finally:
-        sys.path.pop(0)
+def test_progress_of_the_build(
+    code: int,
+    install_engine: ModuleType,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(install_engine, "QUIET_S", float("inf"))  # however long the child takes to start
     assert install_engine.stage("  [3/40] Building CXX") == "compiling the engine, step 3 of 40"
     assert install_engine.stage("  removing [3/40]") is None
     log = tmp_path / "log"
@@ -138,3 +153,44 @@ def test_progress_of_the_build(code: int, tmp_path: Path, capsys: pytest.Capture
     failed = "failed while compiling the engine, step 3 of 40 ("
     assert ("installed (" if code == 0 else failed) in shown[1]
     assert "Building CXX object" in log.read_text(encoding="utf-8")
+
+
+INSTALLS = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import install_engine
+install_engine.PIP = [sys.executable, "-c", sys.argv[3]]
+install_engine.LOG = Path(sys.argv[2])
+sys.exit(install_engine.main([]))
+"""
+# Ends when it is told, and leaves one behind that does not, with the pipe in its hands.
+TOLD_TO_END = """
+import signal, subprocess, time
+subprocess.Popen(["env", "--ignore-signal=INT", "sleep", "300"]).returncode = 0
+try:
+    print("[3/40] Building CXX object", flush=True)
+    time.sleep(300)
+except KeyboardInterrupt:
+    print("cancelled", flush=True)
+"""
+
+
+def test_ctrl_c_ends_the_build_and_names_the_log(tmp_path: Path):
+    log = tmp_path / "log"
+    command = [sys.executable, "-c", INSTALLS, str(ROOT / "tools"), str(log), TOLD_TO_END]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as tool:
+        try:
+            wait_until(lambda: log.exists() and "[3/40]" in log.read_text())  # seen while the build goes on
+            os.killpg(tool.pid, signal.SIGINT)
+            said, _ = tool.communicate(timeout=60)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(tool.pid, signal.SIGKILL)
+    assert tool.returncode == 130
+    assert "interrupted while compiling the engine, step 3 of 40 (" in said
+    assert said.endswith(f"interrupted; all pip said: {log}\n")
+    assert "Traceback" not in said + log.read_text()
+    assert "cancelled" in log.read_text()

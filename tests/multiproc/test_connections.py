@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import itertools
 import os
+import signal
 import socket
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,11 +21,13 @@ import pytest
 
 import ranks
 import unisono as un
+from unisono import _native
 from unisono.backends.native import EngineSettings, open_engine
-from unisono.backends.roster import meet, write_card
-from unisono.backends.tcp import connect_hosts
+from unisono.backends.roster import Roster, meet, write_card
+from unisono.backends.tcp import _Connector, connect_hosts
 from unisono.env import Settings
 from unisono.group import Group
+from unisono.machine import DEFAULTS
 from unisono.secure import make_token
 from unisono.store import HashStore
 
@@ -132,6 +140,99 @@ def test_loopback_between_hosts_is_refused() -> None:
     assert told[0] == told[1]
     assert "can only be reached at 127.0.0.1, which no other host can use" in told[0]
     assert "MASTER_ADDR" in told[0]
+
+
+def test_ranks_with_engines_of_different_versions_are_told_before_they_connect() -> None:
+    def newer(card: bytes) -> bytes:
+        layout, rank, _, *rest = msgspec.msgpack.decode(card)
+        return msgspec.msgpack.encode([layout + 1, rank, "far", *rest[:2]])  # whose cards go on otherwise
+
+    store = Meddler("card/1", newer)
+    told = open_two(store)
+    assert all(isinstance(one, un.RendezvousError) for one in told)
+    assert str(told[0]) == str(told[1])
+    versions = f"got version {_native.LAYOUT + 1} on rank 1, expected {_native.LAYOUT}, as on rank 0"
+    for words in (
+        "rank 1 (host far) and rank 0 (host ",
+        "different builds",
+        versions,
+        "same build on all hosts",
+    ):
+        assert words in str(told[0])
+    assert not store.check(["endpoint/1"])
+    told = open_two(Meddler("card/1", lambda _: msgspec.msgpack.encode([1, 4711, 90210, "old"])))
+    assert "got version unknown on rank 1" in str(told[1])
+
+
+def join_strange(size: int, rank: int, place: tuple[str, int], timeout_s: float) -> None:
+    """Connect as one rank of many on as many hosts; all others are said to be reached at `place`."""
+    card = write_card(0, 1)
+    cards = [msgspec.structs.replace(card, rank=each, home=str(each)) for each in range(size)]
+    store = HashStore(20.0)
+    store.set("endpoint/1", msgspec.msgpack.encode([place]))
+    store.set("endpoints", msgspec.msgpack.encode([[place]] * size))
+    roster = Roster(cards, bytes(32), 1 << 20, DEFAULTS)
+    deadline = time.monotonic() + timeout_s
+    connect_hosts(store, roster, rank, deadline=deadline, master="127.0.0.1", peer_timeout_s=10)
+
+
+def test_the_last_of_many_ranks_keeps_to_its_deadline() -> None:
+    started = time.monotonic()
+    with pytest.raises(un.RendezvousError, match="1022 did not connect to rank 1023"):
+        join_strange(1024, 1023, ("127.0.0.1", 1), 0.5)
+    assert time.monotonic() - started < 8
+
+
+@pytest.fixture
+def silent() -> Iterator[socket.socket]:
+    """Listens, and never says a word; afterwards no thread may have been left behind."""
+    before = threading.enumerate()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+        assert not [thread for thread in threading.enumerate() if thread not in before]
+
+
+def test_an_interrupt_ends_the_threads_that_connect(silent: socket.socket) -> None:
+    guests: list[socket.socket] = []
+
+    def interrupt() -> None:
+        guests.append(silent.accept()[0])
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    started = time.monotonic()
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        join_strange(2, 0, silent.getsockname(), 60)
+    thread.join()
+    guests[0].close()
+    assert time.monotonic() - started < 15  # they would have waited for 20 s
+
+
+def test_a_thread_that_cannot_be_started_is_told(
+    silent: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, count = threading.Thread.start, itertools.count()
+
+    def limited(thread: threading.Thread) -> None:
+        if next(count) == 2:  # after that which accepts and one that connects
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        join_strange(2, 0, silent.getsockname(), 60)
+
+
+def test_nothing_is_kept_of_an_attempt_that_failed() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(un.RendezvousError):
+            join_strange(2, 0, ("127.0.0.1", 1), 20)
+        assert not [each for each in gc.get_objects() if type(each) is _Connector]
+    finally:
+        gc.enable()
 
 
 def test_child_of_a_fork_does_not_hide_the_death_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:

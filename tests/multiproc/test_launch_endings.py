@@ -203,7 +203,8 @@ def test_a_reader_that_sleeps_does_not_hold_up_the_end(launcher: Launcher) -> No
 
 LEAVES_CHILDREN = """
 import multiprocessing.shared_memory
-memory = multiprocessing.shared_memory.SharedMemory(create=True, size=4096)
+name = f"psm_{os.environ['LAUNCH_TEST_MARK']}_{rank}"
+memory = multiprocessing.shared_memory.SharedMemory(name, create=True, size=4096)
 subprocess.Popen(["sleep", "300"])
 subprocess.Popen(["sleep", "300"], start_new_session=True)
 subprocess.Popen(["sh", "-c", "setsid sh -c 'trap \\"\\" TERM; sleep 300; sleep 300' &"]).wait()
@@ -243,8 +244,10 @@ def test_shared_memory_is_removed_however_slow_the_machine_is(launcher: Launcher
     launcher.environ["PYTHONPATH"] = str(launcher.folder)
     process = launcher.start(LEAVES_CHILDREN + "time.sleep(300)", "-n", "2")
     read_lines(process, 2)
+    assert len(launcher.shared_memory()) == 2
     process.kill()
     process.communicate(timeout=60)
+    wait_until(lambda: not launcher.shared_memory())
 
 
 def test_nodes_that_were_stopped_for_a_while_go_on(launcher: Launcher) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import ranks
 import unisono as un
+from launching import wait_until
 
 pytestmark = pytest.mark.usefixtures("spread")
 
@@ -93,8 +94,8 @@ ODD = {
 
 
 def _others_wait_in_the_first_call(group: un.Group) -> None:
-    while any(" #1" not in group.last_seen(rank) for rank in range(group.size) if rank != group.rank):
-        time.sleep(0.001)
+    others = [rank for rank in range(group.size) if rank != group.rank]
+    wait_until(lambda: all(" #1" in group.last_seen(rank) for rank in others))
 
 
 @pytest.mark.parametrize("name", ODD)

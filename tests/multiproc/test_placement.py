@@ -43,7 +43,7 @@ def test_ranks_that_share_a_core_spread() -> None:
 
 
 def card(rank: int, kernel: str, home: str, cores: int) -> Card:
-    return Card(rank, 1, 1, "name", kernel, "network", home, 0, f"{cores:x}")
+    return Card(1, rank, "name", 1, 1, kernel, "network", home, 0, f"{cores:x}")
 
 
 @pytest.mark.parametrize(

@@ -68,19 +68,21 @@ class Launcher:
                     found.append(int(entry))
         return found
 
+    def shared_memory(self) -> list[str]:
+        """The files in /dev/shm that the ranks have made, under names with the mark."""
+        return [name for name in os.listdir("/dev/shm") if self.mark in name]
+
 
 @contextlib.contextmanager
 def launching(folder: Path) -> Iterator[Launcher]:
     """Make a Launcher; afterwards no process and no shared memory of its ranks may be left."""
-    shared = set(os.listdir("/dev/shm"))
     made = Launcher(folder)
     yield made
     left = made.alive()
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left, "processes were left behind"
-    # Python's resource tracker may still be at it, also for a run beside this one.
-    wait_until(lambda: not {name for name in os.listdir("/dev/shm") if name.startswith("psm_")} - shared)
+    wait_until(lambda: not made.shared_memory())  # Python's resource tracker may still be at it
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:

@@ -38,6 +38,15 @@ def test_ours_comes_before_gloo_s_and_they_need_not_agree():
     assert settings(UNISONO_SOCKET_IFNAME="lo", GLOO_SOCKET_IFNAME="eth9").socket_ifname == "lo"
 
 
+def _all_of(stack: contextlib.ExitStack, ranged: env.Settings) -> list[socket.socket]:
+    """Listen on every port of a range that is free."""
+    found: list[socket.socket] = []
+    with contextlib.suppress(RendezvousError):
+        while True:
+            found.append(stack.enter_context(sut.listen(ranged, "127.0.0.1")))
+    return found
+
+
 def test_a_range_of_ports_is_kept_to_and_a_full_one_is_said():
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(sut.listen(settings(), "127.0.0.1"))
@@ -47,6 +56,9 @@ def test_a_range_of_ports_is_kept_to_and_a_full_one_is_said():
         ranged = settings(UNISONO_PORT_RANGE="21000-21100")
         found = {stack.enter_context(sut.listen(ranged, "127.0.0.1")).getsockname()[1] for _ in range(5)}
         assert len(found) == 5 and all(21000 <= each <= 21100 for each in found)
+        pair = f"{min(found)}-{min(found) + 1}"
+        taken = {sock.getsockname()[1] for sock in _all_of(stack, settings(UNISONO_PORT_RANGE=pair))} | found
+        assert taken >= {min(found), min(found) + 1}  # every port is tried, wherever the walk begins
     with pytest.raises(ValueError, match="UNISONO_PORT_RANGE is malformed: got '9-1'"):
         settings(UNISONO_PORT_RANGE="9-1")
 

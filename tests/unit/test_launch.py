@@ -81,6 +81,7 @@ def test_torchrun_lines_are_understood(script: str) -> None:
     [
         (["-n", "0", "train.py"], "-n does not fit: got '0', expected 1.."),
         (["-n", "two", "train.py"], "got 'two'"),
+        (["-n", "", "train.py"], "got ''"),
         (["-n", "99999", "train.py"], "got '99999'"),
         (["nope.py"], "script 'nope.py' does not exist"),
         (["sh", "train.py"], "'sh' is a program"),

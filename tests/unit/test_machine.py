@@ -61,6 +61,12 @@ def test_without_a_file_there_are_the_defaults(tmp_path: Path):
     assert not machine.recall(nothing).calibration.measured_here
 
 
+def test_a_folder_of_caches_is_taken_as_it_is_written():
+    file = machine.cache_file(env.Settings(cache_home="~/x"))
+    assert file is not None
+    assert file.parent == Path("~/x/unisono")
+
+
 def file_of(calibration: Calibration, version: int = machine.VERSION) -> bytes:
     return msgspec.json.encode({"version": version, "calibration": msgspec.to_builtins(calibration)})
 

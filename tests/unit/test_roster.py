@@ -23,7 +23,7 @@ from unisono.machine import DEFAULTS
 )
 def test_cores_that_the_ranks_of_a_host_have(hosts: str, masks: list[int], cores: int) -> None:
     cards = [
-        Card(rank, 100 + rank, 1, "name", "kernel", "network", home, 0, f"{mask:x}")
+        Card(1, rank, "name", 100 + rank, 1, "kernel", "network", home, 0, f"{mask:x}")
         for rank, (home, mask) in enumerate(zip(hosts, masks, strict=True))
     ]
     roster = Roster(cards, b"", 0, DEFAULTS)

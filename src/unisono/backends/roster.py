@@ -25,21 +25,32 @@ __all__ = ["Card", "Roster", "born", "gather", "meet", "write_card"]
 _NONCE_BYTES = 32
 
 
-class Card(msgspec.Struct, frozen=True, array_like=True):
+class Build(msgspec.Struct, frozen=True, array_like=True):
+    """How a card begins in all versions of Unisono: what is to be known of a rank with another one.
+
+    Attributes:
+        layout: the version of the engine, of what ranks read of each other.
+        name: of its host.
+    """
+
+    layout: int
+    rank: int
+    name: str
+
+
+class Card(Build, frozen=True, array_like=True):
     """A rank as the others see it.
 
     Attributes:
         born: start time of the process in clock ticks, so that a reused pid is recognised.
-        name: of its host.  network: equal where loopback leads from one rank to the other.
+        network: equal where loopback leads from one rank to the other.
         home: equal for ranks that share memory.
         landmark: where in its memory a rank's mates read to see whether they can; 0: they need not try.
         cores: on which it may run, a bit for each, in hexadecimal digits.
     """
 
-    rank: int
     pid: int
     born: int
-    name: str
     kernel: str
     network: str
     home: str
@@ -84,7 +95,7 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
         masks = [int(card.cores, 16) for card in self.cards if card.kernel == self.cards[rank].kernel]
         mates = len(self.mates(rank))
         bound = {
-            places: sum(mask | places == places for mask in masks) for places in [*masks, reduce(or_, masks)]
+            places: sum(mask | places == places for mask in masks) for places in {*masks, reduce(or_, masks)}
         }
         return max(1, min(places.bit_count() * mates // ranks for places, ranks in bound.items()))
 
@@ -114,7 +125,7 @@ def write_card(rank: int, ranks_per_host: int, lending: bool = True) -> Card:
     landmark = _native.landmark() if lending else 0
     cores = f"{sum(1 << core for core in os.sched_getaffinity(0)):x}"
     name, pid = os.uname().nodename, os.getpid()
-    return Card(rank, pid, born(pid), name, kernel, network, home, landmark, cores)
+    return Card(_native.LAYOUT, rank, name, pid, born(pid), kernel, network, home, landmark, cores)
 
 
 def _kernel() -> str:
@@ -138,10 +149,13 @@ def meet(
     """Show the own card, and read everybody's.
 
     Raises:
-        RendezvousError: somebody's did not come in time.
+        RendezvousError: somebody's did not come in time, or is of another version of the engine.
     """
     cards = gather(store, "card", card.rank, size, msgspec.msgpack.encode(card), deadline)
     if card.rank == 0:
+        if unlike := _unlike(card, cards):
+            store.set("roster", msgspec.msgpack.encode(unlike))
+            raise RendezvousError(unlike)
         decoded = [msgspec.msgpack.decode(each, type=Card) for each in cards]
         roster = Roster(decoded, os.urandom(_NONCE_BYTES), staging_bytes, machine)
         if not roster.in_one_network():
@@ -149,9 +163,35 @@ def meet(
         store.set("roster", msgspec.msgpack.encode(roster))
         return roster
     try:
-        return msgspec.msgpack.decode(store.get("roster", _left(deadline)), type=Roster)
+        value = store.get("roster", _left(deadline))
     except StoreTimeout as error:
         raise RendezvousError(f"rank 0 did not publish who is in the group: {error}") from error
+    found: str | Roster = msgspec.msgpack.decode(value, type=str | Roster)
+    if isinstance(found, str):  # why there is none
+        raise RendezvousError(found)
+    return found
+
+
+def _unlike(first: Card, cards: list[bytes]) -> str:
+    """What is to be told of the first rank whose engine is of another version; "": there is none."""
+    for rank, card in enumerate(cards):
+        build = _build(rank, card)
+        if build.layout != first.layout:
+            return message(
+                f"rank {rank} (host {build.name}) and rank 0 (host {first.name}) run different builds of "
+                "Unisono, whose engines cannot talk to each other",
+                observed=f"version {build.layout or 'unknown'} on rank {rank}",
+                expected=f"{first.layout}, as on rank 0",
+                remedy="Install the same build on all hosts.",
+            )
+    return ""
+
+
+def _build(rank: int, card: bytes) -> Build:
+    try:
+        return msgspec.msgpack.decode(card, type=Build)
+    except msgspec.DecodeError:  # it is older than this beginning of a card
+        return Build(0, rank, "unknown")
 
 
 def gather(store: Store, what: str, rank: int, size: int, mine: bytes, deadline: float) -> list[bytes]:

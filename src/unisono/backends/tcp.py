@@ -16,14 +16,14 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
+from unisono.backends.dialling import Dialler, started
 from unisono.backends.guests import Guests
 from unisono.backends.roster import Roster, gather
-from unisono.backends.sockets import KINDS, Sockets
+from unisono.backends.sockets import KINDS, Sockets, prepare
 from unisono.env import Settings
 from unisono.errors import AuthenticationError, RendezvousError, StoreError, StoreTimeout, message
 from unisono.rendezvous.interfaces import advertised, is_loopback, listen, local_addresses, via
@@ -38,12 +38,11 @@ __all__ = ["connect_hosts"]
 
 STRANGER_S = 2.0  # all the time a stranger gets
 GUESTS = 64  # connections looked at at once
-TCP_RTO_MAX_MS = 44  # of Linux since 6.15
 PATIENCE_S = 0.5  # what a stranger gets, at least, when others wait behind it
-DIALLERS = 8  # threads that connect, for one that is not answered must not hold up the others
 DIAL_S = 20.0  # until a connection is given up that nobody answers
 DIAL_SHARE = 0.75  # of the time left, so that who is not answered tells so before the others give up
 POLL_S = 0.2
+ASK_S = 2.0  # at most, between two looks at who failed: less than the store outlives a failure
 WELCOME = b"\1"
 
 
@@ -113,7 +112,8 @@ class _Connector:
         self._lower = [peer for peer in far if peer < rank]
         self._higher = [peer for peer in far if peer > rank]
         self._stopped = threading.Event()
-        self._ask_s = POLL_S * max(1, self._size // 16)  # of many ranks each asks less often
+        self._dialler = Dialler(self._stopped)
+        self._ask_s = min(POLL_S * max(1, self._size // 16), ASK_S)  # of many ranks each asks less often
 
     def connect(self) -> Sockets:
         """Listen, tell where, connect and be connected, and wait until all ranks have done so."""
@@ -122,11 +122,11 @@ class _Connector:
                 doors = [open_doors.enter_context(each) for each in self._listen()]
                 told = [Endpoint(*advertised(self._settings, door)) for door in doors]
                 endpoints = self._exchange(told)
-                accepting = [threading.Thread(target=self._accept, args=[door]) for door in doors]
-                for thread in accepting:
-                    thread.start()
+                accepting: list[threading.Thread] = []
                 try:
-                    self._dial_all(endpoints)
+                    accepting.extend(started(self._accept, door) for door in doors)
+                    calls = [(peer, kind) for peer in self._higher for kind in KINDS]
+                    self._dialler.each(lambda peer, kind: self._dial(peer, kind, endpoints[peer]), calls)
                     self._await_lower()
                     self._await_everybody()
                 finally:
@@ -188,34 +188,6 @@ class _Connector:
 
     # -- connecting to higher ranks
 
-    def _dial_all(self, endpoints: list[list[Endpoint]]) -> None:
-        calls = iter([(peer, kind) for peer in self._higher for kind in KINDS])
-        failures: list[BaseException] = []
-        count = min(DIALLERS, len(self._higher) * len(KINDS))
-        threads = [
-            threading.Thread(target=self._dial_some, args=[calls, endpoints, failures]) for _ in range(count)
-        ]
-        try:
-            for thread in threads:
-                thread.start()
-        finally:
-            for thread in threads:
-                thread.join()
-        if failures:
-            raise failures[0]
-
-    def _dial_some(
-        self, calls: Iterator[tuple[int, str]], endpoints: list[list[Endpoint]], failures: list[BaseException]
-    ) -> None:
-        """One thread's part: all take from the same `calls`, until one has failed."""
-        try:
-            for peer, kind in calls:
-                if failures:
-                    return
-                self._dial(peer, kind, endpoints[peer])
-        except BaseException as error:  # noqa: BLE001 (raised by who joins the threads)
-            failures.append(error)
-
     def _dial(self, peer: int, kind: str, places: list[Endpoint]) -> None:
         """Connect, until the other side has said that it took the connection in.
 
@@ -225,23 +197,27 @@ class _Connector:
         turn = self._rank + peer
         endpoint = places[turn % len(places)]
         several = len(self._addresses) > 1
-        source = (self._addresses[turn % len(self._addresses)], 0) if several else None
+        source = self._addresses[turn % len(self._addresses)] if several else None
         while True:
             try:
                 limit = min(DIAL_SHARE * self._left(), DIAL_S)
-                sock = socket.create_connection((endpoint.host, endpoint.port), limit, source)
+                sock = self._dialler.connect(endpoint.host, endpoint.port, limit, source)
             except OSError as error:
                 self._unreachable(peer, endpoint, str(error))
+            if sock is None:
+                return None
             try:
                 channel = self._introduce(sock, peer, kind)
             except (OSError, AuthenticationError) as error:
                 sock.close()
+                if self._stopped.is_set():
+                    return None
                 if time.monotonic() >= self._deadline:
                     self._unreachable(peer, endpoint, str(error))
             else:
                 return self._sockets.put(kind, peer, self._secured(sock, channel, server=False))
             self._raise_if_failed()
-            time.sleep(POLL_S)
+            self._stopped.wait(POLL_S)
 
     def _introduce(self, sock: socket.socket, peer: int, kind: str) -> str:
         met = handshake(
@@ -273,7 +249,7 @@ class _Connector:
 
     def _accept(self, listener: socket.socket) -> None:
         listener.settimeout(POLL_S)
-        hosts: list[threading.Thread] = []  # each sees to one guest
+        ushers: list[threading.Thread] = []  # each sees to one guest
         with Guests(GUESTS, PATIENCE_S) as guests:
             while not self._stopped.is_set():
                 guests.make_room()
@@ -285,10 +261,9 @@ class _Connector:
                     time.sleep(0.01)
                     continue
                 guests.came(guest)
-                hosts = [each for each in hosts if each.is_alive()]
-                hosts.append(threading.Thread(target=self._receive, args=[guest, guests]))
-                hosts[-1].start()
-        for each in hosts:
+                ushers = [each for each in ushers if each.is_alive()]
+                ushers.append(started(self._receive, guest, guests))
+        for each in ushers:
             each.join()
 
     def _receive(self, guest: socket.socket, guests: Guests) -> None:
@@ -318,7 +293,7 @@ class _Connector:
             self._sockets.put(kind, peer, self._secured(guest, channel, server=True))
 
     def _await_lower(self) -> None:
-        while missing := self._sockets.missing(self._lower, self._ask_s):  # to ask the store is dear to all
+        while missing := self._sockets.missing(self._lower, self._patience()):
             self._raise_if_failed()
             if time.monotonic() >= self._deadline:
                 names = ", ".join(map(str, missing))
@@ -337,7 +312,7 @@ class _Connector:
         """The value of a key, unless somebody fails first."""
         while True:
             try:
-                return self._store.get(key, min(self._ask_s, self._left()))
+                return self._store.get(key, self._patience())
             except StoreTimeout as error:
                 self._raise_if_failed()
                 if time.monotonic() >= self._deadline:
@@ -354,24 +329,7 @@ class _Connector:
         raise RendezvousError(self._store.compare_set("failed", b"", text).decode())
 
     def _prepare(self, sock: socket.socket, kind: str) -> None:
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            if self._buffer_bytes:
-                sock.setsockopt(socket.SOL_SOCKET, option, self._buffer_bytes)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        seconds = max(1, round(self._peer_timeout_s))
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, seconds // 4))
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, seconds // 8))
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 8)
-        # What was lost while a link was down is sent again soon after it is up. The kernel gives up after
-        # fifteen times, which has to be later than the peer is given up.
-        longest_ms = min(max(1000, round(1000 * self._peer_timeout_s / 8)), 120_000)
-        with contextlib.suppress(OSError):  # an older kernel, whose times double up to two minutes
-            sock.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, longest_ms)
-        if kind == "control":
-            milliseconds = max(1, round(1000 * self._peer_timeout_s))
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+        prepare(sock, kind, peer_timeout_s=self._peer_timeout_s, buffer_bytes=self._buffer_bytes)
 
     def _secured(self, sock: socket.socket, channel: str, *, server: bool) -> socket.socket:
         if self._relays is None:
@@ -382,6 +340,10 @@ class _Connector:
             self._fail(
                 f"rank {self._rank} (host {self._host(self._rank)}) cannot encrypt connections: {error}"
             )
+
+    def _patience(self) -> float:
+        """Seconds until the next look at who failed: to ask the store is dear to all."""
+        return min(self._ask_s, self._left())
 
     def _left(self) -> float:
         return max(self._deadline - time.monotonic(), 0.001)

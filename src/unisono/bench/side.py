@@ -172,12 +172,12 @@ class Side:
     def _raise_first(
         self, answers: dict[int, dict[str, Any]], commands: list[dict[str, Any]], timeout_s: float
     ) -> None:
-        """Raise what a rank reported; a side that did not answer in full is ended."""
+        """Raise what a rank reported; a side that did not answer in full, or not all of a block, is ended."""
         failed = next((rank for rank in sorted(answers) if "error" in answers[rank]), None)
         silent = next((rank for rank in range(self.size) if rank not in answers), None)
         where = self._where(failed if failed is not None else silent or 0, commands[0])
-        if silent is not None:
-            self.kill()
+        if silent is not None or (failed is not None and commands[0]["do"] == "block"):
+            self.kill()  # its ranks are no longer at the same call
         if failed is not None:
             raise BenchError(f"{where} raised {answers[failed]['error']}")
         if silent is not None:

@@ -117,7 +117,7 @@ def job_from(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Job,
     remarks = _torchrun_remarks(args)
     nnodes = _nnodes(args.nnodes)
     node_rank = _number("--node-rank", args.node_rank, 0, nnodes - 1)
-    size = _world_size(args.nproc or "1", environ)
+    size = _world_size("1" if args.nproc is None else args.nproc, environ)
     if args.nproc is None:
         remarks.append(f"without -n it starts one process; -n 4 starts four, -n cpu {usable_cores()} here")
     shown, logged = _streams(args, size)

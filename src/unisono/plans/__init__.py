@@ -61,9 +61,11 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in ("Proof", "prove"):  # ranks prove nothing, and start sooner without
-        from unisono.plans import proof
+if not TYPE_CHECKING:  # to a type checker a name that does not exist is an error
 
-        return getattr(proof, name)
-    raise AttributeError(f"module 'unisono.plans' has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name in ("Proof", "prove"):  # ranks prove nothing, and start sooner without
+            from unisono.plans import proof
+
+            return getattr(proof, name)
+        raise AttributeError(f"module 'unisono.plans' has no attribute {name!r}")

@@ -188,11 +188,11 @@ def listen(settings: Settings, address: str) -> socket.socket:
     first, last = settings.port_range or (0, 0)
     if settings.port_range is None and settings.advertise is not None:
         first = last = advertised_port(settings)
-    ports = list(range(first, last + 1))
-    ports.sort(key=lambda _: os.urandom(4))  # ranks that begin together do not queue for the same ones
-    for port in ports:
+    count = last - first + 1
+    start = int.from_bytes(os.urandom(4), "big")  # ranks that begin together do not queue for the same ones
+    for step in range(count):
         try:
-            return listen_at(address, port)
+            return listen_at(address, first + (start + step) % count)
         except StoreError as error:
             if getattr(error.__cause__, "errno", None) != errno.EADDRINUSE:
                 raise RendezvousError(str(error)) from None

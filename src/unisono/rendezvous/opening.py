@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import socket
 import time
 import warnings
@@ -109,8 +110,6 @@ def _serve(host: str, port: int, deadline: float, safe: Safety, job: str = "") -
 
 def probe_ports(job: str) -> tuple[int, ...]:
     """Ports on which the store of `job` may be, in order; below those the kernel gives to clients."""
-    import hashlib
-
     digest = hashlib.shake_128(job.encode()).digest(4 * PROBES)
     numbers = (int.from_bytes(digest[4 * i : 4 * i + 4], "big") for i in range(PROBES))
     return tuple(10_000 + number % 22_000 for number in numbers)

@@ -28,7 +28,9 @@ __all__ = ["FileStore", "HashStore", "NotOurServer", "PrefixStore", "Store", "St
 _HOMES = {"FileStore": "file", "HashStore": "hash", "StoreServer": "tcp_server"}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'unisono.store' has no attribute {name!r}")
-    return getattr(import_module(f"unisono.store.{_HOMES[name]}"), name)
+if not TYPE_CHECKING:  # to a type checker a name that does not exist is an error
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'unisono.store' has no attribute {name!r}")
+        return getattr(import_module(f"unisono.store.{_HOMES[name]}"), name)

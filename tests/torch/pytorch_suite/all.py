@@ -50,9 +50,11 @@ def main() -> int:
     before = json.loads(table.RESULTS.read_text()) if arguments.own else {"suite": {}, "rows": []}
     suite: Suite = before["suite"] or run_suite(folder)
     outcomes = run_own(folder)
-    outcomes |= {f"suite {run} {test}": end for test, ways in suite.items() for run, end in ways.items()}
+    outcomes |= {
+        f"{table.SUITE_TEST}{run} {test}": end for test, ways in suite.items() for run, end in ways.items()
+    }
     rows = table.rows(features.features(), table.seen_by(calls), outcomes)
-    rows = table.with_what_the_suite_ran(rows, before["rows"])
+    rows = table.with_the_suite_of(before["rows"], rows)
     results = {"torch": torch.__version__.partition("+")[0], "suite": suite, "rows": rows}
     table.write(results, notes.NOTES, notes.REASONS)
     print(f"\n{report(suite, outcomes)}")
@@ -110,7 +112,7 @@ def recorded(folder: Path) -> dict[str, str]:
 
 
 def run_own_ends(outcomes: dict[str, str]) -> set[str]:
-    return {end for test, end in outcomes.items() if not test.startswith("suite ")}
+    return {end for test, end in outcomes.items() if not test.startswith(table.SUITE_TEST)}
 
 
 def unexplained(suite: Suite) -> list[str]:
@@ -128,7 +130,7 @@ def unexplained(suite: Suite) -> list[str]:
 def report(suite: Suite, outcomes: dict[str, str]) -> str:
     """Return the summary."""
     here, gloo = table.passes(suite, on_gloo=False), table.passes(suite, on_gloo=True)
-    own = [end for test, end in outcomes.items() if not test.startswith("suite ")]
+    own = [end for test, end in outcomes.items() if not test.startswith(table.SUITE_TEST)]
     lines = [
         f"PyTorch's suite: {len(suite)} tests",
         f"  {len(here & gloo)} pass here and on Gloo",

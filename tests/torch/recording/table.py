@@ -1,6 +1,7 @@
 """Makes docs/pytorch-table.md from what the tests ran: `rows` sums up the notes of a run, `render` the page.
 
-The results in between, results.json, are kept: the page can be checked against them without a run.
+The results in between, results.json, are kept: the page can be checked against them without a run. They tell
+Unisono's own tests and PyTorch's suite apart, so that a run of the one leaves what the other found.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ RESULTS = HERE / "results.json"
 PAGE = HERE.parents[2] / "docs" / "pytorch-table.md"
 OURS = "unisono/torch/process_group.py"  # a process that was never here made no group of Unisono's
 ON_GLOO = "real-gloo"
+SUITE_TEST = "suite "  # begins the names of tests of PyTorch's: "suite gloo x3 test_broadcast"
+
+PARTS = ("own", "suite")  # of a row: what Unisono's tests found, and what PyTorch's
 
 STATES = ("works", "differs", "not yet", "no group", "needs a GPU", "not tested")
 
@@ -65,39 +69,44 @@ def seen_by(folder: Path) -> dict[str, set[str]]:
 
 
 def rows(features: Any, seen: dict[str, set[str]], outcomes: dict[str, str]) -> list[dict[str, Any]]:
-    """Return for each feature how many tests that ran it passed and failed, and one of them."""
+    """Return for each feature, per part, how many tests that ran it passed and failed, and one of them."""
     tests_of: dict[str, list[str]] = {}
-    for test in sorted(seen, key=lambda test: (test.startswith("suite"), len(seen[test]), test)):
+    for test in sorted(seen, key=lambda test: (len(seen[test]), test)):
         for key in seen[test]:
             tests_of.setdefault(key, []).append(test)
     made = []
     for section, name, keys in features:
         tests = list(dict.fromkeys(test for key in sorted(keys) for test in tests_of.get(key, ())))
-        ended = {end: [test for test in tests if outcomes.get(test) == end] for end in ("passed", "failed")}
-        example = next(iter(ended["passed"] or ended["failed"]), "")
-        made.append(
-            {
-                "section": section,
-                "name": name,
-                "passed": len(ended["passed"]),
-                "failed": len(ended["failed"]),
-                "example": example,
-            }
-        )
+        parts = {part: _summed(tests, part, outcomes) for part in PARTS}
+        made.append({"section": section, "name": name, **parts})
     return made
 
 
-def with_what_the_suite_ran(rows: list[dict[str, Any]], before: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Put back the rows that only PyTorch's suite ran when it was run, for a run without it."""
-    kept = {
-        (row["section"], row["name"]): row
-        for row in before
-        if row["passed"] and row["example"].startswith("suite ")
-    }
-    return [
-        row if row["passed"] or row["failed"] else kept.get((row["section"], row["name"]), row)
-        for row in rows
-    ]
+def _summed(tests: list[str], part: str, outcomes: dict[str, str]) -> dict[str, Any]:
+    """Sum up one part of a row."""
+    mine = [test for test in tests if test.startswith(SUITE_TEST) == (part == "suite")]
+    passed, failed = ([test for test in mine if outcomes.get(test) == end] for end in ("passed", "failed"))
+    return {"passed": len(passed), "failed": len(failed), "example": next(iter(passed or failed), "")}
+
+
+def with_the_suite_of(before: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return `rows` with what PyTorch's suite found `before`, for a run without it."""
+    found = {(row["section"], row["name"]): row["suite"] for row in before}
+    return [{**row, "suite": found.get((row["section"], row["name"]), row["suite"])} for row in rows]
+
+
+def count(row: dict[str, Any], end: str) -> int:
+    """Return how many tests that ran a row have "passed" or "failed", of both parts."""
+    return sum(row[part][end] for part in PARTS)
+
+
+def example(row: dict[str, Any]) -> str:
+    """Return the test to name: one that passes before one that fails, one of Unisono's before PyTorch's."""
+    for end in ("passed", "failed"):
+        for part in PARTS:
+            if row[part][end]:
+                return str(row[part]["example"])
+    return ""
 
 
 def state(row: dict[str, Any], notes: dict[str, tuple[str, str]]) -> tuple[str, str]:
@@ -105,9 +114,9 @@ def state(row: dict[str, Any], notes: dict[str, tuple[str, str]]) -> tuple[str, 
     for name in (f"{row['section']}: {row['name']}", row["name"]):
         if name in notes:
             return notes[name]
-    if row["passed"]:
+    if count(row, "passed"):
         return "works", ""
-    return ("not yet", "its tests fail") if row["failed"] else ("not tested", "")
+    return ("not yet", "its tests fail") if count(row, "failed") else ("not tested", "")
 
 
 def render(
@@ -124,7 +133,7 @@ def render(
         for row in results["rows"]:
             if row["section"] == section:
                 found, remark = states[id(row)]
-                text += f"| `{row['name']}` | {found} | {_short(row['example'])} | {remark} |\n"
+                text += f"| `{row['name']}` | {found} | {_short(example(row))} | {remark} |\n"
     return text
 
 
@@ -156,7 +165,7 @@ def passes(suite: dict[str, dict[str, str]], *, on_gloo: bool) -> set[str]:
 def _short(test: str) -> str:
     if not test:
         return ""
-    if test.startswith("suite "):
+    if test.startswith(SUITE_TEST):
         return f"PyTorch's `{test.rpartition(' ')[2]}`"
     return f"`{test.rpartition('::')[2]}`"
 

@@ -1,0 +1,94 @@
+"""Connecting to many ranks at once: until all are, one cannot be, or the user has had enough.
+
+What is said on a connection is not known here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+__all__ = ["Dialler", "started"]
+
+THREADS = 8  # for one that is not answered must not hold up the others
+CALL_S = 2.0  # of a call at once: as long as a thread that is to stop may not notice
+
+
+class Dialler:
+    """Threads that connect. Who sets the event `stopped` ends them; so does a failure, which sets it."""
+
+    def __init__(self, stopped: threading.Event) -> None:
+        self._stopped = stopped
+        self._connected: list[socket.socket] = []
+
+    def each(self, dial: Callable[[int, str], None], calls: list[tuple[int, str]]) -> None:
+        """Run `dial(peer, kind)` for all calls, and raise what the first raised that failed: it ends all."""
+        left = iter(calls)
+        failures: list[BaseException] = []
+        threads: list[threading.Thread] = []
+        try:
+            count = min(THREADS, len(calls))
+            threads.extend(started(self._work, dial, left, failures) for _ in range(count))
+            for thread in threads:
+                thread.join()
+        except BaseException:  # no more threads can be started, or the user has had enough
+            self._hang_up()
+            for thread in threads:
+                thread.join()
+            raise
+        try:
+            if failures:
+                raise failures[0]
+        finally:
+            failures.clear()  # which a failure's traceback leads to
+
+    def _work(
+        self, dial: Callable[[int, str], None], left: Iterator[tuple[int, str]], failures: list[BaseException]
+    ) -> None:
+        """One thread's part: all take from the same calls, until one has failed."""
+        try:
+            for peer, kind in left:
+                if self._stopped.is_set():
+                    return
+                dial(peer, kind)
+        except BaseException as error:  # noqa: BLE001 (raised by who joins the threads)
+            failures.append(error)
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        self._stopped.set()
+        for sock in list(self._connected):
+            with contextlib.suppress(OSError):  # it has been closed, or handed on
+                sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads from it
+
+    def connect(self, host: str, port: int, limit_s: float, source: str | None) -> socket.socket | None:
+        """A connection from the address `source`; None: it is not wanted any more.
+
+        Raises:
+            OSError: there is none to be had, or nobody has answered for `limit_s` seconds.
+        """
+        give_up = time.monotonic() + limit_s
+        while not self._stopped.is_set():
+            left = max(give_up - time.monotonic(), 0.001)
+            try:
+                bound = None if source is None else (source, 0)
+                sock = socket.create_connection((host, port), min(left, CALL_S), bound)
+            except TimeoutError:
+                if left <= CALL_S:
+                    raise
+            else:
+                self._connected.append(sock)
+                if not self._stopped.is_set():
+                    return sock
+                sock.close()
+        return None
+
+
+def started(target: Callable[..., None], *args: object) -> threading.Thread:
+    """A thread that runs."""
+    thread = threading.Thread(target=target, args=args)
+    thread.start()
+    return thread
