@@ -316,7 +316,7 @@ ELSEWHERE = {
     "R1": ["multiproc/test_failures.py::test_rank_that_never_calls_is_named_in_the_timeout"],
     "R2": ["multiproc/test_failures.py::test_sigkill_of_any_rank_at_any_moment_is_named_within_a_second"],
     "R3": [
-        "multiproc/test_failures.py::test_mismatch_shows_both_calls",
+        "multiproc/test_mismatches.py::test_mismatch_shows_both_calls",
         "property/test_programs.py::test_ranks_that_differ_are_all_told",
     ],
     "R4": ["multiproc/test_launch_endings.py::test_a_killed_launcher_leaves_nothing"],
