@@ -79,14 +79,15 @@ class Dialer:
             try:
                 sock.settimeout(max(0.001, min(TRY_S, self._deadline - time.monotonic())))
                 sock.connect(address)
-            except OSError as error:
+                to_itself = sock.getsockname() == sock.getpeername()  # the kernel joined the socket to itself
+            except OSError as error:  # also of getpeername: the server has gone again
                 sock.close()
                 last = error
                 continue
             except BaseException:
                 sock.close()
                 raise
-            if sock.getsockname() == sock.getpeername():  # the kernel joined the socket to itself
+            if to_itself:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 sock.close()  # and, by that, at once: no TIME_WAIT may keep the server from its port
                 continue
