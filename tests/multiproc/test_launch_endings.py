@@ -170,7 +170,7 @@ def test_ctrl_c_ends_those_who_ignore_it(launcher: Launcher, times: int) -> None
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_termination_is_passed_on(launcher: Launcher, number: signal.Signals, code: int) -> None:
     script = """
-signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"told\n") and sys.exit(0))
+signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"told\\n") and sys.exit(0))
 print("ready")
 time.sleep(60)
 """
