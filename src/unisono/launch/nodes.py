@@ -58,7 +58,10 @@ class End(msgspec.Struct, frozen=True):
 
 
 class Final(msgspec.Struct, frozen=True):
-    """How the job ended on one node. `stopped`: the exit code when a signal ended it there, else 0."""
+    """How the job ended on one node, or, without `stopped` and `failure`, that it did well or was given up.
+
+    `stopped`: the exit code when a signal ended it there, else 0.
+    """
 
     node: int
     host: str
@@ -76,6 +79,7 @@ class Nodes:
         self._hosts: tuple[str, ...] = ()
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
+        self._beats: dict[int, tuple[bytes, float]] = {}  # of each node: the last one and when it was seen
         self._looked_at = 0.0
         self.end: End | None = None
 
@@ -137,13 +141,10 @@ class Nodes:
         self._thread.start()
 
     def _watch(self, on_end: Callable[[], None]) -> None:
-        seen: dict[int, tuple[bytes, float]] = {}
         unanswered = 0  # in a row: a node that was itself stopped for a while finds one, without meaning
         while not self._over.is_set():
             try:
-                self._store.add(f"beat/{self._job.node_rank}", 1, timeout_s=SILENT_S / 2)
-                if self._job.node_rank == 0:
-                    self._look_for_silent(seen)
+                self._beat(SILENT_S / 2)
                 raw = self._store.get("end", BEAT_S)
             except StoreTimeout as error:
                 unanswered = unanswered + 1 if "no answer" in str(error) else 0
@@ -166,20 +167,33 @@ class Nodes:
         """Ending takes a while, in which this node must not seem lost."""
         with contextlib.suppress(StoreError):
             while not self._over.wait(BEAT_S):
-                self._store.add(f"beat/{self._job.node_rank}", 1, timeout_s=SILENT_S)
+                self._beat(SILENT_S)
 
-    def _look_for_silent(self, seen: dict[int, tuple[bytes, float]]) -> None:
+    def _beat(self, timeout_s: float) -> None:
+        self._store.add(f"beat/{self._job.node_rank}", 1, timeout_s=timeout_s)
+        if self._job.node_rank == 0:
+            self._look_for_silent()
+
+    def _look_for_silent(self) -> None:
         now = time.monotonic()
         if now - self._looked_at > SILENT_S / 2:
-            seen.clear()  # this node was stopped itself: the others' time begins anew
+            self._beats.clear()  # this node was stopped itself: the others' time begins anew
         self._looked_at = now
         for number in range(1, self._job.nnodes):
             beat = self._store.get(f"beat/{number}", 0) if self._store.check([f"beat/{number}"]) else b""
-            if self._store.check([f"final/{number}"]) or beat != seen.get(number, (b"", 0.0))[0]:
-                seen[number] = (beat, now)
-            elif now - seen.setdefault(number, (beat, now))[1] > SILENT_S:
-                text = f"node {number} (host {self._hosts[number]}) has been silent for {SILENT_S:g} s"
-                self.announce(text, 1)
+            known, since = self._beats.setdefault(number, (beat, now))
+            if self._store.check([f"final/{number}"]) or beat != known:
+                self._beats[number] = (beat, now)
+            elif now - since > SILENT_S:
+                self._give_up(number)
+
+    def _give_up(self, number: int) -> None:
+        """End the job without this node, for whose own word nobody needs to wait."""
+        host = self._hosts[number]
+        self.announce(f"node {number} (host {host}) has been silent for {SILENT_S:g} s", 1)
+        word = msgspec.msgpack.encode(Final(number, host))
+        if self._store.compare_set(f"final/{number}", b"", word) == word:
+            self._store.add("settled", 1)
 
     def _lost(self) -> None:
         self.end = End(0, f"node 0 (host {self._hosts[0]}), which serves the store, is gone", 1)
