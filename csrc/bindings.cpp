@@ -134,4 +134,5 @@ NB_MODULE(_native, m) {
   bind_engine(m);
   bind_probe(m);
   bind_fields(m);
+  bind_memory(m);
 }

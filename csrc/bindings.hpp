@@ -15,6 +15,7 @@ void bind_engine(nanobind::module_& m);
 void bind_quick(nanobind::module_& m);
 void bind_probe(nanobind::module_& m);
 void bind_fields(nanobind::module_& m);
+void bind_memory(nanobind::module_& m);
 
 // A C-contiguous buffer of a known dtype.
 struct Seen {

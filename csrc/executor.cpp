@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "loan.hpp"
 
@@ -18,6 +19,10 @@ constexpr size_t kLendBytes = 128 * 1024;
 // ... from here on where its sender has messages to receive meanwhile, and no core to spare for halves of
 // others.
 constexpr size_t kBusyLendBytes = 256 * 1024;
+
+// What others can read where it is needs no copy, but is to be given back before the call ends. A sender that
+// has nothing else to do lends instead: then two copy.
+constexpr size_t kOpenBytes = 16 * 1024;
 
 size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -171,24 +176,28 @@ void Executor::send(const Instruction& step, const Frame& frame) {
   const bool scaled = (step.flags & kRaw) != 0 && frame.job.op == ReduceOp::kPremulSum;
   const std::span<const int> peers(step.peers), near = peers.first(step.near);
   const std::span<const int> far = peers.subspan(step.near);
-  const bool lent = (step.flags & kLast) != 0 && !scaled && !near.empty() &&
-                    lend(*transports_[static_cast<size_t>(near[0])], near, piece, frame);
+  const bool lent = !scaled && !near.empty() &&
+                    lend(*transports_[static_cast<size_t>(near[0])], near, piece, step.flags, frame);
   if (!near.empty() && !lent)
     send_over(*transports_[static_cast<size_t>(near[0])], near, piece, scaled, false, frame);
   if (!far.empty()) send_over(*transports_[static_cast<size_t>(far[0])], far, piece, scaled, true, frame);
 }
 
 // Whether the message is worth lending; then it is.
-bool Executor::lend(Transport& transport, std::span<const int> peers, Extent piece, const Frame& frame) {
+bool Executor::lend(Transport& transport, std::span<const int> peers, Extent piece, int32_t flags,
+                    const Frame& frame) {
   const size_t nbytes = piece.numel * frame.item;
   const Program& program = *frame.job.program;
-  const size_t least = program.sources().empty() ? kLendBytes : kBusyLendBytes;
-  if (!limits_.lending || nbytes < std::min(least, room_for(program))) return false;
-  if (!transport.lends(peers)) return false;
+  const bool idle = program.sources().empty();
+  const size_t least = std::min(idle ? kLendBytes : kBusyLendBytes, room_for(program));
+  const bool lends = (flags & kLast) != 0 && limits_.lending && nbytes >= least && transport.lends(peers);
+  const bool open =
+      (flags & kOpen) != 0 && !(lends && idle) && nbytes >= kOpenBytes && transport.opens(piece.data, nbytes);
+  if (!open && !lends) return false;
   lent_ = true;
   const unsigned char* from = piece.data;
-  if (!accessible(from, nbytes)) from = copies_.emplace_back(from, from + nbytes).data();
-  const auto lent = [&] { return transport.lend(peers, nbytes, frame.job.fingerprint, from); };
+  if (!open && !accessible(from, nbytes)) from = copies_.emplace_back(from, from + nbytes).data();
+  const auto lent = [&] { return transport.lend(peers, nbytes, frame.job.fingerprint, from, open); };
   if (lent()) return true;
   int awaited = transport.blocking_peer();
   frame.waiter.until(awaited, [&] {
@@ -256,7 +265,13 @@ Message Executor::await(int peer, ChunkRef chunk, size_t nbytes, const Frame& fr
   });
   if (message.fingerprint != frame.job.fingerprint || message.nbytes != nbytes) [[unlikely]]
     refuse(peer, chunk, nbytes, message, frame);
+  open_ |= message.open;
   return message;
+}
+
+// What was read in place counts only if its sender had not given up by then.
+void Executor::check_open(const Frame& frame) {
+  if (std::exchange(open_, false)) frame.waiter.throw_if_aborted();
 }
 
 void Executor::receive(const Instruction& step, const Frame& frame) {
@@ -272,6 +287,7 @@ void Executor::receive(const Instruction& step, const Frame& frame) {
     fetch(peer, message, piece.data, frame);
   else if (message.nbytes > 0 && message.data != piece.data)
     kernels().copy(piece.data, message.data, message.nbytes);
+  check_open(frame);
   transports_[static_cast<size_t>(peer)]->release(peer);
 }
 
@@ -346,6 +362,7 @@ void Executor::reduce(const Instruction& step, const Frame& frame) {
     if ((first += count) >= result.numel) break;
     for (size_t i = 0; i < k; ++i) inputs_[i] = static_cast<const unsigned char*>(inputs_[i]) + count * item;
   }
+  check_open(frame);
   for (int peer : step.peers) transports_[static_cast<size_t>(peer)]->release(peer);
 }
 

@@ -82,7 +82,9 @@ class Executor {
   struct Frame;  // one segment of one job
   void step(const Instruction& step, const Frame& frame);
   void send(const Instruction& step, const Frame& frame);
-  bool lend(Transport& transport, std::span<const int> peers, Extent piece, const Frame& frame);
+  bool lend(Transport& transport, std::span<const int> peers, Extent piece, int32_t flags,
+            const Frame& frame);
+  void check_open(const Frame& frame);
   void fetch(int peer, const Message& message, void* into, const Frame& frame);
   void settle(const Job& job, Waiter& waiter);
   void receive(const Instruction& step, const Frame& frame);
@@ -114,6 +116,7 @@ class Executor {
   std::vector<std::vector<unsigned char>> copies_;   // lent in place of memory that others cannot read
   std::atomic<bool> unsettled_{false};               // asked by other threads
   bool lent_ = false;                                // in this job
+  bool open_ = false;                                // of the step's messages some are read in place
   std::vector<std::vector<unsigned char>> fetched_;  // lent messages on their way into a reduction
   std::vector<unsigned char> scratch_;               // Tmp chunks, and the scaled own chunk at the end
   size_t scratch_stride_ = 0;

@@ -44,7 +44,7 @@ Program::Program(std::span<const int32_t> code, int rank, int size) : size_(size
   while (!reader.at_end()) {
     Instruction step;
     step.opcode = static_cast<Opcode>(reader.take(0, 3, "opcode"));
-    step.flags = reader.take(0, kFinal | kRaw | kLast, "flags");
+    step.flags = reader.take(0, kFinal | kRaw | kLast | kOpen, "flags");
     step.dst = take_chunk("chunk");
     step.own = take_chunk("own chunk");
     step.own_at = reader.take(-1, size, "own place");

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "arena.hpp"
 #include "loan.hpp"
 
 namespace unisono {
@@ -26,7 +27,7 @@ constexpr size_t kChannelBytes = 128 * 1024;  // point-to-point buffer of one or
 constexpr size_t kRemarkBytes = 240;
 // To be raised with every change of what ranks read of each other: this layout, and the bytes between hosts
 // (`Control::Frame`, which holds `Fault` and `Standing`; the headers of tcp.hpp and channels.hpp).
-constexpr uint32_t kLayout = 7;
+constexpr uint32_t kLayout = 8;
 constexpr uint64_t kMagic = 0x6f6e696e55 | uint64_t{kLayout} << 40;  // "Unino" and the number
 
 // What went wrong; also the values that reach Python.
@@ -97,6 +98,9 @@ struct alignas(kLineBytes) RankCell {
   std::atomic<uint64_t> started;  // number of the newest operation begun; the first is 1
   std::atomic<uint64_t> finished;
   std::atomic<uint64_t> mark_at, mark;
+  // Its arena, before it first sends what lies there; see arena.hpp.
+  std::atomic<int32_t> arena_fd;
+  std::atomic<uint64_t> arena_base, arena_bytes;
   alignas(kLineBytes) std::atomic<int64_t> moved_ns;  // when it last chose its core; see placement.hpp
   std::atomic<int32_t> core;  // on which its thread was seen last, counted from 1; 0: unknown
   Bell bell;                  // rung by peers for the thread that runs collectives
@@ -113,12 +117,24 @@ struct alignas(kLineBytes) RankCell {
     mark.store(who.mark, std::memory_order_relaxed);
     pid.store(who.pid, std::memory_order_release);
   }
+  ArenaPlace arena() const {
+    return {arena_fd.load(std::memory_order_relaxed), arena_base.load(std::memory_order_relaxed),
+            arena_bytes.load(std::memory_order_relaxed)};
+  }
+  void set_arena(const ArenaPlace& place) {
+    arena_fd.store(place.fd, std::memory_order_relaxed);
+    arena_base.store(place.base, std::memory_order_relaxed);
+    arena_bytes.store(place.bytes, std::memory_order_relaxed);
+  }
 };
+
+// Here or in the sender's staging memory, in its own memory, or there and to be mapped.
+enum class Place : uint32_t { kStaged, kLent, kOpen };
 
 // A message on an edge. The receiver sees it when `number` becomes the number it expects.
 struct alignas(64) LaneEntry {
   std::atomic<uint32_t> number;
-  uint32_t lent;  // where the bytes are: in the sender's own memory, in its staging memory, or here
+  Place place;  // where the bytes are
   uint64_t fingerprint;
   uint64_t nbytes;
   union {

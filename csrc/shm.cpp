@@ -18,6 +18,7 @@ bool reached(uint32_t a, uint32_t b) { return static_cast<int32_t>(a - b) >= 0; 
 ShmTransport::ShmTransport(World& world, const Peers& peers, int rank)
     : world_(world),
       peers_(peers),
+      rank_(rank),
       ring_(world.region().staging(world.place(rank))),
       ring_bytes_(world.region().staging_bytes()),
       loans_(std::bit_ceil(size_t{world.region().ranks()} * kLaneEntries)) {
@@ -28,7 +29,7 @@ ShmTransport::ShmTransport(World& world, const Peers& peers, int rank)
       edges_.push_back({});
     else
       edges_.push_back({&region.lane(mine, theirs), &region.lane(theirs, mine), &world.cell(peer).bell,
-                        region.staging(theirs), 0, 0, 0});
+                        region.staging(theirs), 0, 0, 0, nullptr});
   }
 }
 
@@ -90,7 +91,7 @@ void ShmTransport::commit(std::span<const int> peers, size_t nbytes, uint64_t fi
     Edge& to = edge(peer);
     const uint32_t number = ++to.sent;
     LaneEntry& entry = announced(*to.out, number);
-    entry.lent = 0;
+    entry.place = Place::kStaged;
     entry.fingerprint = fingerprint;
     entry.nbytes = nbytes;
     if (small) {
@@ -116,9 +117,11 @@ bool ShmTransport::peek(int peer, size_t, void*, Message& message) {
   if (entry.number.load(std::memory_order_seq_cst) != number) return false;
   message.nbytes = entry.nbytes;
   message.fingerprint = entry.fingerprint;
-  message.lent = entry.lent != 0;
-  if (message.lent) {
-    message.data = nullptr;
+  message.lent = message.open = false;
+  if (entry.place != Place::kStaged) [[unlikely]] {
+    message.data = entry.place == Place::kOpen ? read_in_place(peer, entry) : nullptr;
+    message.open = message.data != nullptr;
+    message.lent = !message.open;
     return true;
   }
   message.data =
@@ -136,17 +139,26 @@ void ShmTransport::release(int peer) {
 
 bool ShmTransport::lends(std::span<const int>) const { return world_.region().lending(); }
 
-bool ShmTransport::lend(std::span<const int> peers, size_t nbytes, uint64_t fingerprint, const void* from) {
+bool ShmTransport::opens(const void* from, size_t nbytes) const {
+  const Arena* const arena = Arena::made();
+  return arena != nullptr && arena->holds(from, nbytes) && world_.region().lending();
+}
+
+bool ShmTransport::lend(std::span<const int> peers, size_t nbytes, uint64_t fingerprint, const void* from,
+                        bool open) {
   if (!lanes_have_room(peers)) return false;
+  forget_returned();
+  const Place place = open ? Place::kOpen : Place::kLent;
+  if (open) world_.cell(rank_).set_arena(Arena::made()->place());
   for (int peer : peers) {
     Edge& to = edge(peer);
     const uint32_t number = ++to.sent;
     LaneEntry& entry = announced(*to.out, number);
-    entry.lent = 1;
+    entry.place = place;
     entry.fingerprint = fingerprint;
     entry.nbytes = nbytes;
     entry.loan.offer(from);
-    lent_.push_back({peer, number, nbytes});
+    lent_.push_back({peer, number, nbytes, place});
     entry.number.store(number, std::memory_order_seq_cst);
     ring(*to.bell);
   }
@@ -155,6 +167,7 @@ bool ShmTransport::lend(std::span<const int> peers, size_t nbytes, uint64_t fing
 
 void ShmTransport::assist() {
   for (const Lent& lent : lent_) {
+    if (lent.place == Place::kOpen) continue;
     Edge& to = edge(lent.peer);
     if (reached(to.out->acked.load(std::memory_order_acquire), lent.number)) continue;
     Loan& loan = announced(*to.out, lent.number).loan;
@@ -162,12 +175,25 @@ void ShmTransport::assist() {
   }
 }
 
+void ShmTransport::forget_returned() {
+  while (!lent_.empty() && acked(lent_.front().peer, lent_.front().number)) lent_.pop_front();
+}
+
 bool ShmTransport::returned() {
-  while (!lent_.empty()) {
-    if (!acked(lent_.front().peer, lent_.front().number)) return false;
-    lent_.pop_front();
-  }
-  return true;
+  forget_returned();
+  return lent_.empty();
+}
+
+// Its receiver maps the sender's arena when the first such message comes. Where that fails it is a loan.
+const void* ShmTransport::read_in_place(int peer, const LaneEntry& entry) {
+  const RankCell& sender = world_.cell(peer);
+  const uint64_t source = entry.loan.source.load(std::memory_order_relaxed);
+  const Identity who = sender.process();
+  if (who.mark == world_.cell(rank_).process().mark)
+    return reinterpret_cast<const void*>(source);  // a thread of this process
+  std::unique_ptr<ArenaView>& arena = edge(peer).arena;
+  if (!arena) arena = std::make_unique<ArenaView>(who, sender.arena());
+  return arena->at(source, entry.nbytes);
 }
 
 // A lender that gave up may have changed its memory: then it has said so before.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <deque>
+#include <memory>
 #include <vector>
 
 #include "transport.hpp"
@@ -21,7 +22,9 @@ class ShmTransport final : public Transport {
   bool peek(int peer, size_t nbytes, void* into, Message& message) override;
   void release(int peer) override;
   bool lends(std::span<const int> peers) const override;
-  bool lend(std::span<const int> peers, size_t nbytes, uint64_t fingerprint, const void* from) override;
+  bool opens(const void* from, size_t nbytes) const override;
+  bool lend(std::span<const int> peers, size_t nbytes, uint64_t fingerprint, const void* from,
+            bool open) override;
   void assist() override;
   bool returned() override;
   bool fetch(int peer, const Message& message, void* into) override;
@@ -38,7 +41,8 @@ class ShmTransport final : public Transport {
     const unsigned char* staging;  // the peer's
     uint32_t sent;                 // messages sent to it
     uint32_t known_acked;
-    uint32_t received;  // messages released of it
+    uint32_t received;                 // messages released of it
+    std::unique_ptr<ArenaView> arena;  // the peer's, once it has sent from there
   };
   // A message in the staging ring that a receiver may still read.
   struct Staged {
@@ -52,6 +56,7 @@ class ShmTransport final : public Transport {
     int peer;
     uint32_t number;
     size_t nbytes;
+    Place place;
   };
 
   LaneEntry& announced(Lane& lane, uint32_t number) { return lane.entries[(number - 1) % kLaneEntries]; }
@@ -61,9 +66,12 @@ class ShmTransport final : public Transport {
   unsigned char* ring_room(size_t nbytes);
   bool reclaim();
   void start_over();
+  const void* read_in_place(int peer, const LaneEntry& entry);
+  void forget_returned();
 
   World& world_;
   const Peers& peers_;
+  const int rank_;
   unsigned char* const ring_;
   const size_t ring_bytes_;
   std::vector<Edge> edges_;

@@ -12,6 +12,7 @@ struct Message {
   size_t nbytes;
   uint64_t fingerprint;
   bool lent = false;  // it still is where the sender has it, and `data` is nullptr: fetch it
+  bool open = false;  // `data` is where the sender has it, who may have given up and changed it meanwhile
 };
 
 // The edges from one rank to some of its peers and back. Messages of an edge arrive in order. Nothing
@@ -42,11 +43,13 @@ class Transport {
   }
 
   // Messages that are not copied on their way: the sender's memory is lent until the receivers have released
-  // them. `lends`: to these peers it can be done. `lend` is false while there is no room; `assist` moves what
-  // this rank has lent; `returned` tells whether all of that is free again.
+  // them. `lends`: to these peers it can be done; `opens`: they can read this very memory where it is. `lend`
+  // is false while there is no room; `assist` moves what this rank has lent; `returned` tells whether all of
+  // that is free again.
   virtual bool lends(std::span<const int> /*peers*/) const { return false; }
+  virtual bool opens(const void* /*from*/, size_t /*nbytes*/) const { return false; }
   virtual bool lend(std::span<const int> /*peers*/, size_t /*nbytes*/, uint64_t /*fingerprint*/,
-                    const void* /*from*/) {
+                    const void* /*from*/, bool /*open*/) {
     return false;
   }
   virtual void assist() {}

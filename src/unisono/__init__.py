@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 _HOMES = {
+    "unisono.arrays": ("empty",),
     "unisono.group": ("ANY_TAG", "Group", "Recv", "Send", "Work", "init_process_group"),
     "unisono.backends": ("is_available",),
     "unisono.reduction": ("ReduceOp", "premul_sum"),
@@ -39,6 +40,7 @@ _HOMES = {
 _OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
 if TYPE_CHECKING:
+    from unisono.arrays import empty
     from unisono.backends import is_available
     from unisono.errors import (
         Aborted,
@@ -97,6 +99,7 @@ __all__ = [
     "UnisonoError",
     "Work",
     "__version__",
+    "empty",
     "init_process_group",
     "is_available",
     "premul_sum",

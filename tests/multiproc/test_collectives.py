@@ -11,7 +11,9 @@ import ranks
 PROGRAM = Path(__file__).with_name("collectives_program.py")
 
 
-@pytest.mark.parametrize("size", [1, 2, 5])
-def test_collectives_between_processes(size: int) -> None:
-    outputs = ranks.processes(size, PROGRAM)
+@pytest.mark.parametrize(
+    ("size", "arrays"), [(1, "plain"), (2, "plain"), (5, "plain"), (2, "shared"), (4, "shared"), (3, "mixed")]
+)
+def test_collectives_between_processes(size: int, arrays: str) -> None:
+    outputs = ranks.processes(size, PROGRAM, arrays)
     assert [output.split()[-1] for output in outputs] == [str(rank) for rank in range(size)]

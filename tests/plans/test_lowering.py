@@ -19,7 +19,7 @@ from unisono.reduction import PremulSum, ReduceOp
 NAMES = [(collective, name) for collective in ALGORITHMS for name in ALGORITHMS[collective]]
 SEND, RECV, REDUCE, COPY = range(4)
 OUT, IN, TMP = range(3)
-NONE, FINAL, RAW, LAST = 0, 1, 2, 4
+NONE, FINAL, RAW, LAST, OPEN = 0, 1, 2, 4, 8
 SOURCES = Path(__file__).resolve().parents[2] / "csrc"
 
 
@@ -66,9 +66,9 @@ def test_ring_as_numbers() -> None:
         *(REDUCE, RAW, OUT, 2, OUT, 2, 1, 1, 2),
         *(SEND, NONE, OUT, 2, OUT, 2, -1, 1, 1),
         *(REDUCE, RAW | FINAL, OUT, 1, OUT, 1, 1, 1, 2),
-        *(SEND, LAST, OUT, 1, OUT, 1, -1, 1, 1),
+        *(SEND, LAST | OPEN, OUT, 1, OUT, 1, -1, 1, 1),
         *(RECV, NONE, OUT, 0, OUT, 0, -1, 1, 2),
-        *(SEND, NONE, OUT, 0, OUT, 0, -1, 1, 1),
+        *(SEND, OPEN, OUT, 0, OUT, 0, -1, 1, 1),
         *(RECV, NONE, OUT, 2, OUT, 2, -1, 1, 2),
     ]
 
@@ -78,7 +78,7 @@ def test_scatter_as_numbers() -> None:
     root, other = lower(make("scatter", "direct", 2))
     assert root == [
         *header("direct", 1, 2, 0, 1, 1, 2),
-        *(SEND, RAW | LAST, IN, 1, IN, 1, -1, 1, 1),
+        *(SEND, RAW | LAST | OPEN, IN, 1, IN, 1, -1, 1, 1),
         *(COPY, RAW, OUT, 0, IN, 0, -1, 0),
     ]
     assert other == [*header("direct", 1, 2, 0, 1, 1, 2), *(RECV, NONE, OUT, 0, OUT, 0, -1, 1, 0)]

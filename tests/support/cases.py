@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import numpy as np
 
 import oracle
@@ -25,8 +29,35 @@ def sizes(itemsize: int, size: int) -> list[int]:
     return [*small, segment - 1, segment, segment + 1, segment // size + 1, 3 * segment + 7]
 
 
+_make: ContextVar[Callable[..., np.ndarray]] = ContextVar("make", default=np.empty)
+
+
+@contextmanager
+def arrays_from(make: Callable[..., np.ndarray]) -> Iterator[None]:
+    """Checks of this thread use arrays made by this function of a shape and a dtype."""
+    before = _make.set(make)
+    yield
+    _make.reset(before)
+
+
+def _empty(shape: int | tuple[int, ...], dtype: object) -> np.ndarray:
+    return _make.get()(shape, dtype)
+
+
+def _zeros(shape: int | tuple[int, ...], dtype: object) -> np.ndarray:
+    made = _empty(shape, dtype)
+    made.fill(0)
+    return made
+
+
+def _copy(array: np.ndarray) -> np.ndarray:
+    made = _empty(array.shape, array.dtype)
+    made[...] = array
+    return made
+
+
 def all_reduce(group: Group, dtype: str, op: un.ReduceOp, algorithm: str, numel: int) -> None:
-    x = oracle.data(group.rank, numel, dtype, op).copy()
+    x = _copy(oracle.data(group.rank, numel, dtype, op))
     group.all_reduce(x, op, algorithm=algorithm)
     exact = algorithm in ("one_shot", "two_shot") or group.size <= 2
     what = (algorithm, dtype, op.name, numel, group.size)
@@ -36,7 +67,7 @@ def all_reduce(group: Group, dtype: str, op: un.ReduceOp, algorithm: str, numel:
 def reduce(group: Group, dtype: str, op: un.ReduceOp, algorithm: str, numel: int) -> None:
     for dst in {0, group.size - 1}:
         mine = oracle.data(group.rank, numel, dtype, op)
-        x = mine.copy()
+        x = _copy(mine)
         group.reduce(x, dst, op, algorithm=algorithm)
         what = (algorithm, dtype, op.name, numel, group.size)
         if group.rank == dst:
@@ -52,8 +83,8 @@ def reduce_scatter(
     shape = (group.size, numel)
     mine = oracle.data(group.rank, numel * group.size, dtype, op).reshape(shape)
     expected = oracle.total(group.size, numel * group.size, dtype, op).reshape(shape)[group.rank]
-    inputs = mine.copy()
-    out = inputs[group.rank] if in_place else np.empty_like(expected)
+    inputs = _copy(mine)
+    out = inputs[group.rank] if in_place else _empty(expected.shape, expected.dtype)
     group.reduce_scatter(out, inputs, op, algorithm=algorithm)
     exact = algorithm == "direct" or group.size <= 2
     what = (algorithm, dtype, op.name, numel, group.size)
@@ -67,12 +98,12 @@ def scans(group: Group, dtype: str, op: un.ReduceOp, algorithm: str, numel: int)
     if op is un.AVG:
         return
     mine = oracle.data(group.rank, numel, dtype, op)
-    x = mine.copy()
+    x = _copy(mine)
     group.scan(x, op, algorithm=algorithm)
     exact = algorithm == "direct"
     expected = oracle.total(group.rank + 1, numel, dtype, op)
     oracle.check(x, expected, exact, dtype, group.size, ("scan", dtype, op.name, numel))
-    x = mine.copy()
+    x = _copy(mine)
     group.exclusive_scan(x, op)
     expected = oracle.total(group.rank, numel, dtype, op) if group.rank else mine
     oracle.check(x, expected, True, dtype, group.size, ("exclusive_scan", dtype, op.name, numel))
@@ -84,7 +115,7 @@ def moves(group: Group, dtype: str, numel: int) -> None:
     parts = [oracle.data(peer, numel, dtype) for peer in range(size)]
     for algorithm in ALGORITHMS["broadcast"]:
         for src in {0, size - 1}:
-            x = parts[rank].copy()
+            x = _copy(parts[rank])
             group.broadcast(x, src, algorithm=algorithm)
             assert x.tobytes() == parts[src].tobytes(), ("broadcast", algorithm, dtype, numel, size)
     for algorithm in ALGORITHMS["all_gather"]:
@@ -93,8 +124,8 @@ def moves(group: Group, dtype: str, numel: int) -> None:
         _gather_scatter(group, parts, algorithm)
     rows = [oracle.data(peer, numel * size, dtype, seed=1).reshape(size, numel) for peer in range(size)]
     for algorithm in ALGORITHMS["all_to_all"]:
-        out = np.empty_like(rows[0])
-        group.all_to_all(out, rows[rank], algorithm=algorithm)
+        out = _empty(rows[0].shape, rows[0].dtype)
+        group.all_to_all(out, _copy(rows[rank]), algorithm=algorithm)
         for peer in range(size):
             assert out[peer].tobytes() == rows[peer][rank].tobytes(), ("all_to_all", algorithm, dtype, numel)
     for algorithm in ALGORITHMS["barrier"]:
@@ -103,13 +134,14 @@ def moves(group: Group, dtype: str, numel: int) -> None:
 
 def _all_gather(group: Group, parts: list[np.ndarray], algorithm: str) -> None:
     whole = np.stack(parts).tobytes()
-    out = np.zeros((group.size, parts[0].size), parts[0].dtype)
-    group.all_gather(out, parts[group.rank], algorithm=algorithm)
+    mine = _copy(parts[group.rank])
+    out = _zeros((group.size, parts[0].size), parts[0].dtype)
+    group.all_gather(out, mine, algorithm=algorithm)
     assert out.tobytes() == whole, ("all_gather", algorithm)
-    listed = [np.zeros_like(part) for part in parts]
-    group.all_gather(listed, parts[group.rank], algorithm=algorithm)
+    listed = [_zeros(part.shape, part.dtype) for part in parts]
+    group.all_gather(listed, mine, algorithm=algorithm)
     assert np.stack(listed).tobytes() == whole, ("all_gather into a list", algorithm)
-    in_place = np.zeros_like(out)
+    in_place = _zeros(out.shape, out.dtype)
     in_place[group.rank] = parts[group.rank]
     group.all_gather(in_place, in_place[group.rank], algorithm=algorithm)
     assert in_place.tobytes() == whole, ("all_gather in place", algorithm)
@@ -118,12 +150,13 @@ def _all_gather(group: Group, parts: list[np.ndarray], algorithm: str) -> None:
 def _gather_scatter(group: Group, parts: list[np.ndarray], algorithm: str) -> None:
     size, rank = group.size, group.rank
     dst = size - 1
-    out = np.zeros((size, parts[0].size), parts[0].dtype) if rank == dst else None
-    group.gather(parts[rank], out, dst, algorithm=algorithm)
+    out = _zeros((size, parts[0].size), parts[0].dtype) if rank == dst else None
+    group.gather(_copy(parts[rank]), out, dst, algorithm=algorithm)
     if out is not None:
         assert out.tobytes() == np.stack(parts).tobytes(), ("gather", algorithm)
-    mine = np.zeros_like(parts[rank])
-    group.scatter(mine, list(parts) if rank == dst else None, dst, algorithm=algorithm)
+    mine = _zeros(parts[rank].shape, parts[rank].dtype)
+    given = [_copy(part) for part in parts] if rank == dst else None
+    group.scatter(mine, given, dst, algorithm=algorithm)
     assert mine.tobytes() == parts[rank].tobytes(), ("scatter", algorithm)
 
 
@@ -134,20 +167,20 @@ def uneven(group: Group, dtype: str = "float32") -> None:
         lengths = [peer * scale % (3 * scale) for peer in range(size)]
         parts = [oracle.data(peer, lengths[peer], dtype) for peer in range(size)]
         for algorithm in (None, *ALGORITHMS["all_gather"]):
-            out = [np.zeros_like(part) for part in parts]
-            group.all_gather_v(out, parts[rank], algorithm=algorithm)
+            out = [_zeros(part.shape, part.dtype) for part in parts]
+            group.all_gather_v(out, _copy(parts[rank]), algorithm=algorithm)
             assert all(a.tobytes() == b.tobytes() for a, b in zip(out, parts, strict=True)), algorithm
         sent = [
-            oracle.data(peer, (rank + 2 * peer) * scale % (4 * scale), dtype, seed=rank)
+            _copy(oracle.data(peer, (rank + 2 * peer) * scale % (4 * scale), dtype, seed=rank))
             for peer in range(size)
         ]
-        got = [np.zeros((peer + 2 * rank) * scale % (4 * scale), dtype) for peer in range(size)]
+        got = [_zeros((peer + 2 * rank) * scale % (4 * scale), dtype) for peer in range(size)]
         group.all_to_all(got, sent)
         for peer in range(size):
             expected = oracle.data(rank, got[peer].size, dtype, seed=peer)
             assert got[peer].tobytes() == expected.tobytes(), "all_to_all uneven"
-        out = [np.zeros_like(part) for part in parts] if rank == 0 else None
-        group.gather(parts[rank], out, 0)
+        out = [_zeros(part.shape, part.dtype) for part in parts] if rank == 0 else None
+        group.gather(_copy(parts[rank]), out, 0)
         assert out is None or all(a.tobytes() == b.tobytes() for a, b in zip(out, parts, strict=True))
 
 
@@ -157,9 +190,9 @@ def in_flight(group: Group, rounds: int = 6, exact: bool = True) -> None:
     for number in range(rounds):
         numel = [1, 1000, 300_000][number % 3]
         parts = [oracle.data(rank, numel, "float64", seed=number) for rank in range(group.size)]
-        x = parts[group.rank].copy()
+        x = _copy(parts[group.rank])
         works.append(group.all_reduce(x, algorithm="two_shot", async_op=True))
-        gathered = np.zeros((group.size, 5), np.int64)
+        gathered = _zeros((group.size, 5), np.int64)
         mine = np.full(5, group.rank * 100 + number)
         works.append(group.all_gather(gathered, mine, async_op=True))
         results.append((x, oracle.reduced(parts, un.SUM), gathered, number))

@@ -25,7 +25,14 @@ MARK = "PYTEST_RUN_PID"
 
 # What importing a module may open and keep, for good reason.
 KEPT_FILES = ("/dev/null", "/dev/urandom", "/dev/random")
-KEPT_SUFFIXES = (".so", ".py", ".pyc", ".pth", ".zip")
+KEPT_SUFFIXES = (
+    ".so",
+    ".py",
+    ".pyc",
+    ".pth",
+    ".zip",
+    "/memfd:unisono-arrays (deleted)",
+)  # the last: one per process
 # multiprocessing's own helper, which lives as long as this process.
 KEPT_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 # Files in /dev/shm that Python's multiprocessing and MPICH name at random: nothing tells whether this run or

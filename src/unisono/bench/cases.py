@@ -243,8 +243,8 @@ def cases(
         nbytes *= factor
 
 
-def allocate(case: Case, rank: int) -> Buffers:
-    """The arrays that `rank` needs, untouched."""
+def allocate(case: Case, rank: int, empty: Callable[[int, Any], Array] = np.empty) -> Buffers:
+    """The arrays that `rank` needs, untouched, made by `empty` of a number of elements and a dtype."""
     operation = OPERATIONS[case.operation]
     part = case.parts[rank]
     numel = {"all": case.count, "part": part, "parts": part * case.ranks}
@@ -253,7 +253,7 @@ def allocate(case: Case, rank: int) -> Buffers:
         base, _, where = share.partition("_")
         if base == "-" or (where == "root" and rank != case.root):
             return None
-        return np.empty(numel[base], numpy_dtype(case.dtype))
+        return empty(numel[base], numpy_dtype(case.dtype))
 
     return Buffers(array(operation.inp), array(operation.out))
 

@@ -13,12 +13,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from unisono.bench.cases import OPERATIONS, Buffers, Case, numpy_dtype
+from unisono.bench.cases import OPERATIONS, Array, Buffers, Case, numpy_dtype
 
 __all__ = [
+    "ASIDE",
     "LIMITS",
     "Contender",
     "MemcpyContender",
+    "SharedContender",
     "UnisonoContender",
     "cut",
     "join",
@@ -32,6 +34,8 @@ Call = Callable[[], object]
 
 LIMITS = ("memcpy", "limit")
 """Sides that communicate nothing: what the machine can do."""
+ASIDE = (*LIMITS, "shared")
+"""Sides that are no other library: no best peer is looked for among them."""
 
 
 class Contender(Protocol):
@@ -51,8 +55,8 @@ def join(name: str, rank: int, size: int, address: str) -> Contender:
     """Make this process rank `rank` of the side called `name` (see peers.SIDES), which meets at HOST:PORT."""
     if name in UNJOINED:
         return UNJOINED[name](rank)
-    if name == "unisono":
-        return UnisonoContender(rank, size, address)
+    if name in ("unisono", "shared"):
+        return (UnisonoContender if name == "unisono" else SharedContender)(rank, size, address)
     from unisono.bench.torch_contender import TorchContender
 
     backend = "unisono" if name == "unisono-torch" else name
@@ -250,3 +254,14 @@ class UnisonoContender:
     def close(self) -> None:
         """Leave the group."""
         self.group.close()
+
+
+class SharedContender(UnisonoContender):
+    """The same, with arrays that other ranks read where they are."""
+
+    @staticmethod
+    def empty(numel: int, dtype: Any) -> Array:
+        """An array of this contender's kind."""
+        from unisono import empty
+
+        return empty(numel, dtype)

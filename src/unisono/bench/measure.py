@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.bench.cases import OPERATIONS, Case
-from unisono.bench.contenders import LIMITS
+from unisono.bench.contenders import ASIDE
 from unisono.bench.noise import Pace
 from unisono.bench.side import BenchError, Side
 
@@ -131,7 +131,7 @@ class Line:
         The median over rounds, as for one peer.
         """
         libraries = [
-            peer.rounds for peer in self.peers if isinstance(peer, Timing) and peer.side not in LIMITS
+            peer.rounds for peer in self.peers if isinstance(peer, Timing) and peer.side not in ASIDE
         ]
         if not libraries:
             return None

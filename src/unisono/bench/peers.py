@@ -47,6 +47,7 @@ PEERS = {
             "limit",
             "the machine's limit: the bytes that the operation has to read and write, all ranks at once",
         ),
+        Peer("shared", "Unisono with arrays of unisono.empty"),
         *(Peer(mpi.name, mpi.what, mpi=mpi) for mpi in MPIS.values()),
     )
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.bench.cases import OPERATIONS
-from unisono.bench.contenders import LIMITS
+from unisono.bench.contenders import ASIDE, LIMITS
 from unisono.bench.measure import Line, Timing, Unmeasurable
 from unisono.bench.noise import QUIET_SHARE, Noise, Pace
 
@@ -62,7 +62,7 @@ def row(line: Line) -> str:
 
 def _compared(peers: Sequence[str]) -> bool:
     """Whether several libraries are among the sides, so that there is a best one."""
-    return sum(peer not in LIMITS for peer in peers) > 1
+    return sum(peer not in ASIDE for peer in peers) > 1
 
 
 def noise_line(noise: Noise | None, cores: int) -> str:

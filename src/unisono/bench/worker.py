@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.bench.cases import OPERATIONS, Buffers, Case, allocate, count_wrong, fill
-from unisono.bench.contenders import Call, Contender, MemcpyContender, join
+from unisono.bench.contenders import Call, Contender, MemcpyContender, SharedContender, join
 from unisono.bench.line_up import LineUp
 
 __all__ = ["die_with", "main", "serve", "time_calls"]
@@ -118,7 +118,8 @@ class Rank:
         self.case = None
         self.call = lambda: None
         self.buffers = Buffers(None, None)
-        buffers = allocate(case, self.rank)
+        shared = isinstance(self.contender, SharedContender)
+        buffers = allocate(case, self.rank, SharedContender.empty if shared else np.empty)
         self.call = self.contender.bind(case, buffers)
         self.case, self.buffers = case, buffers
         self._clear()

@@ -7,10 +7,11 @@ number of peers, peers
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from unisono.plans.catalog import algorithm_names, steps_of
 from unisono.plans.contracts import CONTRACTS
+from unisono.plans.exposure import exposed
 from unisono.plans.origins import Origins
 from unisono.plans.plan import Chunk, Copy, Plan, Recv, Reduce, Send, Step
 
@@ -18,8 +19,8 @@ __all__ = ["lower", "lower_rank"]
 
 _OPCODES: dict[type, int] = {Send: 0, Recv: 1, Reduce: 2, Copy: 3}
 _SPACES = {"out": 0, "in": 1, "tmp": 2}
-_FINAL, _RAW, _LAST = 1, 2, 4
-_CROWD = 64  # more ranks on one host than this lend in small segments only: to see all steps takes long
+_FINAL, _RAW, _LAST, _OPEN = 1, 2, 4, 8
+_CROWD = 64  # of more ranks than this only some steps are looked at: to see all of them takes long
 _CUSTOM = 255  # an algorithm that is not in the catalogue
 
 
@@ -39,7 +40,8 @@ def lower(plan: Plan) -> list[list[int]]:
         complete = [found.result is not None and _everybody(plan.size, found.result.ranks) for found in seen]
         header = _header(plan.collective, plan.algorithm, plan.size, steps, in_flight, lends)
         last = _last(steps, reduces=CONTRACTS[plan.collective].reduces)
-        code.append(header + _words(rank, steps, raw, complete, last))
+        open_ = _open(rank, plan.size, steps, plan.steps.__getitem__)
+        code.append(header + _words(rank, steps, raw, complete, last, open_))
     return code
 
 
@@ -65,7 +67,8 @@ def lower_rank(
     lends = _lends(collective, size, (function(peer, size, root) for peer in range(size)), hosts)
     header = _header(collective, algorithm, size, steps, 0, lends)
     last = _last(steps, reduces=contract.reduces)
-    return header + _words(rank, steps, _raw(rank, steps, given), complete, last)
+    open_ = _open(rank, size, steps, origins.steps)
+    return header + _words(rank, steps, _raw(rank, steps, given), complete, last, open_)
 
 
 def _everybody(size: int, ranks: int) -> bool:
@@ -144,16 +147,27 @@ def _last(steps: Sequence[Step], *, reduces: bool) -> list[bool]:
     return found
 
 
+def _open(
+    rank: int, size: int, steps: Sequence[Step], steps_of: Callable[[int], Sequence[Step]]
+) -> list[bool]:
+    return exposed(rank, steps, steps_of) if size <= _CROWD else [False] * len(steps)
+
+
 def _words(
-    rank: int, steps: Iterable[Step], raw: list[bool], complete: list[bool], last: list[bool]
+    rank: int,
+    steps: Iterable[Step],
+    raw: list[bool],
+    complete: list[bool],
+    last: list[bool],
+    open_: list[bool],
 ) -> list[int]:
     words: list[int] = []
-    for step, is_raw, is_complete, is_last in zip(steps, raw, complete, last, strict=True):
+    for step, is_raw, is_complete, is_last, is_open in zip(steps, raw, complete, last, open_, strict=True):
         chunk, own, place, peers = _operands(rank, step)
         if isinstance(step, Send) and not peers:
             continue
         final = isinstance(step, Reduce) and is_complete and (len(step.frm) > 1 or is_raw)
-        flags = _RAW * is_raw | _FINAL * final | _LAST * is_last
+        flags = _RAW * is_raw | _FINAL * final | _LAST * is_last | _OPEN * is_open
         refs = (_SPACES[chunk.space], chunk.index, _SPACES[own.space], own.index)
         words += [_OPCODES[type(step)], flags, *refs, place, len(peers), *peers]
     return words

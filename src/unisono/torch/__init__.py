@@ -1,4 +1,4 @@
-"""`import unisono.torch` registers the backend "unisono" with torch.distributed, and nothing else.
+"""`import unisono.torch` registers the backend "unisono" with torch.distributed, and has `empty` for tensors.
 
     import torch.distributed as dist
     dist.init_process_group("unisono")
@@ -9,8 +9,9 @@ it is PyTorch's own API: DDP, `dist.all_reduce`, `new_group`, object collectives
 
 from __future__ import annotations
 
+from .memory import empty
 from .registration import register as _register
 
-__all__: list[str] = []
+__all__ = ["empty"]
 
 _register()

@@ -46,6 +46,19 @@ def check_all_reduce_bits(rank, size):
         assert torch.equal(x, fold(two, bring)), (dtype, op)
 
 
+def check_tensors_that_are_read_where_they_are(rank, size):
+    from unisono.torch import empty
+
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        for shape in ((3, 5), (100, 1000), (0, 4)):
+            x = empty(shape, dtype=dtype)
+            assert (x.shape, x.dtype, x.is_contiguous()) == (torch.Size(shape), dtype, True)
+            x.copy_(of(rank, dtype, shape))
+            dist.all_reduce(x)
+            assert torch.equal(x, fold(torch.add, [of(r, dtype, shape) for r in range(size)])), (dtype, shape)
+    assert empty(2, 3).dtype == torch.get_default_dtype()
+
+
 def check_all_reduce_average(rank, size):
     for dtype in FLOATS:
         x = of(rank, dtype)

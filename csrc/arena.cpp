@@ -1,0 +1,172 @@
+#include "arena.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <iterator>
+#include <new>
+#include <string>
+#include <string_view>
+#include <system_error>
+
+namespace unisono {
+namespace {
+
+constexpr uint64_t kPage = 4096;  // the first one holds the mark of the process
+
+uint64_t pages(uint64_t nbytes) { return (nbytes + kPage - 1) / kPage * kPage; }
+
+uint64_t memory_bytes() {
+  return static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+}
+
+constexpr char kName[] = "unisono-arrays";
+
+// To open just any file of another process may have effects.
+bool is_arena(const std::string& path) {
+  char target[64];
+  const ssize_t length = readlink(path.c_str(), target, sizeof target);
+  return length > 0 &&
+         std::string_view(target, static_cast<size_t>(length)).starts_with(std::string("/memfd:") + kName);
+}
+
+bool back(int fd, uint64_t offset, uint64_t nbytes) {
+  int failed;
+  do failed = posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(nbytes));
+  while (failed == EINTR);
+  return failed == 0;
+}
+
+struct Kept {
+  std::mutex mutex;
+  std::shared_ptr<Arena> arena;
+  std::atomic<Arena*> made{nullptr};
+};
+
+Kept& kept() {
+  static Kept& it = *new Kept;  // never destroyed: arrays may outlive everything
+  return it;
+}
+
+// A fork's child starts without: its parent's arrays are plain memory to it.
+void forget_in_children() {
+  static const int registered =
+      pthread_atfork([] { kept().mutex.lock(); }, [] { kept().mutex.unlock(); },
+                     [] {
+                       kept().made = nullptr;
+                       new std::shared_ptr<Arena>(std::move(kept().arena));  // kept for those arrays
+                       kept().mutex.unlock();
+                     });
+  (void)registered;
+}
+
+}  // namespace
+
+std::shared_ptr<Arena> Arena::own() {
+  forget_in_children();
+  const std::lock_guard lock(kept().mutex);
+  if (!kept().arena) {
+    kept().arena.reset(new Arena);
+    kept().made = kept().arena.get();
+  }
+  return kept().arena;
+}
+
+Arena* Arena::made() { return kept().made.load(std::memory_order_acquire); }
+
+Arena::Arena() : owner_(getpid()) {
+  const auto give_up = [&](const char* what) {
+    const int error = errno;
+    if (place_.fd >= 0) close(place_.fd);
+    throw std::system_error(error, std::generic_category(), what);
+  };
+  const uint64_t bytes = pages(memory_bytes());
+  place_.fd = memfd_create(kName, MFD_CLOEXEC);
+  if (place_.fd < 0) give_up("cannot make memory that ranks share");
+  if (ftruncate(place_.fd, static_cast<off_t>(bytes)) != 0 || !back(place_.fd, 0, kPage))
+    give_up("cannot size the memory that ranks share");
+  void* const base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, place_.fd, 0);
+  if (base == MAP_FAILED) give_up("cannot map the memory that ranks share");
+  madvise(base, bytes, MADV_HUGEPAGE);
+  place_.base = reinterpret_cast<uint64_t>(base);
+  place_.bytes = bytes;
+  *static_cast<uint64_t*>(base) = identity().mark;
+  free_.emplace(kPage, bytes - kPage);
+}
+
+Arena::~Arena() {
+  munmap(reinterpret_cast<void*>(place_.base), place_.bytes);
+  close(place_.fd);
+}
+
+void* Arena::take(size_t nbytes) {
+  const uint64_t wanted = pages(std::max<uint64_t>(nbytes, 1));
+  const std::lock_guard lock(mutex_);
+  const auto found = std::ranges::find_if(free_, [&](const auto& hole) { return hole.second >= wanted; });
+  if (found == free_.end() || !back(place_.fd, found->first, wanted)) throw std::bad_alloc();
+  const auto [offset, length] = *found;
+  free_.erase(found);
+  if (length > wanted) free_.emplace(offset + wanted, length - wanted);
+  return reinterpret_cast<void*>(place_.base + offset);
+}
+
+void Arena::give_back(void* pages_taken, size_t nbytes) {
+  if (getpid() != owner_) return;
+  const uint64_t offset = reinterpret_cast<uint64_t>(pages_taken) - place_.base;
+  const uint64_t length = pages(std::max<uint64_t>(nbytes, 1));
+  const std::lock_guard lock(mutex_);
+  fallocate(place_.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+            static_cast<off_t>(length));
+  release(offset, length);
+}
+
+// Adds a hole, joined with those that touch it.
+void Arena::release(uint64_t offset, uint64_t nbytes) {
+  auto next = free_.lower_bound(offset);
+  if (next != free_.end() && offset + nbytes == next->first) {
+    nbytes += next->second;
+    next = free_.erase(next);
+  }
+  if (next != free_.begin()) {
+    const auto before = std::prev(next);
+    if (before->first + before->second == offset) {
+      before->second += nbytes;
+      return;
+    }
+  }
+  free_.emplace(offset, nbytes);
+}
+
+// ---- others' ---------------------------------------------------------------------------------------
+
+// The number of its descriptor may be another file's by now, and its pid another process's: its mark tells.
+ArenaView::ArenaView(const Identity& owner, const ArenaPlace& place) : place_(place) {
+  if (place.bytes == 0) return;
+  const std::string path = "/proc/" + std::to_string(owner.pid) + "/fd/" + std::to_string(place.fd);
+  if (!is_arena(path)) return;
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return;
+  if (lseek(fd, 0, SEEK_END) == static_cast<off_t>(place.bytes)) {
+    void* const base = mmap(nullptr, place.bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (base != MAP_FAILED) base_ = static_cast<const unsigned char*>(base);
+  }
+  close(fd);
+  if (base_ == nullptr || *reinterpret_cast<const uint64_t*>(base_) == owner.mark) return;
+  munmap(const_cast<unsigned char*>(base_), place.bytes);
+  base_ = nullptr;
+}
+
+ArenaView::~ArenaView() {
+  if (base_ != nullptr) munmap(const_cast<unsigned char*>(base_), place_.bytes);
+}
+
+const void* ArenaView::at(uint64_t address, size_t nbytes) const {
+  const uint64_t offset = address - place_.base;
+  if (base_ == nullptr || offset >= place_.bytes || nbytes > place_.bytes - offset) return nullptr;
+  return base_ + offset;
+}
+
+}  // namespace unisono

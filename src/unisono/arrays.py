@@ -1,0 +1,50 @@
+"""Arrays in memory that the other ranks of a host read where it is: they need no copy on their way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from operator import index
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+from unisono import _native
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import DTypeLike
+
+__all__ = ["empty"]
+
+
+def empty(shape: SupportsIndex | Iterable[SupportsIndex], dtype: DTypeLike = float) -> np.ndarray[Any, Any]:
+    """A new array, as `numpy.empty`, that collectives of any group read without copying it first.
+
+    It is an ordinary array in every other respect: whatever takes an array takes it, and whoever may not map
+    this process's memory gets its bytes as those of any other array. Making one costs as much as clearing its
+    memory, so make it once and use it often. A forked child shares the memory with its parent.
+
+    Args:
+        shape: the lengths of the axes.  dtype: of the elements; none that holds Python objects.
+    Returns: the array, C-contiguous. Its memory is given back when it and all views of it are gone.
+    Raises:
+        TypeError: elements of this dtype are Python objects.
+        ValueError: a length is negative.
+        MemoryError: there is not so much memory.
+    """
+    import numpy as np
+
+    wanted = np.dtype(dtype)
+    if wanted.hasobject:
+        raise TypeError(f"elements of {wanted} are Python objects, which other processes cannot read")
+    lengths = tuple(map(index, shape)) if isinstance(shape, Iterable) else (index(shape),)
+    if any(length < 0 for length in lengths):
+        raise ValueError(f"a length is negative: {lengths}")
+    nbytes = math.prod(lengths) * wanted.itemsize
+    try:
+        memory = _native.shared_bytes(nbytes)
+    except MemoryError:
+        raise MemoryError(f"cannot make an array of {nbytes} bytes: there is not so much memory") from None
+    except RuntimeError:  # the system has no such memory, or has limits on it: an array like any other
+        memory = np.zeros(nbytes, np.uint8)
+    made: np.ndarray[Any, Any] = np.ndarray(lengths, wanted, buffer=memory)
+    return made

@@ -1,0 +1,96 @@
+"""Arrays of `un.empty` between processes: read where they lie, and what happens where they cannot be."""
+
+from __future__ import annotations
+
+import ranks
+
+CHECK = """
+from pathlib import Path
+
+def mapped():
+    return sum("unisono-arrays" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+x, out = un.empty(100_000, np.float32), un.empty(group.size * 100_000, np.float32)
+
+def check():
+    x[:] = group.rank + 1
+    group.all_gather(out, x)
+    assert (out.reshape(group.size, -1) == np.arange(1, group.size + 1)[:, None]).all()
+    group.all_reduce(x)
+    assert (x == sum(range(1, group.size + 1))).all()
+"""
+
+
+def test_they_are_mapped_by_those_who_read_them() -> None:
+    program = CHECK + "check(); print('mapped', mapped()); group.close(); print('then', mapped())"
+    for output in ranks.run(3, program):
+        assert "mapped 3" in output, output
+        assert "then 1" in output, output  # its own
+
+
+def test_who_may_not_map_them_gets_copies() -> None:
+    program = """
+import resource
+if group.rank == 1:
+    resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+"""
+    everybody = CHECK + "check(); check(); print('mapped', mapped())"
+    assert all("mapped" in output for output in ranks.run(2, program + everybody))
+
+
+def test_a_descriptor_that_was_closed_costs_copies_only() -> None:
+    """Somebody closes all descriptors that it does not know, and one of them is another file's afterwards."""
+    program = """
+for number in range(3, 200):
+    try:
+        if "unisono-arrays" in os.readlink(f"/proc/self/fd/{number}"):
+            os.dup2(os.memfd_create("unisono-arrays"), number)
+    except OSError:
+        pass
+check()
+print("mapped", mapped())
+"""
+    assert all("mapped 1" in output for output in ranks.run(2, CHECK + program))
+
+
+def test_a_rank_that_is_killed_takes_nothing_with_it() -> None:
+    program = (
+        CHECK
+        + """
+check()
+if group.rank == 1:
+    print("gone", flush=True)
+    os._exit(0)
+try:
+    for _ in range(10_000):
+        group.all_gather(out, x)
+except un.PeerLost as error:
+    assert "rank 1" in str(error)
+    assert (x == 6).all()
+    print("told")
+"""
+    )
+    outputs = ranks.run(3, program)
+    assert ["told" in output for output in outputs] == [True, False, True], outputs
+
+
+def test_memory_that_was_given_back_is_no_result() -> None:
+    """A call that failed leaves nobody with zeros of memory that its owner no longer has."""
+    program = """
+import gc
+x = un.empty(4_000_000, np.float32)
+out = un.empty(3 * 4_000_000, np.float32)
+x[:] = 1
+try:
+    if group.rank != 2:
+        group.all_gather(out, x, timeout=0.5)
+        assert (out == 1).all()
+    else:
+        time.sleep(1)
+except un.UnisonoError as error:
+    del x, out
+    gc.collect()
+    print(type(error).__name__)
+"""
+    outputs = ranks.run(3, program)
+    assert all("Timeout" in output or "Aborted" in output for output in outputs[:2]), outputs

@@ -1,0 +1,116 @@
+"""`un.empty`: an array like any other, in memory that others can map."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import unisono as un
+
+NAME = "/memfd:unisono-arrays"
+
+
+def held_bytes() -> int:
+    """What the file behind this process's shared arrays takes."""
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            if os.readlink(link).startswith(NAME):
+                return os.stat(link).st_blocks * 512
+        except FileNotFoundError:
+            continue
+    return 0
+
+
+@pytest.mark.parametrize("dtype", [np.float32, "int8", bool, np.complex128, ml_dtypes.bfloat16, "S5"])
+@pytest.mark.parametrize("shape", [7, (), (3, 4), [2, 0, 5], np.zeros((2, 3)).shape])
+def test_it_is_an_ordinary_array(shape: object, dtype: object) -> None:
+    array, expected = un.empty(shape, dtype), np.empty(shape, dtype)
+    assert (array.shape, array.dtype) == (expected.shape, expected.dtype)
+    assert array.strides == expected.strides or not array.size
+    assert array.flags.c_contiguous
+    assert array.flags.writeable
+    array[...] = np.ones(shape).astype(dtype)
+    assert (array == np.ones(shape).astype(dtype)).all()
+
+
+def test_numbers_of_numpy_are_lengths_and_floats_are_the_default() -> None:
+    assert un.empty(np.int64(3)).shape == (3,)
+    assert un.empty((np.int32(2), 2)).dtype == np.float64
+
+
+def test_what_cannot_be() -> None:
+    with pytest.raises(TypeError, match="Python objects"):
+        un.empty(3, object)
+    with pytest.raises(ValueError, match="negative"):
+        un.empty((2, -1))
+    with pytest.raises(MemoryError, match=r"array of \d+ bytes"):
+        un.empty(1 << 60, np.uint8)
+
+
+def test_memory_is_given_back_with_the_last_view() -> None:
+    gc.collect()
+    before = held_bytes()
+    array = un.empty(1 << 20, np.uint8)
+    view = array[100:200].reshape(10, 10)
+    assert held_bytes() >= before + (1 << 20)
+    del array
+    view[:] = 7
+    assert held_bytes() >= before + (1 << 20)
+    assert (view == 7).all()
+    del view
+    assert held_bytes() <= max(before, 4096)
+
+
+def test_memory_is_used_again_in_any_order() -> None:
+    arrays = [un.empty(length, np.uint8) for length in (5000, 1, 100_000, 4096)]
+    for number, array in enumerate(arrays):
+        array[:] = number
+    for order in (1, 0, 1, 0):
+        assert all((array == array[0]).all() for array in arrays)
+        del arrays[order]
+    first, second = un.empty(9000, np.uint8), un.empty(9000, np.uint8)
+    first[:], second[:] = 1, 2
+    assert (first == 1).all()
+
+
+CHILD = """
+import os, numpy as np, unisono as un
+mine = un.empty(1000)
+mine[:] = 1
+child = os.fork()
+if child == 0:
+    own = un.empty(1000)       # in memory of its own
+    own[:] = 2
+    del own
+    fine = mine.sum() == 1000  # its parent's, which it must not give back
+    del mine
+    os._exit(0 if fine else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+other = un.empty(1000)
+other[:] = 3
+assert (mine == 1).all() and (other == 3).all()
+"""
+
+
+def test_a_fork_has_memory_of_its_own() -> None:
+    subprocess.run([sys.executable, "-c", CHILD], check=True, timeout=60)
+
+
+LIMITED = """
+import resource, numpy as np, unisono as un
+resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+array = un.empty((3, 5), np.float32)
+array[:] = 1
+assert array.sum() == 15
+"""
+
+
+def test_where_it_cannot_be_mapped_it_is_plain_memory() -> None:
+    subprocess.run([sys.executable, "-c", LIMITED], check=True, timeout=60)
