@@ -145,22 +145,25 @@ void Arena::release(uint64_t offset, uint64_t nbytes) {
 // The number of its descriptor may be another file's by now, and its pid another process's: its mark tells.
 ArenaView::ArenaView(const Identity& owner, const ArenaPlace& place) : place_(place) {
   if (place.bytes == 0) return;
+  if (owner.mark == identity().mark) {  // a thread of this process
+    base_ = reinterpret_cast<const unsigned char*>(place.base);
+    return;
+  }
   const std::string path = "/proc/" + std::to_string(owner.pid) + "/fd/" + std::to_string(place.fd);
   if (!is_arena(path)) return;
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return;
   if (lseek(fd, 0, SEEK_END) == static_cast<off_t>(place.bytes)) {
     void* const base = mmap(nullptr, place.bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd, 0);
-    if (base != MAP_FAILED) base_ = static_cast<const unsigned char*>(base);
+    if (base != MAP_FAILED) mapped_ = base;
   }
   close(fd);
-  if (base_ == nullptr || *reinterpret_cast<const uint64_t*>(base_) == owner.mark) return;
-  munmap(const_cast<unsigned char*>(base_), place.bytes);
-  base_ = nullptr;
+  if (mapped_ != nullptr && *static_cast<const uint64_t*>(mapped_) == owner.mark)
+    base_ = static_cast<const unsigned char*>(mapped_);
 }
 
 ArenaView::~ArenaView() {
-  if (base_ != nullptr) munmap(const_cast<unsigned char*>(base_), place_.bytes);
+  if (mapped_ != nullptr) munmap(mapped_, place_.bytes);
 }
 
 const void* ArenaView::at(uint64_t address, size_t nbytes) const {

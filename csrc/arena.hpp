@@ -68,7 +68,8 @@ class ArenaView {
 
  private:
   const ArenaPlace place_;
-  const unsigned char* base_ = nullptr;
+  void* mapped_ = nullptr;
+  const unsigned char* base_ = nullptr;  // nullptr: it cannot be seen
 };
 
 }  // namespace unisono

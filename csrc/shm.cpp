@@ -149,7 +149,7 @@ bool ShmTransport::lend(std::span<const int> peers, size_t nbytes, uint64_t fing
   if (!lanes_have_room(peers)) return false;
   forget_returned();
   const Place place = open ? Place::kOpen : Place::kLent;
-  if (open) world_.cell(rank_).set_arena(Arena::made()->place());
+  if (open && world_.cell(rank_).arena().bytes == 0) world_.cell(rank_).set_arena(Arena::made()->place());
   for (int peer : peers) {
     Edge& to = edge(peer);
     const uint32_t number = ++to.sent;
@@ -186,14 +186,12 @@ bool ShmTransport::returned() {
 
 // Its receiver maps the sender's arena when the first such message comes. Where that fails it is a loan.
 const void* ShmTransport::read_in_place(int peer, const LaneEntry& entry) {
-  const RankCell& sender = world_.cell(peer);
-  const uint64_t source = entry.loan.source.load(std::memory_order_relaxed);
-  const Identity who = sender.process();
-  if (who.mark == world_.cell(rank_).process().mark)
-    return reinterpret_cast<const void*>(source);  // a thread of this process
   std::unique_ptr<ArenaView>& arena = edge(peer).arena;
-  if (!arena) arena = std::make_unique<ArenaView>(who, sender.arena());
-  return arena->at(source, entry.nbytes);
+  if (!arena) {
+    const RankCell& sender = world_.cell(peer);
+    arena = std::make_unique<ArenaView>(sender.process(), sender.arena());
+  }
+  return arena->at(entry.loan.source.load(std::memory_order_relaxed), entry.nbytes);
 }
 
 // A lender that gave up may have changed its memory: then it has said so before.
