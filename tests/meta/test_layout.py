@@ -1,4 +1,4 @@
-"""What ranks read of each other changes only together with its number, by which other builds are told apart."""
+"""What ranks read of each other changes only with its number, by which other builds are told apart."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ def digest() -> str:
 
 
 def test_the_layout_has_the_number_it_was_given() -> None:
-    """After a change of what is shared: raise kLayout, and put it into KNOWN with the digest that this shows."""
+    """After a change of what is shared: raise kLayout, and put both into KNOWN as this shows them."""
     assert (_native.LAYOUT, digest()) == KNOWN
