@@ -4,6 +4,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
 #include <algorithm>
 #include <cerrno>
 #include <iterator>
@@ -17,7 +21,10 @@ namespace {
 
 constexpr uint64_t kPage = 4096;  // the first one holds the mark of the process
 
-uint64_t pages(uint64_t nbytes) { return (nbytes + kPage - 1) / kPage * kPage; }
+constexpr uint64_t kHugePage = 2 << 20;
+
+uint64_t round_up(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+uint64_t pages(uint64_t nbytes) { return round_up(nbytes, kPage); }
 
 uint64_t memory_bytes() {
   return static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
@@ -31,6 +38,14 @@ bool is_arena(const std::string& path) {
   const ssize_t length = readlink(path.c_str(), target, sizeof target);
   return length > 0 &&
          std::string_view(target, static_cast<size_t>(length)).starts_with(std::string("/memfd:") + kName);
+}
+
+// Pages that are there: in huge pieces where the system gives such memory any, and mapped here already.
+bool populate(void* pages, uint64_t nbytes) {
+  int failed;
+  do failed = madvise(pages, nbytes, MADV_POPULATE_WRITE);
+  while (failed != 0 && (errno == EINTR || errno == EAGAIN));
+  return failed == 0;
 }
 
 bool back(int fd, uint64_t offset, uint64_t nbytes) {
@@ -104,13 +119,23 @@ Arena::~Arena() {
 
 void* Arena::take(size_t nbytes) {
   const uint64_t wanted = pages(std::max<uint64_t>(nbytes, 1));
+  const uint64_t grain = wanted >= kHugePage ? kHugePage : kPage;
   const std::lock_guard lock(mutex_);
-  const auto found = std::ranges::find_if(free_, [&](const auto& hole) { return hole.second >= wanted; });
-  if (found == free_.end() || !back(place_.fd, found->first, wanted)) throw std::bad_alloc();
+  const auto start = [&](const auto& hole) { return round_up(hole.first, grain); };
+  const auto found = std::ranges::find_if(
+      free_, [&](const auto& hole) { return start(hole) + wanted <= hole.first + hole.second; });
+  if (found == free_.end()) throw std::bad_alloc();
   const auto [offset, length] = *found;
+  const uint64_t first = start(*found), rest = offset + length - first - wanted;
+  void* const taken = reinterpret_cast<void*>(place_.base + first);
+  if (!populate(taken, wanted) && (errno != EINVAL || !back(place_.fd, first, wanted))) {
+    punch(first, wanted);
+    throw std::bad_alloc();
+  }
   free_.erase(found);
-  if (length > wanted) free_.emplace(offset + wanted, length - wanted);
-  return reinterpret_cast<void*>(place_.base + offset);
+  if (first > offset) free_.emplace(offset, first - offset);
+  if (rest > 0) free_.emplace(first + wanted, rest);
+  return taken;
 }
 
 void Arena::give_back(void* pages_taken, size_t nbytes) {
@@ -118,9 +143,13 @@ void Arena::give_back(void* pages_taken, size_t nbytes) {
   const uint64_t offset = reinterpret_cast<uint64_t>(pages_taken) - place_.base;
   const uint64_t length = pages(std::max<uint64_t>(nbytes, 1));
   const std::lock_guard lock(mutex_);
-  fallocate(place_.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
-            static_cast<off_t>(length));
+  punch(offset, length);
   release(offset, length);
+}
+
+void Arena::punch(uint64_t offset, uint64_t nbytes) {
+  fallocate(place_.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+            static_cast<off_t>(nbytes));
 }
 
 // Adds a hole, joined with those that touch it.
@@ -146,27 +175,27 @@ void Arena::release(uint64_t offset, uint64_t nbytes) {
 ArenaView::ArenaView(const Identity& owner, const ArenaPlace& place) : place_(place) {
   if (place.bytes == 0) return;
   if (owner.mark == identity().mark) {  // a thread of this process
-    base_ = reinterpret_cast<const unsigned char*>(place.base);
+    base_ = reinterpret_cast<unsigned char*>(place.base);
     return;
   }
   const std::string path = "/proc/" + std::to_string(owner.pid) + "/fd/" + std::to_string(place.fd);
   if (!is_arena(path)) return;
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0) return;
   if (lseek(fd, 0, SEEK_END) == static_cast<off_t>(place.bytes)) {
-    void* const base = mmap(nullptr, place.bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    void* const base = mmap(nullptr, place.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (base != MAP_FAILED) mapped_ = base;
   }
   close(fd);
   if (mapped_ != nullptr && *static_cast<const uint64_t*>(mapped_) == owner.mark)
-    base_ = static_cast<const unsigned char*>(mapped_);
+    base_ = static_cast<unsigned char*>(mapped_);
 }
 
 ArenaView::~ArenaView() {
   if (mapped_ != nullptr) munmap(mapped_, place_.bytes);
 }
 
-const void* ArenaView::at(uint64_t address, size_t nbytes) const {
+void* ArenaView::at(uint64_t address, size_t nbytes) const {
   const uint64_t offset = address - place_.base;
   if (base_ == nullptr || offset >= place_.bytes || nbytes > place_.bytes - offset) return nullptr;
   return base_ + offset;

@@ -49,6 +49,7 @@ class Arena {
   Arena();
   using Free = std::map<uint64_t, uint64_t>;  // offset and bytes of what is free
   void release(uint64_t offset, uint64_t nbytes);
+  void punch(uint64_t offset, uint64_t nbytes);
 
   const pid_t owner_;
   ArenaPlace place_;
@@ -64,12 +65,12 @@ class ArenaView {
   ArenaView(const ArenaView&) = delete;
   ArenaView& operator=(const ArenaView&) = delete;
   // What its owner has at `address`; nullptr: not to be seen from here.
-  const void* at(uint64_t address, size_t nbytes) const;
+  void* at(uint64_t address, size_t nbytes) const;
 
  private:
   const ArenaPlace place_;
   void* mapped_ = nullptr;
-  const unsigned char* base_ = nullptr;  // nullptr: it cannot be seen
+  unsigned char* base_ = nullptr;  // nullptr: it cannot be seen
 };
 
 }  // namespace unisono

@@ -18,6 +18,7 @@ void Channels::offer(Request& request) {
   if (request.nbytes < kLendBytes || !world_.near(request.peer) || !world_.region().lending()) return;
   if (!accessible(request.data, request.nbytes)) return;
   request.lent = true;
+  world_.show_arena(rank_);
   ++lent_[static_cast<size_t>(request.peer)];
   channel(rank_, request.peer).loan.offer(request.data);
 }
@@ -26,7 +27,7 @@ void Channels::offer(Request& request) {
 bool Channels::lend(Request& request) {
   Channel& lane = channel(rank_, request.peer);
   RankCell& receiver = world_.cell(request.peer);
-  if (lane.loan.help(receiver.process(), request.nbytes)) ring(receiver.channel_bell);
+  if (lane.loan.help(world_.reach(request.peer), request.nbytes)) ring(receiver.channel_bell);
   return lane.returned.load(std::memory_order_seq_cst) == lent_[static_cast<size_t>(request.peer)];
 }
 
@@ -36,8 +37,9 @@ bool Channels::borrow(int peer, unsigned char* target) {
   const uint64_t nbytes = incoming_[static_cast<size_t>(peer)].header.nbytes;
   Channel& lane = channel(peer, rank_);
   RankCell& lender = world_.cell(peer);
+  world_.show_arena(rank_);
   if (lane.loan.open(target)) ring(lender.channel_bell);
-  lane.loan.take(lender.process(), target, nbytes);
+  lane.loan.take(world_.reach(peer), target, nbytes);
   if (!lane.loan.whole(nbytes)) return false;
   if (lender.left.load(std::memory_order_seq_cst) != 0) return false;
   if (world_.abort().state.load(std::memory_order_seq_cst) != 0) return false;

@@ -191,8 +191,10 @@ bool Executor::lend(Transport& transport, std::span<const int> peers, Extent pie
   const bool idle = program.sources().empty();
   const size_t least = std::min(idle ? kLendBytes : kBusyLendBytes, room_for(program));
   const bool lends = (flags & kLast) != 0 && limits_.lending && nbytes >= least && transport.lends(peers);
-  const bool open =
-      (flags & kOpen) != 0 && !(lends && idle) && nbytes >= kOpenBytes && transport.opens(piece.data, nbytes);
+  // With more ranks than cores all receivers need a turn to give it back, which a whole segment is worth.
+  const size_t half = limits_.lending ? 0 : segment_elements(program, frame.item) * frame.item / 2;
+  const bool open = (flags & kOpen) != 0 && !(lends && idle) && nbytes >= std::max(kOpenBytes, half) &&
+                    transport.opens(piece.data, nbytes);
   if (!open && !lends) return false;
   lent_ = true;
   const unsigned char* from = piece.data;

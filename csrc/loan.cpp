@@ -12,6 +12,9 @@
 #include <new>
 #include <system_error>
 
+#include "arena.hpp"
+#include "reduce.hpp"
+
 namespace unisono {
 namespace {
 
@@ -99,6 +102,10 @@ bool write_to(const Identity& who, uint64_t here, uint64_t there, size_t nbytes)
   return true;
 }
 
+void* seen(const Reach& other, uint64_t address, size_t nbytes) {
+  return other.view == nullptr ? nullptr : other.view->at(address, nbytes);
+}
+
 template <class Copy>
 bool work(Loan& loan, uint64_t target, size_t nbytes, Copy copy) {
   const size_t piece = piece_bytes(nbytes);
@@ -134,17 +141,25 @@ bool Loan::open(void* into) {
   return true;
 }
 
-bool Loan::take(const Identity& lender, void* into, size_t nbytes) {
+bool Loan::take(const Reach& lender, void* into, size_t nbytes) {
   const auto to = reinterpret_cast<uint64_t>(into);
-  return work(*this, to, nbytes,
-              [&](uint64_t from, uint64_t to, size_t n) { return read_from(lender, to, from, n); });
+  return work(*this, to, nbytes, [&](uint64_t from, uint64_t to, size_t n) {
+    const void* const there = seen(lender, from, n);
+    if (there == nullptr) return read_from(lender.who, to, from, n);
+    kernels().copy(reinterpret_cast<void*>(to), there, n);
+    return true;
+  });
 }
 
-bool Loan::help(const Identity& receiver, size_t nbytes) {
+bool Loan::help(const Reach& receiver, size_t nbytes) {
   const uint64_t into = target.load(std::memory_order_acquire);
   if (into == 0) return false;
-  return work(*this, into, nbytes,
-              [&](uint64_t from, uint64_t to, size_t n) { return write_to(receiver, from, to, n); });
+  return work(*this, into, nbytes, [&](uint64_t from, uint64_t to, size_t n) {
+    void* const there = seen(receiver, to, n);
+    if (there == nullptr) return write_to(receiver.who, from, to, n);
+    kernels().copy(there, reinterpret_cast<const void*>(from), n);
+    return true;
+  });
 }
 
 bool Loan::whole(size_t nbytes) const {

@@ -24,6 +24,14 @@ struct Identity {
 };
 Identity identity();  // this process's
 
+class ArenaView;
+
+// Another process's memory: by system calls, and what of it this one has mapped (see arena.hpp) without.
+struct Reach {
+  Identity who;
+  const ArenaView* view;  // nullptr: nothing
+};
+
 // In shared memory, in a place that one message at a time uses. A receiver that stops early has to close
 // it, and its memory is its own again only when all pieces that were begun are settled.
 struct Loan {
@@ -40,8 +48,8 @@ struct Loan {
   bool open(void* into);
   // Copies pieces that nobody has begun until there are none: the receiver from `lender`, or the lender,
   // once it is opened, to `receiver`. Whether any was copied.
-  bool take(const Identity& lender, void* into, size_t nbytes);
-  bool help(const Identity& receiver, size_t nbytes);
+  bool take(const Reach& lender, void* into, size_t nbytes);
+  bool help(const Reach& receiver, size_t nbytes);
   // Whether all has arrived.
   bool whole(size_t nbytes) const;
   bool failed() const { return broken.load(std::memory_order_acquire) != 0; }

@@ -118,13 +118,13 @@ struct alignas(kLineBytes) RankCell {
     pid.store(who.pid, std::memory_order_release);
   }
   ArenaPlace arena() const {
-    return {arena_fd.load(std::memory_order_relaxed), arena_base.load(std::memory_order_relaxed),
-            arena_bytes.load(std::memory_order_relaxed)};
+    const uint64_t bytes = arena_bytes.load(std::memory_order_acquire);
+    return {arena_fd.load(std::memory_order_relaxed), arena_base.load(std::memory_order_relaxed), bytes};
   }
   void set_arena(const ArenaPlace& place) {
     arena_fd.store(place.fd, std::memory_order_relaxed);
     arena_base.store(place.base, std::memory_order_relaxed);
-    arena_bytes.store(place.bytes, std::memory_order_relaxed);
+    arena_bytes.store(place.bytes, std::memory_order_release);
   }
 };
 

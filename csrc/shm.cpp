@@ -29,7 +29,7 @@ ShmTransport::ShmTransport(World& world, const Peers& peers, int rank)
       edges_.push_back({});
     else
       edges_.push_back({&region.lane(mine, theirs), &region.lane(theirs, mine), &world.cell(peer).bell,
-                        region.staging(theirs), 0, 0, 0, nullptr});
+                        region.staging(theirs), 0, 0, 0});
   }
 }
 
@@ -149,7 +149,7 @@ bool ShmTransport::lend(std::span<const int> peers, size_t nbytes, uint64_t fing
   if (!lanes_have_room(peers)) return false;
   forget_returned();
   const Place place = open ? Place::kOpen : Place::kLent;
-  if (open && world_.cell(rank_).arena().bytes == 0) world_.cell(rank_).set_arena(Arena::made()->place());
+  world_.show_arena(rank_);
   for (int peer : peers) {
     Edge& to = edge(peer);
     const uint32_t number = ++to.sent;
@@ -171,7 +171,7 @@ void ShmTransport::assist() {
     Edge& to = edge(lent.peer);
     if (reached(to.out->acked.load(std::memory_order_acquire), lent.number)) continue;
     Loan& loan = announced(*to.out, lent.number).loan;
-    if (loan.help(world_.cell(lent.peer).process(), lent.nbytes)) ring(*to.bell);
+    if (loan.help(world_.reach(lent.peer), lent.nbytes)) ring(*to.bell);
   }
 }
 
@@ -186,20 +186,18 @@ bool ShmTransport::returned() {
 
 // Its receiver maps the sender's arena when the first such message comes. Where that fails it is a loan.
 const void* ShmTransport::read_in_place(int peer, const LaneEntry& entry) {
-  std::unique_ptr<ArenaView>& arena = edge(peer).arena;
-  if (!arena) {
-    const RankCell& sender = world_.cell(peer);
-    arena = std::make_unique<ArenaView>(sender.process(), sender.arena());
-  }
-  return arena->at(entry.loan.source.load(std::memory_order_relaxed), entry.nbytes);
+  const ArenaView* const arena = world_.reach(peer).view;
+  return arena == nullptr ? nullptr
+                          : arena->at(entry.loan.source.load(std::memory_order_relaxed), entry.nbytes);
 }
 
 // A lender that gave up may have changed its memory: then it has said so before.
 bool ShmTransport::fetch(int peer, const Message& message, void* into) {
   Edge& from = edge(peer);
   Loan& loan = announced(*from.in, from.received + 1).loan;
+  world_.show_arena(rank_);
   if (loan.open(into)) ring(*from.bell);
-  loan.take(world_.cell(peer).process(), into, message.nbytes);
+  loan.take(world_.reach(peer), into, message.nbytes);
   return loan.whole(message.nbytes) && world_.abort().state.load(std::memory_order_seq_cst) == 0;
 }
 

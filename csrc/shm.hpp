@@ -3,7 +3,6 @@
 #pragma once
 
 #include <deque>
-#include <memory>
 #include <vector>
 
 #include "transport.hpp"
@@ -41,8 +40,7 @@ class ShmTransport final : public Transport {
     const unsigned char* staging;  // the peer's
     uint32_t sent;                 // messages sent to it
     uint32_t known_acked;
-    uint32_t received;                 // messages released of it
-    std::unique_ptr<ArenaView> arena;  // the peer's, once it has sent from there
+    uint32_t received;  // messages released of it
   };
   // A message in the staging ring that a receiver may still read.
   struct Staged {

@@ -14,7 +14,10 @@ namespace unisono {
 
 World::World(std::shared_ptr<Region> region, std::vector<int> places, std::vector<int> hosts,
              const std::vector<int>& pids)
-    : region_(std::move(region)), places_(std::move(places)), hosts_(std::move(hosts)) {
+    : region_(std::move(region)),
+      places_(std::move(places)),
+      hosts_(std::move(hosts)),
+      arenas_(places_.size()) {
   const size_t ranks = places_.size();
   if (ranks == 0 || hosts_.size() != ranks || pids.size() != ranks)
     throw std::invalid_argument("places, hosts and pids name every rank once");
@@ -37,6 +40,19 @@ World::World(std::shared_ptr<Region> region, std::vector<int> places, std::vecto
 
 World::~World() {
   if (alarm_ >= 0) close(alarm_);
+}
+
+Reach World::reach(int rank) {
+  const RankCell& other = cell(rank);
+  const std::lock_guard lock(seeing_);
+  std::unique_ptr<ArenaView>& view = arenas_[static_cast<size_t>(rank)];
+  if (!view && other.arena().bytes > 0) view = std::make_unique<ArenaView>(other.process(), other.arena());
+  return {other.process(), view.get()};
+}
+
+void World::show_arena(int rank) {
+  const Arena* const arena = Arena::made();
+  if (arena != nullptr && cell(rank).arena().bytes == 0) cell(rank).set_arena(arena->place());
 }
 
 bool World::has_mates(int rank) const {

@@ -53,6 +53,10 @@ class World {
   uint64_t find(int rank, uint64_t fingerprint);
   // Takes over what a rank of another host told; several threads of this one hear of it.
   void hear(int rank, const Standing& standing);
+  // How this process gets at the memory of a rank of this host; maps its arena once it has told of one.
+  Reach reach(int rank);
+  // Tells the others of this process's arena, if it has one: before a message, or a place for one, is told.
+  void show_arena(int rank);
   // Readable when the abort cell was written by this process; -1 when there are no other hosts.
   int alarm() const { return alarm_; }
   void sound_alarm();
@@ -64,6 +68,8 @@ class World {
   std::vector<RankCell*> cells_;
   int alarm_ = -1;
   std::mutex told_;  // guards the histories in far_
+  std::mutex seeing_;
+  std::vector<std::unique_ptr<ArenaView>> arenas_;  // by rank; guarded by seeing_
 };
 
 // Wakes whoever sleeps on the bell of a rank of this host. Call after the store that makes its condition

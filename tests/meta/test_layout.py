@@ -17,7 +17,7 @@ SHARED = {
     "tcp.hpp": ("struct Header",),
     "channels.hpp": ("struct Header",),
 }
-KNOWN = (8, "fb329c6776b2")
+KNOWN = (8, "7414edb4b1bc")
 
 
 def declarations(text: str, kinds: tuple[str, ...]) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import ranks
 
 CHECK = """
@@ -26,6 +28,27 @@ def test_they_are_mapped_by_those_who_read_them() -> None:
     for output in ranks.run(3, program):
         assert "mapped 3" in output, output
         assert "then 1" in output, output  # its own
+
+
+@pytest.mark.parametrize("places", [(True, True), (True, False), (False, True)])
+def test_both_ends_of_a_loan_may_be_mapped(places: tuple[bool, bool]) -> None:
+    """A sender with nothing else to do copies, too, into what it has mapped or by system calls."""
+    program = f"""
+make = un.empty if {places}[group.rank] else np.empty
+x = make(1_000_000, np.float32)
+for turn in range(5):
+    for source in (0, 1):
+        x[:] = group.rank + turn
+        group.broadcast(x, source)
+        assert (x == source + turn).all()
+        x[:] = group.rank - turn
+        if group.rank == source:
+            group.send(x, 1 - source)
+        else:
+            group.recv(x, source)
+        assert (x == source - turn).all()
+"""
+    ranks.run(2, program)
 
 
 def test_who_has_no_such_memory_goes_with_those_who_have() -> None:
