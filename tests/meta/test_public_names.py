@@ -47,6 +47,7 @@ PUBLIC = [
     "UnisonoError",
     "Work",
     "__version__",
+    "empty",
     "init_process_group",
     "is_available",
     "premul_sum",
