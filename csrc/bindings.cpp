@@ -135,4 +135,5 @@ NB_MODULE(_native, m) {
   bind_probe(m);
   bind_fields(m);
   bind_memory(m);
+  bind_methods(m);
 }

@@ -13,6 +13,7 @@ using Address = uintptr_t;
 
 void bind_engine(nanobind::module_& m);
 void bind_quick(nanobind::module_& m);
+void bind_methods(nanobind::module_& m);
 void bind_probe(nanobind::module_& m);
 void bind_fields(nanobind::module_& m);
 void bind_memory(nanobind::module_& m);
@@ -28,6 +29,10 @@ std::optional<Seen> look(nanobind::handle object);
 std::optional<Seen> look_at_tensor(nanobind::handle tensor);
 // The same of a NumPy array, where its layout is known.
 std::optional<Seen> look_at_array(nanobind::handle array);
+
+// Repeats a plain call that a `Quick` remembers: its collective, out, given, op and root. False: it does not,
+// and nothing has happened. Throws what went wrong with it.
+bool repeat_known(nanobind::handle quick, PyObject* const* words);
 
 inline unisono::Nanoseconds duration(double timeout_s) {
   return timeout_s < 9e9 ? static_cast<unisono::Nanoseconds>(timeout_s * 1e9) : INT64_MAX;

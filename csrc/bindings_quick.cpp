@@ -130,13 +130,13 @@ class Quick {
   }
 
   // Repeats a plain call that is remembered. Arguments: the first five of `run`. False: it is not.
-  nb::object again(PyObject* const* given) {
-    if (!PyLong_CheckExact(given[kRoot])) return nb::bool_(false);
+  bool again(PyObject* const* given) {
+    if (!PyLong_CheckExact(given[kRoot])) return false;
     const Words words = said(given[kCollective], given[kOp], given[kRoot], Py_None, Py_False);
     const nb::object alive = engine_;
     const int fault = repeat(words, given[kOut], given[kGiven]);
-    if (fault > 0) return failed(alive, given[kCollective], given[kOut], given[kGiven], timeout_s_);
-    return nb::bool_(fault == 0);
+    if (fault > 0) failed(alive, given[kCollective], given[kOut], given[kGiven], timeout_s_);
+    return fault == 0;
   }
 
   // The rank a message came from, or 0; -1: not to be done natively, nothing has happened.
@@ -249,7 +249,7 @@ PyObject* called(PyObject* self, PyObject* const* given, Py_ssize_t count) {
 }
 
 nb::object run(Quick& quick, PyObject* const* given) { return quick.run(given); }
-nb::object again(Quick& quick, PyObject* const* given) { return quick.again(given); }
+nb::object again(Quick& quick, PyObject* const* given) { return nb::bool_(quick.again(given)); }
 nb::object send(Quick& quick, PyObject* const* given) { return quick.pass(given, true, false); }
 nb::object receive(Quick& quick, PyObject* const* given) { return quick.pass(given, false, false); }
 nb::object send_now(Quick& quick, PyObject* const* given) { return quick.pass(given, true, true); }
@@ -296,6 +296,10 @@ PyType_Slot kCollected[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse)},
                             {0, nullptr}};
 
 }  // namespace
+
+bool repeat_known(nb::handle quick, PyObject* const* words) {
+  return nb::inst_ptr<Quick>(quick)->again(words);
+}
 
 void bind_quick(nb::module_& m) {
   nb::class_<Quick>(m, "Quick", nb::type_slots(kCollected),

@@ -52,6 +52,7 @@ class Caller:
 
     Attributes:
         name, rank, size: of the group.  timeout_s: of an operation that names none.
+        quick: remembers the calls that were checked; what follows is its.
         call: runs a collective: at once when it repeats an earlier one, otherwise through `at_length`.
         again: repeats (collective, out, given, op, root); False when it does not remember such a call.
         send, recv: pass a message and wait; negative when something about it is not usual.
@@ -82,13 +83,13 @@ class Caller:
         self._engine: _native.Engine | None = engine
         self._prepared: dict[tuple[str, str, int, int, int], Prepared] = {}
         self._code: dict[tuple[str, str, int], list[int]] = {}
-        self._quick = _native.Quick(self, engine, timeout_s)
-        self.call: Callable[..., Work | None] = self._quick.call
-        self.again: Callable[..., bool] = self._quick.again
-        self.send: Callable[..., int] = self._quick.send
-        self.recv: Callable[..., int] = self._quick.recv
-        self.send_now: Callable[..., int] = self._quick.send_now
-        self.recv_now: Callable[..., int] = self._quick.recv_now
+        self.quick = _native.Quick(self, engine, timeout_s)
+        self.call: Callable[..., Work | None] = self.quick.call
+        self.again: Callable[..., bool] = self.quick.again
+        self.send: Callable[..., int] = self.quick.send
+        self.recv: Callable[..., int] = self.quick.recv
+        self.send_now: Callable[..., int] = self.quick.send_now
+        self.recv_now: Callable[..., int] = self.quick.recv_now
         distinct = list(dict.fromkeys(host_names))
         self.hosts = tuple(distinct.index(name) for name in host_names)
         self._works: list[Work] = []
@@ -105,7 +106,7 @@ class Caller:
     @timeout_s.setter
     def timeout_s(self, value: float) -> None:
         self._timeout_s = value
-        self._quick.forget(value)
+        self.quick.forget(value)
 
     @property
     def hosts(self) -> tuple[int, ...]:
@@ -121,7 +122,7 @@ class Caller:
         self._prepared.clear()  # what was planned for another placement
         self._code.clear()
         self._canon = Canon(self.size, self._hosts)
-        self._quick.forget(self._timeout_s)
+        self.quick.forget(self._timeout_s)
 
     @property
     def reproducible(self) -> bool:
@@ -131,7 +132,7 @@ class Caller:
     @reproducible.setter
     def reproducible(self, value: bool) -> None:
         self._reproducible = value
-        self._quick.forget(self._timeout_s)
+        self.quick.forget(self._timeout_s)
 
     @property
     def engine(self) -> _native.Engine:
@@ -175,7 +176,7 @@ class Caller:
         if not async_op and timeout is None:
             words = (collective, out, given, op, root, algorithm, reproducible)
             factor = op.factor if type(op) is PremulSum else 1.0
-            self._quick.remember(*words, laid.writes, prepared.operation, laid.numel, factor)
+            self.quick.remember(*words, laid.writes, prepared.operation, laid.numel, factor)
         options = Options(async_op, timeout)
         return self.run(prepared, (out, given), options, laid.numel, laid.target, laid.source, op)
 
@@ -369,7 +370,7 @@ class Caller:
     def _forget(self) -> _native.Engine | None:
         engine, self._engine = self._engine, None
         self._prepared.clear()
-        self._quick.close()
+        self.quick.close()
         return engine
 
 

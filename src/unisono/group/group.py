@@ -17,6 +17,7 @@ from unisono.choose import Choice
 from unisono.errors import GroupError, RendezvousError, message
 from unisono.group import faults
 from unisono.group.calls import Caller
+from unisono.group.methods import methods
 from unisono.group.objects import Objects
 from unisono.group.parting import uncaught, why
 from unisono.group.work import seconds
@@ -63,6 +64,7 @@ class Group(Objects):
         self._meeting = meeting
         self._members = tuple(range(size)) if members is None else members
         self._subgroups = 0
+        vars(self).update(methods(self._caller, type(self)))
         # At exit, too, the others must learn that this rank has gone, and no thread may be left.
         self._finalizer = weakref.finalize(self, _end, self._caller, meeting, os.getpid())
 
