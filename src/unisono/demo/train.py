@@ -214,6 +214,9 @@ def main(argv: list[str] | None = None) -> int:
         dist.init_process_group(args.backend)
         run(args)
         dist.destroy_process_group()
+        if args.backend == "gloo":  # its threads outlive Python's end, and now and then abort the process
+            sys.stdout.flush()
+            os._exit(0)
     except KeyboardInterrupt:
         os._exit(130)  # at once: the starting process ends the job, there is nothing to save
     return 0
