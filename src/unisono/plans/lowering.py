@@ -7,7 +7,7 @@ number of peers, peers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from unisono.plans.catalog import algorithm_names, steps_of
 from unisono.plans.contracts import CONTRACTS
@@ -34,13 +34,13 @@ def lower(plan: Plan) -> list[list[int]]:
 
     in_flight, findings = run(plan)
     lends = _lends(plan.collective, plan.size, plan.steps, plan.hosts)
-    code = []
+    code, origins = [], Origins(plan.steps.__getitem__)
     for rank, (steps, seen) in enumerate(zip(plan.steps, findings, strict=True)):
         raw = [found.own is not None and found.own.raw for found in seen]
         complete = [found.result is not None and _everybody(plan.size, found.result.ranks) for found in seen]
         header = _header(plan.collective, plan.algorithm, plan.size, steps, in_flight, lends)
         last = _last(steps, reduces=CONTRACTS[plan.collective].reduces)
-        open_ = _open(rank, plan.size, steps, plan.steps.__getitem__)
+        open_ = _open(rank, plan.size, steps, origins)
         code.append(header + _words(rank, steps, raw, complete, last, open_))
     return code
 
@@ -67,7 +67,7 @@ def lower_rank(
     lends = _lends(collective, size, (function(peer, size, root) for peer in range(size)), hosts)
     header = _header(collective, algorithm, size, steps, 0, lends)
     last = _last(steps, reduces=contract.reduces)
-    open_ = _open(rank, size, steps, origins.steps)
+    open_ = _open(rank, size, steps, origins)
     return header + _words(rank, steps, _raw(rank, steps, given), complete, last, open_)
 
 
@@ -147,10 +147,8 @@ def _last(steps: Sequence[Step], *, reduces: bool) -> list[bool]:
     return found
 
 
-def _open(
-    rank: int, size: int, steps: Sequence[Step], steps_of: Callable[[int], Sequence[Step]]
-) -> list[bool]:
-    return exposed(rank, steps, steps_of) if size <= _CROWD else [False] * len(steps)
+def _open(rank: int, size: int, steps: Sequence[Step], origins: Origins) -> list[bool]:
+    return exposed(rank, origins) if size <= _CROWD else [False] * len(steps)
 
 
 def _words(

@@ -1,15 +1,16 @@
 """Whose contributions the results of one rank hold: its messages are followed back to where they began.
 
 The proof finds this for all ranks by running them all. One rank that only wants its own code asks here:
-of the others it writes down no more steps than lead to its own results, a small part of most plans.
-It trusts the plan: a wrong one is refused by `proof.prove`, not here.
+of the others it writes down no more steps than lead to its own results, or to an answer to its own messages:
+a small part of most plans. It trusts the plan: a wrong one is refused by `proof.prove`, not here.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 
 from unisono.plans.plan import Chunk, Copy, Recv, Reduce, Send, Step
 
@@ -26,9 +27,8 @@ class _Steps:
         self._coming = iter(steps)
         self.steps: list[Step] = []
         self.sent: dict[int, list[tuple[int, Chunk]]] = defaultdict(list)  # receiver: (step, chunk)
-        self.takes: dict[tuple[int, int], int] = {}  # (step, sender): number of the message
+        self.taken: dict[int, list[int]] = defaultdict(list)  # sender: steps, one for each message
         self._writes: dict[Chunk, list[int]] = defaultdict(list)
-        self._taken: Counter[int] = Counter()
 
     def read(self) -> bool:
         """Write down one step more; whether there was one."""
@@ -43,9 +43,16 @@ class _Steps:
             return True
         self._writes[step.dst if isinstance(step, Copy) else step.chunk].append(number)
         for peer in () if isinstance(step, Copy) else (step.frm,) if isinstance(step, Recv) else step.frm:
-            self.takes[number, peer] = self._taken[peer]
-            self._taken[peer] += 1
+            self.taken[peer].append(number)
         return True
+
+    def sends(self, number: int, peer: int) -> int:
+        """How many messages to a peer come before a step."""
+        return bisect_left(self.sent[peer], number, key=itemgetter(0))
+
+    def takes(self, number: int, peer: int) -> int:
+        """How many messages of a peer are taken before a step."""
+        return bisect_left(self.taken[peer], number)
 
     def written(self, chunk: Chunk, before: int) -> int:
         """The last step before `before` that wrote a chunk, or -1."""
@@ -90,6 +97,15 @@ class Origins:
             wanted.pop()
         return self._known[rank, number]
 
+    def answered(self, rank: int, sent: int, taken: int, peer: int) -> bool:
+        """Whether a peer takes the message of step `sent` of a rank before it sends that of step `taken`."""
+        mine, theirs = self._rank(rank), self._rank(peer)
+        message, answer = mine.sends(sent, peer), mine.takes(taken, peer)
+        takes, sends = theirs.taken[rank], theirs.sent[rank]
+        while len(takes) <= message and len(sends) <= answer:
+            assert theirs.read(), "prove the plan first"
+        return len(takes) > message and (len(sends) <= answer or takes[message] < sends[answer][0])
+
     def _rank(self, rank: int) -> _Steps:
         if rank not in self._ranks:
             self._ranks[rank] = _Steps(self._function(rank))
@@ -101,11 +117,11 @@ class Origins:
         if isinstance(step, Copy):
             return [(rank, mine.written(step.src, number))]
         if isinstance(step, Recv):
-            return [self._message(step.frm, rank, mine.takes[number, step.frm])]
+            return [self._message(step.frm, rank, mine.takes(number, step.frm))]
         assert isinstance(step, Reduce)
         own = (rank, mine.written(step.own or step.chunk, number))
         return [
-            own if peer == rank else self._message(peer, rank, mine.takes[number, peer]) for peer in step.frm
+            own if peer == rank else self._message(peer, rank, mine.takes(number, peer)) for peer in step.frm
         ]
 
     def _message(self, sender: int, receiver: int, count: int) -> _Node:
