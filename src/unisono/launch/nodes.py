@@ -11,6 +11,7 @@ In the store, under "unisono/launch/":
     beat/1       a counter that moves while the node lives
     end          why the job ends early, from whoever knew first; every node waits for it
     final/1      how it ended there; all wait for all, so that all name the same rank and exit alike
+    settled      how many have read that, or are not waited for: node 0 then ends the store
 """
 
 from __future__ import annotations
@@ -58,15 +59,17 @@ class End(msgspec.Struct, frozen=True):
 
 
 class Final(msgspec.Struct, frozen=True):
-    """How the job ended on one node, or, without `stopped` and `failure`, that it did well or was given up.
+    """How the job ended on one node; without `stopped` and `failure` it did well.
 
-    `stopped`: the exit code when a signal ended it there, else 0.
+    `stopped`: the exit code when a signal ended it there, else 0.  `given_up`: node 0 says so in its stead
+    and counts it among those that have read what they need; should it come back, that stays its word.
     """
 
     node: int
     host: str
     stopped: int = 0
     failure: Failure | None = None
+    given_up: bool = False
 
 
 class Nodes:
@@ -191,7 +194,7 @@ class Nodes:
         """End the job without this node, for whose own word nobody needs to wait."""
         host = self._hosts[number]
         self.announce(f"node {number} (host {host}) has been silent for {SILENT_S:g} s", 1)
-        word = msgspec.msgpack.encode(Final(number, host))
+        word = msgspec.msgpack.encode(Final(number, host, given_up=True))
         if self._store.compare_set(f"final/{number}", b"", word) == word:
             self._store.add("settled", 1)
 
@@ -211,7 +214,8 @@ class Nodes:
         mine = Final(self._job.node_rank, self._me.host, stopped, failure)
         finals = [mine]
         with contextlib.suppress(StoreError):
-            self._store.set(f"final/{mine.node}", msgspec.msgpack.encode(mine), timeout_s=SAY_S)
+            word = msgspec.msgpack.encode(mine)
+            counted = self._store.compare_set(f"final/{mine.node}", b"", word, timeout_s=SAY_S) != word
             give_up: float | None = None
             for number in range(self._job.nnodes):
                 while number != mine.node and not stopped:
@@ -226,7 +230,8 @@ class Nodes:
                     finals.append(msgspec.msgpack.decode(raw, type=Final))
                     break
             self._over.set()  # node 0 may be gone as soon as it hears the next
-            self._store.add("settled", 1, timeout_s=SAY_S)
+            if not counted:  # it would be by now had it been given up
+                self._store.add("settled", 1, timeout_s=SAY_S)
         return finals
 
     def await_settled(self, seconds: float) -> None:
