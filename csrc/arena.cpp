@@ -1,12 +1,10 @@
 #include "arena.hpp"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
 
 #include <algorithm>
 #include <cerrno>
@@ -15,44 +13,36 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <utility>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
 
 namespace unisono {
 namespace {
 
-constexpr uint64_t kPage = 4096;  // the first one holds the mark of the process
-
-constexpr uint64_t kHugePage = 2 << 20;
-
-uint64_t round_up(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
-uint64_t pages(uint64_t nbytes) { return round_up(nbytes, kPage); }
-
-uint64_t memory_bytes() {
-  return static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-}
-
+constexpr uint64_t kHugePage = 2 << 20;  // the first one holds the mark of the process
 constexpr char kName[] = "unisono-arrays";
 
-// To open just any file of another process may have effects.
-bool is_arena(const std::string& path) {
-  char target[64];
-  const ssize_t length = readlink(path.c_str(), target, sizeof target);
-  return length > 0 &&
-         std::string_view(target, static_cast<size_t>(length)).starts_with(std::string("/memfd:") + kName);
+uint64_t page_bytes() {
+  static const auto bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  return bytes;
 }
 
-// Pages that are there: in huge pieces where the system gives such memory any, and mapped here already.
-bool populate(void* pages, uint64_t nbytes) {
-  int failed;
-  do failed = madvise(pages, nbytes, MADV_POPULATE_WRITE);
-  while (failed != 0 && (errno == EINTR || errno == EAGAIN));
-  return failed == 0;
+uint64_t round_down(uint64_t value, uint64_t multiple) { return value / multiple * multiple; }
+uint64_t round_up(uint64_t value, uint64_t multiple) { return round_down(value + multiple - 1, multiple); }
+uint64_t pages(uint64_t nbytes) { return round_up(std::max<uint64_t>(nbytes, 1), page_bytes()); }
+
+uint64_t memory_bytes() {
+  return round_up(static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * page_bytes(), kHugePage);
 }
 
-bool back(int fd, uint64_t offset, uint64_t nbytes) {
-  int failed;
-  do failed = posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(nbytes));
-  while (failed == EINTR);
-  return failed == 0;
+// Addresses of the file, none of which may be touched yet, or dumped.
+void* reserve(int fd, uint64_t nbytes) {
+  void* const base = mmap(nullptr, nbytes, PROT_NONE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  if (base != MAP_FAILED) madvise(base, nbytes, MADV_DONTDUMP);
+  return base;
 }
 
 struct Kept {
@@ -66,26 +56,37 @@ Kept& kept() {
   return it;
 }
 
-// A fork's child starts without: its parent's arrays are plain memory to it.
-void forget_in_children() {
-  static const int registered =
-      pthread_atfork([] { kept().mutex.lock(); }, [] { kept().mutex.unlock(); },
-                     [] {
-                       kept().made = nullptr;
-                       new std::shared_ptr<Arena>(std::move(kept().arena));  // kept for those arrays
-                       kept().mutex.unlock();
-                     });
+// A fork's child starts without an arena: its parent's arrays are plain memory to it.
+void look_after_forks() {
+  static const int registered = pthread_atfork(
+      [] {
+        kept().mutex.lock();
+        if (kept().arena) kept().arena->before_fork();
+      },
+      [] {
+        if (kept().arena) kept().arena->after_fork();
+        kept().mutex.unlock();
+      },
+      [] {
+        if (kept().arena) {
+          kept().arena->become_private();
+          kept().arena->after_fork();
+        }
+        kept().made = nullptr;
+        new std::shared_ptr<Arena>(std::move(kept().arena));  // kept for those arrays
+        kept().mutex.unlock();
+      });
   (void)registered;
 }
 
 }  // namespace
 
 std::shared_ptr<Arena> Arena::own() {
-  forget_in_children();
+  look_after_forks();
   const std::lock_guard lock(kept().mutex);
   if (!kept().arena) {
     kept().arena.reset(new Arena);
-    kept().made = kept().arena.get();
+    kept().made.store(kept().arena.get(), std::memory_order_release);
   }
   return kept().arena;
 }
@@ -95,110 +96,197 @@ Arena* Arena::made() { return kept().made.load(std::memory_order_acquire); }
 Arena::Arena() : owner_(getpid()) {
   const auto give_up = [&](const char* what) {
     const int error = errno;
+    if (place_.base != 0) munmap(at(0), place_.bytes);
     if (place_.fd >= 0) close(place_.fd);
     throw std::system_error(error, std::generic_category(), what);
   };
-  const uint64_t bytes = pages(memory_bytes());
+  const uint64_t bytes = memory_bytes();
+  struct stat info;
   place_.fd = memfd_create(kName, MFD_CLOEXEC);
-  if (place_.fd < 0) give_up("cannot make memory that ranks share");
-  if (ftruncate(place_.fd, static_cast<off_t>(bytes)) != 0 || !back(place_.fd, 0, kPage))
+  if (place_.fd < 0 || fstat(place_.fd, &info) != 0) give_up("cannot make memory that ranks share");
+  if (ftruncate(place_.fd, static_cast<off_t>(bytes)) != 0)
     give_up("cannot size the memory that ranks share");
-  void* const base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, place_.fd, 0);
+  void* const base = reserve(place_.fd, bytes);
   if (base == MAP_FAILED) give_up("cannot map the memory that ranks share");
-  madvise(base, bytes, MADV_HUGEPAGE);
   place_.base = reinterpret_cast<uint64_t>(base);
   place_.bytes = bytes;
+  device_ = info.st_dev;
+  inode_ = info.st_ino;
+  madvise(base, bytes, MADV_HUGEPAGE);
+  if (!populate(0, page_bytes())) give_up("no memory that ranks share");
   *static_cast<uint64_t*>(base) = identity().mark;
-  free_.emplace(kPage, bytes - kPage);
+  free_.emplace(kHugePage, bytes - kHugePage);
 }
 
 Arena::~Arena() {
-  munmap(reinterpret_cast<void*>(place_.base), place_.bytes);
-  close(place_.fd);
+  munmap(at(0), place_.bytes);
+  if (has_file()) close(place_.fd);
+}
+
+// Makes pages that are there: in huge pieces where the system has any for shared memory.
+bool Arena::populate(uint64_t offset, uint64_t nbytes) {
+  if (mprotect(at(offset), nbytes, PROT_READ | PROT_WRITE) != 0) return false;
+  int failed;
+  do failed = madvise(at(offset), nbytes, MADV_POPULATE_WRITE);
+  while (failed != 0 && (errno == EINTR || errno == EAGAIN));
+  if (failed == 0 || errno != EINVAL) return failed == 0;
+  if (!has_file()) return false;  // asked by descriptor: Linux before 5.14
+  do failed = posix_fallocate(place_.fd, static_cast<off_t>(offset), static_cast<off_t>(nbytes));
+  while (failed == EINTR);
+  return failed == 0;
+}
+
+// Gives pages back to the system, after which they cannot be touched.
+void Arena::empty(uint64_t offset, uint64_t nbytes) noexcept {
+  constexpr int kPunch = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
+  const bool gone = madvise(at(offset), nbytes, MADV_REMOVE) == 0;
+  if (!gone && has_file())  // the memory is locked
+    fallocate(place_.fd, kPunch, static_cast<off_t>(offset), static_cast<off_t>(nbytes));
+  madvise(at(offset), nbytes, MADV_DONTDUMP);
+  mprotect(at(offset), nbytes, PROT_NONE);
+}
+
+// Somebody may have closed the descriptor, and its number may be another file's.
+bool Arena::has_file() const {
+  struct stat info;
+  return fstat(place_.fd, &info) == 0 && info.st_dev == device_ && info.st_ino == inode_;
 }
 
 void* Arena::take(size_t nbytes) {
-  const uint64_t wanted = pages(std::max<uint64_t>(nbytes, 1));
-  const uint64_t grain = wanted >= kHugePage ? kHugePage : kPage;
+  if (nbytes > place_.bytes) throw std::bad_alloc();
+  const uint64_t wanted = pages(nbytes), grain = wanted >= kHugePage ? kHugePage : page_bytes();
   const std::lock_guard lock(mutex_);
-  const auto start = [&](const auto& hole) { return round_up(hole.first, grain); };
-  const auto found = std::ranges::find_if(
-      free_, [&](const auto& hole) { return start(hole) + wanted <= hole.first + hole.second; });
+  const auto found = std::ranges::find_if(free_, [&](const auto& hole) {
+    const uint64_t start = round_up(hole.first, grain), end = hole.first + hole.second;
+    return start < end && wanted <= end - start;
+  });
   if (found == free_.end()) throw std::bad_alloc();
   const auto [offset, length] = *found;
-  const uint64_t first = start(*found), rest = offset + length - first - wanted;
-  void* const taken = reinterpret_cast<void*>(place_.base + first);
-  if (!populate(taken, wanted) && (errno != EINVAL || !back(place_.fd, first, wanted))) {
-    punch(first, wanted);
+  const uint64_t first = round_up(offset, grain), rest = offset + length - first - wanted;
+  Pieces spare{{first, wanted}, {first + wanted, rest}};  // all memory that the books need
+  if (!populate(first, wanted)) {
+    empty(first, wanted);
     throw std::bad_alloc();
   }
-  free_.erase(found);
-  if (first > offset) free_.emplace(offset, first - offset);
-  if (rest > 0) free_.emplace(first + wanted, rest);
-  return taken;
+  madvise(at(first), wanted, MADV_DODUMP);
+  taken_.insert(spare.extract(first));
+  if (rest > 0) free_.insert(spare.extract(first + wanted));
+  if (first > offset)
+    found->second = first - offset;
+  else
+    free_.erase(found);
+  return at(first);
 }
 
-void Arena::give_back(void* pages_taken, size_t nbytes) {
+void Arena::give_back(void* taken) noexcept {
   if (getpid() != owner_) return;
-  const uint64_t offset = reinterpret_cast<uint64_t>(pages_taken) - place_.base;
-  const uint64_t length = pages(std::max<uint64_t>(nbytes, 1));
+  const uint64_t offset = reinterpret_cast<uint64_t>(taken) - place_.base;
   const std::lock_guard lock(mutex_);
-  punch(offset, length);
-  release(offset, length);
-}
-
-void Arena::punch(uint64_t offset, uint64_t nbytes) {
-  fallocate(place_.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
-            static_cast<off_t>(nbytes));
+  Pieces::node_type piece = taken_.extract(offset);
+  empty(piece.key(), piece.mapped());
+  release(std::move(piece));
 }
 
 // Adds a hole, joined with those that touch it.
-void Arena::release(uint64_t offset, uint64_t nbytes) {
-  auto next = free_.lower_bound(offset);
-  if (next != free_.end() && offset + nbytes == next->first) {
-    nbytes += next->second;
+void Arena::release(Pieces::node_type piece) noexcept {
+  auto next = free_.lower_bound(piece.key());
+  if (next != free_.end() && piece.key() + piece.mapped() == next->first) {
+    piece.mapped() += next->second;
     next = free_.erase(next);
   }
   if (next != free_.begin()) {
     const auto before = std::prev(next);
-    if (before->first + before->second == offset) {
-      before->second += nbytes;
+    if (before->first + before->second == piece.key()) {
+      before->second += piece.mapped();
       return;
     }
   }
-  free_.emplace(offset, nbytes);
+  free_.insert(std::move(piece));
+}
+
+// The child of a fork must not write into its parent's arrays, nor several children into one. What it has not
+// written to remains the parent's, who may change it or give it back.
+void Arena::become_private() {
+  constexpr int kFlags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE;
+  for (const auto& [offset, nbytes] : taken_)
+    mmap(at(offset), nbytes, PROT_READ | PROT_WRITE, kFlags, place_.fd, static_cast<off_t>(offset));
 }
 
 // ---- others' ---------------------------------------------------------------------------------------
 
-// The number of its descriptor may be another file's by now, and its pid another process's: its mark tells.
-ArenaView::ArenaView(const Identity& owner, const ArenaPlace& place) : place_(place) {
-  if (place.bytes == 0) return;
-  if (owner.mark == identity().mark) {  // a thread of this process
+namespace {
+
+// To open just any file of another process may have effects.
+bool is_arena(const std::string& path) {
+  char target[64];
+  const ssize_t length = readlink(path.c_str(), target, sizeof target);
+  return length > 0 &&
+         std::string_view(target, static_cast<size_t>(length)).starts_with(std::string("/memfd:") + kName);
+}
+
+struct Views {
+  std::mutex mutex;
+  std::map<uint64_t, std::weak_ptr<const ArenaView>> by_mark;
+};
+
+Views& views() {
+  static Views& it = *new Views;
+  return it;
+}
+
+}  // namespace
+
+std::shared_ptr<const ArenaView> ArenaView::of(const Identity& owner, const ArenaPlace& place) {
+  const std::lock_guard lock(views().mutex);
+  std::erase_if(views().by_mark, [](const auto& one) { return one.second.expired(); });
+  std::weak_ptr<const ArenaView>& known = views().by_mark[owner.mark];
+  std::shared_ptr<const ArenaView> view = known.lock();
+  if (!view) known = view = std::shared_ptr<const ArenaView>(new ArenaView(owner, place));
+  return view;
+}
+
+ArenaView::ArenaView(const Identity& owner, const ArenaPlace& place)
+    : place_(place), process_(getpid()), own_(owner.mark == identity().mark) {
+  if (own_) {  // of a thread of this process
     base_ = reinterpret_cast<unsigned char*>(place.base);
+    high_ = place.bytes;
     return;
   }
   const std::string path = "/proc/" + std::to_string(owner.pid) + "/fd/" + std::to_string(place.fd);
   if (!is_arena(path)) return;
   const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0) return;
-  if (lseek(fd, 0, SEEK_END) == static_cast<off_t>(place.bytes)) {
-    void* const base = mmap(nullptr, place.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-    if (base != MAP_FAILED) mapped_ = base;
-  }
+  void* base = MAP_FAILED;
+  if (lseek(fd, 0, SEEK_END) == static_cast<off_t>(place.bytes)) base = reserve(fd, place.bytes);
   close(fd);
-  if (mapped_ != nullptr && *static_cast<const uint64_t*>(mapped_) == owner.mark)
-    base_ = static_cast<unsigned char*>(mapped_);
+  if (base == MAP_FAILED) return;
+  madvise(base, place.bytes, MADV_DONTFORK);
+  base_ = static_cast<unsigned char*>(base);
+  if (shows(owner)) return;
+  munmap(base, place.bytes);
+  base_ = nullptr;
 }
 
+// A fork's child has not got it: other memory may lie there.
 ArenaView::~ArenaView() {
-  if (mapped_ != nullptr) munmap(mapped_, place_.bytes);
+  if (base_ != nullptr && !own_ && getpid() == process_) munmap(base_, place_.bytes);
 }
 
-void* ArenaView::at(uint64_t address, size_t nbytes) const {
-  const uint64_t offset = address - place_.base;
-  if (base_ == nullptr || offset >= place_.bytes || nbytes > place_.bytes - offset) return nullptr;
-  return base_ + offset;
+// The number of the descriptor may be another arena's by now, and the pid another process's: the mark tells.
+bool ArenaView::shows(const Identity& owner) const {
+  return widen(0, sizeof owner.mark) && *reinterpret_cast<const uint64_t*>(base_) == owner.mark;
+}
+
+// Lets all be touched between what could be already and this.
+bool ArenaView::widen(uint64_t first, uint64_t last) const {
+  const std::lock_guard lock(widening_);
+  const uint64_t low = low_.load(std::memory_order_relaxed), high = high_.load(std::memory_order_relaxed);
+  first = round_down(high > 0 ? std::min(first, low) : first, kHugePage);
+  last = std::min(std::max(round_up(last, kHugePage), high), place_.bytes);
+  if (mprotect(base_ + first, last - first, PROT_READ | PROT_WRITE) != 0) return false;
+  low_.store(first, std::memory_order_release);
+  high_.store(last, std::memory_order_release);
+  return true;
 }
 
 }  // namespace unisono

@@ -257,6 +257,7 @@ void bind_engine(nb::module_& m) {
           },
           nb::arg("ticket"), nb::arg("timeout_s"))
       .def_prop_ro("issued", &Engine::issued, "Collectives issued up to now.")
+      .def_prop_ro("opened", &Engine::opened, "Messages of peers that this rank has read where they lay.")
       .def("remark", &Engine::remark, nb::arg("seq"), nb::arg("text"),
            "Tells the others what this rank knows of the fault; only the first word counts.")
       .def("remark_of", &Engine::remark_of, nb::arg("rank"),

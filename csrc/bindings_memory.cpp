@@ -1,6 +1,8 @@
 // Memory for arrays that other ranks read where they are.
 #include <nanobind/ndarray.h>
 
+#include <system_error>
+
 #include "arena.hpp"
 #include "bindings.hpp"
 
@@ -10,19 +12,33 @@ namespace {
 
 struct Pages {
   std::shared_ptr<unisono::Arena> arena;
-  void* data;
-  size_t nbytes;
-  ~Pages() { arena->give_back(data, nbytes); }
+  void* data = nullptr;
+  ~Pages() {
+    if (data != nullptr) arena->give_back(data);
+  }
 };
 
 using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
 
+// To make pages and to give them back may take seconds, in which other threads go on.
+void end(void* pages) noexcept {
+  const nb::gil_scoped_release released;
+  delete static_cast<Pages*>(pages);
+}
+
 // The arena keeps what it gave until the array and all views of it are gone.
 Bytes shared_bytes(size_t nbytes) {
-  std::shared_ptr<unisono::Arena> arena = unisono::Arena::own();
-  void* const data = arena->take(nbytes);
-  auto pages = std::unique_ptr<Pages>(new Pages{std::move(arena), data, nbytes});
-  const nb::capsule owner(pages.get(), [](void* kept) noexcept { delete static_cast<Pages*>(kept); });
+  auto pages = std::make_unique<Pages>();
+  try {
+    const nb::gil_scoped_release released;
+    pages->arena = unisono::Arena::own();
+    pages->data = pages->arena->take(nbytes);
+  } catch (const std::system_error& error) {
+    PyErr_SetString(PyExc_OSError, error.what());
+    throw nb::python_error();
+  }
+  void* const data = pages->data;
+  const nb::capsule owner(pages.get(), end);
   pages.release();
   return Bytes(data, {nbytes}, owner);
 }
@@ -30,7 +46,6 @@ Bytes shared_bytes(size_t nbytes) {
 }  // namespace
 
 void bind_memory(nb::module_& m) {
-  m.def(
-      "shared_bytes", &shared_bytes, nb::arg("nbytes"),
-      "Zeros in memory that other ranks of this host can map; OSError where the system has no such memory.");
+  m.def("shared_bytes", &shared_bytes, nb::arg("nbytes"),
+        "Memory that other ranks of this host can map; OSError where the system has no such memory.");
 }

@@ -120,6 +120,8 @@ class Engine {
   // Whether buffers of a call that failed may still be written to: then they must never be freed.
   bool unsettled() const { return executor_.unsettled() || channels_.unsettled(); }
 
+  uint64_t opened() const { return executor_.opened(); }
+
   // Tells the others that this rank is gone and ends the thread. Idempotent.
   void leave();
 

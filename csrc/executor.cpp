@@ -183,18 +183,23 @@ void Executor::send(const Instruction& step, const Frame& frame) {
   if (!far.empty()) send_over(*transports_[static_cast<size_t>(far[0])], far, piece, scaled, true, frame);
 }
 
+// With more ranks than cores all receivers need a turn to give it back, which half a segment is worth.
+bool Executor::worth_opening(size_t nbytes, const Frame& frame) const {
+  return limits_.lending || nbytes >= segment_elements(*frame.job.program, frame.item) * frame.item / 2;
+}
+
 // Whether the message is worth lending; then it is.
 bool Executor::lend(Transport& transport, std::span<const int> peers, Extent piece, int32_t flags,
                     const Frame& frame) {
   const size_t nbytes = piece.numel * frame.item;
+  if ((flags & (kLast | kOpen)) == 0) return false;
   const Program& program = *frame.job.program;
   const bool idle = program.sources().empty();
   const size_t least = std::min(idle ? kLendBytes : kBusyLendBytes, room_for(program));
+  if (nbytes < std::min(kOpenBytes, least)) return false;
   const bool lends = (flags & kLast) != 0 && limits_.lending && nbytes >= least && transport.lends(peers);
-  // With more ranks than cores all receivers need a turn to give it back, which a whole segment is worth.
-  const size_t half = limits_.lending ? 0 : segment_elements(program, frame.item) * frame.item / 2;
-  const bool open = (flags & kOpen) != 0 && !(lends && idle) && nbytes >= std::max(kOpenBytes, half) &&
-                    transport.opens(piece.data, nbytes);
+  const bool open = (flags & kOpen) != 0 && !(lends && idle) && nbytes >= kOpenBytes &&
+                    transport.opens(piece.data, nbytes) && worth_opening(nbytes, frame);
   if (!open && !lends) return false;
   lent_ = true;
   const unsigned char* from = piece.data;
@@ -267,13 +272,18 @@ Message Executor::await(int peer, ChunkRef chunk, size_t nbytes, const Frame& fr
   });
   if (message.fingerprint != frame.job.fingerprint || message.nbytes != nbytes) [[unlikely]]
     refuse(peer, chunk, nbytes, message, frame);
-  open_ |= message.open;
+  if (message.open) {
+    open_ = true;
+    opened_.store(opened_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  }
   return message;
 }
 
 // What was read in place counts only if its sender had not given up by then.
 void Executor::check_open(const Frame& frame) {
-  if (std::exchange(open_, false)) frame.waiter.throw_if_aborted();
+  if (!std::exchange(open_, false)) return;
+  std::atomic_thread_fence(std::memory_order_acquire);  // what was read was read before
+  frame.waiter.throw_if_aborted();
 }
 
 void Executor::receive(const Instruction& step, const Frame& frame) {

@@ -75,6 +75,9 @@ class Executor {
   // Whether a peer that was stopped in the middle of a piece may still write to buffers of a job that failed.
   bool unsettled() const { return unsettled_; }
 
+  // Messages of peers that were read where these had them.
+  uint64_t opened() const { return opened_.load(std::memory_order_relaxed); }
+
   // Runs one collective. Throws Fault (by way of the waiter).
   void run(const Job& job, Waiter& waiter);
 
@@ -84,6 +87,7 @@ class Executor {
   void send(const Instruction& step, const Frame& frame);
   bool lend(Transport& transport, std::span<const int> peers, Extent piece, int32_t flags,
             const Frame& frame);
+  bool worth_opening(size_t nbytes, const Frame& frame) const;
   void check_open(const Frame& frame);
   void fetch(int peer, const Message& message, void* into, const Frame& frame);
   void settle(const Job& job, Waiter& waiter);
@@ -111,10 +115,11 @@ class Executor {
     size_t place;
     int peer;
   };
-  std::vector<const void*> inputs_;                  // of a Reduce
-  std::vector<FarInput> far_inputs_;                 // those of them that come from other hosts
-  std::vector<std::vector<unsigned char>> copies_;   // lent in place of memory that others cannot read
-  std::atomic<bool> unsettled_{false};               // asked by other threads
+  std::vector<const void*> inputs_;                 // of a Reduce
+  std::vector<FarInput> far_inputs_;                // those of them that come from other hosts
+  std::vector<std::vector<unsigned char>> copies_;  // lent in place of memory that others cannot read
+  std::atomic<bool> unsettled_{false};              // asked by other threads, as is the next one
+  std::atomic<uint64_t> opened_{0};
   bool lent_ = false;                                // in this job
   bool open_ = false;                                // of the step's messages some are read in place
   std::vector<std::vector<unsigned char>> fetched_;  // lent messages on their way into a reduction

@@ -14,9 +14,9 @@ enum class Space : int32_t { kOut, kIn, kTmp };
 constexpr size_t kSpaces = 3;
 
 constexpr int32_t kFinal = 1;  // Reduce: the result holds every rank's contribution
-constexpr int32_t kLast = 4;   // Send: nothing is written over this chunk before the segment's end
-constexpr int32_t kOpen = 8;   // Send: ... before its receivers have taken the message
 constexpr int32_t kRaw = 2;    // Send, Reduce: the own chunk is this rank's untouched contribution
+constexpr int32_t kLast = 4;   // Send: nothing is written over this chunk before the segment's end
+constexpr int32_t kOpen = 8;   // Send: the chunk stays as it is until all receivers have released the message
 
 struct ChunkRef {
   Space space;

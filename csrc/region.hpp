@@ -98,13 +98,12 @@ struct alignas(kLineBytes) RankCell {
   std::atomic<uint64_t> started;  // number of the newest operation begun; the first is 1
   std::atomic<uint64_t> finished;
   std::atomic<uint64_t> mark_at, mark;
-  // Its arena, before it first sends what lies there; see arena.hpp.
-  std::atomic<int32_t> arena_fd;
-  std::atomic<uint64_t> arena_base, arena_bytes;
   alignas(kLineBytes) std::atomic<int64_t> moved_ns;  // when it last chose its core; see placement.hpp
-  std::atomic<int32_t> core;  // on which its thread was seen last, counted from 1; 0: unknown
-  Bell bell;                  // rung by peers for the thread that runs collectives
-  Bell channel_bell;          // ... and for the one that moves point-to-point messages
+  std::atomic<int32_t> core;      // on which its thread was seen last, counted from 1; 0: unknown
+  std::atomic<int32_t> arena_fd;  // before it first tells of what lies in its arena; see arena.hpp
+  std::atomic<uint64_t> arena_base, arena_bytes;
+  Bell bell;          // rung by peers for the thread that runs collectives
+  Bell channel_bell;  // ... and for the one that moves point-to-point messages
   std::atomic<uint64_t> history[kHistory][sizeof(CallRecord) / sizeof(uint64_t)];
   Remark remark;
 

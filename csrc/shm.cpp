@@ -167,7 +167,6 @@ bool ShmTransport::lend(std::span<const int> peers, size_t nbytes, uint64_t fing
 
 void ShmTransport::assist() {
   for (const Lent& lent : lent_) {
-    if (lent.place == Place::kOpen) continue;
     Edge& to = edge(lent.peer);
     if (reached(to.out->acked.load(std::memory_order_acquire), lent.number)) continue;
     Loan& loan = announced(*to.out, lent.number).loan;

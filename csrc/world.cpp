@@ -44,10 +44,15 @@ World::~World() {
 
 Reach World::reach(int rank) {
   const RankCell& other = cell(rank);
-  const std::lock_guard lock(seeing_);
-  std::unique_ptr<ArenaView>& view = arenas_[static_cast<size_t>(rank)];
-  if (!view && other.arena().bytes > 0) view = std::make_unique<ArenaView>(other.process(), other.arena());
-  return {other.process(), view.get()};
+  Seen& seen = arenas_[static_cast<size_t>(rank)];
+  const ArenaView* view = seen.view.load(std::memory_order_acquire);
+  if (view == nullptr && other.arena().bytes > 0) {
+    const std::lock_guard lock(seeing_);
+    if (!seen.kept) seen.kept = ArenaView::of(other.process(), other.arena());
+    view = seen.kept.get();
+    seen.view.store(view, std::memory_order_release);
+  }
+  return {other.process(), view};
 }
 
 void World::show_arena(int rank) {

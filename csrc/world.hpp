@@ -2,6 +2,7 @@
 // in cells of its own, which hold what they have told of themselves.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -69,7 +70,11 @@ class World {
   int alarm_ = -1;
   std::mutex told_;  // guards the histories in far_
   std::mutex seeing_;
-  std::vector<std::unique_ptr<ArenaView>> arenas_;  // by rank; guarded by seeing_
+  struct Seen {
+    std::atomic<const ArenaView*> view{nullptr};
+    std::shared_ptr<const ArenaView> kept;  // guarded by seeing_
+  };
+  std::vector<Seen> arenas_;  // by rank
 };
 
 // Wakes whoever sleeps on the bell of a rank of this host. Call after the store that makes its condition

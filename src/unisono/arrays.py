@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable
 from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -19,9 +20,10 @@ __all__ = ["empty"]
 def empty(shape: SupportsIndex | Iterable[SupportsIndex], dtype: DTypeLike = float) -> np.ndarray[Any, Any]:
     """A new array, as `numpy.empty`, that collectives of any group read without copying it first.
 
-    It is an ordinary array in every other respect: whatever takes an array takes it, and whoever may not map
-    this process's memory gets its bytes as those of any other array. Making one costs as much as clearing its
-    memory, so make it once and use it often. A forked child shares the memory with its parent.
+    Whatever takes an array takes it, and whoever may not map this process's memory gets its bytes as those of
+    any other array. Making one costs as much as clearing its memory, so make it once and use it often. The child
+    of a fork has a copy of what it writes to; what it does not touch stays its parent's, who may change it or
+    give it back: to workers that are forked hand an array of NumPy's.
 
     Args:
         shape: the lengths of the axes.  dtype: of the elements; none that holds Python objects.
@@ -29,22 +31,30 @@ def empty(shape: SupportsIndex | Iterable[SupportsIndex], dtype: DTypeLike = flo
     Raises:
         TypeError: elements of this dtype are Python objects.
         ValueError: a length is negative.
-        MemoryError: there is not so much memory.
+        MemoryError: the machine has not so much memory left. A limit of a container may end the process instead,
+            as when any other memory is touched.
     """
     import numpy as np
 
-    wanted = np.dtype(dtype)
+    wanted = np.empty(0, dtype).dtype
     if wanted.hasobject:
         raise TypeError(f"elements of {wanted} are Python objects, which other processes cannot read")
-    lengths = tuple(map(index, shape)) if isinstance(shape, Iterable) else (index(shape),)
+    lengths = _lengths(shape)
     if any(length < 0 for length in lengths):
         raise ValueError(f"a length is negative: {lengths}")
     nbytes = math.prod(lengths) * wanted.itemsize
     try:
-        memory = _native.shared_bytes(nbytes)
+        memory = _native.shared_bytes(min(nbytes, sys.maxsize))
     except MemoryError:
         raise MemoryError(f"cannot make an array of {nbytes} bytes: there is not so much memory") from None
-    except RuntimeError:  # the system has no such memory, or has limits on it: an array like any other
+    except OSError:  # the system has no such memory, or has limits on it: an array like any other
         memory = np.zeros(nbytes, np.uint8)
     made: np.ndarray[Any, Any] = np.ndarray(lengths, wanted, buffer=memory)
     return made
+
+
+def _lengths(shape: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, ...]:
+    try:
+        return (index(shape),)  # type: ignore[arg-type]
+    except TypeError:
+        return tuple(map(index, shape))  # type: ignore[arg-type]

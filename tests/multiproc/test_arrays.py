@@ -14,8 +14,13 @@ import ranks
 CHECK = """
 from pathlib import Path
 
-def mapped():
-    return sum("unisono-arrays" in line for line in Path("/proc/self/maps").read_text().splitlines())
+def mapped():  # arenas: each as long as the machine has memory, in pieces that may be touched or not
+    found = 0
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "unisono-arrays" in line:
+            first, last = line.split()[0].split("-")
+            found += int(last, 16) - int(first, 16)
+    return found // (os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 x, out = un.empty(100_000, np.float32), un.empty(group.size * 100_000, np.float32)
 

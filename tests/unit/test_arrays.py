@@ -52,6 +52,8 @@ def test_what_cannot_be() -> None:
         un.empty((2, -1))
     with pytest.raises(MemoryError, match=r"array of \d+ bytes"):
         un.empty(1 << 60, np.uint8)
+    with pytest.raises(MemoryError, match=str(1 << 80)):
+        un.empty((1 << 40, 1 << 40), np.uint8)
 
 
 def test_memory_is_given_back_with_the_last_view() -> None:
@@ -78,6 +80,50 @@ def test_memory_is_used_again_in_any_order() -> None:
     first, second = un.empty(9000, np.uint8), un.empty(9000, np.uint8)
     first[:], second[:] = 1, 2
     assert (first == 1).all()
+
+
+def test_lengths_and_dtypes_as_numpy_takes_them() -> None:
+    assert un.empty(np.array(3), "S").dtype == np.empty(3, "S").dtype
+    assert un.empty(np.array(3)).shape == (3,)
+    with pytest.raises(TypeError):
+        un.empty(2.5)  # type: ignore[arg-type]
+
+
+def test_a_file_that_has_the_number_of_their_descriptor_is_left_alone(tmp_path: Path) -> None:
+    program = """
+import os, sys, unisono as un
+from pathlib import Path
+x = un.empty(1 << 20, "uint8")
+number = next(int(fd.name) for fd in Path("/proc/self/fd").iterdir() if "unisono-arrays" in os.readlink(fd))
+with open(sys.argv[1], "rb+") as other:
+    os.dup2(other.fileno(), number)
+y = un.empty(1 << 20, "uint8")
+x[:] = y[:] = 7
+del x, y
+"""
+    path = tmp_path / "checkpoint"
+    content = os.urandom(4 << 20)
+    path.write_bytes(content)
+    subprocess.run([sys.executable, "-c", program, str(path)], check=True, timeout=60)
+    assert path.read_bytes() == content
+
+
+WRITERS = """
+import os, numpy as np, unisono as un
+x = un.empty(1000)
+x[:] = 1
+for number in (2, 3):
+    child = os.fork()
+    if child == 0:
+        x[500:] = number
+        os._exit(0 if x.sum() == 500 + 500 * number else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert (x == 1).all()
+"""
+
+
+def test_children_do_not_write_into_their_parents_arrays() -> None:
+    subprocess.run([sys.executable, "-c", WRITERS], check=True, timeout=60)
 
 
 CHILD = """
