@@ -98,24 +98,6 @@ def test_segments_of_other_sizes(segment_bytes: int) -> None:
     ranks.threads(3, work, segment_bytes=segment_bytes)
 
 
-@pytest.mark.parametrize("size", [2, 3, 5])
-def test_arrays_that_are_read_where_they_are(size: int) -> None:
-    def work(group: un.Group) -> None:
-        with cases.arrays_from(un.empty):
-            for numel in (13, 5000, cases.SEGMENT_BYTES // 4 + 1, 2 * cases.SEGMENT_BYTES // 4 + 5):
-                for algorithm in ALGORITHMS["all_reduce"]:
-                    cases.all_reduce(group, "float32", un.SUM, algorithm, numel)
-                    cases.all_reduce(group, "float16", un.AVG, algorithm, numel)
-                cases.reduce_scatter(group, "float32", un.SUM, "direct", numel, in_place=numel == 13)
-                cases.reduce(group, "float32", un.SUM, "direct", numel)
-                cases.scans(group, "float32", un.SUM, "direct", numel)
-                cases.moves(group, "float32", numel)
-            cases.uneven(group)
-            cases.in_flight(group)
-
-    ranks.threads(size, work)
-
-
 @pytest.mark.parametrize("size", RANKS)
 def test_uneven_blocks(size: int) -> None:
     ranks.threads(size, cases.uneven)
