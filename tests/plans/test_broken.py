@@ -276,7 +276,7 @@ def flags(steps: Plan, rank: int) -> list[int]:
 
 def test_a_complete_result_is_divided_once() -> None:
     again = plan("all_reduce", [Reduce(O, (0, 1)), Send(O, (1,))], [Send(O, (0,)), Reduce(O, (0,))])
-    assert [flags(again, 0), flags(again, 1)] == [[3, 4], [2, 0]]
+    assert [flags(again, 0), flags(again, 1)] == [[3, 12], [2, 0]]
 
 
 def test_an_own_contribution_is_multiplied_once() -> None:
