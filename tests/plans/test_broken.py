@@ -269,14 +269,14 @@ def flags(steps: Plan, rank: int) -> list[int]:
     """The flags of a rank's steps: 1 final (AVG divides here), 2 raw (PREMUL_SUM multiplies here)."""
     code, found = lower(steps)[rank][7:], []
     while code:
-        found.append(code[1] & 3)
+        found.append(code[1])
         code = code[8 + code[7] :]
     return found
 
 
 def test_a_complete_result_is_divided_once() -> None:
     again = plan("all_reduce", [Reduce(O, (0, 1)), Send(O, (1,))], [Send(O, (0,)), Reduce(O, (0,))])
-    assert [flags(again, 0), flags(again, 1)] == [[3, 0], [2, 0]]
+    assert [flags(again, 0), flags(again, 1)] == [[3, 12], [2, 0]]
 
 
 def test_an_own_contribution_is_multiplied_once() -> None:
