@@ -57,17 +57,19 @@ def test_what_cannot_be() -> None:
 
 
 def test_memory_is_given_back_with_the_last_view() -> None:
+    """But for a page, which is a huge one where the system makes such of shared memory by itself."""
+    length, page = 32 << 20, 2 << 20
     gc.collect()
     before = held_bytes()
-    array = un.empty(1 << 20, np.uint8)
+    array = un.empty(length, np.uint8)
     view = array[100:200].reshape(10, 10)
-    assert held_bytes() >= before + (1 << 20)
+    assert held_bytes() >= before + length - page
     del array
     view[:] = 7
-    assert held_bytes() >= before + (1 << 20)
+    assert held_bytes() >= before + length - page
     assert (view == 7).all()
     del view
-    assert held_bytes() <= max(before, 4096)
+    assert held_bytes() <= before + page
 
 
 def test_memory_is_used_again_in_any_order() -> None:
