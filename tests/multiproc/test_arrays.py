@@ -34,8 +34,8 @@ def check():
 
 
 def test_they_are_mapped_by_those_who_read_them() -> None:
-    program = CHECK + "check(); print('mapped', mapped()); group.close(); print('then', mapped())"
-    for output in ranks.run(3, program):
+    program = CHECK + "check(); print('mapped', mapped()); assert group._caller.engine.opened >= 4\n"
+    for output in ranks.run(3, program + "group.close(); print('then', mapped())"):
         assert "mapped 3" in output, output
         assert "then 1" in output, output  # its own
 
