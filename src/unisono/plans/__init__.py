@@ -5,6 +5,7 @@ contracts.py  what each collective promises
 proof.py      shows that a plan keeps the promise, for a given number of ranks
 lowering.py   flattens a plan for the engine
 origins.py    follows one rank's results back, for lowering its code alone
+exposure.py   which messages may be read where they lie
 catalog.py    all algorithms by name
 all other modules   the algorithms
 """
