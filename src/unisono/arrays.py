@@ -21,9 +21,9 @@ def empty(shape: SupportsIndex | Iterable[SupportsIndex], dtype: DTypeLike = flo
     """A new array, as `numpy.empty`, that collectives of any group read without copying it first.
 
     Whatever takes an array takes it, and whoever may not map this process's memory gets its bytes as those of
-    any other array. Making one costs as much as clearing its memory, so make it once and use it often. The child
-    of a fork has a copy of what it writes to; what it does not touch stays its parent's, who may change it or
-    give it back: to workers that are forked hand an array of NumPy's.
+    any other array. Making one costs as much as clearing its memory: make it once, use it often. After a fork
+    the child has a copy of what it writes to; what it does not touch stays its parent's, who may change it or
+    give it back, so hand NumPy's arrays to workers that are forked.
 
     Args:
         shape: the lengths of the axes.  dtype: of the elements; none that holds Python objects.
@@ -31,8 +31,8 @@ def empty(shape: SupportsIndex | Iterable[SupportsIndex], dtype: DTypeLike = flo
     Raises:
         TypeError: elements of this dtype are Python objects.
         ValueError: a length is negative.
-        MemoryError: the machine has not so much memory left. A limit of a container may end the process instead,
-            as when any other memory is touched.
+        MemoryError: the machine has not so much memory left. A limit of a container may end the process
+            instead, as when any other memory is touched.
     """
     import numpy as np
 
