@@ -3,8 +3,8 @@ until its receivers have taken them.
 
 A chunk that is never written again does. So does one that its only receiver overwrites with an answer that it
 sends after it has taken the message; of a buffer that is reduced in place that is each part that somebody
-else reduces. Where ranks hand chunks around in a circle, each has to give its own away before it may take the
-next: there nobody could wait for the others, and a copy is made.
+else reduces. Where ranks hand chunks around in a circle the same may follow from the steps of many others:
+that is not looked for, and a copy is made.
 """
 
 from __future__ import annotations
