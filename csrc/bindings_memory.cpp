@@ -2,6 +2,7 @@
 #include <nanobind/ndarray.h>
 
 #include <system_error>
+#include <utility>
 
 #include "arena.hpp"
 #include "bindings.hpp"
@@ -13,6 +14,7 @@ namespace {
 struct Pages {
   std::shared_ptr<unisono::Arena> arena;
   void* data = nullptr;
+  size_t nbytes = 0;
   ~Pages() {
     if (data != nullptr) arena->give_back(data);
   }
@@ -20,10 +22,14 @@ struct Pages {
 
 using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
 
-// To make pages and to give them back may take seconds, in which other threads go on.
-void end(void* pages) noexcept {
+// To make many pages and to give them back may take seconds, in which other threads go on.
+constexpr size_t kMany = 64 << 20;
+
+void end(void* kept) noexcept {
+  const std::unique_ptr<Pages> pages(static_cast<Pages*>(kept));
+  if (pages->nbytes < kMany) return;
   const nb::gil_scoped_release released;
-  delete static_cast<Pages*>(pages);
+  pages->arena->give_back(std::exchange(pages->data, nullptr));
 }
 
 // The arena keeps what it gave until the array and all views of it are gone.
@@ -33,6 +39,7 @@ Bytes shared_bytes(size_t nbytes) {
     const nb::gil_scoped_release released;
     pages->arena = unisono::Arena::own();
     pages->data = pages->arena->take(nbytes);
+    pages->nbytes = nbytes;
   } catch (const std::system_error& error) {
     PyErr_SetString(PyExc_OSError, error.what());
     throw nb::python_error();

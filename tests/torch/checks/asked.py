@@ -33,6 +33,7 @@ def check_what_a_group_answers(rank, size):
 def check_abort(rank, size):
     group = dist.new_group()
     dist.all_reduce(torch.ones(1), group=group)
+    dist.barrier()  # an abort also ends what others have not finished
     group.abort()
     with pytest.raises(RuntimeError, match=r"closed|abort"):
         dist.all_reduce(torch.ones(1), group=group)
