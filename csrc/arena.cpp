@@ -49,6 +49,8 @@ struct Kept {
   std::mutex mutex;
   std::shared_ptr<Arena> arena;
   std::atomic<Arena*> made{nullptr};
+  std::mutex seeing;
+  std::map<uint64_t, std::weak_ptr<const ArenaView>> views;  // by the mark of the owner; guarded by `seeing`
 };
 
 Kept& kept() {
@@ -56,14 +58,17 @@ Kept& kept() {
   return it;
 }
 
-// A fork's child starts without an arena: its parent's arrays are plain memory to it.
+// A fork's child starts without an arena, its parent's arrays are plain memory to it, and without views,
+// which are not mapped there.
 void look_after_forks() {
   static const int registered = pthread_atfork(
       [] {
         kept().mutex.lock();
+        kept().seeing.lock();
         if (kept().arena) kept().arena->before_fork();
       },
       [] {
+        kept().seeing.unlock();
         if (kept().arena) kept().arena->after_fork();
         kept().mutex.unlock();
       },
@@ -72,6 +77,8 @@ void look_after_forks() {
           kept().arena->become_private();
           kept().arena->after_fork();
         }
+        kept().views.clear();
+        kept().seeing.unlock();
         kept().made = nullptr;
         new std::shared_ptr<Arena>(std::move(kept().arena));  // kept for those arrays
         kept().mutex.unlock();
@@ -128,7 +135,7 @@ bool Arena::populate(uint64_t offset, uint64_t nbytes) {
   if (mprotect(at(offset), nbytes, PROT_READ | PROT_WRITE) != 0) return false;
   int failed;
   do failed = madvise(at(offset), nbytes, MADV_POPULATE_WRITE);
-  while (failed != 0 && (errno == EINTR || errno == EAGAIN));
+  while (failed != 0 && errno == EINTR);
   if (failed == 0 || errno != EINVAL) return failed == 0;
   if (!has_file()) return false;  // asked by descriptor: Linux before 5.14
   do failed = posix_fallocate(place_.fd, static_cast<off_t>(offset), static_cast<off_t>(nbytes));
@@ -208,6 +215,7 @@ void Arena::release(Pieces::node_type piece) noexcept {
 // written to remains the parent's, who may change it or give it back.
 void Arena::become_private() {
   constexpr int kFlags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE;
+  if (!has_file()) return;
   for (const auto& [offset, nbytes] : taken_)
     mmap(at(offset), nbytes, PROT_READ | PROT_WRITE, kFlags, place_.fd, static_cast<off_t>(offset));
 }
@@ -224,34 +232,21 @@ bool is_arena(const std::string& path) {
          std::string_view(target, static_cast<size_t>(length)).starts_with(std::string("/memfd:") + kName);
 }
 
-struct Views {
-  std::mutex mutex;
-  std::map<uint64_t, std::weak_ptr<const ArenaView>> by_mark;
-};
-
-Views& views() {
-  static Views& it = *new Views;
-  return it;
-}
-
 }  // namespace
 
 std::shared_ptr<const ArenaView> ArenaView::of(const Identity& owner, const ArenaPlace& place) {
-  const std::lock_guard lock(views().mutex);
-  std::erase_if(views().by_mark, [](const auto& one) { return one.second.expired(); });
-  std::weak_ptr<const ArenaView>& known = views().by_mark[owner.mark];
+  look_after_forks();
+  const std::lock_guard lock(kept().seeing);
+  std::erase_if(kept().views, [](const auto& one) { return one.second.expired(); });
+  std::weak_ptr<const ArenaView>& known = kept().views[owner.mark];
   std::shared_ptr<const ArenaView> view = known.lock();
   if (!view) known = view = std::shared_ptr<const ArenaView>(new ArenaView(owner, place));
   return view;
 }
 
-ArenaView::ArenaView(const Identity& owner, const ArenaPlace& place)
-    : place_(place), process_(getpid()), own_(owner.mark == identity().mark) {
-  if (own_) {  // of a thread of this process
-    base_ = reinterpret_cast<unsigned char*>(place.base);
-    high_ = place.bytes;
-    return;
-  }
+// Also of this very process, where ranks are threads: memory that its owner has given back can be read in a
+// view.
+ArenaView::ArenaView(const Identity& owner, const ArenaPlace& place) : place_(place), process_(getpid()) {
   const std::string path = "/proc/" + std::to_string(owner.pid) + "/fd/" + std::to_string(place.fd);
   if (!is_arena(path)) return;
   const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
@@ -269,7 +264,7 @@ ArenaView::ArenaView(const Identity& owner, const ArenaPlace& place)
 
 // A fork's child has not got it: other memory may lie there.
 ArenaView::~ArenaView() {
-  if (base_ != nullptr && !own_ && getpid() == process_) munmap(base_, place_.bytes);
+  if (base_ != nullptr && getpid() == process_) munmap(base_, place_.bytes);
 }
 
 // The number of the descriptor may be another arena's by now, and the pid another process's: the mark tells.

@@ -91,7 +91,6 @@ class ArenaView {
 
   const ArenaPlace place_;
   const pid_t process_;
-  const bool own_;
   unsigned char* base_ = nullptr;  // nullptr: it cannot be seen
   mutable std::mutex widening_;
   mutable std::atomic<uint64_t> low_{0}, high_{0};  // what may be touched

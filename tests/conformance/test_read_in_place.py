@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -199,3 +201,19 @@ def test_reproducible_sums_have_the_same_bits(size: int) -> None:
             assert (opened(group) > before) == (make_array is un.empty)
 
     ranks.threads(size, work, cores=size)
+
+
+def test_threads_read_through_a_view_of_their_own() -> None:
+    """Memory that was given back is closed to its owner: who still reads it, as a thread, must not crash."""
+
+    def work(group: un.Group) -> None:
+        with cases.arrays_from(un.empty), some_in_place(group):
+            cases.moves(group, "float32", 100_000)
+        lines = [
+            line for line in Path("/proc/self/maps").read_text().splitlines() if "unisono-arrays" in line
+        ]
+        spans = [[int(end, 16) for end in line.split()[0].split("-")] for line in lines]
+        arena = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        assert sum(last - first for first, last in spans) >= 2 * arena
+
+    ranks.threads(2, work, cores=2)

@@ -112,3 +112,25 @@ def test_memory_that_was_given_back_is_no_result(collective: str, read: str) -> 
     said = held(collective, "abort")
     assert said["sender"].startswith(f"Aborted: {collective} failed: rank 0"), said
     assert said["reader"].startswith(f"{read} Aborted: {collective} failed: rank 0"), said
+
+
+def test_a_forks_child_makes_a_group_with_the_same_peer() -> None:
+    """What its parent has mapped of that peer is not mapped in the child."""
+    program = """
+check()
+if group.rank == 0:
+    child = os.fork()
+    if child:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        print("fine")
+        os._exit(0)
+rank, again = group.rank, os.environ["MEETING"] + "-again"
+with un.init_process_group(init_method=again, rank=rank, world_size=2, timeout=60) as second:
+    y, all_y = un.empty(100_000, np.float32), un.empty(200_000, np.float32)
+    y[:] = rank
+    second.all_gather(all_y, y)
+    assert (all_y.reshape(2, -1) == np.arange(2)[:, None]).all()
+    assert second._caller.engine.opened > 0
+os._exit(0)
+"""
+    assert "fine" in ranks.run(2, CHECK + program)[0]
