@@ -122,7 +122,7 @@ if group.rank == 0:
     child = os.fork()
     if child:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        print("fine")
+        print("fine", flush=True)
         os._exit(0)
 rank, again = group.rank, os.environ["MEETING"] + "-again"
 with un.init_process_group(init_method=again, rank=rank, world_size=2, timeout=60) as second:
