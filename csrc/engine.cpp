@@ -49,15 +49,23 @@ uint32_t forks() {
   return count.load(std::memory_order_relaxed);
 }
 
-// With more ranks than cores nothing is lent to collectives: whoever lends waits until all receivers had
+// With more ranks than cores little is lent to collectives: whoever lends waits until all receivers had
 // their turn on a core, and whoever stages goes on. All ranks of a host know the same number of cores.
 Limits limits(World& world, const EngineOptions& options) {
   const bool lending = !crowded(world.region().ranks(), options.cores);
-  const size_t lent = lending && world.region().lending() ? kLentSegmentBytes : 0;
+  const size_t lent = world.region().lending() ? kLentSegmentBytes : 0;
   if (!world.spans_hosts())
-    return {options.segment_bytes, ShmTransport::capacity(world.region()), lent, lending};
+    return {.segment_bytes = options.segment_bytes,
+            .capacity = ShmTransport::capacity(world.region()),
+            .lent_bytes = lending ? lent : 0,
+            .lending = lending,
+            .ahead_bytes = lending ? 0 : lent};
   const size_t staged = world.shares_memory() ? ShmTransport::capacity(world.region()) : SIZE_MAX;
-  return {kFarSegmentBytes, std::min(staged, TcpTransport::kCapacity), 0, lending};
+  return {.segment_bytes = kFarSegmentBytes,
+          .capacity = std::min(staged, TcpTransport::kCapacity),
+          .lent_bytes = 0,
+          .lending = lending,
+          .ahead_bytes = 0};
 }
 
 // Whether another rank of this host is no process of its own.

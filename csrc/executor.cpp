@@ -19,10 +19,12 @@ constexpr size_t kLendBytes = 128 * 1024;
 // ... from here on where its sender has messages to receive meanwhile, and no core to spare for halves of
 // others.
 constexpr size_t kBusyLendBytes = 256 * 1024;
-
 // What others can read where it is needs no copy, but is to be given back before the call ends. A sender that
 // has nothing else to do lends instead: then two copy.
 constexpr size_t kOpenBytes = 16 * 1024;
+
+// A chunk of this size is worth the turns on a core that lending takes with more ranks than cores.
+constexpr size_t kAheadBytes = 1024 * 1024;
 
 size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -160,8 +162,8 @@ void Executor::step(const Instruction& step, const Frame& frame) {
 // A Tmp chunk is as long as the chunk of the same index that it stands for.
 Extent Executor::find(ChunkRef ref, const Frame& frame) {
   const Binding& binding = frame.job.binding;
-  if (ref.space == Space::kOut) return binding.out.slice(ref.index, frame.first, frame.segment, frame.item);
-  if (ref.space == Space::kIn) return binding.in.slice(ref.index, frame.first, frame.segment, frame.item);
+  if (ref.space != Space::kTmp)
+    return binding.of(ref.space).slice(ref.index, frame.first, frame.segment, frame.item);
   const bool in_model = binding.in.longest() > 0;
   const Chunks& model = in_model ? binding.in : binding.out;
   const int32_t chunks = frame.job.program->chunks(in_model ? Space::kIn : Space::kOut);
@@ -170,14 +172,32 @@ Extent Executor::find(ChunkRef ref, const Frame& frame) {
   return {scratch_.data() + static_cast<size_t>(ref.index) * scratch_stride_, length};
 }
 
+bool Executor::runs_ahead(ChunkRef ref, const Frame& frame) const {
+  if (limits_.ahead_bytes == 0 || !frame.job.program->free()) return false;
+  return frame.job.binding.of(ref.space).numel(ref.index) * frame.item >= kAheadBytes;
+}
+
+size_t Executor::segments_ahead(size_t segment, size_t item) const {
+  return std::max<size_t>(1, limits_.ahead_bytes / (segment * item));
+}
+
+// What a message takes of a chunk, which its sender and its receiver have to agree on: this segment, or at
+// every so many segments as many of them.
+Extent Executor::find_message(ChunkRef ref, const Frame& frame) {
+  if (!runs_ahead(ref, frame)) return find(ref, frame);
+  const size_t many = segments_ahead(frame.segment, frame.item);
+  if (frame.first / frame.segment % many != 0) return {nullptr, 0};
+  return frame.job.binding.of(ref.space).slice(ref.index, frame.first, many * frame.segment, frame.item);
+}
+
 void Executor::send(const Instruction& step, const Frame& frame) {
-  const Extent piece = find(step.dst, frame);
+  const Extent piece = find_message(step.dst, frame);
   if ((piece.numel == 0 && !frame.opening) || step.peers.empty()) return;
   const bool scaled = (step.flags & kRaw) != 0 && frame.job.op == ReduceOp::kPremulSum;
   const std::span<const int> peers(step.peers), near = peers.first(step.near);
   const std::span<const int> far = peers.subspan(step.near);
-  const bool lent = !scaled && !near.empty() &&
-                    lend(*transports_[static_cast<size_t>(near[0])], near, piece, step.flags, frame);
+  const bool lent =
+      !scaled && !near.empty() && lend(*transports_[static_cast<size_t>(near[0])], step, near, piece, frame);
   if (!near.empty() && !lent)
     send_over(*transports_[static_cast<size_t>(near[0])], near, piece, scaled, false, frame);
   if (!far.empty()) send_over(*transports_[static_cast<size_t>(far[0])], far, piece, scaled, true, frame);
@@ -189,15 +209,17 @@ bool Executor::worth_opening(size_t nbytes, const Frame& frame) const {
 }
 
 // Whether the message is worth lending; then it is.
-bool Executor::lend(Transport& transport, std::span<const int> peers, Extent piece, int32_t flags,
+bool Executor::lend(Transport& transport, const Instruction& step, std::span<const int> peers, Extent piece,
                     const Frame& frame) {
   const size_t nbytes = piece.numel * frame.item;
+  const int32_t flags = step.flags;
   if ((flags & (kLast | kOpen)) == 0) return false;
   const Program& program = *frame.job.program;
   const bool idle = program.sources().empty();
   const size_t least = std::min(idle ? kLendBytes : kBusyLendBytes, room_for(program));
   if (nbytes < std::min(kOpenBytes, least)) return false;
-  const bool lends = (flags & kLast) != 0 && limits_.lending && nbytes >= least && transport.lends(peers);
+  const bool lends = (flags & kLast) != 0 && (limits_.lending || runs_ahead(step.dst, frame)) &&
+                     nbytes >= least && transport.lends(peers);
   const bool open = (flags & kOpen) != 0 && !(lends && idle) && nbytes >= kOpenBytes &&
                     transport.opens(piece.data, nbytes) && worth_opening(nbytes, frame);
   if (!open && !lends) return false;
@@ -243,19 +265,16 @@ void Executor::about_to_write(Extent extent, const Frame& frame) {
 }
 
 void Executor::refuse(int peer, ChunkRef chunk, size_t nbytes, const Message& message, const Frame& frame) {
-  const Binding& binding = frame.job.binding;
-  const size_t before = frame.first * frame.item;
-  const size_t longest = segment_elements(*frame.job.program, frame.item) * frame.item;
+  const size_t before = frame.first * frame.item, segment = segment_elements(*frame.job.program, frame.item);
   Misfit sizes;
   sizes.tag = chunk.index;
   sizes.wanted_dtype = sizes.got_dtype = static_cast<uint32_t>(frame.job.dtype);
   sizes.wanted_nbytes = before + nbytes;
   sizes.scratch = chunk.space == Space::kTmp;
-  if (chunk.space != Space::kTmp)
-    sizes.wanted_nbytes =
-        (chunk.space == Space::kOut ? binding.out : binding.in).numel(chunk.index) * frame.item;
+  if (!sizes.scratch) sizes.wanted_nbytes = frame.job.binding.of(chunk.space).numel(chunk.index) * frame.item;
   sizes.got_nbytes = before;
-  sizes.more = message.nbytes >= longest;
+  sizes.more = message.nbytes == segment * frame.item ||
+               message.nbytes == segments_ahead(segment, frame.item) * segment * frame.item;
   frame.waiter.refuse(peer, message.fingerprint, message.nbytes, sizes);
 }
 
@@ -287,7 +306,7 @@ void Executor::check_open(const Frame& frame) {
 }
 
 void Executor::receive(const Instruction& step, const Frame& frame) {
-  const Extent piece = find(step.dst, frame);
+  const Extent piece = find_message(step.dst, frame);
   if (piece.numel == 0 && !frame.opening) return;
   about_to_write(piece, frame);
   const int peer = step.peers[0];

@@ -43,6 +43,7 @@ class Chunks {
 
 struct Binding {
   Chunks out, in;
+  const Chunks& of(Space space) const { return space == Space::kOut ? out : in; }  // not scratch memory
 };
 
 struct Job {
@@ -60,6 +61,7 @@ struct Limits {
   size_t capacity;       // what all messages a sender has outstanding may take
   size_t lent_bytes;     // what one pass should touch when all messages are lent; 0: they are not
   bool lending;          // any may be
+  size_t ahead_bytes;    // what a message may take of a large chunk, and is lent then; 0: its segment
 };
 
 class Executor {
@@ -85,7 +87,7 @@ class Executor {
   struct Frame;  // one segment of one job
   void step(const Instruction& step, const Frame& frame);
   void send(const Instruction& step, const Frame& frame);
-  bool lend(Transport& transport, std::span<const int> peers, Extent piece, int32_t flags,
+  bool lend(Transport& transport, const Instruction& step, std::span<const int> peers, Extent piece,
             const Frame& frame);
   bool worth_opening(size_t nbytes, const Frame& frame) const;
   void check_open(const Frame& frame);
@@ -103,6 +105,9 @@ class Executor {
   size_t find_inputs(const Instruction& step, size_t nbytes, const Frame& frame);
   void about_to_write(Extent extent, const Frame& frame);
   Extent find(ChunkRef ref, const Frame& frame);
+  Extent find_message(ChunkRef ref, const Frame& frame);
+  bool runs_ahead(ChunkRef ref, const Frame& frame) const;
+  size_t segments_ahead(size_t segment, size_t item) const;
   size_t room_for(const Program& program) const;  // for one of the messages a sender may have outstanding
   size_t segment_elements(const Program& program, size_t item) const;
   void prepare_scratch(const Job& job, size_t segment, size_t item);

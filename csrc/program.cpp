@@ -38,7 +38,7 @@ Program::Program(std::span<const int32_t> code, int rank, int size) : size_(size
   constexpr int32_t kMany = 1 << 24;
   for (int32_t& count : chunks_) count = reader.take(0, kMany, "number of chunks");
   equal_blocks_ = reader.take(0, 1, "equal blocks") != 0;
-  lends_ = reader.take(0, 1, "lends") != 0;
+  lends_ = reader.take(0, 2, "lends");
   in_flight_ = reader.take(1, kMany, "messages in flight");
   algorithm_ = reader.take(0, 255, "algorithm");
   while (!reader.at_end()) {

@@ -45,7 +45,8 @@ class Program {
   int32_t chunks(Space space) const { return chunks_[static_cast<size_t>(space)]; }
   bool equal_blocks() const { return equal_blocks_; }
   bool writes_out() const { return writes_out_; }
-  bool lends() const { return lends_; }
+  bool lends() const { return lends_ != 0; }
+  bool free() const { return lends_ == 2; }
   int32_t in_flight() const { return in_flight_; }
   int32_t algorithm() const { return algorithm_; }
   int size() const { return size_; }
@@ -57,7 +58,8 @@ class Program {
   std::vector<Instruction> instructions_;
   int32_t chunks_[kSpaces];
   bool equal_blocks_;        // chunks are whole blocks (all_gather ...), not an even cut of one buffer
-  bool lends_;               // every Send of every rank is of a chunk that stays as it is
+  int32_t lends_;            // 1: every Send of every rank is of a chunk that stays as it is; 2: and messages
+                             // may run ahead of their segment
   bool writes_out_ = false;  // this rank's steps write the output
   int32_t in_flight_;        // messages a sender must be able to have outstanding
   int32_t algorithm_;

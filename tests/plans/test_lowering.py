@@ -12,7 +12,22 @@ import pytest
 from unisono import _native
 from unisono.errors import PlanError
 from unisono.group.faults import COLLECTIVES
-from unisono.plans import ALGORITHMS, CONTRACTS, Out, Plan, Reduce, Send, algorithm_names, lower, make
+from unisono.plans import (
+    ALGORITHMS,
+    CONTRACTS,
+    Copy,
+    In,
+    Out,
+    Plan,
+    Recv,
+    Reduce,
+    Send,
+    Tmp,
+    algorithm_names,
+    lower,
+    make,
+)
+from unisono.plans.plan import Step
 from unisono.plans.proof import EDGE_CAPACITY
 from unisono.reduction import PremulSum, ReduceOp
 
@@ -77,11 +92,51 @@ def test_scatter_as_numbers() -> None:
     """Equal blocks; the root's input is raw; nobody else has any."""
     root, other = lower(make("scatter", "direct", 2))
     assert root == [
-        *header("direct", 1, 2, 0, 1, 1, 2),
+        *header("direct", 1, 2, 0, 1, 2, 2),
         *(SEND, RAW | LAST | OPEN, IN, 1, IN, 1, -1, 1, 1),
         *(COPY, RAW, OUT, 0, IN, 0, -1, 0),
     ]
-    assert other == [*header("direct", 1, 2, 0, 1, 1, 2), *(RECV, NONE, OUT, 0, OUT, 0, -1, 1, 0)]
+    assert other == [*header("direct", 1, 2, 0, 1, 2, 2), *(RECV, NONE, OUT, 0, OUT, 0, -1, 1, 0)]
+
+
+LENDS = 4  # the word
+
+
+@pytest.mark.parametrize(
+    ("collective", "algorithm", "lends"),
+    [
+        ("all_to_all", "pairwise", 2),
+        ("gather", "direct", 2),
+        ("all_gather", "direct", 1),  # a message has several receivers
+        ("all_gather", "ring", 1),  # what is sent was copied there segment by segment
+        ("all_reduce", "ring", 0),
+    ],
+)
+def test_what_a_plan_lends(collective: str, algorithm: str, lends: int) -> None:
+    assert {code[LENDS] for code in lower(make(collective, algorithm, 4))} == {lends}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lends"),
+    [
+        ((), (), 2),
+        ((), (Copy(Tmp(0), Out(1)),), 2),
+        ((Copy(Out(1), In(1)),), (), 1),  # would be written over the message, in a later segment
+        ((Copy(Out(1), In(1)), Copy(Tmp(0), Out(1))), (), 1),
+    ],
+)
+def test_messages_run_ahead_of_what_touches_nothing_of_theirs(
+    before: tuple[Step, ...], after: tuple[Step, ...], lends: int
+) -> None:
+    def steps(rank: int) -> tuple[Step, ...]:
+        peer = 1 - rank
+        own = (Copy(Out(rank), In(rank)), Send(In(peer), (peer,)))
+        if rank == 1:
+            return (*own, Recv(Out(peer), peer))
+        return (*before, *own, Recv(Out(peer), peer), *after)
+
+    plan = Plan("all_to_all", "mine", 2, 0, (steps(0), steps(1)))
+    assert {code[LENDS] for code in lower(plan)} == {lends}
 
 
 def test_sends_to_nobody_are_left_out_and_a_foreign_algorithm_is_255() -> None:

@@ -1,8 +1,8 @@
 """Flatten a plan into the numbers that the engine runs; csrc/program.cpp reads them.
 
-out chunks, in chunks, tmp chunks of this rank, equal blocks, lends, messages in flight, algorithm, then per
-step opcode, flags, space and index of the chunk, space and index of the own chunk, own place,
-number of peers, peers
+out chunks, in chunks, tmp chunks of this rank, equal blocks, lends (see `_lends`), messages in flight,
+algorithm, then per step opcode, flags, space and index of the chunk, space and index of the own chunk, own
+place, number of peers, peers
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _own(rank: int, step: Step) -> Chunk | None:
 
 
 def _header(
-    collective: str, algorithm: str, size: int, steps: Iterable[Step], in_flight: int, lends: bool
+    collective: str, algorithm: str, size: int, steps: Iterable[Step], in_flight: int, lends: int
 ) -> list[int]:
     """What is said before the steps. All ranks say the same, but for their scratch memory."""
     names, contract = algorithm_names(), CONTRACTS[collective]
@@ -111,18 +111,39 @@ def _header(
     given = blocks.get(contract.in_blocks, seen["in"])
     number = names.index(algorithm) if algorithm in names else _CUSTOM
     equal_blocks = int(contract.out_blocks != "any")
-    return [out, given, seen["tmp"], equal_blocks, int(lends), max(in_flight, out, given), number]
+    return [out, given, seen["tmp"], equal_blocks, lends, max(in_flight, out, given), number]
 
 
-def _lends(collective: str, size: int, plan: Iterable[Iterable[Step]], hosts: tuple[int, ...]) -> bool:
-    """Whether a plan inside one host only moves what stays as it is: then any size can be lent."""
+def _lends(collective: str, size: int, plan: Iterable[Iterable[Step]], hosts: tuple[int, ...]) -> int:
+    """1: a plan inside one host only moves what stays as it is, so that any size can be lent. 2: and its
+    messages may run ahead of their segments. 0: neither.
+    """
     if CONTRACTS[collective].reduces or len(set(hosts)) > 1 or size > _CROWD:
-        return False
-    return all(
-        last or not isinstance(step, Send)
-        for steps in map(tuple, plan)
-        for step, last in zip(steps, _last(steps, reduces=False), strict=True)
-    )
+        return 0
+    free = True
+    for steps in map(tuple, plan):
+        last = _last(steps, reduces=False)
+        if not all(last for step, last in zip(steps, last, strict=True) if isinstance(step, Send)):
+            return 0
+        free = free and _free(steps)
+    return 2 if free else 1
+
+
+def _free(steps: Sequence[Step]) -> bool:
+    """Whether all that a rank sends goes to one receiver, and nothing else writes the chunks of its messages
+    or reads those that are still to come.
+    """
+    messages = {step.chunk for step in steps if isinstance(step, (Send, Recv))}
+    seen: set[Chunk] = set()
+    for step in steps:
+        if isinstance(step, Recv) and (step.chunk in seen or step.chunk.space == "tmp"):
+            return False
+        if isinstance(step, Copy) and step.dst in messages:
+            return False
+        if isinstance(step, Send) and len(step.to) > 1:
+            return False
+        seen.add(step.src if isinstance(step, Copy) else step.chunk)
+    return True
 
 
 def _last(steps: Sequence[Step], *, reduces: bool) -> list[bool]:

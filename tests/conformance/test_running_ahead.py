@@ -1,0 +1,100 @@
+"""With more ranks than cores large messages to one receiver take more of their chunk than a segment."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ranks
+import unisono as un
+from unisono.plans import ALGORITHMS
+
+SMALL = 1000  # elements of four bytes
+LEAST = 1 << 18  # the fewest that run ahead
+SIZES = [LEAST - 1, LEAST, 3 * LEAST + 17, 4 * LEAST, 9 * LEAST + 1]  # 4 MiB at a time
+
+
+def mark(numel: int, sender: int, receiver: int) -> np.ndarray:
+    return (np.arange(numel) * 7 + 100 * sender + receiver).astype(np.int32)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["ordinary", "un.empty"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS["all_to_all"])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_all_to_all(size: int, algorithm: str, shared: bool) -> None:
+    make = un.empty if shared else np.empty
+
+    def work(group: un.Group) -> None:
+        me, everybody = group.rank, range(size)
+        for numel in SIZES:
+            given, got = make((size, numel), np.int32), make((size, numel), np.int32)
+            for peer in everybody:
+                given[peer] = mark(numel, me, peer)
+            group.all_to_all(got, given, algorithm=algorithm)
+            given[:] = -1  # the caller's again
+            assert all((got[peer] == mark(numel, peer, me)).all() for peer in everybody), numel
+
+    ranks.threads(size, work, lending=True, cores=1)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_blocks_of_many_sizes(size: int) -> None:
+    """Large ones run ahead, small and empty ones beside them do not; nobody knows the others' sizes."""
+    sizes = [0, SMALL, *SIZES]
+
+    def numel(sender: int, receiver: int) -> int:
+        return sizes[(3 * sender + 5 * receiver) % len(sizes)]
+
+    def work(group: un.Group) -> None:
+        me, everybody = group.rank, range(size)
+        for _ in range(2):
+            given = [mark(numel(me, peer), me, peer) for peer in everybody]
+            got = [np.empty(numel(peer, me), np.int32) for peer in everybody]
+            group.all_to_all(got, given)
+            assert all((got[peer] == mark(numel(peer, me), peer, me)).all() for peer in everybody)
+            own = mark(sizes[me + 1], me, 0)
+            outs = [np.empty(sizes[peer + 1], np.int32) for peer in everybody]
+            group.gather(own, outs if me == 1 else None, 1)
+            if me == 1:
+                assert all((outs[peer] == mark(sizes[peer + 1], peer, 0)).all() for peer in everybody)
+
+    ranks.threads(size, work, lending=True, cores=1)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_gather_and_scatter(size: int) -> None:
+    def work(group: un.Group) -> None:
+        for numel in SIZES:
+            for collected in ALGORITHMS["gather"]:
+                blocks = np.empty((size, numel), np.int32) if group.rank == 0 else None
+                group.gather(mark(numel, group.rank, 0), blocks, 0, algorithm=collected)
+                if blocks is not None:
+                    assert all((blocks[peer] == mark(numel, peer, 0)).all() for peer in range(size))
+            for dealt in ALGORITHMS["scatter"]:
+                given = np.stack([mark(numel, 0, peer) for peer in range(size)]) if group.rank == 0 else None
+                block = np.empty(numel, np.int32)
+                group.scatter(block, given, 0, algorithm=dealt)
+                assert (block == mark(numel, 0, group.rank)).all()
+
+    ranks.threads(size, work, lending=True, cores=1)
+
+
+def test_processes() -> None:
+    """More of them than cores; one arrives late, one has memory that others cannot read."""
+    program = """
+import mmap, os
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+one = group.split(0, group.rank)
+numel, p, me = 1_100_001, group.size, group.rank
+def room():
+    if me != 1: return np.zeros((p, numel), np.float32)
+    return np.frombuffer(mmap.mmap(-1, 4 * p * numel, prot=mmap.PROT_WRITE), np.float32).reshape(p, numel)
+for turn in range(3):
+    given, got = room(), room()
+    given[:] = np.arange(p)[:, None] + 10 * me
+    if turn == me: time.sleep(0.2)
+    one.all_to_all(got, given)
+    assert (got == 10 * np.arange(p)[:, None] + me).all()
+print("done")
+"""
+    assert ranks.run(3, program) == ["done\n"] * 3
