@@ -19,6 +19,7 @@ constexpr size_t kLendBytes = 128 * 1024;
 // ... from here on where its sender has messages to receive meanwhile, and no core to spare for halves of
 // others.
 constexpr size_t kBusyLendBytes = 256 * 1024;
+
 // What others can read where it is needs no copy, but is to be given back before the call ends. A sender that
 // has nothing else to do lends instead: then two copy.
 constexpr size_t kOpenBytes = 16 * 1024;
@@ -173,7 +174,7 @@ Extent Executor::find(ChunkRef ref, const Frame& frame) {
 }
 
 bool Executor::runs_ahead(ChunkRef ref, const Frame& frame) const {
-  if (limits_.ahead_bytes == 0 || !frame.job.program->free()) return false;
+  if (limits_.ahead_bytes == 0 || !frame.job.program->runs_ahead()) return false;
   return frame.job.binding.of(ref.space).numel(ref.index) * frame.item >= kAheadBytes;
 }
 
@@ -212,15 +213,14 @@ bool Executor::worth_opening(size_t nbytes, const Frame& frame) const {
 bool Executor::lend(Transport& transport, const Instruction& step, std::span<const int> peers, Extent piece,
                     const Frame& frame) {
   const size_t nbytes = piece.numel * frame.item;
-  const int32_t flags = step.flags;
-  if ((flags & (kLast | kOpen)) == 0) return false;
+  if ((step.flags & (kLast | kOpen)) == 0) return false;
   const Program& program = *frame.job.program;
   const bool idle = program.sources().empty();
   const size_t least = std::min(idle ? kLendBytes : kBusyLendBytes, room_for(program));
   if (nbytes < std::min(kOpenBytes, least)) return false;
-  const bool lends = (flags & kLast) != 0 && (limits_.lending || runs_ahead(step.dst, frame)) &&
+  const bool lends = (step.flags & kLast) != 0 && (limits_.lending || runs_ahead(step.dst, frame)) &&
                      nbytes >= least && transport.lends(peers);
-  const bool open = (flags & kOpen) != 0 && !(lends && idle) && nbytes >= kOpenBytes &&
+  const bool open = (step.flags & kOpen) != 0 && !(lends && idle) && nbytes >= kOpenBytes &&
                     transport.opens(piece.data, nbytes) && worth_opening(nbytes, frame);
   if (!open && !lends) return false;
   lent_ = true;

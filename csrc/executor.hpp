@@ -60,7 +60,7 @@ struct Limits {
   size_t segment_bytes;  // what one pass over all chunks should touch
   size_t capacity;       // what all messages a sender has outstanding may take
   size_t lent_bytes;     // what one pass should touch when all messages are lent; 0: they are not
-  bool lending;          // any may be
+  bool lending;          // any may be, whatever the size of its chunk
   size_t ahead_bytes;    // what a message may take of a large chunk, and is lent then; 0: its segment
 };
 

@@ -38,7 +38,7 @@ Program::Program(std::span<const int32_t> code, int rank, int size) : size_(size
   constexpr int32_t kMany = 1 << 24;
   for (int32_t& count : chunks_) count = reader.take(0, kMany, "number of chunks");
   equal_blocks_ = reader.take(0, 1, "equal blocks") != 0;
-  lends_ = reader.take(0, 2, "lends");
+  lending_ = static_cast<Lending>(reader.take(0, 2, "lends"));
   in_flight_ = reader.take(1, kMany, "messages in flight");
   algorithm_ = reader.take(0, 255, "algorithm");
   while (!reader.at_end()) {
@@ -56,6 +56,10 @@ Program::Program(std::span<const int32_t> code, int rank, int size) : size_(size
     const size_t inputs = step.peers.size() + (step.own_at >= 0 ? 1 : 0);
     if (step.opcode == Opcode::kReduce && (inputs == 0 || step.own_at > peers))
       throw std::invalid_argument("lowered plan: a Reduce of nothing, or an own place beyond its inputs");
+    const bool scratch = step.opcode == Opcode::kRecv && step.dst.space == Space::kTmp;
+    const bool stays = step.opcode != Opcode::kSend || (step.flags & kLast) != 0;
+    if ((lending_ == Lending::kAhead && scratch) || (lending_ != Lending::kNot && !stays))
+      throw std::invalid_argument("lowered plan: a message that cannot be lent");
     if (step.opcode == Opcode::kRecv && peers != 1)
       throw std::invalid_argument("lowered plan: a Recv has one sender");
     if (step.opcode == Opcode::kReduce || step.opcode == Opcode::kRecv)

@@ -13,6 +13,10 @@ enum class Opcode : int32_t { kSend, kRecv, kReduce, kCopy };
 enum class Space : int32_t { kOut, kIn, kTmp };
 constexpr size_t kSpaces = 3;
 
+// What of a plan can be lent: nothing but what kLast says; every Send of every rank; and messages may run
+// ahead of their segments.
+enum class Lending : int32_t { kNot, kSegments, kAhead };
+
 constexpr int32_t kFinal = 1;  // Reduce: the result holds every rank's contribution
 constexpr int32_t kRaw = 2;    // Send, Reduce: the own chunk is this rank's untouched contribution
 constexpr int32_t kLast = 4;   // Send: nothing is written over this chunk before the segment's end
@@ -45,8 +49,8 @@ class Program {
   int32_t chunks(Space space) const { return chunks_[static_cast<size_t>(space)]; }
   bool equal_blocks() const { return equal_blocks_; }
   bool writes_out() const { return writes_out_; }
-  bool lends() const { return lends_ != 0; }
-  bool free() const { return lends_ == 2; }
+  bool lends() const { return lending_ != Lending::kNot; }
+  bool runs_ahead() const { return lending_ == Lending::kAhead; }
   int32_t in_flight() const { return in_flight_; }
   int32_t algorithm() const { return algorithm_; }
   int size() const { return size_; }
@@ -57,9 +61,8 @@ class Program {
  private:
   std::vector<Instruction> instructions_;
   int32_t chunks_[kSpaces];
-  bool equal_blocks_;        // chunks are whole blocks (all_gather ...), not an even cut of one buffer
-  int32_t lends_;            // 1: every Send of every rank is of a chunk that stays as it is; 2: and messages
-                             // may run ahead of their segment
+  bool equal_blocks_;  // chunks are whole blocks (all_gather ...), not an even cut of one buffer
+  Lending lending_;
   bool writes_out_ = false;  // this rank's steps write the output
   int32_t in_flight_;        // messages a sender must be able to have outstanding
   int32_t algorithm_;

@@ -152,10 +152,11 @@ def sending(plan: Plan, rank: int, nbytes: float, *, inside: Edge, between: Edge
 def shared_seconds(plan: Plan, nbytes: float, machine: Calibration) -> float:
     """How long a call takes between ranks that share memory, Python's part included.
 
-    Every chunk that is sent is copied once into staging, which stays in a cache, whoever reads it; who
-    receives it copies it out, who reduces reads it there. The other end of a copy is the caller's memory, and
-    whichever end is slower counts. All ranks do so at once, the busiest counts. More ranks than cores take
-    turns: their calls and their work add up, and a message waits for others to come and go.
+    Every chunk that is sent is taken as copied once into staging, which stays in a cache, whoever reads it;
+    who receives it copies it out, who reduces reads it there (large ones are lent, which costs less). The
+    other end of a copy is the caller's memory, and whichever end is slower counts. All ranks do so at once,
+    the busiest counts. More ranks than cores take turns: their calls and their work add up, and a message
+    waits for others to come and go.
 
     Args:
         nbytes: of the whole buffer; of the larger one where input and output differ.

@@ -79,6 +79,31 @@ def test_gather_and_scatter(size: int) -> None:
     ranks.threads(size, work, lending=True, cores=1)
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS["broadcast"])
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_what_is_passed_on(size: int, algorithm: str) -> None:
+    """In trees a rank sends on what came ahead, in several pieces."""
+
+    def work(group: un.Group) -> None:
+        for numel in SIZES:
+            for root in (0, size - 1):
+                x = mark(numel, root, 0) if group.rank == root else np.zeros(numel, np.int32)
+                group.broadcast(x, root, algorithm=algorithm)
+                assert (x == mark(numel, root, 0)).all()
+
+    ranks.threads(size, work, lending=True, cores=1)
+
+
+def test_two_ranks_gather_all() -> None:
+    def work(group: un.Group) -> None:
+        for numel in SIZES:
+            blocks = np.empty((2, numel), np.int32)
+            group.all_gather(blocks, mark(numel, group.rank, 0))
+            assert all((blocks[peer] == mark(numel, peer, 0)).all() for peer in range(2))
+
+    ranks.threads(2, work, lending=True, cores=1)
+
+
 def test_processes() -> None:
     """More of them than cores; one arrives late, one has memory that others cannot read."""
     program = """

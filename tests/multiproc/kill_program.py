@@ -47,6 +47,9 @@ def survive(path: str, rank: int, size: int, board: int, ready: int, report: int
                 group.all_reduce(x)
                 group.broadcast(x, src=size - 1)
                 group.sendrecv(x, (rank + 1) % size, got, (rank - 1) % size)
+                block = numel // size
+                blocks = [each[: block * size].reshape(size, block) for each in (got, x)]
+                group.all_to_all(*blocks)
     except un.PeerLost as error:
         told = {"rank": error.rank, "pid": error.pid, "signal": error.signal, "text": str(error)}
     except un.GroupError as error:

@@ -103,39 +103,45 @@ LENDS = 4  # the word
 
 
 @pytest.mark.parametrize(
-    ("collective", "algorithm", "lends"),
+    ("collective", "algorithm", "size", "lends"),
     [
-        ("all_to_all", "pairwise", 2),
-        ("gather", "direct", 2),
-        ("all_gather", "direct", 1),  # a message has several receivers
-        ("all_gather", "ring", 1),  # what is sent was copied there segment by segment
-        ("all_reduce", "ring", 0),
+        ("all_to_all", "pairwise", 4, 2),
+        ("gather", "direct", 4, 2),
+        ("broadcast", "binomial", 4, 2),
+        ("broadcast", "direct", 2, 2),
+        ("broadcast", "direct", 3, 1),  # a message has several receivers
+        ("all_gather", "direct", 2, 2),
+        ("all_gather", "direct", 4, 1),
+        ("all_gather", "ring", 4, 1),  # what is sent was copied there segment by segment
+        ("all_reduce", "ring", 4, 0),
     ],
 )
-def test_what_a_plan_lends(collective: str, algorithm: str, lends: int) -> None:
-    assert {code[LENDS] for code in lower(make(collective, algorithm, 4))} == {lends}
+def test_what_a_plan_lends(collective: str, algorithm: str, size: int, lends: int) -> None:
+    assert {code[LENDS] for code in lower(make(collective, algorithm, size))} == {lends}
+
+
+ONCE = (Recv(Out(1), 1),)
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "lends"),
+    ("before", "received", "sent", "lends"),
     [
-        ((), (), 2),
-        ((), (Copy(Tmp(0), Out(1)),), 2),
-        ((Copy(Out(1), In(1)),), (), 1),  # would be written over the message, in a later segment
-        ((Copy(Out(1), In(1)), Copy(Tmp(0), Out(1))), (), 1),
+        ((), ONCE, 1, 2),
+        ((), (*ONCE, Copy(Tmp(0), Out(1))), 1, 2),
+        ((Copy(Out(1), In(1)),), ONCE, 1, 1),  # would be written over the message, in a later segment
+        ((Copy(Out(1), In(1)), Copy(Tmp(0), Out(1))), ONCE, 1, 1),
+        ((), (*ONCE, Copy(Tmp(0), Out(1)), *ONCE), 2, 1),  # would copy of the second message
+        ((), (Recv(Tmp(1), 1), Copy(Out(1), Tmp(1))), 1, 1),  # scratch memory has room for a segment
+        ((Copy(Tmp(1), In(1)), Send(Tmp(1), (1,))), ONCE, 1, 0),
     ],
 )
-def test_messages_run_ahead_of_what_touches_nothing_of_theirs(
-    before: tuple[Step, ...], after: tuple[Step, ...], lends: int
+def test_messages_run_ahead_only_of_what_has_nothing_to_do_with_them(
+    before: tuple[Step, ...], received: tuple[Step, ...], sent: int, lends: int
 ) -> None:
-    def steps(rank: int) -> tuple[Step, ...]:
-        peer = 1 - rank
-        own = (Copy(Out(rank), In(rank)), Send(In(peer), (peer,)))
-        if rank == 1:
-            return (*own, Recv(Out(peer), peer))
-        return (*before, *own, Recv(Out(peer), peer), *after)
-
-    plan = Plan("all_to_all", "mine", 2, 0, (steps(0), steps(1)))
+    extra = sum(isinstance(step, Send) for step in before)
+    first = (Copy(Out(0), In(0)), *before, Send(In(1), (1,)), *received)
+    second = (Copy(Out(1), In(1)), *sent * (Send(In(0), (0,)),), *(1 + extra) * (Recv(Out(0), 0),))
+    plan = Plan("all_to_all", "mine", 2, 0, (first, second))
     assert {code[LENDS] for code in lower(plan)} == {lends}
 
 
@@ -165,6 +171,8 @@ def test_the_engine_takes_every_plan(engines: Any, size: int) -> None:
         ([1, 0, 0, 0, 0, 1, 0, SEND, 0, OUT, 0, OUT, 0, -1, 1, 0], "its own peer"),
         ([1, 0, 0, 0, 0, 1, 0, REDUCE, 0, OUT, 0, OUT, 0, -1, 0], "a Reduce of nothing"),
         ([1, 0, 0, 0, 0, 1, 0, RECV, 0, OUT, 0, OUT, 0, -1, 0], "one sender"),
+        ([1, 0, 0, 0, 1, 1, 0, SEND, OPEN, OUT, 0, OUT, 0, -1, 1, 1], "cannot be lent"),
+        ([1, 0, 1, 0, 2, 1, 0, RECV, 0, TMP, 0, OUT, 0, -1, 1, 1], "cannot be lent"),
     ],
 )
 def test_the_engine_refuses_nonsense(engines: Any, code: list[int], text: str) -> None:

@@ -45,7 +45,7 @@ def groups(
     per_host: so many successive ranks share memory, the others have connections; None: as the environment
     has it (see the fixture `spread`), all of them without.
     socket_bytes: of the kernel's buffers, 0 for its own choice.
-    lending: large messages are not staged; in collectives where `cores`, 0 for those there are, suffice.
+    lending: large messages are not staged; in most collectives where `cores`, 0 for those there are, suffice.
     """
     store = HashStore(timeout_s)
     per_host = int(os.environ.get("UNISONO_RANKS_PER_HOST", "0")) if per_host is None else per_host

@@ -20,6 +20,7 @@ __all__ = ["lower", "lower_rank"]
 _OPCODES: dict[type, int] = {Send: 0, Recv: 1, Reduce: 2, Copy: 3}
 _SPACES = {"out": 0, "in": 1, "tmp": 2}
 _FINAL, _RAW, _LAST, _OPEN = 1, 2, 4, 8
+_NOT, _SEGMENTS, _AHEAD = range(3)  # how a plan lends
 _CROWD = 64  # of more ranks than this only some steps are looked at: to see all of them takes long
 _CUSTOM = 255  # an algorithm that is not in the catalogue
 
@@ -115,23 +116,27 @@ def _header(
 
 
 def _lends(collective: str, size: int, plan: Iterable[Iterable[Step]], hosts: tuple[int, ...]) -> int:
-    """1: a plan inside one host only moves what stays as it is, so that any size can be lent. 2: and its
-    messages may run ahead of their segments. 0: neither.
+    """Segments: a plan inside one host only moves what stays as it is, so that any size can be lent. Ahead:
+    and its messages may run ahead of their segments.
     """
     if CONTRACTS[collective].reduces or len(set(hosts)) > 1 or size > _CROWD:
-        return 0
-    free = True
+        return _NOT
+    lends = _AHEAD
     for steps in map(tuple, plan):
-        last = _last(steps, reduces=False)
-        if not all(last for step, last in zip(steps, last, strict=True) if isinstance(step, Send)):
-            return 0
-        free = free and _free(steps)
-    return 2 if free else 1
+        sends = (
+            last
+            for step, last in zip(steps, _last(steps, reduces=False), strict=True)
+            if isinstance(step, Send)
+        )
+        if not all(sends):
+            return _NOT
+        lends = lends if _may_run_ahead(steps) else _SEGMENTS
+    return lends
 
 
-def _free(steps: Sequence[Step]) -> bool:
-    """Whether all that a rank sends goes to one receiver, and nothing else writes the chunks of its messages
-    or reads those that are still to come.
+def _may_run_ahead(steps: Sequence[Step]) -> bool:
+    """Whether each message has one receiver, none goes into scratch memory, which has room for a segment, and
+    nothing else writes their chunks or reads those that are still to come.
     """
     messages = {step.chunk for step in steps if isinstance(step, (Send, Recv))}
     seen: set[Chunk] = set()
