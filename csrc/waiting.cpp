@@ -104,8 +104,15 @@ void Peers::look_up(int pid, Fault& fault) const {
 
 // ---- Waiter ----------------------------------------------------------------------------------------
 
+// An abort ends no wait for what had come before it. False: there is none.
+bool Waiter::ready_though_aborted(Poll ready, void* context) {
+  if (world_.abort().state.load(std::memory_order_seq_cst) == 0) return false;
+  if (ready(context)) return true;
+  rethrow();
+}
+
 void Waiter::slowly(const int& awaited, Poll ready, void* context) {
-  throw_if_aborted();
+  if (ready_though_aborted(ready, context)) return;
   if (held_ != nullptr) held_->let_go();
   if (deadline_ == 0) deadline_ = later(timeout_);
   // Polling a socket has taken its time already, and to give the core away helps nobody on another host.
@@ -122,7 +129,7 @@ void Waiter::slowly(const int& awaited, Poll ready, void* context) {
     // Whoever left has posted all it had before: look at that first, then for the message once more.
     const int suspect = awaited;
     const bool left = gone(suspect);
-    if (ready(context)) return;
+    if (ready(context) || ready_though_aborted(ready, context)) return;
     look_around(awaited, left && awaited == suspect);
   }
 }
@@ -143,7 +150,7 @@ bool Waiter::spin_and_yield(int awaited, Poll ready, void* context) {
       if (poll_once(ready, context)) return true;
       cpu_pause();
     }
-    throw_if_aborted();
+    if (ready_though_aborted(ready, context)) return true;
   }
   started = now_ns();
   for (Nanoseconds now = started; now < started + patience_.yield_ns; now = now_ns()) {
@@ -153,7 +160,7 @@ bool Waiter::spin_and_yield(int awaited, Poll ready, void* context) {
     }
     placement_.tell();
     placement_.spread(now);
-    throw_if_aborted();
+    if (ready_though_aborted(ready, context)) return true;
   }
   return false;
 }

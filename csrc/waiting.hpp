@@ -141,6 +141,7 @@ class Waiter {
  private:
   using Poll = bool (*)(void*);
   void slowly(const int& awaited, Poll ready, void* context);
+  bool ready_though_aborted(Poll ready, void* context);
   bool gone(int awaited) const;
   bool sleep_once(int awaited, Poll ready, void* context, Nanoseconds slice);
   bool spin_and_yield(int awaited, Poll ready, void* context);

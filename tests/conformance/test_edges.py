@@ -81,8 +81,11 @@ def test_rank_that_waits_for_another_blames_nobody_who_has_left() -> None:
 
 @pytest.mark.usefixtures("spread")
 def test_nothing_is_sent_after_an_abort() -> None:
+    both = threading.Barrier(2)
+
     def work(group: un.Group) -> None:
         group.barrier()
+        both.wait(20)  # an abort also ends what the other one has not finished
         group.abort()
         with pytest.raises(un.Aborted):
             group.send(np.ones(1), 1 - group.rank)
@@ -141,14 +144,17 @@ def test_receive_from_anybody_hears_that_all_have_left() -> None:
 
 @pytest.mark.usefixtures("spread")
 def test_cause_is_still_told_after_close() -> None:
+    closed = threading.Event()
+
     def work(group: un.Group) -> None:
         if group.rank == 0:
             reducing = group.all_reduce(np.ones(1), async_op=True)
             group.close()
+            closed.set()
             assert reducing is not None
             assert isinstance(reducing.exception(), un.Aborted)
         else:
-            time.sleep(0.2)
+            assert closed.wait(20)
             with pytest.raises(un.GroupError):
                 group.all_reduce(np.ones(1))
                 group.barrier()
@@ -227,7 +233,7 @@ else:
             print(error)
         open(handled, "w").close()
     signal.signal(signal.SIGUSR1, handler)
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    threading.Timer(1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
 group.all_reduce(x := np.ones(1))
 print(x[0])
 group.barrier()
@@ -246,7 +252,7 @@ if group.rank == 0:
         group.abort()
         raise SystemExit(0)
     signal.signal(signal.SIGTERM, handler)
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
     try:
         group.all_reduce(np.ones(1))
     except SystemExit:

@@ -7,6 +7,7 @@ import pytest
 
 import ranks
 import unisono as un
+from unisono.group import faults
 
 pytestmark = pytest.mark.usefixtures("spread")
 
@@ -205,7 +206,11 @@ def test_wrong_batch_posts_nothing() -> None:
 
 
 @pytest.mark.parametrize("asked_first", [True, False])
-def test_message_that_does_not_fit_shows_both_sides(asked_first: bool) -> None:
+def test_message_that_does_not_fit_shows_both_sides(
+    asked_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faults, "REMARK_PATIENCE_S", 20)  # a rank may get no turn on a core for a while
+
     def work(group: un.Group) -> None:
         with pytest.raises(un.Mismatch) as caught:
             if group.rank == 0:

@@ -30,6 +30,7 @@ from unisono.store import FileStore
 RECORD = struct.Struct("<iiii")
 WORD = struct.Struct("<i")
 RUNNING, SIGNALLED = 1, 3
+LATE_S = 5.0  # where others want the cores a survivor may get no turn for a while; half are to know in 1 s
 SIZES = [1, 100, 20_000, 3_000_000]
 
 
@@ -128,7 +129,7 @@ def judge(told: dict[str, Any], victim: int, pid: int, killed_at: float) -> list
     seen = os.environ.get("UNISONO_RANKS_PER_HOST") != "1"
     if seen and (told.get("signal") != signal.SIGKILL or "SIGKILL" not in told["text"]):
         wrong.append(f"does not name the signal: {told['text']}")
-    if elapsed > 1.0:
+    if elapsed > LATE_S:
         wrong.append(f"took {elapsed:.2f} s")
     return wrong
 
@@ -144,6 +145,7 @@ def main() -> None:
             for line in wrong:
                 print(f"round {number}: {line}")
     LATENCIES.sort()
+    failed += LATENCIES[len(LATENCIES) // 2] > 1
     print(
         json.dumps(
             {

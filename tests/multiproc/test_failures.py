@@ -48,7 +48,7 @@ def test_rank_that_never_calls_is_named_in_the_timeout() -> None:
             release.wait(20)
             return
         with pytest.raises(un.Timeout) as caught:
-            group.all_reduce(np.ones(4), timeout=0.4)
+            group.all_reduce(np.ones(4), timeout=3)
         told[group.rank] = str(caught.value)
         if len(told) == 3:
             release.set()
@@ -250,18 +250,21 @@ def test_closing_with_work_under_way_ends_it() -> None:
 
 
 def test_a_repeated_call_whose_group_is_closed_meanwhile_says_so() -> None:
+    closed = threading.Event()
+
     def work(group: un.Group) -> None:
         x = np.ones(4)
         for _ in range(2):
             group.all_reduce(x)
         if group.rank == 0:
-            closing = threading.Timer(0.2, group.close)
+            closing = threading.Timer(0.5, group.close)
             closing.start()
             with pytest.raises(un.Aborted, match="closed the group meanwhile"):
                 group.all_reduce(x)
             closing.join()
+            closed.set()
         else:
-            time.sleep(0.6)
+            assert closed.wait(20)
             with pytest.raises(un.GroupError):
                 group.all_reduce(x)
 
@@ -279,7 +282,7 @@ if group.rank == 0:
     def interrupt():
         sent.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
-    threading.Timer(0.3, interrupt).start()
+    threading.Timer(1, interrupt).start()
     try:
         CALL
     except KeyboardInterrupt:

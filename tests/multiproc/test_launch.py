@@ -165,6 +165,8 @@ except OSError:
 """,
         "-n",
         "4",
+        "--grace",
+        "30",
     )
     assert "[rank 0] 1:0 3:9 2:9 2:0" in done.stdout, done.stdout + done.stderr
     assert "[rank 0] read-only" in done.stdout

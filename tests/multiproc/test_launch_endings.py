@@ -36,6 +36,8 @@ def test_exit_code_is_kept(launcher: Launcher, last: str, code: int) -> None:
 def test_first_failure_comes_first_and_the_others_in_one_line(launcher: Launcher) -> None:
     done = launcher.run(
         """
+os.open(f"{sys.argv[1]}/{rank}", os.O_CREAT)
+until(lambda: len(os.listdir(sys.argv[1])) == 4)
 if rank == 2:
     try:
         {}["inner"]
@@ -51,6 +53,7 @@ raise PeerLost("rank 2 died")
         "4",
         "--grace",
         "1.5",
+        args=(str(_folder(launcher, "ready")),),
     )
     assert done.returncode == 1
     summary = [line for line in done.stderr.splitlines() if not line.startswith("[rank")][1:]
@@ -74,6 +77,8 @@ sys.exit("bad input")
 """,
         "-n",
         "2",
+        "--grace",
+        "30",
     )
     assert "rank 1 failed first: exit code 1" in done.stderr and "\n  bad input\n" in done.stderr
 

@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -17,6 +16,8 @@ from pathlib import Path
 import pytest
 
 import ranks
+from ports import reserved
+from unisono.store import TCPStore
 
 START = """
 import sys, time
@@ -90,10 +91,9 @@ def failed(child: subprocess.Popen[str]) -> str:
 
 
 @pytest.fixture
-def port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+def port() -> Iterator[int]:
+    with reserved() as port:
+        yield port
 
 
 @pytest.mark.parametrize("launcher", ["plain", "mpi", "slurm"])
@@ -149,8 +149,8 @@ def test_two_rank_zeros_name_both(port: int) -> None:
 
 def test_a_killed_rank_0_is_told(port: int) -> None:
     zero, one = (rank(MEET, variables=place(port, number, 3)) for number in (0, 1))
-    sockets(one)
-    time.sleep(0.3)  # it has said who it is
+    with TCPStore("localhost", port, timeout_s=20) as store:
+        store.wait(["unisono/meet/0/rank/1"])  # it has said who it is
     zero.kill()
     zero.communicate()
     start = time.monotonic()
@@ -228,6 +228,10 @@ try:
     un.init_process_group(init_method=os.environ["MEETING"], timeout=60)
 except un.RendezvousError as error:
     print("late" if time.monotonic() - started > 40 else "at once", error)
+    told = os.environ["MEETING"].removeprefix("file://") + ".told"
+    open(told + os.environ["RANK"], "x").close()
+    while sum(os.path.exists(f"{{told}}{{rank}}") for rank in range(3)) < 2:
+        time.sleep(0.01)  # or the other one may see this rank end first
 """
     program.write_text(text)
     told = [said for rank, said in enumerate(ranks.processes(3, program)) if rank != dies]

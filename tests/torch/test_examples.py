@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import suite
-from test_launch import free_ports
+from ports import reserved
 
 EXAMPLES = suite.HERE.parents[1] / "examples"
 LINES = 60
@@ -40,8 +40,9 @@ def name_of(run: tuple[str, int, list[str], str]) -> str:
 @pytest.mark.parametrize("run", RUNS, ids=name_of)
 def test_example(forks: suite.Forks, tmp_path: Path, run: tuple[str, int, list[str], str]):
     program, size, arguments, _ = run
-    job = ("programs.example", size, [program, str(free_ports(1)), *arguments])
-    texts = forks.run(tmp_path, {"example": job}, limit_s=100)["example"]
+    with reserved() as port:
+        job = ("programs.example", size, [program, str(port), *arguments])
+        texts = forks.run(tmp_path, {"example": job}, limit_s=100)["example"]
     for rank, text in enumerate(texts):
         if "(ended with" in text or len(texts) != run[1]:
             pytest.fail("\n".join(texts), pytrace=False)

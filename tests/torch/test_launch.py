@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import subprocess
 import sys
 
 import suite
+from ports import reserved
 
 EXAMPLE = suite.HERE.parents[1] / "examples" / "ddp.py"
 SPAWN = """
@@ -30,19 +29,6 @@ if __name__ == "__main__":
 """
 
 
-def free_ports(count: int) -> int:
-    """Find `count` ports in a row that nobody listens on."""
-    for _ in range(50):
-        with contextlib.ExitStack() as stack:
-            first = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-            port = int(first.getsockname()[1])
-            with contextlib.suppress(OSError, OverflowError):
-                for i in range(1, count):
-                    stack.enter_context(socket.create_server(("127.0.0.1", port + i)))
-                return port
-    raise AssertionError("no ports in a row")
-
-
 def run(*arguments: str, limit_s: float = 110) -> str:
     done = subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, timeout=limit_s, check=False
@@ -54,7 +40,8 @@ def run(*arguments: str, limit_s: float = 110) -> str:
 def test_spawn_and_a_new_port(tmp_path):
     path = tmp_path / "spawn.py"
     path.write_text(SPAWN)
-    assert "fine" in run(str(path), str(free_ports(2)))
+    with reserved(2) as port:
+        assert "fine" in run(str(path), str(port))
 
 
 def test_the_example_under_torchrun(tmp_path):

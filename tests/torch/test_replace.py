@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import pytest
 
 import suite
-from test_launch import free_ports
+from ports import reserved
 
 PROGRAM = str(suite.HERE / "programs" / "replaced.py")
 
@@ -42,19 +42,19 @@ def test_import_torch_survives_a_wrong_variable():
 
 
 def test_gloo_is_replaced_under_unisono_run():
-    port = str(free_ports(6))
-    done = run("-m", "unisono", "run", "-n", "2", "--replace", "gloo", "--master-port", port, PROGRAM)
+    command = ["-m", "unisono", "run", "-n", "2", "--replace", "gloo", "--master-port"]
+    with reserved(6) as port:
+        done = run(*command, str(port), PROGRAM)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("fine") == 2
 
 
 def test_gloo_is_replaced_under_torchrun():
     program = "import runpy, os; os.environ['TORCHELASTIC_USE_AGENT_STORE'] = 'False'; "
-    program += (
-        f"os.environ['MASTER_PORT'] = '{free_ports(6)}'; runpy.run_path({PROGRAM!r}, run_name='__main__')"
-    )
-    arguments = ["--standalone", "--nproc-per-node", "2", "--no-python", sys.executable, "-c", program]
-    done = run("-m", "torch.distributed.run", *arguments, UNISONO_REPLACE="gloo")
+    arguments = ["--standalone", "--nproc-per-node", "2", "--no-python", sys.executable, "-c"]
+    with reserved(6) as port:
+        program += f"os.environ['MASTER_PORT'] = '{port}'; runpy.run_path({PROGRAM!r}, run_name='__main__')"
+        done = run("-m", "torch.distributed.run", *arguments, program, UNISONO_REPLACE="gloo")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("fine") == 2
 

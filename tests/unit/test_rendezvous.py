@@ -6,13 +6,14 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from meeting import closed_together, env_of, meet, together
+from ports import reserved
 from unisono import env
 from unisono.errors import RendezvousError, StoreError, StoreTimeout
 from unisono.rendezvous import Rendezvous
@@ -20,10 +21,9 @@ from unisono.store import HashStore, NotOurServer, Store, StoreServer
 
 
 @pytest.fixture
-def port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+def port() -> Iterator[int]:
+    with reserved() as port:
+        yield port
 
 
 # Coming together.

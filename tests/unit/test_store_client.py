@@ -15,26 +15,26 @@ from collections.abc import Iterator
 
 import pytest
 
+from launching import wait_until
+from ports import reserved
 from unisono.errors import StoreError, StoreTimeout
 from unisono.store import NotOurServer, StoreServer, TCPStore, dialer
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+@pytest.fixture
+def port() -> Iterator[int]:
+    with reserved() as port:
+        yield port
 
 
-def test_nobody_listens() -> None:
-    port = free_port()
+def test_nobody_listens(port: int) -> None:
     start = time.monotonic()
     with pytest.raises(StoreTimeout, match=rf"no store server at 127\.0\.0\.1:{port} within 0\.3 s.*refused"):
         TCPStore("127.0.0.1", port, timeout_s=0.3)
     assert time.monotonic() - start < 3
 
 
-def test_a_server_that_comes_later_is_found() -> None:
-    port = free_port()
+def test_a_server_that_comes_later_is_found(port: int) -> None:
     servers: list[StoreServer] = []
     timer = threading.Timer(0.3, lambda: servers.append(StoreServer("127.0.0.1", port)))
     timer.start()
@@ -170,7 +170,7 @@ def test_close_waits_for_the_others_and_turns_new_ones_away() -> None:
     other = TCPStore("127.0.0.1", store.port)
     closing = threading.Thread(target=store.close)
     closing.start()
-    time.sleep(0.1)
+    wait_until(lambda: store._server is not None and store._server._loop._stop_at is not None)
     other.set("still", "served")
     with pytest.raises(StoreError, match="ending"):
         TCPStore("127.0.0.1", store.port, timeout_s=5, retry=False)
