@@ -23,9 +23,7 @@ def check_who_did_not_come_is_named(rank, size):
     group = dist.new_group()
     dist.barrier()
     if rank == 0:
-        with pytest.raises(
-            RuntimeError, match=f"^Rank {size - 1} failed to pass .* in 1000 ms"
-        ):
+        with pytest.raises(RuntimeError, match=f"^Rank {size - 1} failed to pass .* in 1000 ms"):
             group.monitored_barrier(SHORT)
     elif rank < size - 1:
         text = f"Rank {rank} successfully reached monitoredBarrier, but .* rank 0: Rank {size - 1} failed"
