@@ -43,23 +43,16 @@ Landmark& the_landmark() {
   return mark;
 }
 
-// Pieces small enough that two who copy end at nearly the same time, large enough for a system call each.
-constexpr size_t kShare = 8;
-constexpr size_t kSmallestPiece = 32 * 1024, kLargestPiece = 512 * 1024;
+// A piece is half of what is left, in units: so two who copy end at nearly the same time, whenever the second
+// came, after few system calls.
+constexpr size_t kUnitBytes = 32 * 1024;
+constexpr uint32_t kMostUnits = 16;
 constexpr uint32_t kClosed = 1u << 31;
 
 using Clock = std::chrono::steady_clock;
 constexpr auto kSettlePatience = std::chrono::seconds(1);
 
-size_t piece_bytes(size_t nbytes) {
-  const size_t piece = std::clamp(nbytes / kShare, kSmallestPiece, kLargestPiece);
-  return piece / kSmallestPiece * kSmallestPiece;
-}
-
-uint32_t pieces(size_t nbytes) {
-  const size_t piece = piece_bytes(nbytes);
-  return static_cast<uint32_t>((nbytes + piece - 1) / piece);
-}
+uint32_t units(size_t nbytes) { return static_cast<uint32_t>((nbytes + kUnitBytes - 1) / kUnitBytes); }
 
 iovec piece_at(uint64_t address, size_t nbytes) { return {reinterpret_cast<void*>(address), nbytes}; }
 
@@ -108,19 +101,19 @@ void* seen(const Reach& other, uint64_t address, size_t nbytes) {
 
 template <class Copy>
 bool work(Loan& loan, uint64_t target, size_t nbytes, Copy copy) {
-  const size_t piece = piece_bytes(nbytes);
-  const uint32_t count = pieces(nbytes);
+  const uint32_t count = units(nbytes);
   bool worked = false;
   for (;;) {
-    uint32_t next = loan.claimed.load(std::memory_order_relaxed);
+    uint32_t next = loan.claimed.load(std::memory_order_relaxed), piece;
     do {
       if (next >= count) return worked;  // also when it is closed
-    } while (!loan.claimed.compare_exchange_weak(next, next + 1, std::memory_order_acquire));
-    const size_t first = next * piece;
+      piece = std::clamp((count - next) / 2, 1u, kMostUnits);
+    } while (!loan.claimed.compare_exchange_weak(next, next + piece, std::memory_order_acquire));
+    const size_t first = next * kUnitBytes;
     const uint64_t source = loan.source.load(std::memory_order_relaxed) + first;
-    if (!copy(source, target + first, std::min(piece, nbytes - first)))
+    if (!copy(source, target + first, std::min(piece * kUnitBytes, nbytes - first)))
       loan.broken.store(1, std::memory_order_release);
-    loan.settled.fetch_add(1, std::memory_order_seq_cst);
+    loan.settled.fetch_add(piece, std::memory_order_seq_cst);
     worked = true;
   }
 }
@@ -163,7 +156,7 @@ bool Loan::help(const Reach& receiver, size_t nbytes) {
 }
 
 bool Loan::whole(size_t nbytes) const {
-  return settled.load(std::memory_order_acquire) == pieces(nbytes) && !failed();
+  return settled.load(std::memory_order_acquire) == units(nbytes) && !failed();
 }
 
 bool Loan::end(const std::function<bool()>& dead) {

@@ -35,10 +35,10 @@ struct Reach {
 // In shared memory, in a place that one message at a time uses. A receiver that stops early has to close
 // it, and its memory is its own again only when all pieces that were begun are settled.
 struct Loan {
-  std::atomic<uint64_t> source;  // in the lender's memory
-  std::atomic<uint64_t> target;  // in the receiver's memory; 0: the receiver has not come yet
-  std::atomic<uint32_t> claimed;
-  std::atomic<uint32_t> settled;  // pieces that nobody touches any more
+  std::atomic<uint64_t> source;   // in the lender's memory
+  std::atomic<uint64_t> target;   // in the receiver's memory; 0: the receiver has not come yet
+  std::atomic<uint32_t> claimed;  // units of bytes (see loan.cpp), in order
+  std::atomic<uint32_t> settled;  // units that nobody touches any more
   std::atomic<uint32_t> broken;   // a piece could not be copied: a process is gone, or its memory
 
   // The lender, before it announces the message.

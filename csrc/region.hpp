@@ -27,7 +27,7 @@ constexpr size_t kChannelBytes = 128 * 1024;  // point-to-point buffer of one or
 constexpr size_t kRemarkBytes = 240;
 // To be raised with every change of what ranks read of each other: this layout, and the bytes between hosts
 // (`Control::Frame`, which holds `Fault` and `Standing`; the headers of tcp.hpp and channels.hpp).
-constexpr uint32_t kLayout = 8;
+constexpr uint32_t kLayout = 9;
 constexpr uint64_t kMagic = 0x6f6e696e55 | uint64_t{kLayout} << 40;  // "Unino" and the number
 
 // What went wrong; also the values that reach Python.

@@ -19,7 +19,7 @@ SHARED = {
     "region.hpp": ("enum", "struct", "constexpr", *PARTS),  # the memory of one host, and its parts
     "region.cpp": ("struct Layout",),
     "loan.hpp": ("struct Identity", "struct Loan"),
-    "loan.cpp": (*NUMBERS, "size_t piece_bytes", "uint32_t pieces"),
+    "loan.cpp": (*NUMBERS, "uint32_t units"),
     "engine.cpp": ("uint64_t Engine::fingerprint",),
     "world.hpp": ("struct Standing",),  # told between hosts
     "control.hpp": ("enum", "struct Frame"),
@@ -27,7 +27,7 @@ SHARED = {
     "channels.hpp": ("struct Header",),
     "channels.cpp": ("constexpr",),
 }
-KNOWN = (8, "3d2c0fc4ede6")
+KNOWN = (9, "9c610e0541cd")
 
 
 def declarations(text: str, kinds: tuple[str, ...]) -> list[str]:
