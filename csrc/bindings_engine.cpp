@@ -209,7 +209,13 @@ void bind_region(nb::module_& m) {
   nb::class_<Region>(m, "Region", "Memory that the ranks of one group on one host share.")
       .def(nb::init<int, uint32_t, size_t, bool>(), nb::arg("fd"), nb::arg("ranks"), nb::arg("staging_bytes"),
            nb::arg("create"))
-      .def("allow_lending", &Region::allow_lending, "Its ranks may read each other's own memory.");
+      .def("allow_lending", &Region::allow_lending, "Its ranks may read each other's own memory.")
+      .def(
+          "joined",
+          [](Region& region, int place) {
+            return region.cell(place).pid.load(std::memory_order_acquire) != 0;
+          },
+          nb::arg("place"), "Whether the engine of the rank in this place has ever been there.");
   m.def("landmark", &landmark, "The address of a word by which others see that they can read this process.");
   m.def("reaches", &reaches, nb::arg("pid"), nb::arg("landmark"),
         "Whether this process can read the memory of another one.");

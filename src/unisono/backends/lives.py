@@ -6,6 +6,7 @@ import os
 import select
 import socket
 import time
+from collections.abc import Callable
 
 from unisono.backends.roster import Card, Roster, born
 from unisono.errors import RendezvousError, message
@@ -55,13 +56,16 @@ class Lives:
         if sock.fileno() not in ready:
             raise RendezvousError(_ended(self._cards[ready[0]]))
 
-    def check(self) -> None:
-        """Raise RendezvousError when one of them has ended."""
+    def check(self, joined: Callable[[int], bool] = lambda rank: False) -> None:  # noqa: ARG005
+        """Raise RendezvousError when one of them has ended; but for those that had `joined` the group, which
+        is told of that as of any later end.
+        """
         poll = select.poll()
         for fd in self._cards:
             poll.register(fd, select.POLLIN)
         for fd, _ in poll.poll(0):
-            raise RendezvousError(_ended(self._cards[fd]))
+            if not joined(self._cards[fd].rank):
+                raise RendezvousError(_ended(self._cards[fd]))
 
     def detach(self) -> list[int]:
         """By rank: a descriptor that tells of its death, -1 where there is none; the caller's from now on."""

@@ -111,7 +111,7 @@ def _opened(
             settings=settings.network,
         )
     try:
-        lives.check()
+        lives.check(lambda mate: region.joined(mates.index(mate)))
         cores, segment_bytes = roster.cores(rank), roster.machine.segment_bytes
         options = (lives.detach(), settings.status_fd, cores, settings.spin_us, segment_bytes)
         if sockets is None:
