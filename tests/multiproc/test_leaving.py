@@ -113,11 +113,20 @@ def test_who_closes_in_a_handler_or_leaves_by_sys_exit() -> None:
     ranks.threads(3, work)
 
 
-def test_an_uncaught_exception_is_told_to_the_others() -> None:
+@pytest.mark.parametrize("joining", ["together", "slowly"])
+def test_an_uncaught_exception_is_told_to_the_others(joining: str) -> None:
+    """Also to a rank that is still joining when the other has joined, failed and ended."""
     program = """
-import atexit, os
+import atexit, os, sys, time
 atexit.register(os._exit, 0)  # after all others: what is tested is not the exit code
 import numpy as np, unisono as un
+from unisono.backends import native
+def slowly(*arguments, **options):
+    region = share_memory(*arguments, **options)
+    time.sleep(1)
+    return region
+if (os.environ["RANK"], sys.argv[1]) == ("0", "slowly"):
+    share_memory, native.share_memory = native.share_memory, slowly
 def main():
     group = un.init_process_group(init_method=os.environ["MEETING"], timeout=30)
     if group.rank == 1:
@@ -131,5 +140,5 @@ main()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program.py"
         path.write_text(program)
-        told, _ = ranks.processes(2, path)
+        told, _ = ranks.processes(2, path, joining)
     assert "rank 1" in told and "has closed the group because of FloatingPointError: loss is nan;" in told
