@@ -8,6 +8,8 @@ import pty
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +33,23 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
 )
 def test_exit_code_is_kept(launcher: Launcher, last: str, code: int) -> None:
     assert launcher.run(last, "-n", "2", "--grace", "0").returncode == code
+
+
+def test_a_rank_that_ends_right_behind_the_look_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text('import os, time; time.sleep(int(os.environ["RANK"]))')
+    program = """
+import os, sys
+from unisono import cli
+from unisono.launch.supervisor import Supervisor
+reap = Supervisor._reap
+def reap_and_wait_for_the_next_to_end(supervisor):
+    reap(supervisor)
+    if supervisor._living():
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+Supervisor._reap = reap_and_wait_for_the_next_to_end
+sys.exit(cli.main(["run", "-n", "2", sys.argv[1]]))
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "rank.py")], check=True, timeout=60)
 
 
 def test_first_failure_comes_first_and_the_others_in_one_line(launcher: Launcher) -> None:

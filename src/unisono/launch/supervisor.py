@@ -101,6 +101,7 @@ class Supervisor:
         self._strays: _Escalation | None = None
         self._strays_since = 0.0
         self._give_up_at: float | None = None  # when to stop waiting for the ends of pipes and the console
+        self._late = False  # that time has come
         self._reported = False
         self._status = 0
         self._selector = selectors.DefaultSelector()
@@ -178,11 +179,13 @@ class Supervisor:
     # what wakes the loop
 
     def _on_wake(self) -> None:
-        self._reap()  # first, and always: a lost wake-up byte must not cost a rank's end
+        woken_by = b""
         with contextlib.suppress(BlockingIOError):
-            for number in self._wake_read.recv(4096):
-                if number not in (0, signal.SIGCHLD):
-                    self._on_signal(signal.Signals(number))
+            woken_by = self._wake_read.recv(4096)
+        self._reap()  # after that: who ends from here on wakes us again
+        for number in woken_by:
+            if number not in (0, signal.SIGCHLD):
+                self._on_signal(signal.Signals(number))
         self._streams.resume_if_drained()
         if self._screen.broken and self._stopped_by is None:
             self._stop(signal.SIGPIPE, _Escalation((0, signal.SIGTERM), (AFTER_SIGNAL_S, signal.SIGKILL)))
@@ -262,7 +265,7 @@ class Supervisor:
         strays = self._strays.due if self._strays else None
         escalation = self._escalation.due if self._living() else None
         now = time.monotonic()
-        give_up = self._give_up_at if self._give_up_at is not None and self._give_up_at > now else None
+        give_up = None if self._late else self._give_up_at
         due = [t for t in (escalation, strays, give_up, self._streams.partial_due()) if t is not None]
         return max(0.0, min(due) - now) if due else None
 
@@ -314,14 +317,14 @@ class Supervisor:
         now = time.monotonic()
         if self._give_up_at is None:
             self._give_up_at = now + DRAIN_S
-        late = now >= self._give_up_at
-        if late:
+        self._late = now >= self._give_up_at
+        if self._late:
             self._streams.abandon()
-        if any(self._streams.open()) and not (late and self._stopped_by):
+        if any(self._streams.open()) and not (self._late and self._stopped_by):
             return False
         if not self._reported:
             self._report()
-        return self._screen.backlog_nbytes == 0 or bool(late and self._stopped_by)
+        return self._screen.backlog_nbytes == 0 or bool(self._late and self._stopped_by)
 
     def _endings(self) -> list[Ending]:
         endings = []
