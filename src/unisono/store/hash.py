@@ -6,7 +6,6 @@ import os
 import threading
 import time
 
-from unisono.errors import StoreError, message
 from unisono.store.base import Store
 from unisono.store.ops import Op, Reply, Table
 
@@ -37,11 +36,13 @@ class HashStore(Store):
     def _call(self, op: Op, payload: bytes, timeout_s: float) -> Reply:
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            while self._table.missing(op) and (left := deadline - time.monotonic()) > 0:
+            while True:
+                self._check_usable()  # under the lock: after this, `close` finds us waiting and wakes us
+                missing = self._table.missing(op)
+                left = deadline - time.monotonic()
+                if not missing or left <= 0:
+                    break
                 self._changed.wait(left)
-                if self._closed:
-                    raise StoreError(message("the store was closed while waiting", where=self.describe()))
-            missing = self._table.missing(op)
             if missing:
                 return Reply(missing=missing)
             reply = self._table.apply(op, payload)
