@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from unisono import env
-from unisono.bench.side import BenchError, Side
+from unisono.bench.side import BenchError, Side, connection_over
 from unisono.errors import message
 
 __all__ = ["MPIS", "Mpi", "MpiSide"]
@@ -125,8 +125,12 @@ class MpiSide(Side):
             except TimeoutError:
                 continue
             channel.setblocking(True)
-            connection = Connection(channel.detach())
-            hello = json.loads(connection.recv_bytes())
+            connection = connection_over(channel)
+            try:
+                hello = json.loads(connection.recv_bytes())
+            except (EOFError, OSError) as error:
+                what = f"{self.name}: a rank came and did not say which it is"
+                raise BenchError(message(what, observed=str(error) or "it ended")) from error
             joined[hello["rank"]] = (hello["pid"], connection)
         ranks = [joined[rank] for rank in range(self.size)]
         self.rank_pids = [pid for pid, _ in ranks]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -25,11 +26,12 @@ from unisono import env
 from unisono.bench.line_up import MeetingPlace
 from unisono.errors import UnisonoError, message
 
-__all__ = ["BenchError", "Side", "free_port"]
+__all__ = ["BenchError", "Side", "connection_over", "free_port"]
 
 ANSWER_TIMEOUT_S = 180.0
 AFTER_ERROR_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 5.0
+GAP_TIMEOUT_S = 60.0  # between two pieces of one answer
 
 
 class BenchError(UnisonoError):
@@ -41,6 +43,14 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def connection_over(sock: socket.socket) -> Connection:
+    """`sock` as a connection; who stops in the middle of an answer makes reading it a BlockingIOError."""
+    whole = int(GAP_TIMEOUT_S)
+    gap = struct.pack("ll", whole, int((GAP_TIMEOUT_S - whole) * 1e6))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, gap)
+    return Connection(sock.detach())
 
 
 class Side:
@@ -134,7 +144,7 @@ class Side:
         environ.pop("UNISONO_REPLACE", None)  # "gloo" is to be Gloo here
         ours, theirs = socket.socketpair()
         with theirs:
-            self.connections.append(Connection(ours.detach()))
+            self.connections.append(connection_over(ours))
             self.processes.append(
                 subprocess.Popen(
                     self._command(rank, [*self.worker, str(theirs.fileno()), str(os.getpid())]),
@@ -195,6 +205,10 @@ class Side:
             answer: dict[str, Any] = json.loads(self.connections[rank].recv_bytes())
             if answer.get("samples"):
                 answer["samples"] = np.frombuffer(self.connections[rank].recv_bytes(), np.int64)
+        except BlockingIOError:
+            self.kill()
+            what = f"{self._where(rank, command)} stopped in the middle of its answer"
+            raise BenchError(message(what, observed=f"nothing for {GAP_TIMEOUT_S:g} s")) from None
         except (EOFError, OSError):
             raise self._died(rank, command) from None
         return answer
