@@ -23,10 +23,12 @@ ranks together, not for bulk data.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
 import time
+from collections.abc import Iterator
 
 from unisono.errors import StoreError, StoreTimeout, message
 from unisono.store.base import Store, close_in_children
@@ -36,6 +38,7 @@ from unisono.store.ops import Add, CompareSet, Delete, Op, Reply, Set
 __all__ = ["FileStore"]
 
 POLL_S = (0.001, 0.02)  # pause between looks at the file while waiting: first, longest
+LEAVE_S = 1.0  # for the locks, when leaving
 REREAD_S = 0.25  # look under the lock at least so often: shared file systems cache sizes
 
 
@@ -64,7 +67,8 @@ class FileStore(Store):
         self.path = os.path.abspath(os.fspath(path))
         self._world_size = world_size or 0
         self._linger_s = linger_s
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()
+        self._busy = False
         self._log = self._open(time.monotonic() + self._timeout_s)
         self._reread_at = 0.0
         close_in_children(self._forget)
@@ -84,11 +88,41 @@ class FileStore(Store):
             self._await_others(time.monotonic() + (self._linger_s if linger_s is None else linger_s))
         finally:
             super().close()
-            with self._guard:
-                self._leave()
+            with contextlib.suppress(StoreError), self._held(time.monotonic() + LEAVE_S):
+                pass  # this was the guard's last work; if another call has it, that one leaves
 
     def _forget(self) -> None:
         self._log.close()
+
+    @contextlib.contextmanager
+    def _held(self, deadline: float) -> Iterator[None]:
+        """Keep others from the log: other threads, and a signal handler (or a finalizer that the garbage
+        collector runs) in the middle of a call of this very thread. Who lets go of a closed store leaves it.
+
+        Raises:
+            StoreTimeout: another thread was busy until `deadline`.
+            StoreError: the busy one is what we interrupt, and waiting for it would be for ever.
+        """
+        if not self._guard.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise StoreTimeout(message("another thread keeps the store busy", where=self.describe()))
+        try:
+            if self._busy:
+                raise StoreError(
+                    message(
+                        "a signal handler (or finalizer) called the store in the middle of another call",
+                        where=self.describe(),
+                        remedy="Note the signal in the handler, and call the store after it has returned.",
+                    )
+                )
+            self._busy = True
+            try:
+                yield
+            finally:
+                self._busy = False
+                if self._closed:  # it may have been closed by whom we kept from the log
+                    self._leave()
+        finally:
+            self._guard.release()
 
     # Coming and going.
 
@@ -119,19 +153,23 @@ class FileStore(Store):
         """While nobody else is present and somebody is still to come: wait."""
         try:
             while time.monotonic() < deadline:
-                with self._guard, self._log.locked(deadline, writing=True):
-                    self._log.refresh()
-                    alone = self._log.claim_alone()
-                    self._log.claim_shared()
+                with self._held(deadline):
+                    self._check_usable()
+                    with self._log.locked(deadline, writing=True):
+                        self._log.refresh()
+                        alone = self._log.claim_alone()
+                        self._log.claim_shared()
                 if self._log.joined >= self._world_size or not alone:
                     return
                 time.sleep(POLL_S[1])
         except StoreError:
-            return  # the file is gone or locked by a stopped process: nothing to wait for
+            return  # the file is gone, the store closed or its lock not to be had: nothing to wait for
 
     def _leave(self) -> None:
+        if self._log.fd < 0:
+            return
         try:
-            with self._log.locked(time.monotonic() + 1.0, writing=True):
+            with self._log.locked(time.monotonic() + LEAVE_S, writing=True):
                 if self._log.claim_alone() and self._log.is_at_path():
                     os.unlink(self.path)
         except (StoreError, OSError):
@@ -153,15 +191,11 @@ class FileStore(Store):
             pause_s = min(2 * pause_s, POLL_S[1])
 
     def _attempt(self, op: Op, payload: bytes, deadline: float) -> Reply:
-        if not self._guard.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise StoreTimeout(message("another thread keeps the store busy", where=self.describe()))
-        try:
+        with self._held(deadline):
             self._check_usable()
             if isinstance(op, (Set, Add, CompareSet, Delete)):
                 return self._write(op, payload, deadline)
             return self._read(op, deadline)
-        finally:
-            self._guard.release()
 
     def _read(self, op: Op, deadline: float) -> Reply:
         missing = self._log.table.missing(op)
@@ -174,20 +208,16 @@ class FileStore(Store):
         return self._log.table.apply(op)
 
     def _write(self, op: Set | Add | CompareSet | Delete, payload: bytes, deadline: float) -> Reply:
-        values = self._log.table.values
         with self._log.locked(deadline, writing=True):
             self._log.refresh()
-            before = values.get(op.key)
-            reply = self._log.table.apply(op, payload)
-            after = values.get(op.key)
-            if after is before:
-                return reply
+            table = self._log.table
+            before = table.values.get(op.key)
             try:
-                self._log.append(Removed(op.key) if after is None else Put(op.key), after or b"")
-            except BaseException:
-                if before is None:
-                    values.pop(op.key, None)
-                else:
-                    values[op.key] = before
+                reply = table.apply(op, payload)
+                after = table.values.get(op.key)
+                if after is not before:
+                    self._log.append(Removed(op.key) if after is None else Put(op.key), after or b"")
+            except BaseException:  # an interrupt may have come before or after the record was complete
+                self._log.forget()
                 raise
             return reply

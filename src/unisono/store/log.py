@@ -177,13 +177,27 @@ class Log:
             self._end = len(MAGIC)
         data = memoryview(self._read(self._end, seen[0]))
         at = 0
-        while (length := self._replay(data[at:])) > 0:
-            at += length
-        self._end += at
+        try:
+            while (length := self._replay(data[at:])) > 0:
+                at += length
+            self._end += at
+        except BaseException:
+            self.forget()
+            raise
         self._seen = seen
 
+    def forget(self) -> None:
+        """Drop what is known of the file, so that the next `refresh` reads all of it.
+
+        After an interrupt nobody can tell whether the table agrees with the file.
+        """
+        self.table = Table()
+        self.joined = 0
+        self._end = 0
+        self._seen = (0, 0)
+
     def append(self, record: Record, payload: bytes | bytearray = b"") -> None:
-        """Write `record`; needs a `refresh` before, under the same lock."""
+        """Write `record`; needs a `refresh` before, under the same lock. After an exception: `forget`."""
         head = msgspec.msgpack.encode(record)
         size = os.fstat(self.fd).st_size
         if size > self._end:
