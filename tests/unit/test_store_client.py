@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -12,13 +13,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from launching import wait_until
 from ports import reserved
 from unisono.errors import StoreError, StoreTimeout
-from unisono.store import NotOurServer, StoreServer, TCPStore, dialer
+from unisono.store import NotOurServer, StoreServer, TCPStore, dialer, tcp_client
 
 
 @pytest.fixture
@@ -160,6 +162,63 @@ def test_a_stopped_server_does_not_outlive_the_deadline(
         assert time.monotonic() - start < 5
         process.send_signal(signal.SIGCONT)
         assert store.get("k") == b"v"
+
+
+@pytest.mark.parametrize("token", [b"", b"t" * 32])
+def test_another_server_on_the_same_port_is_not_written_into(port: int, token: bytes) -> None:
+    """A job started anew where the old one's clients are still alive: its store is none of theirs."""
+    with StoreServer("127.0.0.1", port):
+        store = TCPStore("127.0.0.1", port, timeout_s=20)
+        store.set("k", "old")
+    with store, StoreServer("127.0.0.1", port, token=token) as new:
+        with pytest.raises(StoreError, match="closed the connection|reset"):
+            store.set("k", "late")  # on the connection to the old one
+        with pytest.raises(StoreError, match=r"gone: another one answers there.*start it anew"):
+            store.set("k", "late")
+        assert not new._loop._clients_seen  # nor does it count among those whom the new one waits for
+        with TCPStore("127.0.0.1", port, timeout_s=20, token=token) as fresh:
+            assert len(fresh) == 0
+
+
+class Clock:
+    """`time.monotonic`, which a test sets forward: the process was stopped for so long."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ahead_s = 0.0
+        real = time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: real() + self.ahead_s)
+
+
+def test_connecting_takes_its_time_from_that_of_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the server would answer later than the client listens, and seem to be stopped."""
+    monkeypatch.setattr(tcp_client, "GRACE_S", 20.0)
+    with StoreServer() as server, TCPStore("127.0.0.1", server.port) as store:
+        take, clock = store._take, Clock(monkeypatch)
+
+        def slow(deadline: float) -> tcp_client._Connection:
+            clock.ahead_s = 39.9
+            return take(deadline)
+
+        monkeypatch.setattr(store, "_take", slow)
+        with pytest.raises(StoreTimeout, match="did not appear within 40 s"):
+            store.get("never", timeout_s=40)
+
+
+@pytest.mark.parametrize("token", [b"", b"t" * 32])
+def test_a_client_stopped_in_its_greeting_takes_what_came_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, token: bytes
+) -> None:
+    with StoreServer(token=token, hello_timeout_s=1000) as server:
+        clock, receive = Clock(monkeypatch), dialer.receive
+
+        def late(sock: socket.socket, *arguments: Any) -> tuple[bytearray, bytearray]:
+            select.select([sock], [], [])
+            clock.ahead_s += dialer.GREETING_S + 1
+            return receive(sock, *arguments)
+
+        monkeypatch.setattr(dialer, "receive", late)
+        with TCPStore("127.0.0.1", server.port, timeout_s=60, token=token) as store:
+            assert store.timeout_s == 60
 
 
 # Closing.

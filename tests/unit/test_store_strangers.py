@@ -65,7 +65,7 @@ def test_a_server_that_asks_for_no_proof_is_refused() -> None:
             sock, _ = listener.accept()
             with sock:
                 sock.recv(4096)
-                welcome = wire.Welcome(wire.MAGIC, wire.VERSION, 1 << 20, "h", 1)
+                welcome = wire.Welcome(wire.MAGIC, wire.VERSION, 1 << 20, "h", 1, "id")
                 sock.sendall(b"".join(wire.frame(welcome)))
                 is_dropped(sock)
 

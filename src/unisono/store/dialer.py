@@ -106,8 +106,7 @@ class Dialer:
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            until = min(time.monotonic() + GREETING_S, self._deadline)
-            greeting = self._converse(sock, until)
+            greeting = self._converse(sock)
         except wire.Unreadable as error:
             sock.close()
             raise self._foreign(f"it said {error.seen!r}") from error
@@ -122,29 +121,36 @@ class Dialer:
         if isinstance(greeting, wire.Welcome):
             return self._secured(sock), greeting
         sock.close()
+        if greeting.reason == "server":
+            raise self._replaced()
         text = f"the store at {self._where} refused: {greeting.text}"
         raise AuthenticationError(text) if greeting.reason == "token" else NotOurServer(text, greeting.reason)
 
-    def _converse(self, sock: socket.socket, until: float) -> wire.Welcome | wire.Refused:
+    def _converse(self, sock: socket.socket) -> wire.Welcome | wire.Refused:
         """Say Hello and, where we have a token, let no server go on that has not proved it has it, too."""
         reader = wire.FrameReader(wire.HELLO_LIMIT)
-        send(sock, wire.frame(self._hello), until)
-        greeting = wire.read_greeting(receive(sock, reader, until)[0])
+        greeting = self._say(sock, reader, self._hello)
         if isinstance(greeting, wire.Challenge):
             good = store_proof(self._token, "accept", self._hello, greeting.nonce)
             if not self._token or not secure.verify(greeting.proof, good):
                 raise AuthenticationError(self._wrong("its proof is of another token"))
             mine = store_proof(self._token, "connect", self._hello, greeting.nonce)
-            send(sock, wire.frame(wire.Proof(mine)), until)
-            self._channel = secure.channel_of(
-                store_proof(self._token, "channel", self._hello, greeting.nonce)
-            )
-            greeting = wire.read_greeting(receive(sock, reader, until)[0])
+            channel = store_proof(self._token, "channel", self._hello, greeting.nonce)
+            self._channel = secure.channel_of(channel)
+            greeting = self._say(sock, reader, wire.Proof(mine))
         elif isinstance(greeting, wire.Welcome) and self._token:
             raise AuthenticationError(self._wrong("it let us in without a proof"))
         if isinstance(greeting, wire.Challenge):
             raise wire.Unreadable("a second challenge")
         return greeting
+
+    def _say(
+        self, sock: socket.socket, reader: wire.FrameReader, words: wire.Hello | wire.Proof
+    ) -> wire.Greeting:
+        """Say `words`; what is said to that. Each answer has the patience anew."""
+        send(sock, wire.frame(words), self._deadline)  # few bytes: they fit into the kernel's buffer
+        until = min(time.monotonic() + GREETING_S, self._deadline)
+        return wire.read_greeting(receive(sock, reader, until)[0])
 
     def _wrong(self, seen: str) -> str:
         return message(
@@ -160,6 +166,14 @@ class Dialer:
 
         made = tls.context(self._token, server=False)
         return tls.wrapped(sock, made, server=False, channel=self._channel)
+
+    def _replaced(self) -> StoreError:
+        return StoreError(
+            message(
+                f"the store's server at {self._where} is gone: another one answers there",
+                remedy="The job was started anew there, with an empty store: start it anew here, too.",
+            )
+        )
 
     def _foreign(self, seen: str) -> NotOurServer:
         text = message(
@@ -191,10 +205,16 @@ def send(sock: socket.socket, pieces: list[Value], deadline: float) -> None:
 
 
 def receive(sock: socket.socket, reader: wire.FrameReader, deadline: float) -> tuple[bytearray, bytearray]:
-    """The next frame; TimeoutError when the deadline comes first."""
+    """The next frame; TimeoutError when the deadline comes first.
+
+    What has arrived by then counts, even if this process was stopped and looks too late.
+    """
     while True:
-        sock.settimeout(_left(deadline))
-        received = reader.advance(sock)
+        sock.settimeout(max(0.0, deadline - time.monotonic()))
+        try:
+            received = reader.advance(sock)
+        except BlockingIOError:  # no time was left to wait
+            raise TimeoutError from None
         if received is not None:
             return received
 

@@ -53,6 +53,7 @@ class Door:
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
+        self._server = os.urandom(8).hex()
         if rules.tls:
             secure.check_for_tls(rules.token)
         self._tls: ssl.SSLContext | None = _tls().context(rules.token, server=True) if rules.tls else None
@@ -85,7 +86,8 @@ class Door:
     def _let_in(self, caller: Caller, hello: wire.Hello) -> wire.Welcome:
         caller.name, caller.hello = hello.client, None
         most = self.rules.max_frame_bytes
-        return wire.Welcome(wire.MAGIC, wire.VERSION, most, socket.gethostname(), os.getpid())
+        me = (socket.gethostname(), os.getpid(), self._server)
+        return wire.Welcome(wire.MAGIC, wire.VERSION, most, *me)
 
     def _proof(self, role: str, hello: wire.Hello, nonce: bytes) -> bytes:
         return store_proof(self.rules.token, role, hello, nonce)
@@ -97,6 +99,8 @@ class Door:
                 f"it speaks version {wire.VERSION}, the client {hello.version}: install the same everywhere"
             )
             return wire.Refused(wire.MAGIC, "version", text)
+        if hello.server not in ("", self._server):
+            return wire.Refused(wire.MAGIC, "server", "the client means the server that was here before")
         if hello.job != rules.job:
             text = f"it belongs to job {rules.job!r}, not to {hello.job!r}"
             return wire.Refused(wire.MAGIC, "job", text)

@@ -80,13 +80,15 @@ class TCPStore(Store):
         self._job = job
         self._token = token
         self._tls = tls
-        self._lock = threading.Lock()
+        self._served_by = ""  # the server's id, as soon as it is known
+        self._lock = threading.RLock()
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
         close_in_children(self._forget)
         try:
             first = self._connect(time.monotonic() + self._timeout_s, retry=retry)
             self.server_pid = first.welcome.pid  # on the server's host
+            self._served_by = first.welcome.server
             self._give_back(first)
         except BaseException:
             self.close(linger_s=0.0)
@@ -130,44 +132,47 @@ class TCPStore(Store):
         try:
             reply = connection.ask(op, payload, timeout_s, deadline)
         except BaseException:
-            self._discard(connection)
+            self._drop(connection)
             raise
         self._give_back(connection)
         return reply
 
-    # The pool.
+    # The pool. The lock keeps other threads out. A signal handler, or a finalizer that the garbage collector
+    # runs, may call or close the store between any two lines below: so each takes a connection by one `pop`,
+    # and puts one in before it looks whether the store is closed. Nobody gets one that a call is using.
 
     def _take(self, deadline: float) -> _Connection:
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
+        with self._lock, contextlib.suppress(IndexError):  # none is idle
+            self._check_usable()
+            return self._idle.pop()
         return self._connect(deadline, retry=False)
 
     def _give_back(self, connection: _Connection) -> None:
         with self._lock:
+            self._open.add(connection)
+            self._idle.append(connection)
             if not self._closed:
-                self._idle.append(connection)
-                self._open.add(connection)
                 return
-        connection.hang_up()
+            self._idle.clear()
+        self._drop(connection)
 
-    def _discard(self, connection: _Connection) -> None:
+    def _drop(self, connection: _Connection) -> None:
         with self._lock:
             self._open.discard(connection)
-        connection.sock.close()
+        connection.hang_up()
 
     def _connect(self, deadline: float, *, retry: bool) -> _Connection:
         me = (self._job, self._name, socket.gethostname(), os.getpid())
         nonce = secure.fresh_nonce() if self._token else b""
-        hello = wire.Hello(wire.MAGIC, wire.VERSION, *me, nonce, self._tls)
+        hello = wire.Hello(wire.MAGIC, wire.VERSION, *me, nonce, self._tls, self._served_by)
         dialer = Dialer(self.host, self.port, hello, self._token, deadline, self._timeout_s)
         sock, welcome = dialer.dial(retry)
         connection = _Connection(sock, welcome, self.describe())
         with self._lock:
+            self._open.add(connection)
             if not self._closed:
-                self._open.add(connection)
                 return connection
-        connection.hang_up()
+        self._drop(connection)
         raise StoreError(message("the store was closed meanwhile", where=self.describe()))
 
 
@@ -188,7 +193,8 @@ class _Connection:
 
     def ask(self, op: Op, payload: bytes, timeout_s: float, deadline: float) -> Reply:
         """The server's answer to `op`; after any exception the connection is good for nothing."""
-        pieces = wire.frame(wire.Request(op, timeout_s), payload)
+        patience_s = min(timeout_s, deadline - GRACE_S - time.monotonic())  # connecting may have taken some
+        pieces = wire.frame(wire.Request(op, max(0.0, patience_s)), payload)
         nbytes = sum(len(piece) for piece in pieces) - wire.PREFIX.size
         if nbytes > self.welcome.max_frame_bytes:
             raise ValueError(

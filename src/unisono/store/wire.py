@@ -31,7 +31,7 @@ __all__ = [
 ]  # fmt: skip
 
 MAGIC = "UNISONO STORE\r\n\r\n"
-VERSION = 2
+VERSION = 3
 HELLO_LIMIT = 4096
 PREFIX = struct.Struct(">II")
 CHUNK = 256 * 1024  # bytes read at once, so that one large value does not starve the others
@@ -46,7 +46,10 @@ class Unreadable(Exception):
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """A client's first frame. `nonce` is empty where the client has no token."""
+    """A client's first frame. `nonce` is empty where the client has no token.
+
+    `server`: the one it was let in by before and means again; empty: whichever listens.
+    """
 
     magic: str
     version: int
@@ -56,6 +59,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     pid: int = 0
     nonce: bytes = b""
     tls: bool = False
+    server: str = ""
 
 
 class Challenge(msgspec.Struct, frozen=True, array_like=True, tag="challenge"):
@@ -73,17 +77,21 @@ class Proof(msgspec.Struct, frozen=True, array_like=True, tag="proof"):
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
-    """The server lets the client in: who it is and the largest frame it takes."""
+    """The server lets the client in: who it is and the largest frame it takes.
+
+    `server` is drawn anew for each server: it tells one from the next on the same port.
+    """
 
     magic: str
     version: int
     max_frame_bytes: int
     host: str
     pid: int
+    server: str
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
-    """The server's last frame. `reason`: "version", "job", "token" or "closing"; `text` for people."""
+    """The last frame. `reason`: "version", "job", "token", "server", "closing"; `text`: for people."""
 
     magic: str
     reason: str
