@@ -183,12 +183,17 @@ void bind_messages(nb::class_<Engine>& engine) {
           "After a failure: keeps buffers for ever if a rank that was stopped may still write to them.")
       .def("detach", [](Engine& self) { self.channels().detach(); })
       .def(
-          "unexpected", [](Engine& self) { return self.channels().unexpected(); },
+          "unexpected",
+          [](Engine& self) {
+            self.check_process();
+            return self.channels().unexpected();
+          },
           nb::call_guard<nb::gil_scoped_release>(),
           "(source, tag, dtype, bytes) of whole messages that nobody here has asked for, in order.")
       .def(
           "wait_request",
           [](Engine& self, Request& request, double timeout_s, bool fatal) {
+            self.check_process();
             return waiting(self, false, [&](Held&) {
               return self.channels().wait(request, deadline_after(timeout_s), fatal, self.interrupt());
             });
@@ -274,7 +279,11 @@ void bind_engine(nb::module_& m) {
       .def("misfit", &misfit)
       .def("standing", &standing, nb::arg("rank"))
       .def("remembered", &remembered, nb::arg("rank"), nb::arg("seq"))
-      .def("abort", [](Engine& self) { self.abort(Fault{FaultKind::kAborted, self.rank(), self.rank()}); })
+      .def("abort",
+           [](Engine& self) {
+             self.check_process();
+             self.abort(Fault{FaultKind::kAborted, self.rank(), self.rank()});
+           })
       .def("close_copies", &Engine::close_copies,
            "In a fork's child: closes its copies of the connections to other hosts.")
       .def("leave", &leave)
