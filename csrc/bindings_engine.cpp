@@ -164,6 +164,11 @@ void leave(Engine& engine) {
   while (engine.callers.load(std::memory_order_relaxed) > own && now_ns() < end) usleep(200);
 }
 
+void abort_group(Engine& engine) {
+  engine.check_process();
+  engine.abort(Fault{FaultKind::kAborted, engine.rank(), engine.rank()});
+}
+
 void bind_messages(nb::class_<Engine>& engine) {
   engine
       .def("post_send",
@@ -279,11 +284,7 @@ void bind_engine(nb::module_& m) {
       .def("misfit", &misfit)
       .def("standing", &standing, nb::arg("rank"))
       .def("remembered", &remembered, nb::arg("rank"), nb::arg("seq"))
-      .def("abort",
-           [](Engine& self) {
-             self.check_process();
-             self.abort(Fault{FaultKind::kAborted, self.rank(), self.rank()});
-           })
+      .def("abort", &abort_group)
       .def("close_copies", &Engine::close_copies,
            "In a fork's child: closes its copies of the connections to other hosts.")
       .def("leave", &leave)

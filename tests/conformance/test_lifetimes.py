@@ -126,9 +126,9 @@ def test_whoever_dies_while_it_writes_why_the_group_ends_is_named() -> None:
 import mmap
 group.barrier()
 if group.rank == 1:
-    files = {os.readlink(f"/proc/self/fd/{fd}"): fd for fd in range(3, 64) if os.path.exists(f"/proc/self/fd/{fd}")}
-    memory = files["/memfd:unisono (deleted)"]
-    with mmap.mmap(memory, 4096) as page:
+    names = [(fd, f"/proc/self/fd/{fd}") for fd in range(3, 64)]
+    files = {os.readlink(name): fd for fd, name in names if os.path.islink(name)}
+    with mmap.mmap(files["/memfd:unisono (deleted)"], 4096) as page:
         page[128:132] = (1).to_bytes(4, "little")  # RegionHeader::abort.state: being written
     os._exit(0)
 try:
