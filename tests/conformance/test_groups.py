@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 import ranks
 import unisono as un
+from unisono.group import group as groups
 
 pytestmark = pytest.mark.usefixtures("spread")
 
@@ -43,6 +46,31 @@ def test_split_by_color_and_key() -> None:
         group.close()
 
     ranks.threads(5, work)
+
+
+def test_split_that_fails_for_some_leaves_all_with_the_same_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = groups.connect
+
+    def failing(store: un.Store, rank: int, size: int, **options: Any) -> un.Group:
+        if options["members"] == (0, 2):
+            raise un.RendezvousError("made to fail")
+        return connect(store, rank, size, **options)
+
+    def work(world: un.Group) -> None:
+        if world.rank % 2 == 0:
+            with pytest.raises(un.RendezvousError, match=r"subgroup\(\[0, 2\]\).*made to fail"):
+                world.split(0)
+        else:
+            half = world.split(1)
+            assert half is not None
+            half.close()
+        everybody = world.subgroup(range(world.size))
+        assert everybody is not None
+        assert everybody.all_gather_object(everybody.name) == ["test/3"] * 4
+        everybody.close()
+
+    monkeypatch.setattr(groups, "connect", failing)
+    ranks.threads(4, work, timeout_s=20)
 
 
 def test_several_groups_at_once_have_independent_orders() -> None:

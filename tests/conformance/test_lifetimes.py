@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import pytest
 
 import ranks
 import unisono as un
+from ports import reserved
 from ranks import run
 
 
@@ -196,6 +198,47 @@ def test_group_that_is_forgotten_is_closed() -> None:
         group.barrier()
 
     ranks.threads(2, work)
+
+
+def test_group_that_is_forgotten_lives_on_in_the_call_of_a_thread() -> None:
+    forgotten = threading.Event()
+
+    def work(world: un.Group) -> None:
+        inner = world.subgroup([0, 1])
+        assert inner is not None
+        if world.rank == 0:
+            x = np.ones(3)
+            thread = threading.Thread(target=inner.all_reduce, args=(x,))
+            thread.start()
+            del inner
+            gc.collect()
+            forgotten.set()
+            thread.join()
+            assert (x == 2).all()
+        else:
+            assert forgotten.wait(60)
+            inner.all_reduce(np.ones(3))
+            with pytest.raises(un.PeerLost, match="rank 0 .* has closed the group"):
+                inner.recv(np.zeros(1), 0)
+            inner.close()
+
+    ranks.threads(2, work)
+
+
+def test_ctrl_c_while_leaving_closes_the_store_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    with reserved() as port:
+        group = un.init_process_group(init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+        leave = group._caller.leave
+
+        def interrupted(cause: str) -> None:
+            leave(cause)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(group._caller, "leave", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            group.close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), 10).close()
 
 
 def test_threads_of_one_group_take_turns() -> None:

@@ -94,7 +94,7 @@ def test_they_look_like_the_methods(alone: un.Group) -> None:
 def test_a_group_is_freed_without_the_collector(alone: un.Group) -> None:
     group = alone.subgroup([0])
     assert group is not None
-    seen, method = weakref.ref(group), group.barrier
+    seen, caller = weakref.ref(group), group._caller
     gc.disable()
     try:
         del group
@@ -102,14 +102,26 @@ def test_a_group_is_freed_without_the_collector(alone: un.Group) -> None:
     finally:
         gc.enable()
     with pytest.raises(un.GroupClosed):
-        method()
+        _ = caller.engine
+
+
+def test_a_method_holds_its_group_open(alone: un.Group) -> None:
+    group = alone.subgroup([0])
+    assert group is not None
+    caller, methods = group._caller, [group.barrier, group.isend]
+    del group
+    while methods:
+        assert caller.engine.issued == 0
+        methods.pop()
+    with pytest.raises(un.GroupClosed):
+        _ = caller.engine
 
 
 def test_what_a_subclass_has_of_its_own_is_left_to_it(alone: un.Group) -> None:
     class Counting(un.Group):
         def barrier(self, **options: object) -> None: ...  # type: ignore[override]
 
-    made = methods(alone._caller, Counting)
+    made = methods(alone._hold, Counting)
     assert set(made) == set(NAMES) - {"barrier"}
 
 

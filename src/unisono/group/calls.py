@@ -17,7 +17,7 @@ from unisono.group.differences import COLLECTIVES
 from unisono.group.faults import Scene, explain, tell_cause
 from unisono.group.layout import Extents, lay_out
 from unisono.group.site import site
-from unisono.group.work import CollectiveWork, Work, seconds
+from unisono.group.work import NEVER_QUEUED, CollectiveWork, Work, seconds
 from unisono.machine import DEFAULTS, Calibration
 from unisono.plans import lower_rank
 from unisono.reduction import Op, PremulSum, ReduceOp
@@ -254,9 +254,15 @@ class Caller:
                 raise self.failure(name, timeout_s, engine)
             return None
         where = site()
-        ticket = operation.start(engine, root, numel, factor, timeout_s, out, given, together, where)
-        work = CollectiveWork(engine, ticket, keep, self.scene(engine, name, timeout_s, where))
-        self.keep(work)
+        work = CollectiveWork(engine, keep, self.scene(engine, name, timeout_s, where))
+        issued = engine.issued
+        try:
+            self.keep(work)  # before the engine has the addresses: Ctrl-C may come between any two steps
+            work.ticket = operation.start(engine, root, numel, factor, timeout_s, out, given, together, where)
+        except BaseException:
+            if engine.issued == issued:
+                work.ticket = NEVER_QUEUED
+            raise
         return work
 
     def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> Choice:

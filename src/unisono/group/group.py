@@ -17,6 +17,7 @@ from unisono.choose import Choice
 from unisono.errors import GroupError, RendezvousError, message
 from unisono.group import faults
 from unisono.group.calls import Caller
+from unisono.group.collectives import Collectives
 from unisono.group.methods import methods
 from unisono.group.objects import Objects
 from unisono.group.parting import uncaught, why
@@ -64,9 +65,12 @@ class Group(Objects):
         self._meeting = meeting
         self._members = tuple(range(size)) if members is None else members
         self._subgroups = 0
-        vars(self).update(methods(self._caller, type(self)))
+        # Held by this object and by its native methods: the group goes when nobody is left who can call it.
+        self._hold = Collectives()
+        self._hold._caller = self._caller
+        vars(self).update(methods(self._hold, type(self)))
         # At exit, too, the others must learn that this rank has gone, and no thread may be left.
-        self._finalizer = weakref.finalize(self, _end, self._caller, meeting, os.getpid())
+        self._finalizer = weakref.finalize(self._hold, _end, self._caller, meeting, os.getpid())
 
     @property
     def rank(self) -> int:
@@ -163,10 +167,14 @@ class Group(Objects):
         wishes = self.all_gather_object((color, key))
         colors = sorted({wish[0] for wish in wishes if wish[0] is not None})
         mine: Group | None = None
-        for one in colors:  # everybody makes all of them, so that everybody counts alike
-            chosen = [rank for rank, wish in enumerate(wishes) if wish[0] == one]
-            group = self.subgroup(sorted(chosen, key=lambda rank: (wishes[rank][1], rank)))
-            mine = mine or group
+        first = self._subgroups
+        try:
+            for one in colors:  # everybody makes all of them, so that everybody counts alike
+                chosen = [rank for rank, wish in enumerate(wishes) if wish[0] == one]
+                group = self.subgroup(sorted(chosen, key=lambda rank: (wishes[rank][1], rank)))
+                mine = mine or group
+        finally:
+            self._subgroups = first + len(colors)  # also where one of them, or the wait for it, failed
         return mine
 
     def _check_ranks(self, ranks: tuple[int, ...]) -> None:
@@ -250,9 +258,11 @@ def _close(caller: Caller, meeting: Rendezvous | None, pid: int, error: BaseExce
     try:
         cause = why(error)
     finally:  # whatever becomes of it, as by Ctrl-C
-        caller.leave(cause)
-        if meeting is not None:
-            meeting.close()
+        try:
+            caller.leave(cause)
+        finally:
+            if meeting is not None:
+                meeting.close()
 
 
 def init_process_group(

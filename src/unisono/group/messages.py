@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 from unisono.buffers import ITEMSIZES, view
@@ -47,7 +48,7 @@ class Messages:
     def send(self, x: Any, dst: int, tag: int = 0, *, timeout: Timeout = None) -> None:
         """Send `x` to rank `dst`. Returns when `x` may be changed; it may not have been received yet."""
         if self._caller.send(x, dst, tag, timeout) < 0:
-            self._wait(self._post("send", x, dst, tag, timeout), timeout)
+            self._pass(timeout, self._checked("send", x, dst, tag, timeout, receiving=False))
 
     def recv(self, x: Any, src: int | None = None, tag: int = 0, *, timeout: Timeout = None) -> int:
         """Receive into `x` from rank `src`, or from anybody (None); the rank it came from.
@@ -58,28 +59,25 @@ class Messages:
         source = self._caller.recv(x, src, tag, timeout)
         if source >= 0:
             return source
-        work = self._post("recv", x, src, tag, timeout)
-        self._wait(work, timeout)
+        work = self._checked("recv", x, src, tag, timeout, receiving=True)
+        self._pass(timeout, work)
         return work.source
 
     def isend(self, x: Any, dst: int, tag: int = 0, *, timeout: Timeout = None) -> MessageWork:
         """Begin to send `x`; it is the operation's until the work is done."""
-        return self._detach(self._post("isend", x, dst, tag, timeout))
+        return self._begin(self._checked("isend", x, dst, tag, timeout, receiving=False))
 
     def irecv(self, x: Any, src: int | None = None, tag: int = 0, *, timeout: Timeout = None) -> MessageWork:
         """Begin to receive into `x`; the work's `source` tells from whom, when done."""
-        return self._detach(self._post("irecv", x, src, tag, timeout))
+        return self._begin(self._checked("irecv", x, src, tag, timeout, receiving=True))
 
     def sendrecv(
         self, x: Any, dst: int, out: Any, src: int | None = None, tag: int = 0, *, timeout: Timeout = None
     ) -> int:
         """Send `x` to `dst` and receive into `out` from `src` at once; the rank it came from."""
-        receive = self._checked("sendrecv", out, src, tag, timeout, receiving=True)
-        send = self._checked("sendrecv", x, dst, tag, timeout, receiving=False)
-        incoming, outgoing = receive(), send()
-        self._caller.keep(incoming)
-        self._wait(outgoing, timeout)
-        self._wait(incoming, timeout)
+        incoming = self._checked("sendrecv", out, src, tag, timeout, receiving=True)
+        outgoing = self._checked("sendrecv", x, dst, tag, timeout, receiving=False)
+        self._pass(timeout, incoming, outgoing)
         return incoming.source
 
     def batch(self, messages: Sequence[Send | Recv], *, timeout: Timeout = None) -> list[MessageWork]:
@@ -90,25 +88,21 @@ class Messages:
 
         Example (p=2): works = group.batch([Send(x, peer), Recv(y, peer)]); for work in works: work.wait()
         """
-        begin = []
+        works = []
         for number, one in enumerate(messages):
             if not isinstance(one, Send | Recv):
                 raise TypeError(f"batch: message {number} is a {type(one).__name__}, expected Send or Recv")
             receiving = isinstance(one, Recv)
             peer = one.src if isinstance(one, Recv) else one.dst
-            begin.append(self._checked("batch", one.x, peer, one.tag, timeout, receiving=receiving))
-        works: dict[int, MessageWork] = {}
-        for number in sorted(range(len(begin)), key=lambda number: isinstance(messages[number], Send)):
-            works[number] = self._detach(begin[number]())
-        return [works[number] for number in range(len(begin))]
-
-    def _post(self, name: str, x: Any, peer: int | None, tag: int, timeout: Timeout) -> MessageWork:
-        return self._checked(name, x, peer, tag, timeout, receiving=name.endswith("recv"))()
+            works.append(self._checked("batch", one.x, peer, one.tag, timeout, receiving=receiving))
+        for number in sorted(range(len(works)), key=lambda number: isinstance(messages[number], Send)):
+            self._begin(works[number])
+        return works
 
     def _checked(
         self, name: str, x: Any, peer: int | None, tag: int, timeout: Timeout, *, receiving: bool
-    ) -> Callable[[], MessageWork]:
-        """Check the arguments of one message; what is returned posts it."""
+    ) -> MessageWork:
+        """Check the arguments of one message; its work, which has not been posted."""
         caller = self._caller
         try:
             address, numel, dtype = view(x, receiving, "out" if name == "sendrecv" and receiving else "x")
@@ -125,21 +119,31 @@ class Messages:
         post = engine.post_recv if receiving else engine.post_send
         nbytes = numel * ITEMSIZES[dtype]
         where = site() if name in ("isend", "irecv", "batch") else ""  # the others are still there when asked
+        operation = f"{name}(tag={tag})" if tag > 0 else name
+        begin = partial(post, peer, tag, dtype, address, nbytes, timeout_s)
+        return MessageWork(engine, begin, x, caller.scene(engine, operation, timeout_s, where))
 
-        def start() -> MessageWork:
-            request = post(peer, tag, dtype, address, nbytes, timeout_s)
-            operation = f"{name}(tag={tag})" if tag > 0 else name
-            return MessageWork(engine, request, x, caller.scene(engine, operation, timeout_s, where))
-
-        return start
-
-    def _wait(self, work: MessageWork, timeout: Timeout) -> None:
+    def _pass(self, timeout: Timeout, *works: MessageWork) -> None:
+        """Post all of them, then wait for the last one first."""
         timeout_s = seconds(timeout, self._caller.timeout_s)
-        if work.wait_or_abort(timeout_s):
-            raise work.failure()
+        try:
+            for work in works:
+                work.start()
+            for work in reversed(works):
+                if work.wait_or_abort(timeout_s):
+                    raise work.failure()
+        except BaseException:  # a fault, or Ctrl-C at any point: their bytes may be moved yet
+            for work in works:
+                self._caller.keep(work)
+            raise
 
-    def _detach(self, work: MessageWork) -> MessageWork:
-        if not work.done():
+    def _begin(self, work: MessageWork) -> MessageWork:
+        try:
+            work.start()
+            if not work.done():
+                self._caller.keep(work)
+                self._caller.engine.detach()
+        except BaseException:  # as by Ctrl-C, perhaps right after it was posted
             self._caller.keep(work)
-            self._caller.engine.detach()
+            raise
         return work

@@ -28,16 +28,15 @@ _PLACES = {
 """Which of the words of `Caller.again` each parameter without `*` is, in the order of the method's."""
 
 
-def methods(caller: Caller, cls: type[Collectives]) -> dict[str, Callable[..., Any]]:
+def methods(plain: Collectives, cls: type[Collectives]) -> dict[str, Callable[..., Any]]:
     """Callables to stand in the place of a group's collectives: they behave as those of `Collectives` do.
 
     Args:
+        plain: what they hold; not the group, which would be kept alive by its own attributes.
         cls: the group's class; what it overrides is left to it.
     """
-    plain = Collectives()  # not the group, which would be kept alive by its own attributes
-    plain._caller = caller
     return {
-        name: _method(caller, getattr(plain, name), name, places)
+        name: _method(plain._caller, getattr(plain, name), name, places)
         for name, places in _PLACES.items()
         if getattr(cls, name) is getattr(Collectives, name)
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +12,12 @@ from unisono._native import FaultKind
 from unisono.errors import GroupError, Timeout
 from unisono.group.faults import Scene, explain, late
 
-__all__ = ["CollectiveWork", "DoneWork", "MessageWork", "Work", "seconds"]
+__all__ = ["NEVER_QUEUED", "CollectiveWork", "DoneWork", "MessageWork", "Work", "seconds"]
+
+NEVER_QUEUED = 0
+"""The ticket of a collective that the engine did not take: any engine is past it."""
+_NOT_YET = (1 << 64) - 2
+"""No engine comes to this one before its end."""
 
 
 def seconds(timeout: float | timedelta | None, default_s: float) -> float:
@@ -88,30 +94,37 @@ class DoneWork(Work):
 
 
 class CollectiveWork(Work):
-    """A queued collective: done when the engine has come to its ticket."""
+    """A queued collective: done when the engine has come to its ticket.
 
-    __slots__ = ("_engine", "_keep", "_scene", "_ticket", "heard")
+    It is made, and kept, before it is queued: a signal handler that raises in between takes no buffer away.
+    One whose ticket was lost in this way is not done before the group's end.
 
-    def __init__(self, engine: _native.Engine, ticket: int, keep: Any, scene: Scene) -> None:
-        """`ticket`: the engine's number of it; `keep`: its buffers. `heard`: its error has been raised."""
+    Attributes:
+        ticket: the engine's number of it, once it is queued.  heard: its error has been raised.
+    """
+
+    __slots__ = ("_engine", "_keep", "_scene", "heard", "ticket")
+
+    def __init__(self, engine: _native.Engine, keep: Any, scene: Scene) -> None:
+        """`keep`: its buffers."""
         self.heard = False
+        self.ticket = _NOT_YET
         self._engine = engine
-        self._ticket = ticket
         self._keep = keep
         self._scene = scene
 
     def _what(self) -> str:
-        return f"{self._scene.operation}, queued as {self._ticket} of group {self._scene.group!r}"
+        return f"{self._scene.operation}, queued as {self.ticket} of group {self._scene.group!r}"
 
     def done(self) -> bool:
         """Whether it has ended, well or not."""
-        return self._engine.done(self._ticket)
+        return self._engine.done(self.ticket)
 
     def wait(self, timeout: float | timedelta | None = None) -> None:
         """See `Work.wait`."""
-        kind = self._engine.wait(self._ticket, seconds(timeout, float("inf")))
+        kind = self._engine.wait(self.ticket, seconds(timeout, float("inf")))
         if kind == FaultKind.TIMEOUT and self.done():  # it ended in this very moment
-            kind = self._engine.wait(self._ticket, 1.0)
+            kind = self._engine.wait(self.ticket, 1.0)
         if kind == FaultKind.TIMEOUT and not self._engine.fault()[0]:
             raise Timeout(late(self._scene, seconds(timeout, 0.0)))
         if kind:
@@ -125,15 +138,29 @@ class CollectiveWork(Work):
 
 
 class MessageWork(Work):
-    """A send or receive on its way."""
+    """A send or receive on its way.
 
-    __slots__ = ("_engine", "_keep", "_request", "_scene")
+    It is made before it is posted, so that whoever posts it can keep it when a signal handler raises. One
+    whose request was lost in this way is not done before the group's end.
+    """
 
-    def __init__(self, engine: _native.Engine, request: _native.Request, keep: Any, scene: Scene) -> None:
+    __slots__ = ("_begun", "_engine", "_keep", "_post", "_request", "_scene")
+    _request: _native.Request
+
+    def __init__(
+        self, engine: _native.Engine, post: Callable[[], _native.Request], keep: Any, scene: Scene
+    ) -> None:
+        """`post`: hands it to the engine; `keep`: its buffer."""
+        self._begun = False
         self._engine = engine
-        self._request = request
+        self._post = post
         self._keep = keep
         self._scene = scene
+
+    def start(self) -> None:
+        """Post it."""
+        self._request = self._post()
+        self._begun = True
 
     def _what(self) -> str:
         peer = self._request.peer
@@ -142,7 +169,7 @@ class MessageWork(Work):
 
     def done(self) -> bool:
         """Whether it has ended, well or not."""
-        return self._request.done
+        return self._begun and self._request.done
 
     def wait(self, timeout: float | timedelta | None = None) -> None:
         """See `Work.wait`."""

@@ -1,0 +1,136 @@
+"""A signal handler raises while an operation is being handed over: its buffers outlive it all the same."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ranks
+import unisono as un
+
+NUMEL = 1000
+
+
+class Interrupted:
+    """Stands for a native object: where `step` is called Ctrl-C comes, before it or right after it."""
+
+    def __init__(self, native: Any, step: str, after: bool) -> None:
+        self._native = native
+        self._step = step
+        self._after = after
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._native, name)
+
+        def interrupted(*args: Any) -> Any:
+            if self._after:
+                method(*args)
+            raise KeyboardInterrupt
+
+        return interrupted if name == self._step else method
+
+
+def forgotten(call: Callable[[Any], Any]) -> weakref.ref[Any]:
+    """The array of an interrupted call, which nobody else holds any more."""
+    x = np.zeros(NUMEL)
+    try:
+        call(x)
+    except KeyboardInterrupt:
+        seen = weakref.ref(x)
+    del x
+    gc.collect()
+    return seen
+
+
+@pytest.mark.parametrize("queued", [True, False])
+def test_collective(queued: bool) -> None:
+    """One that was queued keeps its buffer while the engine may write to it; another one does not."""
+    interrupted = threading.Event()
+
+    def work(group: un.Group) -> None:
+        if group.rank == 1:
+            assert interrupted.wait(60)
+            if queued:
+                group.all_reduce(np.full(NUMEL, 7.0))
+            group.barrier(async_op=True)
+            group.barrier()
+            return
+        caller = group._caller
+        prepare = caller.prepare
+
+        def preparing(*args: Any) -> Any:
+            prepared = prepare(*args)
+            return prepared._replace(operation=Interrupted(prepared.operation, "start", after=queued))
+
+        caller.prepare = preparing  # type: ignore[method-assign]
+        seen = forgotten(lambda x: group.all_reduce(x, async_op=True))
+        del caller.prepare
+        kept = seen() is not None
+        interrupted.set()
+        assert kept or not queued
+        group.barrier(async_op=True)  # which looks through those under way
+        group.barrier()
+        assert (seen() is None) == (not queued)
+        if queued:
+            assert (seen() == 7).all()
+        group.close()
+        assert seen() is None
+
+    ranks.threads(2, work)
+
+
+PATIENT = timedelta(seconds=60)  # not as a number: such a call takes the way that has its own windows
+RECEIVES: dict[str, Callable[[un.Group, Any], Any]] = {
+    "irecv": lambda group, x: group.irecv(x, 1),
+    "batch": lambda group, x: group.batch([un.Send(np.zeros(1), 1, 5), un.Recv(x, 1)]),
+    "recv": lambda group, x: group.recv(x, 1, timeout=PATIENT),
+    "sendrecv": lambda group, x: group.sendrecv(np.zeros(1), 1, x, 1),
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "step", "after"),
+    [
+        ("irecv", "post_recv", True),
+        ("irecv", "detach", False),
+        ("batch", "post_recv", True),
+        ("batch", "post_send", False),
+        ("recv", "post_recv", True),
+        ("recv", "wait_request", False),
+        ("sendrecv", "post_recv", True),
+        ("sendrecv", "post_send", False),
+        ("sendrecv", "wait_request", False),
+    ],
+)
+def test_message(call: str, step: str, after: bool) -> None:
+    interrupted = threading.Event()
+
+    def work(group: un.Group) -> None:
+        if group.rank == 1:
+            assert interrupted.wait(60)
+            group.send(np.full(NUMEL, 7.0), 0)
+            group.send(np.zeros(1), 0)
+            group.barrier()
+            return
+        caller = group._caller
+        engine = caller.engine
+        caller._engine = Interrupted(engine, step, after)  # type: ignore[assignment]
+        seen = forgotten(lambda x: RECEIVES[call](group, x))
+        caller._engine = engine
+        kept = seen() is not None
+        interrupted.set()
+        assert kept
+        group.recv(np.zeros(1), 1)  # the first one has come before it
+        assert (seen() == 7).all()
+        group.barrier()
+        group.close()
+        assert seen() is None
+
+    ranks.threads(2, work)
