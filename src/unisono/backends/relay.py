@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import selectors
 import socket
@@ -22,6 +23,7 @@ import sys
 import threading
 import time
 
+from unisono.errors import message
 from unisono.secure import check_for_tls
 from unisono.store.tls import context, wrapped
 
@@ -30,7 +32,9 @@ __all__ = ["Relays", "main"]
 PIECE = 256 * 1024
 LINGER = 6  # times the timeout for silent hosts: what a peer has to take what was sent before the rank ended
 SERVER, CLIENT = b"s", b"c"
-START_S = 60.0  # until the process is given up that does not start
+START_S = 60.0  # until the process is given up that does not start, or does not answer
+ROUNDS = 32  # what one connection may move before the others, and new ones, have their turn
+TAKEN = b"taken"
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
@@ -49,19 +53,29 @@ class Relays:
         """The end for the engine of a connection that is encrypted from now on. `sock` is used up.
 
         Raises:
-            OSError: the process does not start, or has ended.
+            OSError: the process does not start, has ended, or cannot take one more; says which.
         """
         near, far = socket.socketpair()
         near.setblocking(False)
         try:
             with sock, far, self._lock:
-                control = self._control = self._control or _start(self._token, self._peer_timeout_s)
                 introduction = (SERVER if server else CLIENT) + channel.encode()
-                socket.send_fds(control, [introduction], [sock.fileno(), far.fileno()])
+                _check(self._hand_over(introduction, [sock.fileno(), far.fileno()]))
         except BaseException:
             near.close()
             raise
         return near
+
+    def _hand_over(self, introduction: bytes, descriptors: list[int]) -> bytes:
+        """Bring the process a connection, and return its answer. With the lock held."""
+        control = self._control = self._control or _start(self._token, self._peer_timeout_s)
+        try:
+            socket.send_fds(control, [introduction], descriptors)
+            return control.recv(4096)
+        except BaseException:  # the answer may be still to come: no later connection's
+            self._control = None
+            control.close()
+            raise
 
     def close(self) -> None:
         """Give no more; the process stays as long as its connections."""
@@ -69,11 +83,17 @@ class Relays:
             self._control.close()
 
 
+def _check(answer: bytes) -> None:
+    if answer != TAKEN:
+        raise ChildProcessError(answer.decode() or "the process that encrypts connections has ended")
+
+
 def _start(token: bytes, peer_timeout_s: float) -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     fd = theirs.fileno()
     command = [sys.executable, "-m", "unisono.backends.relay", str(fd), str(peer_timeout_s)]
     try:
+        ours.settimeout(START_S)
         with theirs:
             ours.send(token)
             subprocess.run(command, pass_fds=[fd], stdin=subprocess.DEVNULL, check=True, timeout=START_S)
@@ -146,10 +166,14 @@ class Pair:
         )
 
     def move(self) -> None:
-        """Pass on what can be, without waiting."""
+        """Pass on what can be, without waiting; not all of a stream that never ends.
+
+        A selector sees what is left: a read takes a whole TLS record, so none stays in the library.
+        """
         try:
-            while self._outwards.move() | self._inwards.move():
-                pass
+            for _ in range(ROUNDS):
+                if not self._outwards.move() | self._inwards.move():
+                    break
             if self._outwards.over and self._inwards.over:
                 self.close()
         except OSError:  # one side is gone: the other must see an end
@@ -189,9 +213,7 @@ def serve(control: socket.socket, peer_timeout_s: float) -> None:
             for one in {key.fileobj if key.data is None else key.data for key, _ in found}:
                 if isinstance(one, Pair):
                     _advance(selector, one)
-                elif pair := _welcome(control, contexts):
-                    _advance(selector, pair)
-                else:
+                elif not _admit(selector, control, contexts):
                     selector.unregister(control)
             if time.monotonic() - looked >= peer_timeout_s:
                 looked = time.monotonic()
@@ -210,15 +232,55 @@ def _advance(selector: selectors.BaseSelector, pair: Pair) -> None:
                 selector.register(sock, events, pair)
 
 
-def _welcome(control: socket.socket, contexts: dict[bytes, ssl.SSLContext]) -> Pair | None:
-    introduction, descriptors, _, _ = socket.recv_fds(control, 256, 2)
-    if not descriptors:
-        return None
+def _admit(
+    selector: selectors.BaseSelector, control: socket.socket, contexts: dict[bytes, ssl.SSLContext]
+) -> bool:
+    """Take a connection that the rank brings, and answer. False when it brings no more."""
+    try:
+        introduction, descriptors, flags, _ = socket.recv_fds(control, 256, 2)
+    except ConnectionError:  # the rank has ended without hearing an answer
+        return False
+    if not introduction:
+        return False
+    pair, answer = None, TAKEN
+    try:
+        pair = _pair(introduction, descriptors, flags, contexts)
+    except OSError as error:  # of this connection: the others go on
+        answer = str(error).encode()
+    with contextlib.suppress(OSError):  # the rank may have ended
+        control.send(answer)
+    if pair:
+        _advance(selector, pair)
+    return True
+
+
+def _pair(
+    introduction: bytes, descriptors: list[int], flags: int, contexts: dict[bytes, ssl.SSLContext]
+) -> Pair:
+    """The connection that was introduced. Raises OSError when its descriptors did not all arrive."""
+    if flags & socket.MSG_CTRUNC:
+        for each in descriptors:
+            os.close(each)
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        what = "the process that encrypts connections cannot open as many files as they need, two for each"
+        remedy = f"It may open {limit}: raise the hard limit, ulimit -Hn."
+        raise OSError(message(what, observed=f"{len(descriptors)} of 2", remedy=remedy))
     outer, inner = (socket.socket(fileno=each) for each in descriptors)
     for sock in (outer, inner):
         sock.setblocking(False)
     side, channel = introduction[:1], introduction[1:].decode()
-    return Pair(wrapped(outer, contexts[side], server=side == SERVER, channel=channel), inner)
+    try:
+        return Pair(wrapped(outer, contexts[side], server=side == SERVER, channel=channel), inner)
+    except OSError:
+        inner.close()
+        outer.close()
+        raise
+
+
+def _open_many_files() -> None:
+    """Raise the limit to the highest allowed: with 170 ranks on other hosts there are a thousand files."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def main() -> None:
@@ -229,6 +291,7 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_WRONLY)  # whoever reads the rank's output waits for the rank alone
     os.dup2(nothing, 1)
     os.dup2(nothing, 2)
+    _open_many_files()
     with socket.socket(fileno=int(sys.argv[1])) as control:
         serve(control, float(sys.argv[2]))
 

@@ -7,6 +7,7 @@ name of a `torch.distributed.ProcessGroup` with PyTorch's own ProcessGroupNCCL. 
 from __future__ import annotations
 
 import functools
+import threading
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -67,6 +68,7 @@ class CudaGroup:
         self._size = size
         self.timeout = timeout
         self._group: Any = None
+        self._making = threading.Lock()  # two groups over one store would never meet the other ranks'
 
     @property
     def made(self) -> bool:
@@ -81,9 +83,10 @@ class CudaGroup:
             RuntimeError: there is no CUDA or no NCCL here; says which.
         """
         if self._group is None:
-            self._group = open_nccl(
-                c10d.PrefixStore("cuda/", self._store), self._rank, self._size, self.timeout
-            )
+            with self._making:
+                if self._group is None:
+                    store = c10d.PrefixStore("cuda/", self._store)
+                    self._group = open_nccl(store, self._rank, self._size, self.timeout)
         return self._group
 
     def set_timeout(self, timeout: timedelta) -> None:

@@ -276,17 +276,32 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
     # ---- the end ----
 
     def shutdown(self) -> None:
-        """Close the group; `destroy_process_group` calls this. Works that are not complete fail."""
-        self._cuda.shutdown()
-        self._group.close()
-        self._futures.close()
-        self._recent.clear()
+        """Close the group; `destroy_process_group` calls this. Works that are not complete fail.
+
+        What NCCL raises as its half is closed comes last: the other ranks have been told by then.
+        """
+        try:
+            self._close()
+        finally:
+            self._cuda.shutdown()
 
     def abort(self) -> None:
         """Abort the group: whatever waits in it, here or on another rank, raises."""
-        self._cuda.abort()
-        self._group.abort()
-        self.shutdown()
+        try:
+            self._group.abort()
+        finally:
+            try:
+                self._cuda.abort()
+            finally:
+                self.shutdown()
+
+    def _close(self) -> None:
+        """Close the half that moves CPU memory."""
+        try:
+            self._group.close()
+        finally:
+            self._futures.close()
+            self._recent.clear()
 
 
 skip(ProcessGroupUnisono, Collectives, Calling, UnisonoWork, TransferWork)

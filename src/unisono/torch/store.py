@@ -6,7 +6,7 @@ This module only translates: operations, timeouts and errors. It opens no connec
 
 from __future__ import annotations
 
-from datetime import timedelta
+import time
 from typing import TYPE_CHECKING, Any
 
 from unisono.errors import StoreError, message
@@ -14,9 +14,13 @@ from unisono.store import Store, ops
 from unisono.store.ops import Op, Reply
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch._C import _distributed_c10d as c10d
 
 __all__ = ["TorchStore"]
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.1
 
 
 class TorchStore(Store):
@@ -43,14 +47,26 @@ class TorchStore(Store):
     def _when_there(self, op: ops.Get | ops.Wait, timeout_s: float) -> Reply:
         """Wait for the keys of `op`; `Reply.missing` when they do not come in time."""
         keys = [op.key] if isinstance(op, ops.Get) else list(op.keys)
-        if not self._inner.check(keys):
-            try:
-                self._inner.wait(keys, timedelta(seconds=max(timeout_s, 0.001)))  # 0 would be for ever
-            except RuntimeError:
-                missing = tuple(key for key in keys if not self._inner.check([key]))
-                if missing:
-                    return Reply(missing=missing)
+        if not self._come(keys, timeout_s):
+            missing = tuple(key for key in keys if not self._inner.check([key]))
+            if missing:
+                return Reply(missing=missing)
         return Reply(value=self._inner.get(op.key)) if isinstance(op, ops.Get) else Reply()
+
+    def _come(self, keys: Sequence[str], timeout_s: float) -> bool:
+        """Wait for `keys`; whether they came in time.
+
+        PyTorch's own wait is deaf to Ctrl-C until it is over, and its TCPStore warns on stderr whenever one
+        ends without the keys, so slices of it would be loud. The pauses grow to a tenth of the wait so far.
+        """
+        began = time.monotonic()
+        while not self._inner.check(keys):
+            waited_s = time.monotonic() - began
+            if waited_s >= timeout_s:
+                return False
+            pause_s = min(max(waited_s / 10, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+            time.sleep(min(pause_s, timeout_s - waited_s))
+        return True
 
     def _now(self, op: Op, payload: bytes) -> Reply:
         """Answer what never waits."""

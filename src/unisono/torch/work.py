@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DONE", "Futures", "Together", "TransferWork", "UnisonoWork", "seconds"]
 
+PATIENCE_S = 5.0  # how long closing waits for the threads of futures
+
 # mypy must pass with and without PyTorch installed.
 # mypy: disallow-subclassing-any=False, warn-unused-ignores=False
 
@@ -289,14 +291,19 @@ class Futures:
             threading.Thread(target=_complete, args=(work, future), name=self._name, daemon=True).start()
 
     def close(self) -> None:
-        """Complete what is left and end the threads. Call it once no work can stay incomplete."""
+        """Complete what is left and end the threads. Call it once no work can stay incomplete.
+
+        What comes later is completed, too. A signal handler may close while the thread it runs in starts one
+        of the threads, with the lock that they need: hence the limit. They go on, and end when they can.
+        """
         with self._changed:
             self._closing = True
             self._changed.notify_all()
             threads, self._threads = self._threads, []
+        deadline = time.monotonic() + PATIENCE_S
         for thread in threads:
             if thread is not threading.current_thread():
-                thread.join()
+                thread.join(max(0.0, deadline - time.monotonic()))
 
     def _call_somebody(self) -> None:
         """See to it that the next item is taken. With the lock held."""
@@ -304,34 +311,43 @@ class Futures:
             return
         if self._idle:
             self._changed.notify()
-        else:
-            self._threads.append(threading.Thread(target=self._loop, name=self._name, daemon=True))
-            self._threads[-1].start()
+            return
+        thread = threading.Thread(target=self._loop, name=self._name, daemon=True)
+        thread.start()
+        self._threads.append(thread)
 
     def _next(self) -> tuple[UnisonoWork, Any] | None:
         with self._changed:
             self._idle += 1
-            while self._taken or not self._items:
-                if self._closing and not self._items:
-                    return None
-                self._changed.wait()
-            self._idle -= 1
-            self._taken = True
-            return self._items.popleft()
+            try:
+                while self._taken or not self._items:
+                    if self._closing and not self._items:
+                        return None
+                    self._changed.wait()
+                self._taken = True
+                return self._items.popleft()
+            finally:
+                self._idle -= 1
 
     def _loop(self) -> None:
         while item := self._next():
             work, start = item
-            with suppress(Exception):  # the future's callback meets it again
-                work.wait()
-            with self._changed:
-                self._taken = False
-                self._call_somebody()
-            start.set_result(None)
+            try:
+                _wait_out(work)
+                with self._changed:
+                    self._taken = False
+                    with suppress(RuntimeError):  # no thread to be had: this one takes the next item, too
+                        self._call_somebody()
+            finally:
+                start.set_result(None)
             del item, work, start  # a work keeps its tensors alive
 
 
 def _complete(work: UnisonoWork, start: Any) -> None:
-    with suppress(Exception):
-        work.wait()
+    _wait_out(work)
     start.set_result(None)
+
+
+def _wait_out(work: UnisonoWork) -> None:
+    with suppress(Exception):  # the future's callback meets it again
+        work.wait()

@@ -1,0 +1,188 @@
+"""Where threads and signal handlers meet: futures, waiting in PyTorch's store, closing, the first CUDA call.
+
+No processes: ranks are threads over one store, and works are stand-ins that complete when told to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from unisono.errors import UnisonoError
+from unisono.torch import cuda
+from unisono.torch.process_group import ProcessGroupUnisono
+from unisono.torch.store import TorchStore
+from unisono.torch.work import Futures, UnisonoWork
+
+LIMIT_S = 20.0
+
+
+class Told:
+    """A work of the engine's that completes when it is told to."""
+
+    def __init__(self) -> None:
+        self._told = threading.Event()
+
+    def tell(self) -> None:
+        self._told.set()
+
+    def wait(self, timeout: float | None = None) -> None:
+        assert self._told.wait(timeout or LIMIT_S)
+
+    def done(self) -> bool:
+        return self._told.is_set()
+
+    def exception(self) -> BaseException | None:
+        return None
+
+
+def under_way(futures: Futures) -> tuple[Told, Callable[[], bool]]:
+    """A work that `futures` completes a future for; and whether that is so within a few seconds."""
+    native = Told()
+    completed = threading.Event()
+    start: torch.futures.Future[None] = torch.futures.Future()
+    start.add_done_callback(lambda _: completed.set())
+    futures.set_after(UnisonoWork(native, [], futures), start)
+    return native, lambda: completed.wait(5.0)
+
+
+def test_a_future_asked_for_as_the_group_closes_is_completed():
+    futures = Futures("futures")
+    first, first_completed = under_way(futures)
+    first.tell()
+    assert first_completed()
+    futures.close()
+    second, second_completed = under_way(futures)
+    second.tell()
+    assert second_completed()
+
+
+def test_closing_in_a_handler_does_not_wait_for_threads_that_cannot_go_on(monkeypatch):
+    monkeypatch.setattr("unisono.torch.work.PATIENCE_S", 0.1)
+    futures = Futures("futures")
+    first, first_completed = under_way(futures)
+    second, second_completed = under_way(futures)
+    with futures._changed:  # as a handler does that interrupted `set_after`
+        first.tell()
+        closing = threading.Thread(target=futures.close, daemon=True)
+        futures.close()
+        closing.start()
+    second.tell()
+    closing.join(LIMIT_S)
+    assert first_completed()
+    assert second_completed()
+
+
+def test_futures_are_completed_when_no_further_thread_can_be_had(monkeypatch):
+    futures = Futures("futures")
+    works = [under_way(futures) for _ in range(2)]  # one thread; the second work needs it, or another
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    for native, completed in works:
+        native.tell()
+        assert completed()
+    monkeypatch.undo()
+    futures.close()
+
+
+class Heard(Exception):
+    pass
+
+
+@contextlib.contextmanager
+def signalled(after_s: float) -> Iterator[None]:
+    """Have a signal of a handler that raises `Heard`."""
+
+    def handler(*_: object) -> None:
+        raise Heard
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    main = threading.main_thread().ident
+    assert main is not None
+    timer = threading.Timer(after_s, signal.pthread_kill, [main, signal.SIGUSR1])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.fixture(scope="module")
+def tcp_store() -> dist.Store:
+    """Of the module: the first one of a process opens a pipe that PyTorch never closes."""
+    return dist.TCPStore("127.0.0.1", 0, is_master=True)
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+def test_a_handler_is_heard_while_a_key_is_waited_for(kind, tcp_store, tmp_path, capfd):
+    inner = tcp_store if kind == "tcp" else dist.FileStore(str(tmp_path / "store"), 1)
+    store = TorchStore(inner, timeout_s=LIMIT_S)
+    began = time.monotonic()
+    with pytest.raises(Heard), signalled(0.6):
+        store.get("never")
+    assert time.monotonic() - began < LIMIT_S - 5
+    with pytest.raises(UnisonoError, match="did not appear within 0.7 s"):
+        store.get("never", timeout_s=0.7)
+    assert capfd.readouterr().err == ""  # PyTorch's TCPStore warns of every wait that ends without the keys
+    late = threading.Timer(0.2, inner.set, ["late", "there"])
+    late.start()
+    assert store.get("late") == b"there"
+    late.join()
+
+
+def pair() -> list[ProcessGroupUnisono]:
+    """Two ranks of one process."""
+    store = dist.HashStore()
+    with ThreadPoolExecutor(2) as pool:
+        made = [
+            pool.submit(ProcessGroupUnisono, store, rank, 2, timedelta(seconds=LIMIT_S), "world")
+            for rank in range(2)
+        ]
+    return [one.result() for one in made]
+
+
+@pytest.mark.parametrize("end", ["shutdown", "abort"])
+def test_ranks_are_told_of_an_end_in_which_nccl_fails(end, monkeypatch):
+    def fail(_: cuda.CudaGroup) -> None:
+        raise RuntimeError("NCCL failed")
+
+    ending, mate = pair()
+    native = mate.allreduce([torch.ones(2)])
+    monkeypatch.setattr(cuda.CudaGroup, end, fail)
+    with pytest.raises(RuntimeError, match="NCCL failed"):
+        getattr(ending, end)()
+    assert ending._group.closed
+    assert ending._futures._closing
+    with pytest.raises(UnisonoError, match="rank 0"):
+        native.wait()
+    monkeypatch.undo()
+    mate.shutdown()
+
+
+def test_two_threads_make_one_group_of_nccls(monkeypatch):
+    made = []
+
+    def slowly(*_: object) -> object:
+        time.sleep(0.2)
+        made.append(object())
+        return made[-1]
+
+    monkeypatch.setattr(cuda, "open_nccl", slowly)
+    group = cuda.CudaGroup(dist.HashStore(), 0, 1, timedelta(seconds=LIMIT_S))
+    with ThreadPoolExecutor(2) as pool:
+        one, two = (pool.submit(lambda: group.group) for _ in range(2))
+    assert one.result() is two.result()
+    assert len(made) == 1
