@@ -120,7 +120,7 @@ def _attend_alone(job: Job, life_write: int, master_port: int, signals: Signals)
 def _attend_all(
     job: Job, base: Mapping[str, str], life_write: int, news: IO[str], master_port: int, signals: Signals
 ) -> int:
-    """The same with other nodes. A signal that ends the waiting for them does not escape from here twice."""
+    """The same with other nodes; when that has ended, in whatever way, a signal raises nothing any more."""
     try:
         return attend(job, base, life_write, news, master_port, signals)
     finally:

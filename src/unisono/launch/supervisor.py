@@ -272,8 +272,7 @@ class Supervisor:
             number = self._escalation.pop(now)
             if number is not None:
                 self._signal_ranks(number)
-                left = [f"rank {rank.rank}, {undying(rank.pid)}" for rank in self._living()]
-                self._give_up_on(left, self._escalation)
+                self._give_up_on_undying(self._escalation)
         elif not self._childless:
             self._end_strays(now)
 
@@ -301,14 +300,19 @@ class Supervisor:
                     f"ending {len(left)} process{'es' if len(left) > 1 else ''} left behind by the ranks"
                 )
             signal_strays(number, now - self._strays_since)
-            self._give_up_on([undying(pid) for pid in children()], self._strays)
+            self._give_up_on_undying(self._strays)
 
-    def _give_up_on(self, left: Sequence[str], ending: Escalation) -> None:
+    def _give_up_on_undying(self, ending: Escalation) -> None:
         """Name who does not die of SIGKILL; after a minute of that, go without them."""
-        if not left:
+        to_be_told = ending.to_be_told()
+        if not to_be_told and not ending.in_vain:
             return
-        names = "; ".join(left)
-        if ending.to_be_told():
+        self._reap()
+        ranks = [f"rank {rank.rank}, {undying(rank.pid)}" for rank in self._living()]
+        names = "; ".join(ranks or map(undying, children()))
+        if not names:
+            return
+        if to_be_told:
             self._say(
                 f"SIGKILL has not ended {names} within {TELL_S:g} s: it waits in the kernel (state D) or is"
                 " another user's"
