@@ -6,8 +6,10 @@ import argparse
 import io
 import os
 import selectors
+import signal
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +17,9 @@ import pytest
 
 from unisono.errors import LaunchError
 from unisono.launch.board import StatusBoard
+from unisono.launch.ending import LEAVE_S, Escalation
 from unisono.launch.job import Assignment, Job, rank_environment
+from unisono.launch.news import tell
 from unisono.launch.options import add_arguments, job_from
 from unisono.launch.screen import Screen, prefix_of
 from unisono.launch.streams import LONGEST_LINE_NBYTES, RankStream, Streams
@@ -216,6 +220,54 @@ def test_report_names_ranks_shortly() -> None:
         f"unisono run: then ranks 0-2, 5 failed because a peer was gone (exit code 1); {ended}",
         "unisono run: full output in logs",
     ]
+
+
+# --- the end ---------------------------------------------------------------------------------------------
+
+
+def test_a_launcher_that_was_stopped_still_gives_time_between_two_signals() -> None:
+    ending = Escalation((0.0, signal.SIGTERM), (3.0, signal.SIGKILL))
+    late = time.monotonic() + 100.0
+    assert ending.pop(late) == signal.SIGTERM and ending.due == late + 3.0
+    assert ending.pop(late + 2.9) is None and not ending.killing
+    assert ending.pop(late + 50.0) == signal.SIGKILL and ending.killing
+
+
+def test_sigkill_is_repeated_and_given_up_after_a_minute_of_it() -> None:
+    ending = Escalation((0.0, signal.SIGKILL))
+    ending.pop(time.monotonic() + 1000.0)  # we were stopped: those who are left did not have that time
+    told_after = []
+    kills = 0
+    while not ending.in_vain:
+        assert ending.due is not None and ending.pop(ending.due) == signal.SIGKILL
+        kills += 1
+        if ending.to_be_told():
+            told_after.append(kills)
+    assert told_after == [20] and kills == LEAVE_S / 0.5
+
+
+def test_a_long_record_is_written_whole_although_a_signal_comes(pipe: tuple[io.FileIO, io.FileIO]) -> None:
+    reader, writer = pipe
+    seen = []
+    full = threading.Event()  # set by the signal: the pipe is full then and the write has written a part
+
+    def read() -> None:
+        full.wait(60.0)
+        while data := reader.read(1 << 16):
+            seen.append(data)
+
+    feeder = threading.Thread(target=read)
+    feeder.start()
+    previous = signal.signal(signal.SIGALRM, lambda *_: full.set())
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        tell(writer.fileno(), {"report": "x" * 200_000})
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+        full.set()
+        writer.close()
+        feeder.join()
+    assert b"".join(seen) == b'{"report": "' + b"x" * 200_000 + b'"}\n'
 
 
 # --- board and screen -------------------------------------------------------------------------------------

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from unisono.errors import StoreTimeout
 from unisono.launch import nodes as module
 from unisono.launch.job import Job
+from unisono.launch.news import News
 from unisono.launch.nodes import Final, Nodes
+from unisono.secure import Token
 from unisono.store import StoreServer, TCPStore
 
 
@@ -84,3 +88,59 @@ def test_who_did_well_and_is_given_up_afterwards_counts_once(three: Together) ->
     three.settle(0, 2)
     pending.result(30)
     assert three.settled() == 3
+
+
+def test_a_word_that_breaks_off_is_a_failure_for_all(three: Together) -> None:
+    """Its supervisor was killed while it wrote."""
+    news = News(io.StringIO('{"failure": [2, "exit co'), three.nodes[1])
+    news.thread.join(30)
+    assert three.stores[0].check(["unisono/launch/end"])
+    pending = three.pool.submit(three.nodes[1].settle, news.failure, news.stopped)
+    for finals in three.settle(0, 2):
+        assert [final.node for final in finals if final.failure is not None] == [1]
+    pending.result(30)
+
+
+def test_a_beat_that_is_not_answered_is_followed_by_the_next(
+    three: Together, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BEAT_S", 0.02)
+    beat, beats = three.nodes[1]._beat, []
+
+    def unanswered_once(timeout_s: float) -> None:
+        beats.append(timeout_s)
+        if len(beats) == 1:
+            raise StoreTimeout("no answer")
+        beat(timeout_s)
+
+    monkeypatch.setattr(three.nodes[1], "_beat", unanswered_once)
+    pending = three.pool.submit(three.nodes[1]._keep_beating)
+    three.stores[0].wait(["unisono/launch/beat/1"])
+    three.nodes[1].close()
+    pending.result(30)
+
+
+def test_the_last_node_may_come_in_the_last_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MEET_S", -1.0)  # the time was up before the plan was asked for
+    server = StoreServer("127.0.0.1")
+    with TCPStore(server.host, server.port, timeout_s=30.0) as store:
+        job = Job(command=("true",), world_size=1, shown=(3,), logged=(0,))
+        assert Nodes(job, store).meet(1).world_size == 1
+    server.close()
+
+
+def test_a_store_that_is_anothers_by_now_is_one_that_does_not_answer() -> None:
+    server = StoreServer("127.0.0.1")
+    with TCPStore(server.host, server.port, timeout_s=30.0) as store:
+        job = Job(command=("true",), world_size=1, shown=(3,), logged=(0,), nnodes=2, grace_s=0.0)
+        node = Nodes(job, store)
+        node._hosts = ("a", "b")
+        server.close()
+        other = StoreServer(server.host, server.port, token=Token(b"x" * 32))
+        told = threading.Event()
+        node.announce("nobody hears it", 1)
+        node.watch(told.set)
+        assert told.wait(30) and node.end is not None and "is gone" in node.end.text
+        assert [final.node for final in node.settle(None, 0)] == [0]
+        node.close()
+        other.close()

@@ -1,14 +1,15 @@
 """`unisono run`: starts the ranks of a job on this machine, shows their output, ends them together.
 
 Several machines run it once each and form one job. It does not know what the ranks compute;
- it gives them their place in the job and a store to meet at.
+it gives them their place in the job and a store to meet at.
 
     options   command line -> Job                  front       signals, store, watches the supervisor
     job       Job, environment of a rank           supervisor  starts, reaps, ends the ranks
     streams   pipes -> screen, log files           process     sessions, death signals, orphans
-    screen    the console, line by line            board       who ended of what, readable by every rank
-    summary   which failure was the first       nodes       what the nodes of a job tell each other
-    attend    what the front does meanwhile
+    screen    the console, line by line            ending      which signal when, and when to give up
+    summary   which failure was the first          board       who ended of what, readable by every rank
+    attend    what the front does meanwhile        nodes       what the nodes of a job tell each other
+    news      what the supervisor tells the front
 """
 
 from __future__ import annotations

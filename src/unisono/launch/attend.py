@@ -11,18 +11,21 @@ import dataclasses
 import errno
 import json
 import os
+import select
 import signal
+import socket
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 from unisono import env
 from unisono.errors import StoreError
+from unisono.launch.ending import STRAYS_IN_A_HURRY_S
 from unisono.launch.job import Assignment, Job
+from unisono.launch.news import News
 from unisono.launch.process import become_subreaper, end_children
-from unisono.launch.summary import Failure, foreign_report
-from unisono.launch.supervisor import FORWARDED, STRAYS_IN_A_HURRY_S
+from unisono.launch.summary import foreign_report
+from unisono.launch.supervisor import FORWARDED, STOPPING
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from unisono.launch.nodes import Final, Nodes
     from unisono.store import StoreServer
 
-__all__ = ["Interrupted", "Signals", "adopting_orphans", "assign", "attend", "outcome"]
+__all__ = ["Interrupted", "Signals", "adopting_orphans", "assign", "attend", "in_main_thread_only", "outcome"]
 
 GOODBYE_S = 10.0  # node 0 serves the store so long after its own end, at most, for the others to read from it
 
@@ -47,32 +50,70 @@ class Signals:
     """Passes each signal on to the supervisor, which knows what it means.
 
     What was ignored when we were started (nohup, `&` in a script) stays ignored. While `direct` is set no
-    rank runs, and the signal ends this process's waiting instead.
+    rank runs, and the first signal ends this process's waiting instead.
     """
 
     def __init__(self, supervisor: int) -> None:
         self._supervisor = supervisor
+        self._lives = os.pidfd_open(supervisor)  # its number may be another's once `wait` has returned
+        self._status: int | None = None
+        self._interrupted = False
         self.direct = False
 
     def _forward(self, number: int, _frame: FrameType | None) -> None:
-        if self.direct and number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if self.direct and number in STOPPING and not self._interrupted:
+            self._interrupted = True  # what is cleaned up then is not interrupted once more
             raise Interrupted(number)
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self._supervisor, number)
+            signal.pidfd_send_signal(self._lives, number)
             if number == signal.SIGTSTP:
                 os.kill(os.getpid(), signal.SIGSTOP)  # stop as asked; this returns when we are continued
-                os.kill(self._supervisor, signal.SIGCONT)
+                signal.pidfd_send_signal(self._lives, signal.SIGCONT)
 
     @contextlib.contextmanager
     def forwarded(self) -> Iterator[None]:
-        """Catch the signals in this block."""
+        """Catch the signals in this block. Afterwards `wait` is over."""
+        self._wake_read, wake_write = socket.socketpair()
         numbers = [n for n in FORWARDED if n != signal.SIGCONT and signal.getsignal(n) != signal.SIG_IGN]
-        previous = {number: signal.signal(number, self._forward) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+        with self._wake_read, wake_write:
+            self._wake_read.setblocking(False)
+            wake_write.setblocking(False)
+            previous_fd = signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
+            previous = {number: signal.signal(number, self._forward) for number in numbers}
+            try:
+                yield
+            finally:
+                for number, handler in previous.items():
+                    signal.signal(number, handler)
+                signal.set_wakeup_fd(previous_fd)
+                os.close(self._lives)
+
+    def wait(self) -> int:
+        """Wait for the end of the supervisor, passing signals on; its exit code, -n for signal n.
+
+        Not in `waitpid`: a signal that comes right before that call, or to another thread, would not end it,
+        and its handler would not run. What such a signal writes to the socket stays there until it is read.
+        """
+        events = select.poll()
+        events.register(self._lives, select.POLLIN)
+        events.register(self._wake_read, select.POLLIN)
+        while self._status is None:
+            ready = [fd for fd, _ in events.poll()]
+            with contextlib.suppress(BlockingIOError):
+                self._wake_read.recv(4096)  # the handlers run between this and the next poll
+            if self._lives in ready:
+                self._status = os.waitstatus_to_exitcode(os.waitpid(self._supervisor, 0)[1])
+        return self._status
+
+
+@contextlib.contextmanager
+def in_main_thread_only() -> Iterator[None]:
+    """Threads started in this block get none of the signals: those are to end the main thread's waiting."""
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 @contextlib.contextmanager
@@ -104,7 +145,6 @@ def outcome(status: int) -> int:
 def attend(
     job: Job,
     base: Mapping[str, str],
-    supervisor: int,
     life_write: int,
     news: IO[str],
     master_port: int,
@@ -123,7 +163,8 @@ def attend(
     with contextlib.ExitStack() as stack:
         stack.enter_context(adopting_orphans())
         if job.node_rank == 0:
-            stack.enter_context(contextlib.closing(_serve(job, base)))
+            with in_main_thread_only():
+                stack.enter_context(contextlib.closing(_serve(job, base)))
         options: dict[str, Any] = {"timeout_s": MEET_S, "token": job.token, "tls": job.tls}
         store = stack.enter_context(TCPStore(job.master_addr, job.master_port, **options))
         nodes = Nodes(job, store)
@@ -131,9 +172,10 @@ def attend(
         assignment = nodes.meet(master_port)
         signals.direct = False
         assign(life_write, assignment)
-        nodes.watch(lambda: _tell(life_write))
-        reader = _News(news, nodes)
-        status = outcome(os.waitstatus_to_exitcode(os.waitpid(supervisor, 0)[1]))
+        with in_main_thread_only():
+            nodes.watch(lambda: _tell(life_write))
+            reader = News(news, nodes)
+        status = outcome(signals.wait())
         signals.direct = True
         reader.thread.join(2.0)
         if status and not reader.said:  # it had no time to say how it ended
@@ -163,34 +205,7 @@ def _tell(life_write: int) -> None:
         os.write(life_write, b"end\n")
 
 
-class _News:
-    """Reads, in a thread, what the supervisor says, and passes on what the other nodes must know at once."""
-
-    def __init__(self, news: IO[str], nodes: Nodes) -> None:
-        self.failure: Failure | None = None
-        self.stopped = 0
-        self.report = self.follow = ""
-        self.said = False
-        self._news = news
-        self._nodes = nodes
-        self.thread = threading.Thread(target=self._read, name="unisono-news", daemon=True)
-        self.thread.start()
-
-    def _read(self) -> None:
-        for line in self._news:
-            found = json.loads(line)
-            self.said = True
-            if "stopped" in found:
-                self.stopped = 128 + int(found["stopped"])
-                self._nodes.announce(signal.Signals(found["stopped"]).name, self.stopped)
-            elif "failed" in found:
-                self._nodes.announce(found["failed"], 1)
-            else:
-                self.failure = Failure(*found["failure"]) if found["failure"] else None
-                self.report, self.follow = found["report"], found["follow"]
-
-
-def _conclude(job: Job, nodes: Nodes, finals: list[Final], news: _News, status: int) -> int:
+def _conclude(job: Job, nodes: Nodes, finals: list[Final], news: News, status: int) -> int:
     """Print which rank of all nodes failed first, and return its exit code."""
     end = nodes.end
     if news.stopped:

@@ -23,9 +23,18 @@ import socket
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
+from typing import IO
 
 from unisono.errors import LaunchError, message
-from unisono.launch.attend import Interrupted, Signals, adopting_orphans, assign, attend, outcome
+from unisono.launch.attend import (
+    Interrupted,
+    Signals,
+    adopting_orphans,
+    assign,
+    attend,
+    in_main_thread_only,
+    outcome,
+)
 from unisono.launch.job import Assignment, Job
 from unisono.launch.supervisor import FORWARDED, Supervisor
 
@@ -50,6 +59,7 @@ def run(job: Job, base: Mapping[str, str]) -> int:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:  # started without one (`>&-`)
                 stream.flush()
+        on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would lose the exit code
         previous = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
         supervisor = os.fork()
         if supervisor == 0:
@@ -60,17 +70,17 @@ def run(job: Job, base: Mapping[str, str]) -> int:
         os.close(news_write)
         signals = Signals(supervisor)
         with signals.forwarded(), os.fdopen(news_read) as news:
-            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
             try:
+                signal.pthread_sigmask(signal.SIG_SETMASK, previous)
                 if job.nnodes == 1:
-                    return _attend_alone(job, supervisor, life_write, master_port)
-                return attend(job, base, supervisor, life_write, news, master_port, signals)
+                    return _attend_alone(job, life_write, master_port, signals)
+                return _attend_all(job, base, life_write, news, master_port, signals)
             except Interrupted as interrupted:
                 return 128 + interrupted.number
             finally:
                 os.close(life_write)  # a supervisor that still waits for its assignment ends by this
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(supervisor, 0)
+                signals.wait()
+                signal.signal(signal.SIGCHLD, on_child)
 
 
 def _open_standard_descriptors() -> None:
@@ -87,24 +97,34 @@ def _supervise(job: Job, base: Mapping[str, str], life_read: int, news_write: in
     try:
         os.setsid()
         supervisor = Supervisor(job, base, life_read, news_write)
-        assignment = os.read(life_read, 4096)
-        return supervisor.run(Assignment(**json.loads(assignment))) if assignment else 1
+        line, _, more = os.read(life_read, 4096).partition(b"\n")  # `more`: the end is there already
+        return supervisor.run(Assignment(**json.loads(line)), ended=bool(more)) if line else 1
     except BaseException:  # noqa: BLE001 - nobody is above us in this process: say it, then leave
         traceback.print_exc()
         return 1
 
 
-def _attend_alone(job: Job, supervisor: int, life_write: int, master_port: int) -> int:
+def _attend_alone(job: Job, life_write: int, master_port: int, signals: Signals) -> int:
     """Host the store until the supervisor has ended."""
     from unisono.store import StoreServer
 
-    with (
-        adopting_orphans(),
-        contextlib.closing(StoreServer("127.0.0.1", 0, token=job.token, tls=job.tls)) as server,
-    ):
-        store = f"127.0.0.1:{server.port}"
-        assign(life_write, Assignment(store, master_port, 0, job.world_size))
-        return outcome(os.waitstatus_to_exitcode(os.waitpid(supervisor, 0)[1]))
+    with adopting_orphans():
+        with in_main_thread_only():
+            server = StoreServer("127.0.0.1", 0, token=job.token, tls=job.tls)
+        with contextlib.closing(server):
+            store = f"127.0.0.1:{server.port}"
+            assign(life_write, Assignment(store, master_port, 0, job.world_size))
+            return outcome(signals.wait())
+
+
+def _attend_all(
+    job: Job, base: Mapping[str, str], life_write: int, news: IO[str], master_port: int, signals: Signals
+) -> int:
+    """The same with other nodes; when that has ended, in whatever way, a signal raises nothing any more."""
+    try:
+        return attend(job, base, life_write, news, master_port, signals)
+    finally:
+        signals.direct = False
 
 
 @contextlib.contextmanager

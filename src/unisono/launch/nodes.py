@@ -25,7 +25,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from unisono.errors import LaunchError, StoreError, StoreTimeout, message
+from unisono.errors import AuthenticationError, LaunchError, StoreError, StoreTimeout, message
 from unisono.launch.job import Assignment, Job
 from unisono.launch.summary import Failure
 from unisono.store import PrefixStore, TCPStore
@@ -36,6 +36,7 @@ MEET_S = 300.0
 BEAT_S = 1.0
 SILENT_S = 10.0  # a node that shows no sign of life for so long is given up
 ENDING_S = 8.0  # what the others get, after the grace, to end their ranks and say how
+UNHEARD = (StoreError, AuthenticationError)  # the store did not answer, or something else did in its place
 SAY_S = 8.0  # for node 0 to take in how a node ended: it may have been stopped for a while
 
 
@@ -109,7 +110,8 @@ class Nodes:
             nodes = tuple(self._await_node(number, deadline) for number in range(job.nnodes))
             store.set("plan", msgspec.msgpack.encode(_Plan(nodes, master_port)))
         try:
-            plan = msgspec.msgpack.decode(store.get("plan", deadline - time.monotonic()), type=_Plan)
+            raw = store.get("plan", max(0.0, deadline - time.monotonic()))
+            plan = msgspec.msgpack.decode(raw, type=_Plan)
         except StoreTimeout:
             raise LaunchError(self._missing()) from None
         self._hosts = tuple(node.host for node in plan.nodes)
@@ -155,7 +157,7 @@ class Nodes:
                     continue
                 self._lost()
                 break
-            except StoreError:
+            except UNHEARD:
                 if self._over.is_set():
                     return
                 self._lost()
@@ -168,8 +170,8 @@ class Nodes:
 
     def _keep_beating(self) -> None:
         """Ending takes a while, in which this node must not seem lost."""
-        with contextlib.suppress(StoreError):
-            while not self._over.wait(BEAT_S):
+        while not self._over.wait(BEAT_S):
+            with contextlib.suppress(*UNHEARD):  # the next may be
                 self._beat(SILENT_S)
 
     def _beat(self, timeout_s: float) -> None:
@@ -204,7 +206,7 @@ class Nodes:
     def announce(self, text: str, status: int) -> None:
         """End the job on all nodes, unless somebody else said so before. Never an error."""
         record = msgspec.msgpack.encode(End(self._job.node_rank, text, status))
-        with contextlib.suppress(StoreError):
+        with contextlib.suppress(*UNHEARD):
             self._store.compare_set("end", b"", record, timeout_s=2.0)
 
     # the end
@@ -213,7 +215,7 @@ class Nodes:
         """Tell how it ended here and learn how it ended elsewhere; nodes that do not tell are left out."""
         mine = Final(self._job.node_rank, self._me.host, stopped, failure)
         finals = [mine]
-        with contextlib.suppress(StoreError):
+        with contextlib.suppress(*UNHEARD):
             word = msgspec.msgpack.encode(mine)
             counted = self._store.compare_set(f"final/{mine.node}", b"", word, timeout_s=SAY_S) != word
             give_up: float | None = None
@@ -237,7 +239,7 @@ class Nodes:
     def await_settled(self, seconds: float) -> None:
         """For the node that serves the store: until all others have read what they need, at most so long."""
         deadline = time.monotonic() + seconds
-        with contextlib.suppress(StoreError):
+        with contextlib.suppress(*UNHEARD):
             while time.monotonic() < deadline:
                 if self._store.add("settled", 0, timeout_s=1.0) >= self._job.nnodes:
                     return

@@ -74,7 +74,7 @@ def signal_rank(pid: int, number: int) -> None:
     SIGKILL is for the rank alone. In its group is multiprocessing's resource tracker, which removes
     the rank's shared memory when the rank is gone; the rest of the group is ended as strays.
     """
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has changed its user
         if number == signal.SIGKILL:
             os.kill(pid, number)
         else:
@@ -115,7 +115,7 @@ def signal_strays(number: int, waited_s: float) -> None:
     for pid in children():
         if waited_s < TRACKER_S and _is_tracker(pid):
             continue
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # of another user (`sudo x &`)
             os.kill(pid, number)
 
 
@@ -134,9 +134,12 @@ def end_children(patience_s: float = 0.0, give_up_s: float = 5.0) -> None:
 
     Args:
         patience_s: how long they may take to end by themselves first.
+        give_up_s: how long they may take to die; they are killed once in any case.
     """
     began = time.monotonic()
-    while (waited_s := time.monotonic() - began) < patience_s + give_up_s:
+    waited_s = 0.0
+    while waited_s <= patience_s + give_up_s:
+        waited_s = time.monotonic() - began
         if waited_s >= patience_s:
             signal_strays(signal.SIGKILL, waited_s)
         try:

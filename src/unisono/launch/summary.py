@@ -174,7 +174,7 @@ def _error(words: list[str]) -> list[str]:
 
 
 class Failure(NamedTuple):
-    """A node's first failure, as the other nodes are told of it."""
+    """A node's first failure, as the other nodes are told of it. `rank` is -1 where it is not known."""
 
     rank: int
     how: str
@@ -192,7 +192,8 @@ def failure_of(first: Ending) -> Failure:
 
 def foreign_report(failure: Failure, node: int, host: str) -> str:
     """Write the summary of a job whose first failure was on another node."""
-    lines = [f"unisono run: rank {failure.rank} on node {node} (host {host}) failed first: {failure.how}"]
+    who = f"rank {failure.rank}" if failure.rank >= 0 else "a process"
+    lines = [f"unisono run: {who} on node {node} (host {host}) failed first: {failure.how}"]
     return "\n".join(lines + ["  " + line for line in failure.words])
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import json
 import os
 import selectors
 import signal
@@ -19,7 +18,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from unisono.launch.board import StatusBoard
+from unisono.launch.ending import (
+    AFTER_FAILURE_S,
+    AFTER_INTERRUPT_S,
+    AFTER_SIGNAL_S,
+    STRAYS_IN_A_HURRY_S,
+    TELL_S,
+    Escalation,
+    ends_of_strays,
+    undying,
+)
 from unisono.launch.job import STDERR, Assignment, Job, rank_environment, usable_cores
+from unisono.launch.news import tell
 from unisono.launch.process import become_subreaper, children, end_children, signal_rank, signal_strays, start
 from unisono.launch.screen import Screen
 from unisono.launch.streams import RankStream, Streams
@@ -33,43 +43,14 @@ from unisono.launch.summary import (
     signal_name,
 )
 
-__all__ = ["FORWARDED", "STRAYS_IN_A_HURRY_S", "Supervisor"]
+__all__ = ["FORWARDED", "STOPPING", "Supervisor"]
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # they end the job
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)  # they are the ranks' business
 FORWARDED = (*STOPPING, *PASSED_ON, signal.SIGTSTP)  # what the front process sends here
 
-AFTER_FAILURE_S = 3.0  # from SIGTERM to SIGKILL
-AFTER_SIGNAL_S = 1.8  # what ranks get to end by themselves after Ctrl-C or SIGTERM
-AFTER_INTERRUPT_S = 0.3  # from SIGTERM to SIGKILL after Ctrl-C; the job has to end within 3 s
 REPEATED_S = 0.3  # a second signal within this is the first once more: terminal and wrapper both sent it
-STRAYS_S = 0.5  # what ranks leave behind may end by itself, as multiprocessing's resource tracker does:
-STRAYS_IN_A_HURRY_S = 0.3  # it removes their shared memory first, so it must not be killed at once
-KILL_AGAIN = [(0.02, signal.SIGKILL)] * 250  # killing a process hands us its children
 DRAIN_S = 0.3  # an interrupted job waits this long for a console that takes nothing
-
-
-class _Escalation:
-    """Signals that become due one after the other until everybody is gone.
-
-    Example: _Escalation((0, SIGINT), (2, SIGTERM)): SIGINT now, SIGTERM 2 s after it.
-    """
-
-    def __init__(self, *steps: tuple[float, signal.Signals]) -> None:
-        self._steps: collections.deque[tuple[float, signal.Signals]] = collections.deque()
-        due = time.monotonic()
-        for delay_s, number in steps:
-            due += delay_s
-            self._steps.append((due, number))
-
-    @property
-    def due(self) -> float | None:
-        """When the next signal is due (monotonic seconds)."""
-        return self._steps[0][0] if self._steps else None
-
-    def pop(self, now: float) -> signal.Signals | None:
-        """Take the signal that is due, if one is."""
-        return self._steps.popleft()[1] if self._steps and self._steps[0][0] <= now else None
 
 
 @dataclass
@@ -93,13 +74,14 @@ class Supervisor:
         self._assignment = Assignment("", 0, 0, job.world_size)
         self._ranks: dict[int, _Rank] = {}
         self._ranks_ended = 0
-        self._escalation = _Escalation()
+        self._escalation = Escalation()
         self._stopped_by: signal.Signals | None = None  # what the user sent
         self._stopped_at = 0.0
         self._start_failed = False
         self._childless = False
-        self._strays: _Escalation | None = None
+        self._strays: Escalation | None = None
         self._strays_since = 0.0
+        self._left = False  # somebody does not die of SIGKILL, and is no longer waited for
         self._give_up_at: float | None = None  # when to stop waiting for the ends of pipes and the console
         self._late = False  # that time has come
         self._reported = False
@@ -113,25 +95,33 @@ class Supervisor:
         become_subreaper()
 
     def _catch_signals(self) -> None:
-        """Let every signal wake the loop through a socket and do nothing else."""
+        """Let every signal wake the loop through a socket, which may be full: what they are is kept aside."""
+        self._signals: collections.deque[int] = collections.deque()
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
         signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, *FORWARDED):
-            signal.signal(number, lambda _number, _frame: None)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        for number in FORWARDED:
+            signal.signal(number, lambda number, _frame: self._signals.append(number))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGCHLD, *FORWARDED))  # a parent may block any
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._on_wake)
 
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
             self._wake_write.send(b"\0")
 
-    def run(self, assignment: Assignment) -> int:
-        """Start the ranks, stay until nothing of them is left, report; return the exit code."""
+    def run(self, assignment: Assignment, *, ended: bool = False) -> int:
+        """Start the ranks, stay until nothing of them is left, report; return the exit code.
+
+        Args:
+            ended: another node has ended the job already.
+        """
         try:
             self._assignment = assignment
             self._start_ranks()
+            if ended:
+                self._begin_the_end(self._job.grace_s)
             self._screen.start()  # a thread; until here there was one, see process.start
             self._reap()
             while not self._settled():
@@ -140,7 +130,7 @@ class Supervisor:
                 self._act_on_time()
             return self._status
         finally:
-            end_children()
+            end_children(give_up_s=0.0 if self._left else 5.0)
 
     # starting
 
@@ -162,7 +152,7 @@ class Supervisor:
                 self._say(f"rank {rank} could not be started: {error}")
                 self._start_failed = True
                 self._tell({"failed": f"rank {rank} could not be started: {error}"})
-                self._signal_ranks(signal.SIGKILL)
+                self._escalation = Escalation((0, signal.SIGKILL))
                 return
 
     def _start_rank(self, local_rank: int, environ: Mapping[str, str]) -> None:
@@ -179,16 +169,14 @@ class Supervisor:
     # what wakes the loop
 
     def _on_wake(self) -> None:
-        woken_by = b""
         with contextlib.suppress(BlockingIOError):
-            woken_by = self._wake_read.recv(4096)
+            self._wake_read.recv(4096)
         self._reap()  # after that: who ends from here on wakes us again
-        for number in woken_by:
-            if number not in (0, signal.SIGCHLD):
-                self._on_signal(signal.Signals(number))
+        while self._signals:
+            self._on_signal(signal.Signals(self._signals.popleft()))
         self._streams.resume_if_drained()
         if self._screen.broken and self._stopped_by is None:
-            self._stop(signal.SIGPIPE, _Escalation((0, signal.SIGTERM), (AFTER_SIGNAL_S, signal.SIGKILL)))
+            self._stop(signal.SIGPIPE, Escalation((0, signal.SIGTERM), (AFTER_SIGNAL_S, signal.SIGKILL)))
 
     def _on_signal(self, number: signal.Signals) -> None:
         if number == signal.SIGTSTP:
@@ -197,18 +185,18 @@ class Supervisor:
             self._signal_ranks(number, asking=False)
         elif self._stopped_by is not None:
             if time.monotonic() > self._stopped_at + REPEATED_S:
-                self._stop(self._stopped_by, _Escalation((0, signal.SIGKILL)))
+                self._stop(self._stopped_by, Escalation((0, signal.SIGKILL)))
         elif number == signal.SIGINT:
             self._say("interrupted, ending the ranks (Ctrl-C again kills them at once)")
             self._stop(
                 number,
-                _Escalation(
+                Escalation(
                     (0, number), (AFTER_SIGNAL_S, signal.SIGTERM), (AFTER_INTERRUPT_S, signal.SIGKILL)
                 ),
             )
         else:
             self._say(f"got {number.name}, ending the ranks")
-            self._stop(number, _Escalation((0, signal.SIGTERM), (AFTER_SIGNAL_S, signal.SIGKILL)))
+            self._stop(number, Escalation((0, signal.SIGTERM), (AFTER_SIGNAL_S, signal.SIGKILL)))
 
     def _on_front(self, front_fd: int) -> None:
         """The front says that another node ended the job; or it was killed, and everything goes."""
@@ -216,16 +204,17 @@ class Supervisor:
             self._begin_the_end(self._job.grace_s)
             return
         self._selector.unregister(front_fd)
-        self._stop(signal.SIGKILL, _Escalation((0, signal.SIGKILL)))
+        self._stop(signal.SIGKILL, Escalation((0, signal.SIGKILL)))
 
-    def _stop(self, cause: signal.Signals, escalation: _Escalation) -> None:
+    def _stop(self, cause: signal.Signals, escalation: Escalation) -> None:
         if self._stopped_by is None:
             self._stopped_at = time.monotonic()
             self._tell({"stopped": int(cause)})
         self._stopped_by = cause
-        self._escalation = escalation
-        if self._strays is not None:
-            self._strays = _Escalation((0, signal.SIGKILL), *KILL_AGAIN)
+        if not self._escalation.killing:
+            self._escalation = escalation
+        if self._strays is not None and not self._strays.killing:
+            self._strays = ends_of_strays(0.0)
 
     def _reap(self) -> None:
         """Note every child that has ended; the board first, survivors wait for it."""
@@ -257,25 +246,33 @@ class Supervisor:
     def _begin_the_end(self, grace: float) -> None:
         """Give the ranks some time to end by themselves, unless that has begun."""
         if self._stopped_by is None and self._escalation.due is None:
-            self._escalation = _Escalation((grace, signal.SIGTERM), (AFTER_FAILURE_S, signal.SIGKILL))
+            self._escalation = Escalation((grace, signal.SIGTERM), (AFTER_FAILURE_S, signal.SIGKILL))
 
     # time
 
     def _timeout_s(self) -> float | None:
-        strays = self._strays.due if self._strays else None
-        escalation = self._escalation.due if self._living() else None
-        now = time.monotonic()
+        ending = self._at_work()
         give_up = None if self._late else self._give_up_at
-        due = [t for t in (escalation, strays, give_up, self._streams.partial_due()) if t is not None]
-        return max(0.0, min(due) - now) if due else None
+        times = (ending.due if ending else None, give_up, self._streams.partial_due())
+        due = [t for t in times if t is not None]
+        return max(0.0, min(due) - time.monotonic()) if due else None
+
+    def _at_work(self) -> Escalation | None:
+        """What ends those who are left, if somebody is."""
+        if self._left or self._childless:
+            return None
+        return self._escalation if self._living() else self._strays
 
     def _act_on_time(self) -> None:
         now = time.monotonic()
         self._streams.show_partials(now)
+        if self._left:
+            return
         if self._living():
             number = self._escalation.pop(now)
             if number is not None:
                 self._signal_ranks(number)
+                self._give_up_on_undying(self._escalation)
         elif not self._childless:
             self._end_strays(now)
 
@@ -283,6 +280,7 @@ class Supervisor:
         return [rank for rank in self._ranks.values() if rank.end is None]
 
     def _signal_ranks(self, number: signal.Signals, *, asking: bool = True) -> None:
+        self._reap()  # who has ended before did so unasked
         for rank in self._living():
             rank.asked |= asking
             signal_rank(rank.pid, number)
@@ -293,12 +291,7 @@ class Supervisor:
         """End what the ranks left behind: data loader workers, daemons, adopted from wherever they were."""
         if self._strays is None:
             self._strays_since = now
-            if self._stopped_by:
-                self._strays = _Escalation((STRAYS_IN_A_HURRY_S, signal.SIGKILL), *KILL_AGAIN)
-            else:
-                self._strays = _Escalation(
-                    (STRAYS_S, signal.SIGTERM), (STRAYS_S, signal.SIGKILL), *KILL_AGAIN
-                )
+            self._strays = ends_of_strays(STRAYS_IN_A_HURRY_S if self._stopped_by else None)
             return
         number = self._strays.pop(now)
         if number is not None:
@@ -307,12 +300,32 @@ class Supervisor:
                     f"ending {len(left)} process{'es' if len(left) > 1 else ''} left behind by the ranks"
                 )
             signal_strays(number, now - self._strays_since)
+            self._give_up_on_undying(self._strays)
+
+    def _give_up_on_undying(self, ending: Escalation) -> None:
+        """Name who does not die of SIGKILL; after a minute of that, go without them."""
+        to_be_told = ending.to_be_told()
+        if not to_be_told and not ending.in_vain:
+            return
+        self._reap()
+        ranks = [f"rank {rank.rank}, {undying(rank.pid)}" for rank in self._living()]
+        names = "; ".join(ranks or map(undying, children()))
+        if not names:
+            return
+        if to_be_told:
+            self._say(
+                f"SIGKILL has not ended {names} within {TELL_S:g} s: it waits in the kernel (state D) or is"
+                " another user's"
+            )
+        if ending.in_vain:
+            self._say(f"leaving without {names}")
+            self._left = True
 
     # the end
 
     def _settled(self) -> bool:
         """No rank, no stray, no byte left. An interrupted job leaves output behind that nobody takes."""
-        if self._living() or not self._childless:
+        if not self._childless and not self._left:
             return False
         now = time.monotonic()
         if self._give_up_at is None:
@@ -361,7 +374,7 @@ class Supervisor:
         elif first is not None:
             self._status = exit_status(first)
         else:
-            self._status = 1 if self._start_failed else 0
+            self._status = 1 if self._start_failed or self._living() else 0
 
     def _summary(self, first: Ending, endings: list[Ending]) -> str:
         local_rank = first.rank - self._assignment.first_rank
@@ -369,10 +382,10 @@ class Supervisor:
         return report(first, endings, log_dir=self._job.log_dir, shown=shown)
 
     def _tell(self, news: Mapping[str, object]) -> None:
-        """Send one line to the front, which tells the other nodes."""
+        """Let the front know, which tells the other nodes."""
         if self._news_fd >= 0:
             with contextlib.suppress(OSError):
-                os.write(self._news_fd, json.dumps(news).encode() + b"\n")
+                tell(self._news_fd, news)
 
     def _say(self, text: str) -> None:
         self._screen.say(f"unisono run: {text}")
