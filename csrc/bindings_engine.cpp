@@ -165,6 +165,11 @@ void leave(Engine& engine) {
   while (engine.callers.load(std::memory_order_relaxed) > own && now_ns() < end) usleep(200);
 }
 
+void abort_group(Engine& engine) {
+  engine.check_process();
+  engine.abort(Fault{FaultKind::kAborted, engine.rank(), engine.rank()});
+}
+
 void bind_messages(nb::class_<Engine>& engine) {
   engine
       .def("post_send",
@@ -184,12 +189,17 @@ void bind_messages(nb::class_<Engine>& engine) {
           "After a failure: keeps buffers for ever if a rank that was stopped may still write to them.")
       .def("detach", [](Engine& self) { self.channels().detach(); })
       .def(
-          "unexpected", [](Engine& self) { return self.channels().unexpected(); },
+          "unexpected",
+          [](Engine& self) {
+            self.check_process();
+            return self.channels().unexpected();
+          },
           nb::call_guard<nb::gil_scoped_release>(),
           "(source, tag, dtype, bytes) of whole messages that nobody here has asked for, in order.")
       .def(
           "wait_request",
           [](Engine& self, Request& request, double timeout_s, bool fatal) {
+            self.check_process();
             return waiting(self, false, [&](Held&) {
               return self.channels().wait(request, deadline_after(timeout_s), fatal, self.interrupt());
             });
@@ -277,7 +287,7 @@ void bind_engine(nb::module_& m) {
       .def("misfit", &misfit)
       .def("standing", &standing, nb::arg("rank"))
       .def("remembered", &remembered, nb::arg("rank"), nb::arg("seq"))
-      .def("abort", [](Engine& self) { self.abort(Fault{FaultKind::kAborted, self.rank(), self.rank()}); })
+      .def("abort", &abort_group)
       .def("close_copies", &Engine::close_copies,
            "In a fork's child: closes its copies of the connections to other hosts.")
       .def("leave", &leave)

@@ -187,6 +187,7 @@ class Quick {
     const Known& known = slot(words, out_side, given_side);
     if (!known.fits(words, out_side, given_side)) return -1;
     const nb::object alive = engine_;  // whatever other threads do to this object meanwhile
+    if (alive.is_none()) return -1;    // closed while this call was looked at, or remembered
     Engine& engine = *nb::inst_ptr<Engine>(alive);
     const Operation& operation = known.operation;
     Binding binding{chunks(operation, Space::kOut, out_side), chunks(operation, Space::kIn, given_side)};

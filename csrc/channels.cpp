@@ -8,6 +8,9 @@ namespace unisono {
 namespace {
 
 constexpr uint32_t kLent = 1u << 31;  // beside the dtype of a header
+// What is taken from one rank before the others' turn comes: at least what a ring holds, so that nobody
+// goes to sleep over what was there.
+constexpr uint64_t kTurnBytes = 2 * kChannelBytes;
 
 bool tags_match(int wanted, int got) { return wanted == kAnyTag || wanted == got; }
 bool ranks_match(int wanted, int got) { return wanted == kAnyRank || wanted == got; }
@@ -123,7 +126,9 @@ bool Channels::read_header(int peer) {
 
 void Channels::pull(int peer) {
   Incoming& incoming = incoming_[static_cast<size_t>(peer)];
-  while (incoming.open || read_header(peer)) {
+  uint64_t taken = 0;
+  while (incoming.open || (taken < kTurnBytes && read_header(peer))) {
+    taken += sizeof(Header) + incoming.header.nbytes;
     unsigned char* const target = incoming.request ? incoming.request->data : incoming.kept->bytes.data();
     if (incoming.lent) {
       if (!borrow(peer, target)) return;
@@ -301,6 +306,7 @@ void Channels::fail_all(FaultKind fault) {
     incoming.request = nullptr;
     incoming.open = false;
   }
+  open_ = 0;  // also of what memory ran out for
 }
 
 // ---- the background thread -------------------------------------------------------------------------

@@ -27,7 +27,8 @@ void Channels::offer(Request& request) {
 bool Channels::lend(Request& request) {
   Channel& lane = channel(rank_, request.peer);
   RankCell& receiver = world_.cell(request.peer);
-  if (lane.loan.help(world_.reach(request.peer), request.nbytes)) ring(receiver.channel_bell);
+  if (lane.loan.opened() && lane.loan.help(world_.reach(request.peer), request.nbytes))
+    ring(receiver.channel_bell);
   return lane.returned.load(std::memory_order_seq_cst) == lent_[static_cast<size_t>(request.peer)];
 }
 

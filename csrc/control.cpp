@@ -93,6 +93,15 @@ void Control::close_copies() {
 // ---- the thread ------------------------------------------------------------------------------------
 
 void Control::serve() {
+  for (;;) try {
+      return serve_to_the_end();
+    } catch (const std::bad_alloc&) {
+      world_.abort_with(Fault{FaultKind::kNoMemory, rank_, rank_});
+      usleep(1000);
+    }
+}
+
+void Control::serve_to_the_end() {
   std::unique_lock lock(mutex_);
   for (;;) {
     wait(lock);
@@ -182,7 +191,7 @@ void Control::report(int peer, Fault fault) {
 
 // Says whatever is due.
 void Control::speak() {
-  const bool aborted = world_.abort().state.load(std::memory_order_acquire) == 2;
+  const bool aborted = world_.abort().state.load(std::memory_order_acquire) == kAbortWritten;
   const bool tell = aborted && !told_;
   told_ = told_ || tell;
   for (int peer = 0; peer < world_.ranks(); ++peer) {

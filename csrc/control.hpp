@@ -54,6 +54,7 @@ class Control {
   };
 
   void serve();
+  void serve_to_the_end();
   void see_off(std::unique_lock<std::mutex>& lock);
   void wait(std::unique_lock<std::mutex>& lock);
   std::vector<int> find_deaths();

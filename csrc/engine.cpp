@@ -221,11 +221,16 @@ void Engine::check_process() const {
                              "; a process that was forked from it makes a group of its own");
 }
 
-FaultKind Engine::run(Call call, Held* held) {
-  check_process();
-  if (within())
+// What it waits for comes after that operation only.
+void Engine::throw_if_within() const {
+  if (within()) [[unlikely]]
     throw std::runtime_error(
         "called from a signal handler while an operation of the same group is under way");
+}
+
+FaultKind Engine::run(Call call, Held* held) {
+  check_process();
+  throw_if_within();
   if (queued_.load(std::memory_order_relaxed) == completed_.load(std::memory_order_acquire) &&
       executing_.try_lock()) {
     const std::lock_guard lock(executing_, std::adopt_lock);
@@ -250,10 +255,18 @@ uint64_t Engine::enqueue(Call call) {
   const std::lock_guard lock(queue_mutex_);
   if (stopping_) return kLateTicket;
   if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
-  const uint64_t ticket = queued_.fetch_add(1, std::memory_order_acq_rel) + 1;
   queue_.push_back(std::move(call));
   queue_grew_.notify_one();
-  return ticket;
+  return queued_.fetch_add(1, std::memory_order_acq_rel) + 1;
+}
+
+// Behind the call that a thread makes now. That may end only after this: in a signal handler that leaves the
+// group, and so waits for the thread that serves.
+FaultKind Engine::execute_next(const Call& call) {
+  std::unique_lock executing(executing_, std::defer_lock);
+  while (!executing.try_lock_for(kWaitSlice))
+    if (left_.load(std::memory_order_acquire)) return FaultKind::kAborted;
+  return execute(call, true, nullptr);
 }
 
 void Engine::serve() {
@@ -264,11 +277,7 @@ void Engine::serve() {
     const Call call = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();
-    FaultKind result;
-    {
-      const std::lock_guard executing(executing_);
-      result = execute(call, true, nullptr);
-    }
+    const FaultKind result = execute_next(call);
     lock.lock();
     const uint64_t ticket = completed_.load(std::memory_order_relaxed) + 1;
     if (result != FaultKind::kNone && first_failed_.load() > ticket) first_failed_.store(ticket);
@@ -278,7 +287,9 @@ void Engine::serve() {
 }
 
 FaultKind Engine::wait(uint64_t ticket, Nanoseconds deadline) {
+  check_process();
   if (!done(ticket)) {
+    throw_if_within();
     std::unique_lock lock(queue_mutex_);
     const auto slice = [&] {
       return std::chrono::nanoseconds(std::clamp<Nanoseconds>(deadline - now_ns(), 0, kWaitSlice.count()));
@@ -304,7 +315,7 @@ FaultKind Engine::wait(uint64_t ticket, Nanoseconds deadline) {
 
 Fault Engine::fault() {
   const AbortCell& cell = world_.abort();
-  return cell.state.load(std::memory_order_acquire) == 2 ? cell.fault : Fault{};
+  return cell.state.load(std::memory_order_acquire) == kAbortWritten ? cell.fault : Fault{};
 }
 
 void Engine::remark(uint64_t seq, const std::string& text) {

@@ -140,6 +140,8 @@ class Engine {
   std::vector<Transport*> edges();
   void drain();
   uint64_t enqueue(Call call);
+  FaultKind execute_next(const Call& call);
+  void throw_if_within() const;
   void serve();
 
   World world_;
@@ -159,7 +161,7 @@ class Engine {
   std::mutex programs_mutex_;
   std::deque<Program> programs_;
 
-  std::mutex executing_;                   // held by whoever runs a call
+  std::timed_mutex executing_;             // held by whoever runs a call
   std::atomic<std::thread::id> runner_{};  // the caller's thread that does
   uint64_t seq_ = 0;                       // guarded by executing_
   // The last operation's fingerprint, part of the next one's: ranks that differed in an operation that each

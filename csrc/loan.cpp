@@ -145,8 +145,7 @@ bool Loan::take(const Reach& lender, void* into, size_t nbytes) {
 }
 
 bool Loan::help(const Reach& receiver, size_t nbytes) {
-  const uint64_t into = target.load(std::memory_order_acquire);
-  if (into == 0) return false;
+  const uint64_t into = target.load(std::memory_order_relaxed);
   return work(*this, into, nbytes, [&](uint64_t from, uint64_t to, size_t n) {
     void* const there = seen(receiver, to, n);
     if (there == nullptr) return write_to(receiver.who, from, to, n);

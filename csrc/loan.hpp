@@ -46,6 +46,8 @@ struct Loan {
   // The receiver, before it takes: where the bytes go. False where the lender cannot help, or is invited to
   // already.
   bool open(void* into);
+  // Whether the receiver has come: only from then on is it known who it is.
+  bool opened() const { return target.load(std::memory_order_acquire) != 0; }
   // Copies pieces that nobody has begun until there are none: the receiver from `lender`, or the lender,
   // once it is opened, to `receiver`. Whether any was copied.
   bool take(const Reach& lender, void* into, size_t nbytes);

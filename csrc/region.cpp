@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <new>
 #include <stdexcept>
@@ -28,14 +29,25 @@ struct Layout {
   }
 };
 
+// Gives a part of a file its pages: step by step, as a signal makes older kernels undo the step it meets.
+int back(int fd, size_t start, size_t nbytes) {
+  constexpr size_t kStepBytes = 4 << 20;
+  for (const size_t end = start + nbytes; start < end;) {
+    const size_t step = std::min(kStepBytes, end - start);
+    const int failed = posix_fallocate(fd, static_cast<off_t>(start), static_cast<off_t>(step));
+    if (failed == 0)
+      start += step;
+    else if (failed != EINTR)
+      return failed;
+  }
+  return 0;
+}
+
 // Gives the file its length and its pages up to the point-to-point buffers, which are backed on use.
 void allocate(int fd, const Layout& layout) {
   if (ftruncate(fd, static_cast<off_t>(layout.end)) != 0)
     throw std::system_error(errno, std::generic_category(), "cannot size the shared memory");
-  int failed;
-  do failed = posix_fallocate(fd, 0, static_cast<off_t>(layout.channel_bytes));
-  while (failed == EINTR);
-  if (failed != 0)
+  if (const int failed = back(fd, 0, layout.channel_bytes); failed != 0)
     throw std::system_error(failed, std::generic_category(),
                             "cannot allocate " + std::to_string(layout.channel_bytes) +
                                 " bytes of shared memory; lower UNISONO_STAGING_BYTES");
@@ -85,10 +97,7 @@ Region::Descriptor::~Descriptor() {
 bool Region::back_channel(int sender, int receiver) {
   if (fd_.number < 0) return true;
   const size_t start = static_cast<size_t>(channel_bytes(sender, receiver) - base_);
-  int failed;
-  do failed = posix_fallocate(fd_.number, static_cast<off_t>(start), kChannelBytes);
-  while (failed == EINTR);
-  return failed == 0;
+  return back(fd_.number, start, kChannelBytes) == 0;
 }
 
 }  // namespace unisono

@@ -27,7 +27,7 @@ constexpr size_t kChannelBytes = 128 * 1024;  // point-to-point buffer of one or
 constexpr size_t kRemarkBytes = 240;
 // To be raised with every change of what ranks read of each other: this layout, and the bytes between hosts
 // (`Control::Frame`, which holds `Fault` and `Standing`; the headers of tcp.hpp and channels.hpp).
-constexpr uint32_t kLayout = 9;
+constexpr uint32_t kLayout = 10;
 constexpr uint64_t kMagic = 0x6f6e696e55 | uint64_t{kLayout} << 40;  // "Unino" and the number
 
 // What went wrong; also the values that reach Python.
@@ -65,9 +65,10 @@ struct Fault {
 
 // The group's abort cell. The first fault wins; the group stays aborted.
 struct alignas(kLineBytes) AbortCell {
-  std::atomic<uint32_t> state;  // 0 fine, 1 being written, 2 set
+  std::atomic<uint32_t> state;  // 0: fine; else one of the following
   Fault fault;
 };
+constexpr uint32_t kAbortBegun = 1, kAbortWritten = 2, kAbortTakenOver = 3;  // 3: whoever began has died
 
 // One operation as a rank called it.
 struct CallRecord {

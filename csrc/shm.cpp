@@ -170,7 +170,7 @@ void ShmTransport::assist() {
     Edge& to = edge(lent.peer);
     if (reached(to.out->acked.load(std::memory_order_acquire), lent.number)) continue;
     Loan& loan = announced(*to.out, lent.number).loan;
-    if (loan.help(world_.reach(lent.peer), lent.nbytes)) ring(*to.bell);
+    if (loan.opened() && loan.help(world_.reach(lent.peer), lent.nbytes)) ring(*to.bell);
   }
 }
 

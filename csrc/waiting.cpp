@@ -24,6 +24,7 @@ constexpr Nanoseconds kBusySlice = kMillisecond;          // ... while output wa
 constexpr Nanoseconds kFirstAsk = 5 * kMillisecond;
 constexpr Nanoseconds kLongestAsk = 640 * kMillisecond;
 constexpr Nanoseconds kAskPatience = 50 * kMillisecond;
+constexpr Nanoseconds kWritingPatience = 100 * kMillisecond;
 constexpr Nanoseconds kStatusPatience = 250 * kMillisecond;
 
 // The launcher's board: records of four int32, see launch.py.
@@ -295,11 +296,19 @@ void Waiter::refuse(int peer, uint64_t fingerprint, uint64_t nbytes, Misfit size
 
 void Waiter::rethrow() {
   AbortCell& cell = world_.abort();
-  // The writer may die between its two stores; then the kind stays unknown, but nobody hangs.
-  for (const Nanoseconds end = now_ns() + 100 * kMillisecond;
-       cell.state.load(std::memory_order_acquire) == 1;) {
-    if (now_ns() > end) throw Fault{FaultKind::kAborted, -1, -1, 0, -1, seq_};
+  // The writer may die between its two stores: then that is the fault. If it cannot be seen, the kind stays
+  // unknown, but nobody hangs.
+  Nanoseconds end = now_ns() + kWritingPatience;
+  for (bool looked = false; cell.state.load(std::memory_order_acquire) != kAbortWritten;) {
     sched_yield();
+    if (now_ns() < end) continue;
+    Fault fault{FaultKind::kPeerLost, rank_};
+    if (looked || (fault.about = peers_.find_dead(world_, fault)) < 0)
+      throw Fault{FaultKind::kAborted, -1, -1, 0, -1, seq_};
+    fault.seq = seq_;
+    world_.finish_abort(fault);
+    looked = true;
+    end = now_ns() + kWritingPatience;
   }
   throw cell.fault;
 }

@@ -75,9 +75,20 @@ bool World::shares_memory() const {
 void World::abort_with(const Fault& fault) {
   AbortCell& cell = abort();
   uint32_t fine = 0;
-  if (!cell.state.compare_exchange_strong(fine, 1, std::memory_order_seq_cst)) return;
+  if (cell.state.compare_exchange_strong(fine, kAbortBegun, std::memory_order_seq_cst)) write_abort(fault);
+}
+
+void World::finish_abort(const Fault& fault) {
+  AbortCell& cell = abort();
+  uint32_t begun = kAbortBegun;
+  if (cell.state.compare_exchange_strong(begun, kAbortTakenOver, std::memory_order_seq_cst))
+    write_abort(fault);
+}
+
+void World::write_abort(const Fault& fault) {
+  AbortCell& cell = abort();
   cell.fault = fault;
-  cell.state.store(2, std::memory_order_seq_cst);
+  cell.state.store(kAbortWritten, std::memory_order_seq_cst);
   ring_all();
   sound_alarm();
 }

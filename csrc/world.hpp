@@ -46,6 +46,8 @@ class World {
 
   // Writes the abort cell, unless somebody has, and wakes all ranks of this host.
   void abort_with(const Fault& fault);
+  // In the place of a rank that has begun to and died.
+  void finish_abort(const Fault& fault);
   // Wakes whoever sleeps on this host.
   void ring_all();
   // What is known of an operation of `rank`. Of its host's ranks possibly half of it and half of another one.
@@ -63,6 +65,8 @@ class World {
   void sound_alarm();
 
  private:
+  void write_abort(const Fault& fault);
+
   const std::shared_ptr<Region> region_;
   const std::vector<int> places_, hosts_;
   std::unique_ptr<RankCell[]> far_;

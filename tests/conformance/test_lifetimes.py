@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,6 +42,104 @@ else:
     )
     assert told[0].split() == ["Aborted", "True"]
     assert "rank 0" in told[1]
+
+
+def test_close_in_a_signal_handler_does_not_wait_for_calls_behind_the_one_it_interrupts() -> None:
+    told = run(
+        2,
+        """
+closed = os.environ["MEETING"].removeprefix("file://") + ".closed"
+told = []
+def call():
+    try:
+        group.barrier()
+    except un.Aborted:
+        told.append("aborted")
+if group.rank == 0:
+    signal.signal(signal.SIGUSR1, lambda *_: group.close())
+    behind = threading.Timer(0.3, call)
+    behind.start()
+    threading.Timer(1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    call()
+    behind.join()
+    print(*told)
+    open(closed, "w").close()
+else:
+    while not os.path.exists(closed):
+        time.sleep(0.01)
+""",
+    )
+    assert told[0].split() == ["aborted", "aborted"]
+
+
+def test_a_call_that_was_checked_when_the_group_closed_is_not_remembered() -> None:
+    def work(group: un.Group) -> None:
+        caller = group._caller
+        prepare = caller.prepare
+
+        def close_behind(*arguments: Any) -> Any:
+            prepared = prepare(*arguments)
+            group.close()
+            return prepared
+
+        caller.prepare = close_behind  # type: ignore[method-assign]
+        x = np.ones(1)
+        for _ in range(2):
+            with pytest.raises(un.GroupClosed):
+                group.all_reduce(x)
+
+    ranks.threads(1, work)
+
+
+def test_a_forks_child_cannot_wait_for_what_its_parent_began() -> None:
+    told = run(
+        2,
+        """
+if group.rank == 0:
+    works = [group.irecv(x := np.zeros(1), 1), group.all_reduce(np.ones(1), async_op=True)]
+    if (child := os.fork()) == 0:
+        for call in [work.wait for work in works] + [group.abort]:
+            try:
+                call()
+            except RuntimeError as error:
+                os.write(1, f"{error}\\n".encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    group.send(x, 1)
+    for work in works:
+        work.wait()
+    print("got", x[0])
+else:
+    group.recv(x := np.ones(1), 0)
+    group.send(np.full(1, 7.0), 0)
+    group.all_reduce(x)
+group.barrier()
+""",
+    )
+    lines = told[0].splitlines()
+    assert [line.startswith("this group belongs to process") for line in lines] == [True] * 3 + [False]
+    assert lines[-1] == "got 7.0"
+
+
+def test_whoever_dies_while_it_writes_why_the_group_ends_is_named() -> None:
+    told = run(
+        2,
+        """
+import mmap
+group.barrier()
+if group.rank == 1:
+    names = [(fd, f"/proc/self/fd/{fd}") for fd in range(3, 64)]
+    files = {os.readlink(name): fd for fd, name in names if os.path.islink(name)}
+    with mmap.mmap(files["/memfd:unisono (deleted)"], 4096) as page:
+        page[128:132] = (1).to_bytes(4, "little")  # RegionHeader::abort.state: being written
+    os._exit(0)
+try:
+    group.barrier()
+except un.PeerLost as error:
+    print(error.rank, error)
+""",
+    )
+    assert told[0].startswith("1 barrier failed: rank 1 ")
 
 
 @pytest.mark.parametrize("call", ["recv(x, 1)", "all_reduce(x)", "all_reduce(x, async_op=True).wait()"])

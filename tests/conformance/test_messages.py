@@ -246,3 +246,16 @@ def test_objects() -> None:
         assert group.recv_object(left) == everybody[left]
 
     ranks.threads(3, work)
+
+
+def test_a_flood_of_messages_that_nobody_asks_for_does_not_hold_up_a_timeout() -> None:
+    def work(group: un.Group) -> None:
+        if group.rank == 0:
+            with pytest.raises(un.Timeout):
+                group.recv(np.zeros(1), 1, tag=1, timeout=0.3)
+            return
+        with pytest.raises(un.GroupError):
+            while True:
+                group.send(np.zeros(1), 0)
+
+    ranks.threads(2, work)

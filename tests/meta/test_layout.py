@@ -27,7 +27,7 @@ SHARED = {
     "channels.hpp": ("struct Header",),
     "channels.cpp": ("constexpr",),
 }
-KNOWN = (9, "9c610e0541cd")
+KNOWN = (10, "3051ae3b9a60")
 
 
 def declarations(text: str, kinds: tuple[str, ...]) -> list[str]:
