@@ -105,6 +105,20 @@ def test_all_name_the_rank_that_does_not_come(per_host: int) -> None:
         assert "rank 2 did not come to the group" in str(heard)
 
 
+def test_all_name_the_rank_that_does_not_come_to_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = native.share_memory
+
+    def late(store: Any, rank: int, *arguments: Any, **options: Any) -> Any:
+        if rank == 2:
+            time.sleep(3.0)
+        return real(store, rank, *arguments, **options)
+
+    monkeypatch.setattr(native, "share_memory", late)
+    for heard in made(3, timeout_s=1.0)[:2]:
+        assert isinstance(heard, un.RendezvousError)
+        assert "rank 2 did not come to the group's shared memory" in str(heard)
+
+
 def test_without_rank_0_those_who_did_not_come_either_are_named() -> None:
     for heard in made([1, 3], size=4, timeout_s=0.5):
         assert isinstance(heard, un.RendezvousError)

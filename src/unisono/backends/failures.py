@@ -28,7 +28,7 @@ def patience_s(size: int) -> float:
     """Seconds between two looks at who failed: to ask the store is dear to all, so of many ranks each asks
     less often.
     """
-    return min(POLL_S * max(1, size // 16), ASK_S)
+    return min(POLL_S * max(1, size // 8), ASK_S)
 
 
 def left(deadline: float) -> float:

@@ -201,7 +201,8 @@ def _join(
     store: Store, rank: int, mates: list[int], lives: Lives, deadline: float, lending: bool
 ) -> tuple[_native.Region, bool]:
     first = mates[0]
-    invitation = _invitation(store, mates, lives, deadline + GRACE_S)
+    deadline += GRACE_S  # for what the first says at its own
+    invitation = _invitation(store, mates, lives, deadline)
     late = f"rank {rank} waited for the group's shared memory, but not all ranks came to it in time"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as host:
         host.settimeout(left(deadline))
