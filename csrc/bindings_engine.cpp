@@ -3,6 +3,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -225,7 +226,9 @@ void bind_region(nb::module_& m) {
           [](Region& region, int place) {
             return region.cell(place).pid.load(std::memory_order_acquire) != 0;
           },
-          nb::arg("place"), "Whether the engine of the rank in this place has ever been there.");
+          nb::arg("place"), "Whether the engine of the rank in this place has ever been there.")
+      .def("give_up", &give_up, nb::arg("place"), nb::arg("why"),
+           "The rank in that place has failed before it had an engine: for the others it has left.");
   m.def("landmark", &landmark, "The address of a word by which others see that they can read this process.");
   m.def("reaches", &reaches, nb::arg("pid"), nb::arg("landmark"),
         "Whether this process can read the memory of another one.");

@@ -151,6 +151,18 @@ bool write_remark(RankCell& cell, uint64_t seq, std::string_view text) {
   return true;
 }
 
+void give_up(Region& region, int place, std::string_view why) {
+  constexpr uint64_t kLeaving = UINT64_MAX;
+  RankCell& cell = region.cell(place);
+  write_remark(cell, kLeaving, why);
+  cell.set_process(identity());
+  cell.left.store(1, std::memory_order_seq_cst);
+  for (int mate = 0; mate < static_cast<int>(region.ranks()); ++mate) {
+    ring_slowly(region.cell(mate).bell);
+    ring_slowly(region.cell(mate).channel_bell);
+  }
+}
+
 CallRecord read_record(const RankCell& cell, uint64_t seq) {
   const auto& slot = cell.history[seq % kHistory];
   uint64_t words[sizeof(CallRecord) / sizeof(uint64_t)];

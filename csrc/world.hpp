@@ -94,6 +94,8 @@ void write_standing(RankCell& cell, const Standing& standing);
 void write_record(RankCell& cell, const CallRecord& record);
 // Only the first remark counts; whether this is it.
 bool write_remark(RankCell& cell, uint64_t seq, std::string_view text);
+// This process's rank in that place has failed before it had an engine: for the others it has left.
+void give_up(Region& region, int place, std::string_view why);
 CallRecord read_record(const RankCell& cell, uint64_t seq);
 
 }  // namespace unisono

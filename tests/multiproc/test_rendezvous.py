@@ -214,15 +214,26 @@ def test_torchrun_itself(tmp_path: Path, port: int) -> None:
         assert sorted(text.split()[0] for text in done.stdout.splitlines()) == ["0", "1"]
 
 
-@pytest.mark.parametrize("dies", [0, 1], ids=["who offers it", "a guest"])
-def test_a_rank_that_ends_while_memory_is_handed_out_is_named_at_once(dies: int, tmp_path: Path) -> None:
+BEFORE = "native.share_memory = lambda *_, **__: os._exit(0)"
+BEHIND = "memory.socket.recv_fds = lambda *_: (real(*_), os._exit(0))"
+
+
+@pytest.mark.parametrize(
+    ("dies", "ends"),
+    [(0, BEFORE), (1, BEFORE), (1, BEHIND)],
+    ids=["who offers it", "a guest", "a guest who has it"],
+)
+def test_a_rank_that_ends_while_memory_is_handed_out_is_named_at_once(
+    dies: int, ends: str, tmp_path: Path
+) -> None:
     program = tmp_path / "program.py"
     text = f"""
 import os, time
 import unisono as un
-from unisono.backends import native
+from unisono.backends import memory, native
+real = memory.socket.recv_fds
 if os.environ["RANK"] == "{dies}":
-    native.share_memory = lambda *_, **__: os._exit(0)
+    {ends}
 started = time.monotonic()
 try:
     un.init_process_group(init_method=os.environ["MEETING"], timeout=60)

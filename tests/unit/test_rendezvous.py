@@ -18,6 +18,7 @@ from unisono import env
 from unisono.errors import RendezvousError, StoreError, StoreTimeout
 from unisono.rendezvous import Rendezvous
 from unisono.store import HashStore, NotOurServer, Store, StoreServer
+from unisono.store.ops import Get
 
 
 @pytest.fixture
@@ -261,6 +262,46 @@ def test_after_a_failure_the_ranks_can_try_again(ways: dict[str, Any]) -> None:
     worlds = together(lambda: rank(0, 2), lambda: rank(1, 3))
     assert worlds[0].members == worlds[1].members
     closed_together(worlds)
+
+
+def test_who_gave_up_does_not_count_as_having_come() -> None:
+    store = HashStore()
+    with pytest.raises(RendezvousError, match="1 of 2 ranks came within 0.3 s.*missing rank 1"):
+        meet(store=store, rank=0, world_size=2, timeout_s=0.3)
+    [late] = fast([lambda: meet(store=store, rank=1, world_size=2, timeout_s=60)])
+    assert isinstance(late, RendezvousError)
+    assert "seen by rank 0 (host " in str(late)
+    assert "missing rank 1" in str(late)
+    worlds = together(*[lambda r=r: meet(store=store, rank=r, world_size=2) for r in (0, 1)])
+    assert worlds[0].members == worlds[1].members
+    closed_together(worlds)
+
+
+def test_an_interrupted_rank_is_told_of_and_can_try_again() -> None:
+    class Interrupted(HashStore):
+        times = 1
+
+        def _call(self, op: Any, payload: bytes, timeout_s: float) -> Any:
+            waits = isinstance(op, Get) and op.key.endswith("/verdict")
+            if waits and threading.current_thread().name == "1" and self.times:
+                self.times -= 1
+                raise KeyboardInterrupt
+            return super()._call(op, payload, timeout_s)
+
+    store = Interrupted()
+
+    def rank(number: int) -> tuple[BaseException, Rendezvous]:
+        threading.current_thread().name = str(number)
+        with pytest.raises((RendezvousError, KeyboardInterrupt)) as caught:
+            meet(store=store, rank=number, world_size=3, timeout_s=60)
+        return caught.value, meet(store=store, rank=number, world_size=2)
+
+    (heard, first), (interrupted, second) = fast([lambda: rank(0), lambda: rank(1)])
+    assert isinstance(interrupted, KeyboardInterrupt)
+    for words in ("rank 1 (host ", "gave up", "KeyboardInterrupt"):
+        assert words in str(heard)
+    assert first.members == second.members
+    closed_together([first, second])
 
 
 def test_a_latecomer_with_a_taken_rank_hurts_only_itself(port: int) -> None:

@@ -13,12 +13,14 @@ from unisono.errors import RendezvousError, message
 
 __all__ = ["Lives"]
 
+END_S = 1.0  # from the end of a dying process's connections to its own
+
 
 class Lives:
     """Watches the mates of a rank that are other processes.
 
     Raises:
-        RendezvousError: one of them has ended already.
+        RendezvousError: one of them has ended already.  OSError: one cannot be watched.
     """
 
     def __init__(self, roster: Roster, mates: list[int]) -> None:
@@ -37,8 +39,11 @@ class Lives:
             self._cards[os.pidfd_open(card.pid)] = card
             if born(card.pid) == card.born:
                 return
-        except OSError:
+        except (ProcessLookupError, FileNotFoundError):
             pass
+        except OSError as error:  # which says nothing of that rank
+            text = f"cannot watch the process of rank {card.rank} (pid {card.pid}): {error.strerror}"
+            raise OSError(error.errno, text) from error
         raise RendezvousError(_ended(card))
 
     def wait_for(self, sock: socket.socket, deadline: float) -> None:
@@ -66,6 +71,15 @@ class Lives:
         for fd, _ in poll.poll(0):
             if not joined(self._cards[fd].rank):
                 raise RendezvousError(_ended(self._cards[fd]))
+
+    def check_end(self, rank: int) -> None:
+        """Raise RendezvousError when `rank`, whose connection has ended, does so as well: a moment later."""
+        for fd, card in self._cards.items():
+            if card.rank == rank:
+                poll = select.poll()
+                poll.register(fd, select.POLLIN)
+                if poll.poll(1000 * END_S):
+                    raise RendezvousError(_ended(card))
 
     def detach(self) -> list[int]:
         """By rank: a descriptor that tells of its death, -1 where there is none; the caller's from now on."""

@@ -6,21 +6,32 @@ the store. The others connect, say who they are, and get the descriptor once all
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import msgspec
 
 from unisono import _native
+from unisono.backends.failures import (
+    GRACE_S,
+    first_failure,
+    left,
+    patience_s,
+    raise_if_failed,
+)
 from unisono.backends.lives import Lives
 from unisono.errors import RendezvousError, StoreTimeout, message
 from unisono.store import Store
 
-__all__ = ["share_memory"]
+__all__ = ["given_up_on_failure", "share_memory"]
 
-LOOK_S = 1.0  # how late, at most, it is seen that the first rank has ended before it offered anything
+MOST_BYTES = 200  # of the reason that is told through the memory
+SAYS_S = 2.0  # in which a rank that gave up tells why
 _LENDS, _LENDS_NOT = b"\1", b"\0"
 _PEER_CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
@@ -52,7 +63,7 @@ def share_memory(
         lives: of the mates, so that nobody waits for one that has ended.
         lending: this rank can read the own memory of the others; they lend it when that goes for all.
     Raises:
-        RendezvousError: one of them did not come in time, ended, or cannot map it.
+        RendezvousError: one of them did not come in time, ended, failed, or cannot map it.
     """
     if len(mates) == 1:
         return _native.Region(-1, 1, staging_bytes, True)
@@ -63,6 +74,17 @@ def share_memory(
     if all_lend:
         region.allow_lending()
     return region
+
+
+@contextlib.contextmanager
+def given_up_on_failure(region: _native.Region, place: int) -> Iterator[None]:
+    """Whatever is raised here tells those who have the memory that the rank in that place will not come."""
+    try:
+        yield
+    except BaseException as error:
+        why = f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(": ")
+        region.give_up(place, why.encode("utf-8", "replace")[:MOST_BYTES].decode("utf-8", "ignore"))
+        raise
 
 
 def _key(mates: list[int]) -> str:
@@ -83,56 +105,69 @@ def _invite(
             listener.bind(address)
             listener.listen(len(mates) + 128)  # strangers may knock; they must not fill the queue
             store.set(_key(mates), msgspec.msgpack.encode(_Invitation(address, staging_bytes)))
-            return region, _hand_out(listener, memory, mates, lives, deadline, lending)
+            with given_up_on_failure(region, 0):
+                return region, _hand_out(store, listener, memory, mates, lives, deadline, lending)
     finally:
         os.close(memory)
 
 
 def _hand_out(
-    listener: socket.socket, memory: int, mates: list[int], lives: Lives, deadline: float, lending: bool
+    store: Store,
+    listener: socket.socket,
+    memory: int,
+    mates: list[int],
+    lives: Lives,
+    deadline: float,
+    lending: bool,
 ) -> bool:
     """Give the memory to all guests; whether all ranks can read each other's own."""
     guests: dict[int, socket.socket] = {}
+
+    def talking(mate: int) -> AbstractContextManager[None]:
+        late = f"rank {mate} came to the group's shared memory, but did not map it in time"
+        return _talking(store, lives, mate, (mates[0], mate), late)
+
     try:
         while len(guests) < len(mates) - 1:
-            guest, introduced = _receive(listener, mates, lives, deadline, guests)
+            guest, introduced = _receive(store, listener, mates, lives, deadline, guests)
             if introduced in guests:
                 guests[introduced].close()
             guests[introduced] = guest
-        for guest in guests.values():
-            socket.send_fds(guest, [b"\0"], [memory])
-        for guest in guests.values():  # leave only when all have it
-            lives.wait_for(guest, deadline)
-            answer = guest.recv(1)
-            if not answer:
-                raise ConnectionResetError("it could not map the memory")
-            lending &= answer == _LENDS
-        for guest in guests.values():
-            guest.sendall(_LENDS if lending else _LENDS_NOT)
+        for mate, guest in guests.items():
+            with talking(mate):
+                socket.send_fds(guest, [b"\0"], [memory])
+        for mate, guest in guests.items():  # leave only when all have it
+            with talking(mate):
+                lending &= _heard(guest, lives, deadline) == _LENDS
+        for mate, guest in guests.items():
+            with talking(mate):
+                guest.sendall(_LENDS if lending else _LENDS_NOT)
         return lending
-    except TimeoutError:
-        raise RendezvousError(
-            "a rank came to the group's shared memory, but did not map it in time"
-        ) from None
-    except OSError as error:
-        raise RendezvousError(f"a rank went away while the group was being made: {error}") from error
     finally:
         for guest in guests.values():
             guest.close()
 
 
 def _receive(
-    listener: socket.socket, mates: list[int], lives: Lives, deadline: float, known: dict[int, socket.socket]
+    store: Store,
+    listener: socket.socket,
+    mates: list[int],
+    lives: Lives,
+    deadline: float,
+    known: dict[int, socket.socket],
 ) -> tuple[socket.socket, int]:
     """The next rank that comes. Strangers (other users, garbage) are turned away."""
     while True:
-        listener.settimeout(_remaining(deadline))
+        listener.settimeout(left(deadline))
         try:
-            lives.wait_for(listener, deadline)
+            lives.wait_for(listener, min(deadline, time.monotonic() + patience_s(len(mates))))
             guest, _ = listener.accept()
         except TimeoutError:
-            raise RendezvousError(_missing(mates, known)) from None
-        guest.settimeout(min(2.0, _remaining(deadline)))
+            raise_if_failed(store)
+            if time.monotonic() >= deadline:
+                raise RendezvousError(_missing(mates, known)) from None
+            continue
+        guest.settimeout(min(2.0, left(deadline)))
         try:
             if _same_user(guest):  # asked before a single byte is waited for
                 introduction = msgspec.msgpack.decode(guest.recv(256), type=_Introduction)
@@ -166,42 +201,33 @@ def _join(
     store: Store, rank: int, mates: list[int], lives: Lives, deadline: float, lending: bool
 ) -> tuple[_native.Region, bool]:
     first = mates[0]
+    deadline += GRACE_S  # for what the first says at its own
     invitation = _invitation(store, mates, lives, deadline)
+    late = f"rank {rank} waited for the group's shared memory, but not all ranks came to it in time"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as host:
-        host.settimeout(_remaining(deadline))
-        try:
+        host.settimeout(left(deadline))
+        with _talking(store, lives, first, (first, rank), late):
             _connect(host, invitation.address, deadline)
             host.sendall(msgspec.msgpack.encode(_Introduction(rank)))
             lives.wait_for(host, deadline)
             _, descriptors, _, _ = socket.recv_fds(host, 1, 1, socket.MSG_CMSG_CLOEXEC)
-        except TimeoutError as error:
-            text = f"rank {rank} waited for the group's shared memory, but not all ranks came to it in time"
-            raise RendezvousError(text) from error
-        except (ConnectionRefusedError, ConnectionResetError, BrokenPipeError):
-            raise RendezvousError(_gave_up(first, lives)) from None
-        except OSError as error:
-            raise RendezvousError(_unreachable(rank, first, error)) from error
-        if not descriptors:
-            raise RendezvousError(_gave_up(first, lives))
+            if not descriptors:
+                raise ConnectionResetError
         region = _native.Region(descriptors[0], len(mates), invitation.staging_bytes, False)
-        try:
+        place = mates.index(rank)
+        with given_up_on_failure(region, place), _talking(store, lives, first, (first, rank), late):
             host.sendall(_LENDS if lending else _LENDS_NOT)
-            lives.wait_for(host, deadline)
-            verdict = host.recv(1)
-        except OSError as error:
-            raise RendezvousError(_unreachable(rank, first, error)) from error
-        if not verdict:
-            raise RendezvousError(_gave_up(first, lives))
-        return region, verdict == _LENDS
+            return region, _heard(host, lives, deadline) == _LENDS
 
 
 def _invitation(store: Store, mates: list[int], lives: Lives, deadline: float) -> _Invitation:
     while True:
         try:
-            told = store.get(_key(mates), min(LOOK_S, _remaining(deadline)))
+            told = store.get(_key(mates), min(patience_s(len(mates)), left(deadline)))
             return msgspec.msgpack.decode(told, type=_Invitation)
         except StoreTimeout as error:
             lives.check()
+            raise_if_failed(store)
             if time.monotonic() >= deadline:
                 text = f"rank {mates[0]} did not offer its shared memory in time: {error}"
                 raise RendezvousError(text) from error
@@ -221,18 +247,41 @@ def _connect(host: socket.socket, address: bytes, deadline: float) -> None:
         raise PermissionError("the process that offers it belongs to another user")
 
 
-def _gave_up(first: int, lives: Lives) -> str:
+# ---- all of them ---------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _talking(store: Store, lives: Lives, peer: int, pair: tuple[int, int], late: str) -> Iterator[None]:
+    """Errors in talking with `peer` say who it is and what became of it. `pair`: the first rank, and a guest;
+    `late`: what to say when the deadline has come.
+    """
+    try:
+        yield
+    except TimeoutError as error:
+        raise RendezvousError(late) from error
+    except (ConnectionRefusedError, ConnectionResetError, BrokenPipeError):
+        raise RendezvousError(_gave_up(store, peer, lives)) from None
+    except OSError as error:
+        raise RendezvousError(
+            message(
+                f"rank {pair[1]} cannot map the memory of rank {pair[0]}, though both are on one host",
+                observed=str(error),
+                remedy="Set UNISONO_RANKS_PER_HOST=1 if something here forbids passing descriptors.",
+            )
+        ) from error
+
+
+def _heard(peer: socket.socket, lives: Lives, deadline: float) -> bytes:
+    """The byte that comes from the other end."""
+    lives.wait_for(peer, deadline)
+    byte = peer.recv(1)
+    if not byte:
+        raise ConnectionResetError
+    return byte
+
+
+def _gave_up(store: Store, peer: int, lives: Lives) -> str:
     lives.check()  # that of which it heard a moment earlier
-    return f"rank {first} gave up while the group was being made; its own error tells why"
-
-
-def _unreachable(rank: int, first: int, error: OSError) -> str:
-    return message(
-        f"rank {rank} cannot map the memory of rank {first}, though both are on one host",
-        observed=str(error),
-        remedy="Set UNISONO_RANKS_PER_HOST=1 if something here forbids passing descriptors.",
-    )
-
-
-def _remaining(deadline: float) -> float:
-    return max(deadline - time.monotonic(), 0.001)
+    lives.check_end(peer)
+    unknown = f"rank {peer} gave up while the group was being made; its own error tells why"
+    return first_failure(store, SAYS_S) or unknown

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from unisono import _native
+from unisono.backends.failures import told
 from unisono.backends.lives import Lives
-from unisono.backends.memory import share_memory
+from unisono.backends.memory import given_up_on_failure, share_memory
 from unisono.backends.roster import Roster, meet, write_card
 from unisono.env import Settings
 from unisono.machine import DEFAULTS, Calibration, recall
@@ -78,14 +79,16 @@ def open_engine(store: Store, rank: int, size: int, *, timeout_s: float, setting
     """The engine of `rank`, once all ranks of the group have come.
 
     Raises:
-        RendezvousError: somebody did not come in time, ended, or cannot be reached.
+        RendezvousError: somebody did not come in time, ended, failed, or cannot be reached. What is
+            raised here, of any kind, the others raise as this.
     """
     deadline = time.monotonic() + timeout_s
-    card = write_card(rank, settings.ranks_per_host, settings.lending)
-    roster = meet(store, card, size, deadline, settings.staging_bytes, settings.machine)
-    mates = roster.mates(rank)
-    with contextlib.closing(Lives(roster, mates)) as lives:
-        return _opened(store, roster, rank, lives, deadline, settings)
+    with told(store, rank):
+        card = write_card(rank, settings.ranks_per_host, settings.lending)
+        roster = meet(store, card, size, deadline, settings.staging_bytes, settings.machine)
+        mates = roster.mates(rank)
+        with contextlib.closing(Lives(roster, mates)) as lives:
+            return _opened(store, roster, rank, lives, deadline, settings)
 
 
 def _opened(
@@ -96,31 +99,39 @@ def _opened(
     region = share_memory(
         store, rank, mates, lives, deadline=deadline, staging_bytes=roster.staging_bytes, lending=lending
     )
-    sockets = None
-    if not roster.on_one_host():
-        from unisono.backends.tcp import connect_hosts  # only here: many ranks on one host start sooner
+    with given_up_on_failure(region, mates.index(rank)):
+        sockets = _connected(store, roster, rank, deadline, settings)
+        try:
+            lives.check(lambda mate: region.joined(mates.index(mate)))
+            cores, segment_bytes = roster.cores(rank), roster.machine.segment_bytes
+            options = (lives.detach(), settings.status_fd, cores, settings.spin_us, segment_bytes)
+            if sockets is None:
+                return Opened(_native.Engine(region, rank, *options), roster.names(), roster.machine)
+            engine = _native.Engine(region, rank, *options, _connections(roster, rank, sockets))
+            return Opened(engine, roster.names(), roster.machine)
+        finally:
+            if sockets is not None:
+                sockets.close()  # what the engine has not taken over
 
-        sockets = connect_hosts(
-            store,
-            roster,
-            rank,
-            deadline=deadline,
-            master=settings.master,
-            peer_timeout_s=settings.peer_timeout_s,
-            buffer_bytes=settings.socket_bytes,
-            settings=settings.network,
-        )
-    try:
-        lives.check(lambda mate: region.joined(mates.index(mate)))
-        cores, segment_bytes = roster.cores(rank), roster.machine.segment_bytes
-        options = (lives.detach(), settings.status_fd, cores, settings.spin_us, segment_bytes)
-        if sockets is None:
-            return Opened(_native.Engine(region, rank, *options), roster.names(), roster.machine)
-        engine = _native.Engine(region, rank, *options, _connections(roster, rank, sockets))
-        return Opened(engine, roster.names(), roster.machine)
-    finally:
-        if sockets is not None:
-            sockets.close()  # what the engine has not taken over
+
+def _connected(
+    store: Store, roster: Roster, rank: int, deadline: float, settings: EngineSettings
+) -> Sockets | None:
+    """The connections to other hosts; None: there are none."""
+    if roster.on_one_host():
+        return None
+    from unisono.backends.tcp import connect_hosts  # only here: many ranks on one host start sooner
+
+    return connect_hosts(
+        store,
+        roster,
+        rank,
+        deadline=deadline,
+        master=settings.master,
+        peer_timeout_s=settings.peer_timeout_s,
+        buffer_bytes=settings.socket_bytes,
+        settings=settings.network,
+    )
 
 
 def _reaches_all(roster: Roster, mates: list[int]) -> bool:

@@ -9,13 +9,13 @@ it then proves it.
 from __future__ import annotations
 
 import os
-import time
 from functools import reduce
 from operator import or_
 
 import msgspec
 
 from unisono import _native
+from unisono.backends.failures import GRACE_S, await_key
 from unisono.errors import RendezvousError, StoreTimeout, message
 from unisono.machine import DEFAULTS, Calibration
 from unisono.store import Store
@@ -149,7 +149,8 @@ def meet(
     """Show the own card, and read everybody's.
 
     Raises:
-        RendezvousError: somebody's did not come in time, or is of another version of the engine.
+        RendezvousError: somebody's did not come in time, or is of another version of the engine; or somebody
+            failed.
     """
     cards = gather(store, "card", card.rank, size, msgspec.msgpack.encode(card), deadline)
     if card.rank == 0:
@@ -163,9 +164,16 @@ def meet(
         store.set("roster", msgspec.msgpack.encode(roster))
         return roster
     try:
-        value = store.get("roster", _left(deadline))
+        value = await_key(store, "roster", size, deadline + GRACE_S)
     except StoreTimeout as error:
-        raise RendezvousError(f"rank 0 did not publish who is in the group: {error}") from error
+        missing = [each for each in range(1, size) if not store.check([f"card/{each}"])]
+        raise RendezvousError(
+            message(
+                "rank 0 did not publish who is in the group in time",
+                observed=f"no word of rank {', '.join(map(str, missing))} either" if missing else "",
+                remedy="Look at that rank's output, or raise timeout=.",
+            )
+        ) from error
     found: str | Roster = msgspec.msgpack.decode(value, type=str | Roster)
     if isinstance(found, str):  # why there is none
         raise RendezvousError(found)
@@ -195,14 +203,18 @@ def _build(rank: int, card: bytes) -> Build:
 
 
 def gather(store: Store, what: str, rank: int, size: int, mine: bytes, deadline: float) -> list[bytes]:
-    """Put `mine` into the store; on rank 0, everybody's by rank."""
+    """Put `mine` into the store; on rank 0, everybody's by rank.
+
+    Raises:
+        RendezvousError: somebody's did not come in time, or somebody failed.
+    """
     if rank:
         store.set(f"{what}/{rank}", mine)
         return []
     found = [mine]
     for other in range(1, size):
         try:
-            found.append(store.get(f"{what}/{other}", _left(deadline)))
+            found.append(await_key(store, f"{what}/{other}", size, deadline))
         except StoreTimeout as error:
             missing = [each for each in range(1, size) if not store.check([f"{what}/{each}"])]
             raise RendezvousError(
@@ -214,7 +226,3 @@ def gather(store: Store, what: str, rank: int, size: int, mine: bytes, deadline:
                 )
             ) from error
     return found
-
-
-def _left(deadline: float) -> float:
-    return max(deadline - time.monotonic(), 0.001)

@@ -21,6 +21,15 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from unisono.backends.dialling import Dialler, started
+from unisono.backends.failures import (
+    GRACE_S,
+    POLL_S,
+    await_key,
+    fail,
+    left,
+    patience_s,
+    raise_if_failed,
+)
 from unisono.backends.guests import Guests
 from unisono.backends.roster import Roster, gather
 from unisono.backends.sockets import KINDS, Sockets, prepare
@@ -41,8 +50,6 @@ GUESTS = 64  # connections looked at at once
 PATIENCE_S = 0.5  # what a stranger gets, at least, when others wait behind it
 DIAL_S = 20.0  # until a connection is given up that nobody answers
 DIAL_SHARE = 0.75  # of the time left, so that who is not answered tells so before the others give up
-POLL_S = 0.2
-ASK_S = 2.0  # at most, between two looks at who failed: less than the store outlives a failure
 WELCOME = b"\1"
 
 
@@ -113,7 +120,6 @@ class _Connector:
         self._higher = [peer for peer in far if peer > rank]
         self._stopped = threading.Event()
         self._dialler = Dialler(self._stopped)
-        self._ask_s = min(POLL_S * max(1, self._size // 16), ASK_S)  # of many ranks each asks less often
 
     def connect(self) -> Sockets:
         """Listen, tell where, connect and be connected, and wait until all ranks have done so."""
@@ -216,7 +222,7 @@ class _Connector:
                     self._unreachable(peer, endpoint, str(error))
             else:
                 return self._sockets.put(kind, peer, self._secured(sock, channel, server=False))
-            self._raise_if_failed()
+            raise_if_failed(self._store)
             self._stopped.wait(POLL_S)
 
     def _introduce(self, sock: socket.socket, peer: int, kind: str) -> str:
@@ -293,8 +299,8 @@ class _Connector:
             self._sockets.put(kind, peer, self._secured(guest, channel, server=True))
 
     def _await_lower(self) -> None:
-        while missing := self._sockets.missing(self._lower, self._patience()):
-            self._raise_if_failed()
+        while missing := self._sockets.missing(self._lower, min(patience_s(self._size), self._left())):
+            raise_if_failed(self._store)
             if time.monotonic() >= self._deadline:
                 names = ", ".join(map(str, missing))
                 me = f"rank {self._rank} (host {self._host(self._rank)})"
@@ -310,23 +316,13 @@ class _Connector:
 
     def _await(self, key: str) -> bytes:
         """The value of a key, unless somebody fails first."""
-        while True:
-            try:
-                return self._store.get(key, self._patience())
-            except StoreTimeout as error:
-                self._raise_if_failed()
-                if time.monotonic() >= self._deadline:
-                    text = f"not all ranks were connected in time: {error}"
-                    raise RendezvousError(text) from error
-
-    def _raise_if_failed(self) -> None:
-        failed = self._store.peek("failed")
-        if failed is not None:
-            raise RendezvousError(failed.decode())
+        try:
+            return await_key(self._store, key, self._size, self._deadline + GRACE_S)
+        except StoreTimeout as error:
+            raise RendezvousError(f"not all ranks were connected in time: {error}") from error
 
     def _fail(self, text: str) -> NoReturn:
-        """Tell everybody, and raise what the first one said."""
-        raise RendezvousError(self._store.compare_set("failed", b"", text).decode())
+        fail(self._store, text)
 
     def _prepare(self, sock: socket.socket, kind: str) -> None:
         prepare(sock, kind, peer_timeout_s=self._peer_timeout_s, buffer_bytes=self._buffer_bytes)
@@ -341,12 +337,8 @@ class _Connector:
                 f"rank {self._rank} (host {self._host(self._rank)}) cannot encrypt connections: {error}"
             )
 
-    def _patience(self) -> float:
-        """Seconds until the next look at who failed: to ask the store is dear to all."""
-        return min(self._ask_s, self._left())
-
     def _left(self) -> float:
-        return max(self._deadline - time.monotonic(), 0.001)
+        return left(self._deadline)
 
 
 def _relays(token: bytes, peer_timeout_s: float) -> Relays:

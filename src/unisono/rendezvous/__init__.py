@@ -19,7 +19,8 @@ In the store, under "unisono/meet/<generation>/" (the world's own keys: "unisono
     world_size       "4 rank 0 (host a, pid 17)": the first to come writes it, the others compare
     rank/2           who has rank 2, a `Member`; written only when nobody else has
     came             a counter; who makes it world_size writes the verdict
-    verdict          "ok", or what is wrong; all wait for it, so all raise the same error at once
+    verdict          "ok", or what is wrong; all wait for it, so all raise the same error at once. Who
+                     gives up writes one, too: a rank that comes later must not wait for it
     members          who is who, for all to read; "know" counts those who have, then "all know" is set
     bye/2            rank 2 has closed
 

@@ -48,20 +48,32 @@ class Meeting:
         """Claim the rank, wait for the verdict; the world's room in the store, and who is who by rank."""
         room = self._claim()
         try:
-            self._check_world_size(room)
-            if room.add("came", 1) == self._world_size:
-                everybody = [self._member(room, rank) for rank in range(self._world_size)]
-                room.set("members", msgspec.msgpack.encode(everybody))
-                room.compare_set("verdict", b"", b"ok")
-            self._await_verdict(room)
-            members = msgspec.msgpack.decode(room.get("members"), type=tuple[Member, ...])
-            if room.add("know", 1) == self._world_size:
-                room.set("all know", b"")
-            return room, members
-        except RendezvousError:
-            with contextlib.suppress(StoreError):  # the first error is the one to tell
-                room.set(f"bye/{self._rank}", b"", timeout_s=GOODBYE_S)
+            return room, self._come(room)
+        except BaseException as error:
+            self._give_up(room, error)
             raise
+
+    def _come(self, room: Store) -> tuple[Member, ...]:
+        self._check_world_size(room)
+        if room.add("came", 1) == self._world_size:
+            everybody = [self._member(room, rank) for rank in range(self._world_size)]
+            room.set("members", msgspec.msgpack.encode(everybody))
+            room.compare_set("verdict", b"", b"ok")
+        self._await_verdict(room)
+        members = msgspec.msgpack.decode(room.get("members"), type=tuple[Member, ...])
+        if room.add("know", 1) == self._world_size:
+            room.set("all know", b"")
+        return members
+
+    def _give_up(self, room: Store, error: BaseException) -> None:
+        """Nobody is to wait for this rank, nor to count it as having come; it may try again."""
+        if isinstance(error, StoreError) and not isinstance(error, StoreTimeout):
+            return  # the store has gone; what is at its address by now may be another world's
+        with contextlib.suppress(StoreError):  # the first error is the one to tell
+            why = f"{type(error).__name__}: {error}".rstrip(": ")
+            text = f"{self._me} gave up while the ranks came together: {why}"
+            room.compare_set("verdict", b"", text, timeout_s=GOODBYE_S)
+            room.set(f"bye/{self._rank}", b"", timeout_s=GOODBYE_S)
 
     def see_everybody_off(self, room: Store) -> None:
         """Wait, briefly, until all ranks have read the verdict: for the rank whose end is the store's end."""
@@ -109,8 +121,9 @@ class Meeting:
     def _await_verdict(self, room: Store) -> None:
         try:
             verdict = room.get("verdict", self._left()).decode()
-        except StoreTimeout:
-            raise RendezvousError(self._who_is_missing(room)) from None
+        except StoreTimeout:  # who comes now, comes too late: all must tell the same
+            missing = self._who_is_missing(room)
+            verdict = room.compare_set("verdict", b"", missing, timeout_s=GOODBYE_S).decode()
         if verdict != "ok":
             raise RendezvousError(verdict)
 
@@ -120,7 +133,7 @@ class Meeting:
         came = self._world_size - len(missing)
         return message(
             f"{came} of {self._world_size} ranks came within {self._timeout_s:g} s",
-            where=self._base.describe(),
+            where=f"{self._base.describe()}, as seen by {self._me}",
             observed=f"missing rank{'s' if len(missing) > 1 else ''} {listed}"
             if missing
             else "one was just late",
