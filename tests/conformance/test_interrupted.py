@@ -1,8 +1,9 @@
-"""A signal handler raises while an operation is being handed over: its buffers outlive it all the same."""
+"""A signal handler raises while an operation is handed over, or the group left: what must outlive it does."""
 
 from __future__ import annotations
 
 import gc
+import socket
 import threading
 import weakref
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 
 import ranks
 import unisono as un
+from ports import reserved
 
 NUMEL = 1000
 
@@ -134,3 +136,19 @@ def test_message(call: str, step: str, after: bool) -> None:
         assert seen() is None
 
     ranks.threads(2, work)
+
+
+def test_ctrl_c_while_leaving_closes_the_store_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    with reserved() as port:
+        group = un.init_process_group(init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+        leave = group._caller.leave
+
+        def interrupted(cause: str) -> None:
+            leave(cause)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(group._caller, "leave", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            group.close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), 10).close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,6 @@ import pytest
 
 import ranks
 import unisono as un
-from ports import reserved
 from ranks import run
 
 
@@ -223,22 +221,6 @@ def test_group_that_is_forgotten_lives_on_in_the_call_of_a_thread() -> None:
             inner.close()
 
     ranks.threads(2, work)
-
-
-def test_ctrl_c_while_leaving_closes_the_store_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    with reserved() as port:
-        group = un.init_process_group(init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
-        leave = group._caller.leave
-
-        def interrupted(cause: str) -> None:
-            leave(cause)
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(group._caller, "leave", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            group.close()
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port), 10).close()
 
 
 def test_threads_of_one_group_take_turns() -> None:
