@@ -148,7 +148,13 @@ class Quick {
     Transfer message{sending, timeout_s_};
     if (!message.read(given, engine)) return nb::int_(-1);
     if (now) return nb::int_(message.pass_now(engine) ? message.source() : -1);
-    const int fault = waiting(engine, true, [&](Held& held) { return message.pass(engine, held); });
+    int fault;
+    try {
+      fault = waiting(engine, true, [&](Held& held) { return message.pass(engine, held); });
+    } catch (...) {
+      alive.attr("hold")(nb::borrow(given[0]));
+      throw;
+    }
     if (fault != 0) return failed(alive, message.name(), given[0], Py_None, message.timeout_s);
     return nb::int_(message.source());
   }

@@ -364,14 +364,16 @@ class Caller:
     def leave(self, cause: str = "") -> None:
         """Stop: tell the others, end the threads, forget the memory. cause: the exception, if any."""
         engine = self._forget()
-        if engine is not None:
-            if cause:
+        try:
+            if engine is not None and cause:
                 tell_cause(engine, cause)
-            engine.leave()
-        with self._works_lock:
-            works, self._works = self._works, []
-        for work in works:  # only now no thread is left that moves bytes of their buffers
-            work.let_go()
+        finally:  # whatever becomes of it, as by Ctrl-C
+            if engine is not None:
+                engine.leave()
+            with self._works_lock:
+                works, self._works = self._works, []
+            for work in works:  # only now no thread is left that moves bytes of their buffers
+                work.let_go()
 
     def _forget(self) -> _native.Engine | None:
         engine, self._engine = self._engine, None
