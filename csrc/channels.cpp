@@ -126,9 +126,12 @@ bool Channels::read_header(int peer) {
 
 void Channels::pull(int peer) {
   Incoming& incoming = incoming_[static_cast<size_t>(peer)];
+  // Whoever has left sends no more, nor does anybody in a group that has ended: all that is there counts.
+  const bool over = world_.abort().state.load(std::memory_order_acquire) != 0 ||
+                    world_.cell(peer).left.load(std::memory_order_acquire) != 0;
   uint64_t taken = 0;
-  while (incoming.open || (taken < kTurnBytes && read_header(peer))) {
-    taken += sizeof(Header) + incoming.header.nbytes;
+  while (incoming.open || ((over || taken < kTurnBytes) && read_header(peer))) {
+    const uint64_t before = incoming.moved;
     unsigned char* const target = incoming.request ? incoming.request->data : incoming.kept->bytes.data();
     if (incoming.lent) {
       if (!borrow(peer, target)) return;
@@ -136,6 +139,7 @@ void Channels::pull(int peer) {
       incoming.moved += streams_.read(peer, target + incoming.moved, incoming.header.nbytes - incoming.moved);
       if (incoming.moved < incoming.header.nbytes) return;
     }
+    taken += sizeof(Header) + incoming.moved - before;
     finish_incoming(peer);
   }
 }

@@ -25,6 +25,7 @@ constexpr Nanoseconds kFirstAsk = 5 * kMillisecond;
 constexpr Nanoseconds kLongestAsk = 640 * kMillisecond;
 constexpr Nanoseconds kAskPatience = 50 * kMillisecond;
 constexpr Nanoseconds kWritingPatience = 100 * kMillisecond;
+constexpr Nanoseconds kDyingPatience = 3000 * kMillisecond;
 constexpr Nanoseconds kStatusPatience = 250 * kMillisecond;
 
 // The launcher's board: records of four int32, see launch.py.
@@ -298,17 +299,18 @@ void Waiter::rethrow() {
   AbortCell& cell = world_.abort();
   // The writer may die between its two stores: then that is the fault. If it cannot be seen, the kind stays
   // unknown, but nobody hangs.
-  Nanoseconds end = now_ns() + kWritingPatience;
-  for (bool looked = false; cell.state.load(std::memory_order_acquire) != kAbortWritten;) {
+  const Nanoseconds end = now_ns() + kDyingPatience;
+  Nanoseconds look_at = now_ns() + kWritingPatience;
+  while (cell.state.load(std::memory_order_acquire) != kAbortWritten) {
     sched_yield();
-    if (now_ns() < end) continue;
+    const Nanoseconds now = now_ns();
+    if (now >= end) throw Fault{FaultKind::kAborted, -1, -1, 0, -1, seq_};
+    if (now < look_at) continue;
+    look_at = now + 10 * kMillisecond;
     Fault fault{FaultKind::kPeerLost, rank_};
-    if (looked || (fault.about = peers_.find_dead(world_, fault)) < 0)
-      throw Fault{FaultKind::kAborted, -1, -1, 0, -1, seq_};
+    fault.about = peers_.find_dead(world_, fault);
     fault.seq = seq_;
-    world_.finish_abort(fault);
-    looked = true;
-    end = now_ns() + kWritingPatience;
+    if (fault.about >= 0) world_.finish_abort(fault);
   }
   throw cell.fault;
 }

@@ -32,7 +32,8 @@ __all__ = ["Relays", "main"]
 PIECE = 256 * 1024
 LINGER = 6  # times the timeout for silent hosts: what a peer has to take what was sent before the rank ended
 SERVER, CLIENT = b"s", b"c"
-START_S = 60.0  # until the process is given up that does not start, or does not answer
+START_S = 60.0  # until the process is given up that does not start,
+ANSWER_S = 10.0  # or does not answer
 ROUNDS = 32  # what one connection may move before the others, and new ones, have their turn
 TAKEN = b"taken"
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
@@ -70,6 +71,7 @@ class Relays:
         """Bring the process a connection, and return its answer. With the lock held."""
         control = self._control = self._control or _start(self._token, self._peer_timeout_s)
         try:
+            control.settimeout(ANSWER_S)
             socket.send_fds(control, [introduction], descriptors)
             return control.recv(4096)
         except BaseException:  # the answer may be still to come: no later connection's
@@ -280,7 +282,8 @@ def _pair(
 def _open_many_files() -> None:
     """Raise the limit to the highest allowed: with 170 ranks on other hosts there are a thousand files."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with contextlib.suppress(ValueError, OSError):  # more than the system allows anybody
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def main() -> None:

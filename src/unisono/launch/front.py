@@ -49,10 +49,11 @@ def run(job: Job, base: Mapping[str, str]) -> int:
     Args:
         base: the environment the ranks start from.
     Raises:
-        LaunchError: MASTER_PORT is taken, the store cannot listen, or the nodes did not come together.
-            Nothing was started then.
+        LaunchError: the system is too old, MASTER_PORT is taken, the store cannot listen, or the nodes did
+            not come together. Nothing was started then.
     """
     _open_standard_descriptors()
+    _check_pidfds()
     with _reserved_port(job.master_port if job.nnodes == 1 else 0) as master_port:
         life_read, life_write = os.pipe()
         news_read, news_write = os.pipe()
@@ -90,6 +91,19 @@ def _open_standard_descriptors() -> None:
         os.set_inheritable(fd, True)
         fd = os.open(os.devnull, os.O_RDWR)
     os.close(fd)
+
+
+def _check_pidfds() -> None:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        raise LaunchError(
+            message(
+                "unisono run cannot watch its processes",
+                observed=f"pidfd_open: {error.strerror}",
+                remedy="It takes Linux 5.3, and a container that does not forbid this call.",
+            )
+        ) from None
 
 
 def _supervise(job: Job, base: Mapping[str, str], life_read: int, news_write: int) -> int:

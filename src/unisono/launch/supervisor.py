@@ -130,7 +130,7 @@ class Supervisor:
                 self._act_on_time()
             return self._status
         finally:
-            end_children(give_up_s=0.0 if self._left else 5.0)
+            end_children(give_up_s=1.0 if self._left else 5.0)
 
     # starting
 

@@ -68,7 +68,7 @@ class CudaGroup:
         self._size = size
         self.timeout = timeout
         self._group: Any = None
-        self._making = threading.Lock()  # two groups over one store would never meet the other ranks'
+        self._making = threading.RLock()  # two groups over one store would never meet the other ranks'
 
     @property
     def made(self) -> bool:
