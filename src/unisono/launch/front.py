@@ -81,7 +81,8 @@ def run(job: Job, base: Mapping[str, str]) -> int:
             finally:
                 os.close(life_write)  # a supervisor that still waits for its assignment ends by this
                 signals.wait()
-                signal.signal(signal.SIGCHLD, on_child)
+                if on_child is not None:  # installed by C code: Python cannot put it back
+                    signal.signal(signal.SIGCHLD, on_child)
 
 
 def _open_standard_descriptors() -> None:
