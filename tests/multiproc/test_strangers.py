@@ -23,7 +23,7 @@ import numpy as np, unisono as un
 world = un.init_process_group(timeout=60)
 print("up", flush=True)
 x = np.ones(100)
-while not os.path.exists(sys.argv[1]):
+while not world.broadcast_object(os.path.exists(sys.argv[1])):  # one rank looks: two may see it a round apart
     for _ in range(20):
         x[:] = 1
         world.all_reduce(x)
