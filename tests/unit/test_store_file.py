@@ -77,6 +77,20 @@ def test_the_file_of_a_killed_run_is_replaced(tmp_path: Path) -> None:
         assert len(store) == 0
 
 
+def test_of_two_who_leave_at_once_one_deletes_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    one, two = FileStore(path, 2), FileStore(path, 2)
+    close = one._log.close
+
+    def close_late() -> None:
+        two.close()
+        close()
+
+    one._log.close = close_late  # type: ignore[method-assign]
+    one.close()
+    assert not path.exists()
+
+
 def test_a_run_started_while_the_file_is_stale_comes_together(tmp_path: Path) -> None:
     path = tmp_path / "store"
     child = process(HOLD, path)

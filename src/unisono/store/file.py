@@ -172,6 +172,7 @@ class FileStore(Store):
             with self._log.locked(time.monotonic() + LEAVE_S, writing=True):
                 if self._log.claim_alone() and self._log.is_at_path():
                     os.unlink(self.path)
+                self._log.claim_nothing()  # before the next one to leave asks whether it is alone
         except (StoreError, OSError):
             pass  # it cannot be deleted: the next run will find nobody present, and drop what is in it
         finally:

@@ -122,6 +122,10 @@ class Log:
         """Be present, together with others."""
         self._lock(PRESENCE_BYTE, fcntl.F_RDLCK)
 
+    def claim_nothing(self) -> None:
+        """Be present no longer."""
+        self._lock(PRESENCE_BYTE, fcntl.F_UNLCK)
+
     def _lock(self, byte: int, kind: int) -> bool:
         try:
             fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0))
