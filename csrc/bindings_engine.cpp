@@ -18,7 +18,7 @@ using namespace unisono;
 
 namespace {
 
-constexpr Nanoseconds kComeOut = 1'000'000'000;
+constexpr Nanoseconds kComeOut = 5'000'000'000;
 
 // (address, numel) of buffers. Read by hand: it costs a call of all_gather a tenth of its time to convert.
 using Extents = nb::typed<nb::list, nb::typed<nb::tuple, Address, size_t>>;

@@ -17,10 +17,11 @@ namespace unisono {
 namespace {
 
 constexpr Nanoseconds kMillisecond = 1'000'000;
-// A rank whose host has others of the group: they see how it ended, and tell.
-constexpr Nanoseconds kMatesGrace = 400 * kMillisecond;
-// A connection for data may end before the goodbye on this one has arrived.
-constexpr Nanoseconds kDoubtGrace = 700 * kMillisecond;
+// A rank whose host has others of the group that live: they see how it ended, and tell.
+constexpr Nanoseconds kMatesGrace = 2500 * kMillisecond;
+// Who leaves ends its connections for data before it says goodbye on this one, and may get no turn in
+// between. A process that has died has ended this one, too.
+constexpr Nanoseconds kDoubtGrace = 5000 * kMillisecond;
 // A goodbye that is lost on its way is sent again by the kernel, unless the process has ended before and what
 // its peer sends meets nobody: the answer to that is a reset, which reads as a death.
 constexpr Nanoseconds kGoodbyePatience = 2000 * kMillisecond;
@@ -108,7 +109,11 @@ void Control::serve_to_the_end() {
     for (int peer = 0; peer < world_.ranks(); ++peer) {
       Link& link = links_[static_cast<size_t>(peer)];
       if (link.open()) read_from(peer);
-      if (link.lost_at == 0 || now_ns() < link.lost_at) continue;
+    }
+    for (int peer = 0; peer < world_.ranks(); ++peer) {
+      Link& link = links_[static_cast<size_t>(peer)];
+      const bool lost = link.lost_at != 0 && link.lost_at != INT64_MAX;
+      if (!lost || (now_ns() < link.lost_at && !(link.ended && nobody_tells(peer)))) continue;
       link.lost_at = INT64_MAX;  // once
       report(peer, {});
     }
@@ -239,7 +244,7 @@ void Control::read_from(int peer) {
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
     if (got <= 0) {
       link.ended = true;
-      return lost(peer, world_.has_mates(peer) ? kMatesGrace : 0);
+      return lost(peer, kMatesGrace);
     }
     link.have += static_cast<size_t>(got);
     if (link.have < sizeof link.in) continue;
@@ -268,6 +273,13 @@ void Control::lost(int peer, Nanoseconds grace) {
   const Nanoseconds when = now_ns() + grace;
   if (link.lost_at == 0 || when < link.lost_at)
     link.lost_at = world_.cell(peer).left.load(std::memory_order_acquire) != 0 ? INT64_MAX : when;
+}
+
+// No other rank of its host is left who could tell how it ended.
+bool Control::nobody_tells(int peer) const {
+  for (int other = 0; other < world_.ranks(); ++other)
+    if (links_[static_cast<size_t>(other)].open() && world_.share_host(peer, other)) return false;
+  return true;
 }
 
 void Control::answered(Link& link) {

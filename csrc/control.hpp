@@ -65,6 +65,7 @@ class Control {
   void flush(Link& link);
   void lost(int peer, Nanoseconds grace);
   void report(int peer, Fault fault);
+  bool nobody_tells(int peer) const;
   void answered(Link& link);
   Nanoseconds patience() const;
 

@@ -19,7 +19,7 @@ constexpr int kMostYieldUs = 20'000;
 // Where nothing is staged, or the steps' cost is higher than within a host.
 constexpr size_t kLentSegmentBytes = 4096 * 1024;
 constexpr size_t kFarSegmentBytes = 2048 * 1024;
-constexpr Nanoseconds kAnswerPatience = 250'000'000;
+constexpr Nanoseconds kAnswerPatience = 700'000'000;
 constexpr auto kWaitSlice = std::chrono::nanoseconds(20'000'000);  // bounds how late an interrupt is seen
 
 bool crowded(uint32_t ranks, int cores) { return static_cast<int>(ranks) > cores; }

@@ -26,7 +26,7 @@ constexpr Nanoseconds kLongestAsk = 640 * kMillisecond;
 constexpr Nanoseconds kAskPatience = 50 * kMillisecond;
 constexpr Nanoseconds kWritingPatience = 100 * kMillisecond;
 constexpr Nanoseconds kDyingPatience = 3000 * kMillisecond;
-constexpr Nanoseconds kStatusPatience = 250 * kMillisecond;
+constexpr Nanoseconds kStatusPatience = 2000 * kMillisecond;
 
 // The launcher's board: records of four int32, see launch.py.
 enum { kBoardPid, kBoardState, kBoardCode, kBoardWidth = 4 };

@@ -60,15 +60,10 @@ void World::show_arena(int rank) {
   if (arena != nullptr && cell(rank).arena().bytes == 0) cell(rank).set_arena(arena->place());
 }
 
-bool World::has_mates(int rank) const {
-  for (size_t other = 0; other < hosts_.size(); ++other)
-    if (static_cast<int>(other) != rank && hosts_[other] == hosts_[static_cast<size_t>(rank)]) return true;
-  return false;
-}
-
 bool World::shares_memory() const {
   for (int rank = 0; rank < ranks(); ++rank)
-    if (has_mates(rank)) return true;
+    for (int other = 0; other < rank; ++other)
+      if (share_host(rank, other)) return true;
   return false;
 }
 

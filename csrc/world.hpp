@@ -35,8 +35,9 @@ class World {
   int ranks() const { return static_cast<int>(cells_.size()); }
   bool near(int rank) const { return places_[static_cast<size_t>(rank)] >= 0; }
   bool spans_hosts() const { return far_ != nullptr; }
-  // Whether `rank` shares its host with another rank.
-  bool has_mates(int rank) const;
+  bool share_host(int one, int other) const {
+    return hosts_[static_cast<size_t>(one)] == hosts_[static_cast<size_t>(other)];
+  }
   // Whether any two ranks of the group share a host.
   bool shares_memory() const;
   int place(int rank) const { return places_[static_cast<size_t>(rank)]; }
