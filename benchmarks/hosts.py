@@ -23,8 +23,8 @@ import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +74,9 @@ class HostSide(Side):
         self._net, self._per_host, self._python = net, per_host, python
         self._settings = [f"GLOO_SOCKET_IFNAME={hosts.INTERFACE}", f"UNISONO_TOKEN_FILE={token}"]
 
-    def _meeting_point(self) -> str:
-        return f"{self._net[0].address}:{PORTS[self.name]}"
+    @contextmanager
+    def _meeting_point(self) -> Iterator[str]:
+        yield f"{self._net[0].address}:{PORTS[self.name]}"
 
     def _command(self, rank: int, words: list[str]) -> list[str]:
         return self._net[rank // self._per_host].command([*self._settings, self._python, *words])

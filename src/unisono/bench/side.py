@@ -13,8 +13,8 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any
@@ -26,7 +26,7 @@ from unisono import env
 from unisono.bench.line_up import MeetingPlace
 from unisono.errors import UnisonoError, message
 
-__all__ = ["BenchError", "Side", "connection_over", "free_port"]
+__all__ = ["BenchError", "Side", "connection_over", "reserved_port"]
 
 ANSWER_TIMEOUT_S = 180.0
 AFTER_ERROR_TIMEOUT_S = 10.0
@@ -38,11 +38,13 @@ class BenchError(UnisonoError):
     """A measured side failed; the message names side, rank and what it was doing."""
 
 
-def free_port() -> int:
-    """A TCP port of the loopback interface that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A TCP port that is given to nobody else, but to a server that reuses addresses: the ranks' own."""
+    with socket.socket() as holder:
+        holder.bind(("", 0))
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        yield int(holder.getsockname()[1])
 
 
 def connection_over(sock: socket.socket) -> Connection:
@@ -92,9 +94,9 @@ class Side:
             self.kill()
 
     def _join(self) -> None:
-        with MeetingPlace(self.size) as place:
+        with MeetingPlace(self.size) as place, self._meeting_point() as address:
             join = {"do": "join", "side": self.contender, "size": self.size, "line_up": place.path}
-            join["address"] = self._meeting_point()
+            join["address"] = address
             self._ask_each([{**join, "rank": rank} for rank in range(self.size)])
 
     @property
@@ -131,9 +133,11 @@ class Side:
             self._start_worker(rank)
         self.rank_pids = [process.pid for process in self.processes]
 
-    def _meeting_point(self) -> str:
-        """HOST:PORT where the ranks can meet."""
-        return f"127.0.0.1:{free_port()}"
+    @contextmanager
+    def _meeting_point(self) -> Iterator[str]:
+        """HOST:PORT where the ranks can meet, kept for them until they have."""
+        with reserved_port() as port:
+            yield f"127.0.0.1:{port}"
 
     def _command(self, rank: int, words: list[str]) -> list[str]:  # noqa: ARG002  (for ranks elsewhere)
         """The command by which Python runs `words` as this rank."""
