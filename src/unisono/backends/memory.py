@@ -32,6 +32,7 @@ __all__ = ["given_up_on_failure", "share_memory"]
 
 MOST_BYTES = 200  # of the reason that is told through the memory
 SAYS_S = 2.0  # in which a rank that gave up tells why
+INTRODUCTION_S = 10.0  # in which a process of this user that has connected says which rank it is
 _LENDS, _LENDS_NOT = b"\1", b"\0"
 _PEER_CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
@@ -167,7 +168,7 @@ def _receive(
             if time.monotonic() >= deadline:
                 raise RendezvousError(_missing(mates, known)) from None
             continue
-        guest.settimeout(min(2.0, left(deadline)))
+        guest.settimeout(min(INTRODUCTION_S, left(deadline)))
         try:
             if _same_user(guest):  # asked before a single byte is waited for
                 introduction = msgspec.msgpack.decode(guest.recv(256), type=_Introduction)

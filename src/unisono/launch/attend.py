@@ -182,7 +182,7 @@ def attend(
             nodes.announce("the launcher was killed", status)
         finals = nodes.settle(reader.failure, reader.stopped)
         if job.node_rank == 0:
-            nodes.await_settled(0.5 if reader.stopped else GOODBYE_S)
+            nodes.await_settled(1.5 if reader.stopped else GOODBYE_S)
         return _conclude(job, nodes, finals, reader, status)
 
 

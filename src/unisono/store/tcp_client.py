@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NotOurServer", "TCPStore"]
 
-GRACE_S = 0.5  # how much later than the server the client gives a wait up
+GRACE_S = 2.0  # how much later than the server the client gives a wait up: it may be slow to answer
 
 
 class TCPStore(Store):
