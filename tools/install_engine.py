@@ -100,8 +100,8 @@ def follow(command: list[str], log: Path) -> int:
     ):
         try:
             for line in lines_of(process):
+                now = stage(line) or now  # first: who has read the log may interrupt at once
                 kept.write(line)
-                now = stage(line) or now
                 display.show(now)
         except KeyboardInterrupt:
             with contextlib.suppress(KeyboardInterrupt):  # a second one: wait no longer

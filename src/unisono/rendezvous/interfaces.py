@@ -45,11 +45,12 @@ class Interface(NamedTuple):
 def interfaces() -> list[Interface]:
     """Every address of every interface that is up, IPv4 before IPv6; no link-local ones."""
     found = []
-    names = [name for _, name in socket.if_nameindex()]
+    up = set()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        up = {name for name in names if _request(sock, SIOCGIFFLAGS, name)[16] & IFF_UP}
-        for name in names:
-            with contextlib.suppress(OSError):  # it has none
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # it has gone meanwhile, or has no address
+                if _request(sock, SIOCGIFFLAGS, name)[16] & IFF_UP:
+                    up.add(name)
                 packed = _request(sock, SIOCGIFADDR, name)[20:24]
                 found.append(Interface(name, socket.inet_ntoa(packed)))
     with contextlib.suppress(FileNotFoundError), open("/proc/net/if_inet6") as table:
