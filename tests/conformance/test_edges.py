@@ -85,7 +85,7 @@ def test_nothing_is_sent_after_an_abort() -> None:
 
     def work(group: un.Group) -> None:
         group.barrier()
-        both.wait(20)  # an abort also ends what the other one has not finished
+        both.wait(60)  # an abort also ends what the other one has not finished
         group.abort()
         with pytest.raises(un.Aborted):
             group.send(np.ones(1), 1 - group.rank)
@@ -154,7 +154,7 @@ def test_cause_is_still_told_after_close() -> None:
             assert reducing is not None
             assert isinstance(reducing.exception(), un.Aborted)
         else:
-            assert closed.wait(20)
+            assert closed.wait(60)
             with pytest.raises(un.GroupError):
                 group.all_reduce(np.ones(1))
                 group.barrier()
@@ -180,7 +180,7 @@ def test_close_ends_a_call_of_another_thread() -> None:
         waiting.start()
         time.sleep(0.1)
         group.close()
-        waiting.join(20)
+        waiting.join(60)
         assert not waiting.is_alive()
         assert told
 
@@ -235,7 +235,11 @@ else:
             print(error)
         open(handled, "w").close()
     signal.signal(signal.SIGUSR1, handler)
-    threading.Timer(1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    def interrupt():
+        while group.last_seen(0) != "in all_reduce #1":
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGUSR1)
+    threading.Thread(target=interrupt).start()
 group.all_reduce(x := np.ones(1))
 print(x[0])
 group.barrier()
@@ -256,7 +260,11 @@ if group.rank == 0:
         group.abort()
         raise SystemExit(0)
     signal.signal(signal.SIGTERM, handler)
-    threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    def interrupt():
+        while group.last_seen(0) != "in all_reduce #1":
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+    threading.Thread(target=interrupt).start()
     try:
         group.all_reduce(np.ones(1))
     except SystemExit:

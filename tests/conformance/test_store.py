@@ -230,7 +230,7 @@ def test_one_object_serves_several_threads_while_one_of_them_waits(store: Store)
     waiter.start()
     time.sleep(0.05)
     store.set("k", "v")  # the same object: must not have to wait for the waiter
-    waiter.join(5)
+    waiter.join(60)
     assert got == [b"v"]
 
 
@@ -249,7 +249,7 @@ def test_close_wakes_a_waiting_thread_and_ends_the_use(place: Place, store: Stor
     waiter.start()
     time.sleep(0.1)
     store.close()
-    waiter.join(2)
+    waiter.join(60)
     assert len(failures) == 1
     assert not isinstance(failures[0], StoreTimeout)
     store.close()

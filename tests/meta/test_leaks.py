@@ -76,7 +76,9 @@ def test_thread_that_ends_within_the_grace_is_none(monkeypatch):
 
 def test_child_is_named_and_killed():
     before = leaks.snapshot()
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
+    program = "import time; print(1, flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stdout.readline()  # it is the program by now
         found = leaks.left_behind(before)
         assert child.wait(timeout=10) == -9
     assert found

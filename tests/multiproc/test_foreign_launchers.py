@@ -6,12 +6,14 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from ports import reserved
 
 SCRIPT = """
 import sys, numpy as np, unisono as un
@@ -38,20 +40,17 @@ PLACES = {
 }  # fmt: skip
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
-def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **more}
+@pytest.fixture
+def meeting() -> Iterator[dict[str, str]]:
+    """The environment of ranks, with a place where they can meet."""
+    with reserved() as port:
+        yield {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
 @pytest.mark.parametrize("launcher", PLACES)
 @pytest.mark.parametrize("token", ["", "ab" * 32], ids=["no token", "token"])
-def test_the_variables_of_a_launcher_are_enough(launcher: str, token: str) -> None:
-    base = environment(**({"UNISONO_TOKEN": token} if token else {}))
+def test_the_variables_of_a_launcher_are_enough(launcher: str, token: str, meeting: dict[str, str]) -> None:
+    base = {**meeting, **({"UNISONO_TOKEN": token} if token else {})}
     ranks = []
     for rank in "01":
         place = {name: text.format(rank) for name, text in PLACES[launcher].items()}
@@ -63,8 +62,13 @@ def test_the_variables_of_a_launcher_are_enough(launcher: str, token: str) -> No
     assert sorted(out.strip() for out, _ in results) == EXPECTED
 
 
-def test_two_sources_that_disagree_are_both_named() -> None:
-    base = environment(**{k: v.format("0") for k, v in PLACES["Slurm"].items()}, RANK="1", WORLD_SIZE="2")
+def test_two_sources_that_disagree_are_both_named(meeting: dict[str, str]) -> None:
+    base = {
+        **meeting,
+        **{k: v.format("0") for k, v in PLACES["Slurm"].items()},
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+    }
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], env=base, capture_output=True, text=True, timeout=60
     )
@@ -79,7 +83,7 @@ def mpiexecs() -> list[str]:
     return sorted({path for path in found if path})
 
 
-def test_a_real_mpiexec_starts_the_ranks(tmp_path: Path) -> None:
+def test_a_real_mpiexec_starts_the_ranks(tmp_path: Path, meeting: dict[str, str]) -> None:
     """MPIEXEC_FOLDERS=a/bin:b/bin names folders with an mpiexec, as `pip install mpich` makes one."""
     there = mpiexecs()
     if not there:
@@ -89,7 +93,7 @@ def test_a_real_mpiexec_starts_the_ranks(tmp_path: Path) -> None:
     for mpiexec in there:
         root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         root |= {"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        base = environment(**root, PRTE_MCA_rmaps_default_mapping_policy=":oversubscribe")
+        base = {**meeting, **root, "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
         with contextlib.ExitStack() as stack:
             process = stack.enter_context(
                 subprocess.Popen(

@@ -7,7 +7,6 @@ import os
 import pty
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,13 @@ from pathlib import Path
 import pytest
 
 from launching import Launcher, launching, read_lines, wait_until
+from ports import reserved
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with reserved() as found:
+        yield found
 
 
 @pytest.fixture
@@ -52,9 +58,7 @@ sys.exit(cli.main(["run", "-n", "2", sys.argv[1]]))
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "rank.py")], check=True, timeout=60)
 
 
-def test_first_failure_comes_first_and_the_others_in_one_line(launcher: Launcher) -> None:
-    done = launcher.run(
-        """
+FAILS_FIRST = """
 os.open(f"{sys.argv[1]}/{rank}", os.O_CREAT)
 until(lambda: len(os.listdir(sys.argv[1])) == 4)
 if rank == 2:
@@ -67,14 +71,16 @@ if rank == 3:
     time.sleep(30)
 class PeerLost(Exception): pass
 raise PeerLost("rank 2 died")
-""",
-        "-n",
-        "4",
-        "--grace",
-        "1.5",
-        args=(str(_folder(launcher, "ready")),),
-    )
-    assert done.returncode == 1
+"""
+
+
+def test_first_failure_comes_first_and_the_others_in_one_line(launcher: Launcher) -> None:
+    for grace in ("1.5", "10"):  # a busy machine may not let two ranks end within the first
+        args = (str(_folder(launcher, f"ready{grace}")),)
+        done = launcher.run(FAILS_FIRST, "-n", "4", "--grace", grace, args=args)
+        assert done.returncode == 1
+        if "ranks 0-1 failed because" in done.stderr:
+            break
     summary = [line for line in done.stderr.splitlines() if not line.startswith("[rank")][1:]
     assert re.fullmatch(r"unisono run: rank 2 failed first: exit code 1 \(pid \d+\)", summary[0])
     assert summary[1] == "  ValueError: the cause"  # the whole traceback is above, behind [rank 2]
@@ -162,14 +168,18 @@ def _read_terminal(terminal: int, until: Callable[[bytes], bool] = lambda seen: 
 
 
 def test_ctrl_c_of_a_terminal_arrives_exactly_once(launcher: Launcher) -> None:
-    pid, terminal = _in_terminal(launcher.command(COUNTS_INTERRUPTS, "-n", "3"), launcher.environ)
-    _read_terminal(terminal, lambda seen: seen.count(b"ready") == 3)
-    os.write(terminal, b"\x03")
-    seen = _read_terminal(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
-    os.close(terminal)
-    assert seen.count(b"interrupts 1") == 3, seen
-    assert b"\x1b[" in seen  # colours on a terminal
+    for _ in range(3):  # on a busy machine a rank may not get to its last line before it is ended
+        pid, terminal = _in_terminal(launcher.command(COUNTS_INTERRUPTS, "-n", "3"), launcher.environ)
+        _read_terminal(terminal, lambda seen: seen.count(b"ready") == 3)
+        os.write(terminal, b"\x03")
+        seen = _read_terminal(terminal)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+        os.close(terminal)
+        assert b"\x1b[" in seen  # colours on a terminal
+        assert seen.count(b"interrupts") == seen.count(b"interrupts 1"), seen
+        if seen.count(b"interrupts") == 3:
+            return
+    pytest.fail(f"not all ranks told of their Ctrl-C, three times: {seen!r}")
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -249,7 +259,7 @@ def test_a_killed_launcher_leaves_nothing(launcher: Launcher, victim: str) -> No
 
 @pytest.mark.parametrize(("end", "code"), [("sys.exit(0)", 0), ("os.kill(os.getpid(), 9)", 137)])
 def test_what_ranks_leave_behind_is_ended(launcher: Launcher, end: str, code: int) -> None:
-    done = launcher.run(LEAVES_CHILDREN + end, "-n", "2", "--grace", "0.2")
+    done = launcher.run(LEAVES_CHILDREN + end, "-n", "2", "--grace", "30")
     assert done.returncode == code
     assert "left behind by the ranks" in done.stderr
 
@@ -274,11 +284,9 @@ def test_shared_memory_is_removed_however_slow_the_machine_is(launcher: Launcher
     wait_until(lambda: not launcher.shared_memory())
 
 
-def test_nodes_that_were_stopped_for_a_while_go_on(launcher: Launcher) -> None:
+def test_nodes_that_were_stopped_for_a_while_go_on(launcher: Launcher, port: int) -> None:
     """As a virtual machine that is moved: no answer then says nothing of the other node."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    where = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", port]
+    where = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port)]
     where += ["--token-file", str(launcher.folder / "token"), "-n", "1", "--node-rank"]
     script = "print('ready', flush=True); until(lambda: os.path.exists(sys.argv[0] + '.go'))"
     nodes = [launcher.start(script, *where, "0")]

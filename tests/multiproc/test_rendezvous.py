@@ -155,7 +155,7 @@ def test_a_killed_rank_0_is_told(port: int) -> None:
     zero.communicate()
     start = time.monotonic()
     text = failed(one)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 25
     assert f"process {zero.pid}" in text
     assert f"localhost:{port}" in text
 
@@ -168,7 +168,7 @@ def test_malformed_and_missing_variables(port: int) -> None:
     assert "MASTER_PORT is malformed: got '29k'" in failed(wrong)
     assert "needs the environment variable MASTER_PORT, not set" in failed(missing)
     assert "RANK=0 and SLURM_PROCID=3 disagree" in failed(disagree)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 25
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -184,7 +184,7 @@ def test_an_interrupt_while_waiting_for_the_others(
     child.send_signal(signal.SIGINT)
     start = time.monotonic()
     child.communicate(timeout=20)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 25
     assert child.returncode == -signal.SIGINT
     assert not list(tmp_path.iterdir())
 

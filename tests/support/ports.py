@@ -15,15 +15,25 @@ def reserved(count: int = 1) -> Iterator[int]:
     """
     for _ in range(50):
         with contextlib.ExitStack() as stack:
-            first = 0
             try:
-                for i in range(count):
-                    sock = stack.enter_context(socket.socket())
-                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    sock.bind(("", first + i if i else 0))
-                    first = first or int(sock.getsockname()[1])
+                first = _bound(stack, socket.AF_INET, 0)
+                for port in range(first, first + count):
+                    if port > first:
+                        _bound(stack, socket.AF_INET, port)
+                    _bound(stack, socket.AF_INET6, port)
             except (OSError, OverflowError):
                 continue
             yield first
             return
     raise AssertionError("no ports in a row")
+
+
+def _bound(stack: contextlib.ExitStack, family: socket.AddressFamily, port: int) -> int:
+    sock = stack.enter_context(socket.socket(family))
+    if family == socket.AF_INET6:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    sock.bind(("", port))
+    sock.setsockopt(
+        socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+    )  # before, it would allow what others have reserved
+    return int(sock.getsockname()[1])

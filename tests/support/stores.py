@@ -17,7 +17,7 @@ class Place:
         self.kind = kind
         self._path = folder / "store"
         self._opened: list[Store] = []
-        self._hash = HashStore(10.0)
+        self._hash = HashStore(60.0)
         proven = kind in ("tcp-token", "tcp-tls")
         self._safe: dict[str, Any] = {"token": b"t" * 32 if proven else b"", "tls": kind == "tcp-tls"}
         host = "::1" if kind == "tcp6" else "127.0.0.1"
@@ -26,9 +26,9 @@ class Place:
     def open(self) -> Store:
         """Another client of the place's store."""
         if self._server is not None:
-            store: Store = TCPStore(self._server.host, self._server.port, timeout_s=10.0, **self._safe)
+            store: Store = TCPStore(self._server.host, self._server.port, timeout_s=60.0, **self._safe)
         elif "file" in self.kind:
-            store = FileStore(self._path, timeout_s=10.0)
+            store = FileStore(self._path, timeout_s=60.0)
         else:
             store = self._hash
         self._opened.append(store)

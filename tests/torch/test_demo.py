@@ -206,12 +206,13 @@ def test_bad_arguments_are_one_line(capsys: pytest.CaptureFixture[str]):
     assert "--steps 0: must be positive" in capsys.readouterr().err
 
 
+@pytest.mark.timeout(300)
 def test_trains_over_unisono_and_agrees_with_gloo():
     done = subprocess.run(
         [*COMMAND, "--steps", "12", "--seconds", "60"],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

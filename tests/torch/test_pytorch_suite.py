@@ -37,10 +37,19 @@ def runs(way: str) -> list[str]:
 @functools.cache
 def outcomes(way: str) -> dict[str, dict[str, str]]:
     """Run all of them, in one process and its forks."""
+    ends = run(way, runs(way))
+    for _ in range(2):
+        late = [name for name in notes.TIGHT if ends.get(name, {}).get("outcome") == "failed"]
+        if late:
+            ends |= run(way, late)
+    return ends
+
+
+def run(way: str, names: list[str]) -> dict[str, dict[str, str]]:
     with tempfile.TemporaryDirectory() as folder:
         out, log = Path(folder, "out.json"), Path(folder, "log")
         done = subprocess.run(
-            [sys.executable, str(RUN), way, "--out", str(out), "--log", str(log), *runs(way)],
+            [sys.executable, str(RUN), way, "--out", str(out), "--log", str(log), *names],
             capture_output=True,
             text=True,
             timeout=500,

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 import suite
 from test_launch import run
 
 BENCHMARKS = suite.HERE.parents[1] / "benchmarks"
 
 
+@pytest.mark.timeout(300)
 def test_both_backends_train_and_agree():
     tiny = ["--model", "70K", "--context", "8", "--rounds", "2", "--steps", "1"]
-    out = run(str(BENCHMARKS / "train.py"), *tiny, limit_s=110)
+    out = run(str(BENCHMARKS / "train.py"), *tiny, limit_s=280)
     for way in ("ddp", "fsdp2"):
         assert re.search(rf"^# {way}: 0\.\d million parameters, losses differ by ", out, re.MULTILINE), out
-        assert re.search(rf"^{way} +unisono .* ratio \d\.\d+ ", out, re.MULTILINE), out
+        assert re.search(rf"^{way} +unisono .* ratio \d+\.\d+ ", out, re.MULTILINE), out
     assert "hidden" in out
 
 
+@pytest.mark.timeout(300)
 def test_all_sides_decode_the_same():
-    out = run(str(BENCHMARKS / "decode.py"), "--rounds", "1", "--tokens", "2", limit_s=110)
+    out = run(str(BENCHMARKS / "decode.py"), "--rounds", "1", "--tokens", "2", limit_s=280)
     assert re.search(r"^# 2 ranks, 4 layers of width 512; logits differ by \d", out, re.MULTILINE), out
     for side in ("unisono-torch", "gloo", "unisono", "alone"):
         assert re.search(rf"^{side} +\d+ tokens/s ", out, re.MULTILINE), out

@@ -6,9 +6,11 @@ import io
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 
+from ports import reserved
 from unisono.errors import StoreTimeout
 from unisono.launch import nodes as module
 from unisono.launch.job import Job
@@ -130,13 +132,14 @@ def test_the_last_node_may_come_in_the_last_moment(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_store_that_is_anothers_by_now_is_one_that_does_not_answer() -> None:
-    server = StoreServer("127.0.0.1")
-    with TCPStore(server.host, server.port, timeout_s=30.0) as store:
+    with reserved() as port, ExitStack() as stack:
+        server = StoreServer("127.0.0.1", port)
+        store = stack.enter_context(TCPStore(server.host, port, timeout_s=30.0))
         job = Job(command=("true",), world_size=1, shown=(3,), logged=(0,), nnodes=2, grace_s=0.0)
         node = Nodes(job, store)
         node._hosts = ("a", "b")
         server.close()
-        other = StoreServer(server.host, server.port, token=Token(b"x" * 32))
+        other = StoreServer(server.host, port, token=Token(b"x" * 32))
         told = threading.Event()
         node.announce("nobody hears it", 1)
         node.watch(told.set)

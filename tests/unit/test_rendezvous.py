@@ -208,7 +208,7 @@ def test_a_foreign_program_on_the_master_port_is_told_by_all() -> None:
 def fast(ranks: list[Callable[[], Any]]) -> list[Any]:
     start = time.monotonic()
     results = together(*ranks)
-    assert time.monotonic() - start < 4  # a second, and a busy machine
+    assert time.monotonic() - start < 20  # a second, and a busy machine; the limits are 60
     return results
 
 
@@ -245,11 +245,11 @@ def test_a_world_size_that_differs_is_named_by_all(ways: dict[str, Any]) -> None
 
 def test_those_who_did_not_come_are_named(ways: dict[str, Any]) -> None:
     start = time.monotonic()
-    errors = together(*[lambda r=r: meet(**ways, rank=r, world_size=5, timeout_s=0.6) for r in (0, 2, 3)])
-    assert time.monotonic() - start < 5
+    errors = together(*[lambda r=r: meet(**ways, rank=r, world_size=5, timeout_s=3) for r in (0, 2, 3)])
+    assert time.monotonic() - start < 20
     for error in errors:
         assert isinstance(error, RendezvousError)
-        assert "3 of 5 ranks came within 0.6 s" in str(error)
+        assert "3 of 5 ranks came within 3 s" in str(error)
         assert "missing ranks 1, 4" in str(error)
 
 
@@ -317,8 +317,8 @@ def test_a_latecomer_with_a_taken_rank_hurts_only_itself(port: int) -> None:
 
 
 def test_rank_0_missing_is_a_timeout_that_names_the_address(port: int) -> None:
-    with pytest.raises(StoreTimeout, match=rf"127\.0\.0\.1:{port} within 0\.\d+ s.*rank 0"):
-        meet(f"tcp://127.0.0.1:{port}", rank=1, world_size=2, timeout_s=0.3)
+    with pytest.raises(StoreTimeout, match=rf"127\.0\.0\.1:{port} within [0-2]\.?\d* s.*rank 0"):
+        meet(f"tcp://127.0.0.1:{port}", rank=1, world_size=2, timeout_s=2)
 
 
 def test_an_unknown_master_is_told_at_once() -> None:

@@ -36,7 +36,7 @@ def test_under_torchrun_the_ranks_find_each_other() -> None:
 def test_under_torchrun_ports_of_others_are_passed_over() -> None:
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(agent())
-        ports = probe_ports(f"torchrun none 0 127.0.0.1:{port}")
+        ports = list(dict.fromkeys(probe_ports(f"torchrun none 0 127.0.0.1:{port}")))
         stack.enter_context(StoreServer("127.0.0.1", ports[0], job="another"))
         stack.enter_context(StoreServer("127.0.0.1", ports[1]))
         worlds = together(*[lambda r=r: meet(settings=torchrun(port, r, 2)) for r in (1, 0)])

@@ -31,9 +31,9 @@ def port() -> Iterator[int]:
 
 def test_nobody_listens(port: int) -> None:
     start = time.monotonic()
-    with pytest.raises(StoreTimeout, match=rf"no store server at 127\.0\.0\.1:{port} within 0\.3 s.*refused"):
-        TCPStore("127.0.0.1", port, timeout_s=0.3)
-    assert time.monotonic() - start < 3
+    with pytest.raises(StoreTimeout, match=rf"no store server at 127\.0\.0\.1:{port} within 2 s.*refused"):
+        TCPStore("127.0.0.1", port, timeout_s=2)
+    assert time.monotonic() - start < 10
 
 
 def test_a_server_that_comes_later_is_found(port: int) -> None:

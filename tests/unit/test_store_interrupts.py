@@ -55,7 +55,7 @@ class Interrupted:
 def leave(store: Store) -> None:
     """What the end of a group does to its store: a goodbye, if that is still possible, and close."""
     with contextlib.suppress(StoreError):
-        store.set("bye", "", timeout_s=2)
+        store.set("bye", "", timeout_s=20)
     store.close()
 
 
