@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import leaks
+from launching import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -76,9 +77,8 @@ def test_thread_that_ends_within_the_grace_is_none(monkeypatch):
 
 def test_child_is_named_and_killed():
     before = leaks.snapshot()
-    program = "import time; print(1, flush=True); time.sleep(60)"
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None and child.stdout.readline()  # it is the program by now
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
+        wait_until(Path(f"/proc/{child.pid}/cmdline").read_bytes)  # empty while the program is being loaded
         found = leaks.left_behind(before)
         assert child.wait(timeout=10) == -9
     assert found
