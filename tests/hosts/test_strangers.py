@@ -68,6 +68,7 @@ def test_a_stranger_at_every_port_disturbs_nothing(net: hosts.Network, tmp_path:
     ends = [rank.communicate(timeout=60) for rank in job[1:]]
     assert [rank.returncode for rank in job] == [0] * len(job), (errors, ends)
     assert int(said.split()[-1]) > 15, "groups were made while the stranger knocked"
-    assert max(grown) < (250 << 20 if "UNISONO_SANITIZED" in os.environ else 10 << 20), grown
+    # The address sanitizer keeps the last 256 MB that were freed, to tell a use of them.
+    assert max(grown) < (400 << 20 if "UNISONO_SANITIZED" in os.environ else 10 << 20), grown
     assert entered.pop(f"{net[0].address}:29500") > 10
     assert sum(entered.values()) > 10, "no port for data was open when the stranger knocked"
