@@ -1,35 +1,74 @@
 # Two commands for a newcomer: `make demo` and `make test`. Everything goes into .venv.
 # Needed on the machine: Python 3.10+ with its headers and venv, g++ and make. CMake and Ninja come from PyPI.
 
-PYTHON ?= python3
+# The first of these that is new enough.
+PYTHONS := python3 python3.13 python3.12 python3.11 python3.10
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 10))
+PYTHON ?= $(shell for p in $(PYTHONS); do $$p -c '$(NEW_ENOUGH)' 2>/dev/null && exec echo $$p; done; echo python3)
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
-TORCH  := torch==2.13.0
-CSRC   := $(wildcard csrc/*.cpp csrc/*.hpp csrc/*.h)
+
+# PyTorch. TORCH=0: not installed. TORCH=cpu: PyTorch's CPU build from its own index. TORCH=1: an error where
+# it cannot be had. TORCH_PIP: further arguments for `pip install`, such as --find-links.
+TORCH   =
+PYTORCH := torch==2.13.0
+TORCH_PIP = $(if $(filter cpu,$(TORCH)),--index-url https://download.pytorch.org/whl/cpu)
+ifneq ($(filter-out 0 1 cpu,$(TORCH)),)
+$(error TORCH is '$(TORCH)', expected 0, 1, cpu or nothing)
+endif
+CSRC   := $(wildcard csrc/*/*.cpp csrc/*/*.hpp)
 FORMATTED := $(wildcard src tests tools benchmarks examples)
 
 ARGS ?=
 peer = $(BIN)/python -m venv .venv-$(1) && .venv-$(1)/bin/python -m pip --disable-pip-version-check install -q mpi4py $(2)
-say = @printf '\033[1m==> %s\033[0m\n' $(1)
+say = @if [ -t 1 ] && [ "$${TERM:-dumb}" != dumb ]; then printf '\033[1m==> %s\033[0m\n' $(1); else echo "==>" $(1); fi
+install_torch = @$(BIN)/python tools/install_torch.py $(PYTORCH) $(1) $(TORCH_PIP)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch check format bench bench-report bench-peers sanitize wheel clean
+.PHONY: help demo test test-fast test-torch test-torch-cuda-build test-parallel test-fresh check format bench bench-report bench-peers sanitize model wheel clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(VENV)/.installed  ## four processes train a small language model over Unisono
-	@$(BIN)/python tools/install_torch.py $(TORCH) --required
-	$(BIN)/unisono demo -n 4 $(ARGS)
+demo: $(VENV)/.installed  ## training over Unisono, a rank that dies, a benchmark; TORCH=1: PyTorch's DDP, too
+ifneq ($(filter 1 cpu,$(TORCH)),)
+	$(call install_torch,--required)
+endif
+	@$(BIN)/unisono demo -n 4 $(ARGS)
 
-test: $(VENV)/.installed  ## run the tests (ARGS="-k ring -x" goes to pytest; ARGS="-n 0" one after the other)
+PYTEST = @$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+
+test: $(VENV)/.installed  ## run all tests (ARGS="-k ring -x" goes to pytest; TORCH=0: without PyTorch's 3 GB)
+ifneq ($(TORCH),0)
+	$(call install_torch,$(if $(TORCH),--required))
+endif
 	$(call say,"running the tests")
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+	$(PYTEST) $(ARGS)
+
+test-fast: $(VENV)/.installed  ## in 90 s: some tests of every room, with PyTorch's where it is installed
+	$(call say,"running the tests that tests/fast.txt lists")
+	$(PYTEST) @tests/fast.txt $(ARGS)
+
+test-fresh:  ## README's two commands in fresh clones: PyTorch's CUDA build, CPU build, none (ARGS=--help)
+	@$(PYTHON) tools/fresh.py $(ARGS)
 
 test-torch: $(VENV)/.installed  ## PyTorch's own distributed test suite over Unisono and over Gloo; rewrites docs/pytorch-table.md
-	@$(BIN)/python tools/install_torch.py $(TORCH) --required
+	$(call install_torch,--required)
 	$(BIN)/python tests/torch/pytorch_suite/all.py $(ARGS)
+	$(call say,"PyTorch's tests for NCCL on virtual GPUs")
+	$(BIN)/python tests/virtual/pytorch_suite.py
+
+# The wheel that PyPI gives to everybody, several gigabytes. TORCH_CUDA=folder: one that is there already.
+TORCH_CUDA ?= .venv-torch-cuda
+test-torch-cuda-build: $(VENV)/.installed  ## virtual GPUs with PyTorch's CUDA build, on a machine without a GPU
+	test -d $(TORCH_CUDA) || { $(PYTHON) -m venv $(TORCH_CUDA) && $(TORCH_CUDA)/bin/pip install --progress-bar off $(PYTORCH); }
+	PYTHONPATH=$$($(TORCH_CUDA)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+	  $(BIN)/python -m pytest tests/virtual -n 0 $(ARGS)
+
+test-parallel: $(VENV)/.installed  ## parallel training: all plans of the sweep, and the rest of its tests (half an hour)
+	$(call install_torch,--required)
+	UNISONO_TEST_SWEEP=1 $(BIN)/python -m pytest tests/torch -k parallel $(ARGS)
 
 check: $(VENV)/.installed  ## format, lint, types, layers, budgets
 	$(call say,"format and lint")
@@ -63,6 +102,9 @@ sanitize:  ## run the tests under ASan+UBSan, then TSan
 	tools/sanitize.sh address $(ARGS)
 	tools/sanitize.sh thread $(ARGS)
 
+model:  ## check the models of the protocol with Spin, and that seeded mistakes are found (ARGS="lane wake")
+	$(PYTHON) tools/check_models.py $(ARGS)
+
 wheel: $(VENV)/.tools  ## build a wheel into dist/
 	$(PIP) wheel --no-deps --no-build-isolation -w dist .
 
@@ -78,19 +120,13 @@ $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-# Before anything that depends on PyTorch, and by exactly this requirement. A machine without a CPU build goes on.
-$(VENV)/.torch: $(VENV)/.created
-	$(call say,"installing $(TORCH)")
-	@$(BIN)/python tools/install_torch.py $(TORCH)
-	@touch $@
-
 $(VENV)/.tools: $(VENV)/.created
 	$(call say,"installing the build tools")
 	$(PIP) install --progress-bar off scikit-build-core nanobind typing_extensions cmake ninja
 	@touch $@
 
 # Also the rebuild: when only C++ changed, dependencies are left alone and Ninja compiles what it must.
-$(VENV)/.installed: $(VENV)/.torch $(VENV)/.tools pyproject.toml CMakeLists.txt csrc $(CSRC)
+$(VENV)/.installed: $(VENV)/.tools pyproject.toml CMakeLists.txt csrc $(wildcard csrc/*) $(CSRC)
 	$(call say,"building the native module")
 	@$(BIN)/python tools/install_engine.py $(if $(filter-out csrc%,$?),-e '.[dev]',--no-deps -e .)
 	@touch $@

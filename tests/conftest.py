@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+import failure_reports
 import hosts
 import leaks
 
@@ -30,11 +31,13 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 HERE = Path(__file__).resolve().parent
 NIGHTLY_TIMEOUT_S = 3600
+ABOUT_TORCH = (HERE / "torch", HERE / "virtual")
 HAVE_TORCH = importlib.util.find_spec("torch") is not None
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Mark what the tests start, so that a grandchild whose parent died is seen as left behind."""
+    failure_reports.pytest_configure(config)
     leaks.mark_descendants()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Started in the background by a shell: Ctrl-C is ignored, here and in whatever the tests start.
@@ -48,14 +51,14 @@ def pytest_report_header() -> str:
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leave tests/torch alone where PyTorch is missing: its modules could not even be imported."""
-    return True if not HAVE_TORCH and collection_path == HERE / "torch" else None
+    """Leave these tests alone where PyTorch is missing: its modules could not even be imported."""
+    return True if not HAVE_TORCH and collection_path in ABOUT_TORCH else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
-    """Mark everything under tests/torch, and skip what this machine cannot run."""
+    """Mark everything about PyTorch, and skip what this machine cannot run."""
     for item in items:
-        if HERE / "torch" in item.path.parents:
+        if any(folder in item.path.parents for folder in ABOUT_TORCH):
             item.add_marker("torch")
         if settings.get_current_profile_name() == "nightly" and hasattr(item.function, "hypothesis"):
             item.add_marker(pytest.mark.timeout(NIGHTLY_TIMEOUT_S))
@@ -72,6 +75,8 @@ def _why_no_hosts() -> str:
 def _missing(item: pytest.Item) -> str:
     if item.get_closest_marker("torch") and not HAVE_TORCH:
         return "needs PyTorch"
+    if item.get_closest_marker("sweep") and "UNISONO_TEST_SWEEP" not in os.environ:
+        return "takes long; make test-parallel runs it"
     if item.get_closest_marker("root") and os.geteuid() != 0:
         return "needs root"
     if item.get_closest_marker("hosts") and _why_no_hosts():

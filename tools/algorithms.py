@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterator
 from fractions import Fraction
 
-from unisono import cost
-from unisono.choose import BETWEEN, CANDIDATES, INSIDE, REDUCING_S_PER_BYTE, Chooser
+from unisono.costs import price
+from unisono.costs.choice import BETWEEN, CANDIDATES, INSIDE, REDUCING_S_PER_BYTE, Chooser
 from unisono.plans import ALGORITHMS, PLACED, Plan, Recv, Reduce, Send, make
 
 SIZES = (4, 6, 8)
@@ -26,10 +26,10 @@ For each algorithm and {sizes} ranks of one host: **rounds**, how often a latenc
 other; **messages** and **bytes**, the most that one rank sends; and the **time** until the last rank is done,
 where a message of l bytes takes a + b l, adding takes g per byte, and L is the size of the whole buffer (of
 the larger one, where input and output differ). Every rank sends one message and takes one at a time
-(`unisono/cost.py`); sends that stand side by side and go to the same ranks are one message. Within one host
-the engine writes once for all readers, so there the direct algorithms are better than this says. Time is
-counted with a, b and g each alone, and added up. Every plan is proved by the tests for 1 to 17 ranks, and for
-uneven hosts; `algorithm=` asks for one by name. 16-bit floats are rounded at each hop.
+(`unisono/costs/price.py`); sends that stand side by side and go to the same ranks are one message. Within
+one host the engine writes once for all readers, so there the direct algorithms are better than this
+says. Time is counted with a, b and g each alone, and added up. Every plan is proved by the tests for 1 to 17
+ranks, and for uneven hosts; `algorithm=` asks for one by name. 16-bit floats are rounded at each hop.
 """
 
 
@@ -37,9 +37,9 @@ def terms(plan: Plan) -> str:
     """Example: "6a + 3/2 bL + 3/4 gL"."""
     one, none = Fraction(1), Fraction(0)
     parts = {
-        "a": cost.seconds(plan, none, a=one, b=none, g=none),
-        "bL": cost.seconds(plan, one, a=none, b=one, g=none),
-        "gL": cost.seconds(plan, one, a=none, b=none, g=one),
+        "a": price.seconds(plan, none, a=one, b=none, g=none),
+        "bL": price.seconds(plan, one, a=none, b=one, g=none),
+        "gL": price.seconds(plan, one, a=none, b=none, g=one),
     }
     written = [f"{'' if count == 1 else f'{count} '}{unit}" for unit, count in parts.items() if count]
     return " + ".join(written) or "0"
@@ -50,12 +50,12 @@ def row(collective: str, algorithm: str) -> str:
     plans = [make(collective, algorithm, size) for size in SIZES]
     counts = [
         " / ".join(str(max(count(plan))) for plan in plans)
-        for count in (lambda plan: [cost.rounds(plan)], cost.messages, cost.bytes_sent)
+        for count in (lambda plan: [price.rounds(plan)], price.messages, price.bytes_sent)
     ]
     if collective == "barrier":
         counts[2] = "0"
     prices = " / ".join(
-        terms(plan) if collective != "barrier" else f"{cost.rounds(plan)} a" for plan in plans
+        terms(plan) if collective != "barrier" else f"{price.rounds(plan)} a" for plan in plans
     )
     mark = " *" if algorithm in PLACED.get(collective, {}) else ""
     return f"| {algorithm}{mark} | {' | '.join(counts)} | {prices} | {module(collective, algorithm)} |"
@@ -94,7 +94,7 @@ def links() -> Iterator[str]:
     for algorithm in ALGORITHMS["all_reduce"]:
         found = []
         for hosts in PLACEMENTS.values():
-            passed = cost.link_bytes(make("all_reduce", algorithm, len(hosts), 0, hosts)).values()
+            passed = price.link_bytes(make("all_reduce", algorithm, len(hosts), 0, hosts)).values()
             found.append(f"{max(out for out, _ in passed)}, {max(into for _, into in passed)}")
         yield f"| {algorithm} | {' | '.join(found)} |"
     yield "\nThe bound is 2(h-1)/h for h hosts; `hierarchical` meets it, however uneven the hosts are."
@@ -109,7 +109,7 @@ def choices() -> Iterator[str]:
     yield "two_shot; barrier takes dissemination; everything else takes direct. On several hosts the cheapest"
     yield "of a few candidates is taken,"
     yield f"at a = {INSIDE.a * 1e6:g} us and {1e-9 / INSIDE.b:.0f} GB/s within a host,"
-    yield f"{between}, {1e-9 / REDUCING_S_PER_BYTE:.0f} GB/s added (`unisono/choose.py`):\n"
+    yield f"{between}, {1e-9 / REDUCING_S_PER_BYTE:.0f} GB/s added (`unisono/costs/choice.py`):\n"
     yield f"| collective | hosts | {' | '.join(BYTES)} |"
     yield "|---|---|" + "---|" * len(BYTES)
     for collective, candidates in CANDIDATES.items():

@@ -1,55 +1,142 @@
-"""Install PyTorch where this machine can have it; otherwise say why in one line.
+"""Install PyTorch: say before how large it is, show how far the download is.
 
-install_torch.py torch==X              the CPU build if there is one; never fails, tests go on without
-install_torch.py torch==X --required   any build, also one of gigabytes with CUDA; fails if there is none
+install_torch.py torch==X [--required] [argument of pip install ...]
+
+Without --required a machine that cannot have it goes on without: a note, and exit code 0.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
+import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import NamedTuple
+
+from progress import INTERRUPTED, follow
 
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 PYTHON = "{}.{}".format(*sys.version_info)
 LOG = Path(sys.prefix, "torch-install.log")
+SHOWN_LINES = 20  # of the log, after a failure
+WITHOUT = "without it: make test TORCH=0"
 
 
-def has_cpu_build(requirement: str) -> bool:
-    """Whether pip would take a CPU build: on x86-64 Linux one without `+cpu` in its version brings CUDA."""
-    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
-        return True
+class Build(NamedTuple):
+    """A build of PyTorch with all it requires, measured with 2.13.0 on x86-64."""
+
+    name: str
+    download_gb: float
+    disk_gb: float
+    instead: str  # what the user may want
+
+    @property
+    def announcement(self) -> str:
+        """Say what it costs, and what else there is."""
+        sizes = f"about {self.download_gb:g} GB to download, {self.disk_gb:g} GB on disk"
+        return f"{self.name}: {sizes}; {self.instead}"
+
+
+CPU = Build("CPU build", 0.2, 0.9, WITHOUT)
+CUDA = Build("CUDA build", 3, 5, f"the CPU build, 0.2 GB: make test TORCH=cpu; {WITHOUT}")
+
+
+def build_offered(requirement: str, options: list[str]) -> Build | str:
+    """Return what pip would take, or why it has nothing.
+
+    On x86-64 Linux a build without `+cpu` in its version brings CUDA.
+    """
     name, _, version = requirement.partition("==")
-    listing = subprocess.run([*PIP, "index", "versions", name], capture_output=True, text=True, check=False)
-    return f"{version}+cpu" in listing.stdout
+    command = [*PIP, "index", "versions", *options, name]
+    listing = subprocess.run(command, capture_output=True, text=True, check=False)
+    versions = re.findall(r"[\w.+]+", listing.stdout)
+    if f"{version}+cpu" in versions:
+        return CPU
+    if version in versions:
+        return CUDA if (sys.platform, platform.machine()) == ("linux", "x86_64") else CPU
+    reason = listing.stderr.strip().splitlines()[-1:] or ["other versions only"]
+    return f"pip finds no {requirement} for Python {PYTHON} ({reason[0]})"
 
 
-def install(requirement: str) -> bool:
-    """Run `pip install requirement`: progress goes to the terminal, complaints to a log."""
-    with LOG.open("w", encoding="utf-8") as log:
-        return subprocess.run([*PIP, "install", requirement], stderr=log, check=False).returncode == 0
+class Stages:
+    """What pip is doing; while it downloads, how much has come."""
+
+    INSTALLING = re.compile(r"Installing collected packages: (.*)")
+    DOWNLOADING = re.compile(r"(?:Downloading|Using cached) ([A-Za-z0-9_.]+)-\S+\.whl \(")
+
+    def __init__(self, folder: Path, build: Build) -> None:
+        self._folder = folder  # pip's temporary folder
+        self._build = build
+        self._package = ""
+
+    def __call__(self, line: str) -> str | None:
+        """Name the stage that pip is in after this line, or a second later."""
+        if found := self.INSTALLING.match(line.strip()):
+            self._package = ""
+            return f"installing {found[1].count(',') + 1} packages"
+        if found := self.DOWNLOADING.match(line.strip()):
+            self._package = found[1]
+        if not self._package:
+            return None
+        share = f"{size_gb(self._folder):.2f} of about {self._build.download_gb:g} GB"
+        return f"downloading {self._package}: {share}"
 
 
-def main(requirement: str, required: bool) -> str | None:
+def size_gb(folder: Path) -> float:
+    """Return what the files below a folder take. Some may go while they are counted."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(parent, name)).st_size
+            except FileNotFoundError:
+                continue
+    return total / 1e9
+
+
+def install(requirement: str, options: list[str], build: Build) -> str:
+    """Run pip; return what went wrong, "" if nothing did.
+
+    The temporary folder is on the disk of the environment: /tmp may be small.
+    """
+    free_gb = shutil.disk_usage(sys.prefix).free / 1e9
+    if free_gb < build.download_gb + build.disk_gb:
+        return f"{free_gb:.1f} GB are free for {sys.prefix}, and {build.download_gb + build.disk_gb:g} needed"
+    with tempfile.TemporaryDirectory(dir=sys.prefix, prefix="torch-download-") as folder:
+        command = [*PIP, "install", "--progress-bar", "off", *options, requirement]
+        stages = Stages(Path(folder), build)
+        code = follow(command, LOG, stages, {**os.environ, "TMPDIR": folder})
+    if code == INTERRUPTED:
+        sys.exit(INTERRUPTED)
+    if code:
+        print(*LOG.read_text(encoding="utf-8").splitlines()[-SHOWN_LINES:], sep="\n")
+    return f"pip failed with {code}; all it said: {LOG}" if code else ""
+
+
+def main(arguments: list[str]) -> str | None:
     """Return what made it fail, if anything did."""
+    required = "--required" in arguments
+    requirement, *options = [argument for argument in arguments if argument != "--required"]
     if importlib.util.find_spec("torch") is not None:
         return None
-    if not has_cpu_build(requirement):
-        note = f"note: pip offers no CPU build of {requirement} for Python {PYTHON} here; "
-        if not required:
-            print(note + "going on without PyTorch, the tests that need it are left out.")
-            return None
-        print(note + "trying any build, which may be gigabytes.")
-    if install(requirement):
-        return None
-    failure = f"{requirement} cannot be installed for Python {PYTHON} here (pip's words: {LOG})"
-    if required:
-        return f"error: {failure}. Try another Python: make clean && make demo PYTHON=python3.x"
-    print(f"note: {failure}; going on without it, the tests that need it are left out.")
+    print(f"==> installing {requirement}\n    asking pip which build it has for Python {PYTHON}", flush=True)
+    build = build_offered(requirement, options)
+    if isinstance(build, Build):
+        print(f"    PyTorch, {build.announcement}", flush=True)
+        failure = install(requirement, options, build)
+    else:
+        failure = build
+    if failure and required:
+        return f"error: PyTorch was not installed: {failure}"
+    if failure:
+        print(f"note: PyTorch was not installed: {failure}. The tests that need it are left out.", flush=True)
     return None
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], required="--required" in sys.argv[2:]))
+    sys.exit(main(sys.argv[1:]))

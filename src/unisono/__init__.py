@@ -17,7 +17,17 @@ __version__ = "0.1.0.dev0"
 
 _HOMES = {
     "unisono.arrays": ("empty",),
-    "unisono.group": ("ANY_TAG", "Group", "Recv", "Send", "Work", "init_process_group"),
+    "unisono.group": (
+        "ANY_TAG",
+        "Group",
+        "RecvFrom",
+        "SendTo",
+        "Status",
+        "Work",
+        "init_process_group",
+        "wait_all",
+        "wait_any",
+    ),
     "unisono.backends": ("is_available",),
     "unisono.reduction": ("ReduceOp", "premul_sum"),
     "unisono.store": ("FileStore", "HashStore", "PrefixStore", "Store", "StoreServer", "TCPStore"),
@@ -57,7 +67,17 @@ if TYPE_CHECKING:
         Timeout,
         UnisonoError,
     )
-    from unisono.group import ANY_TAG, Group, Recv, Send, Work, init_process_group
+    from unisono.group import (
+        ANY_TAG,
+        Group,
+        RecvFrom,
+        SendTo,
+        Status,
+        Work,
+        init_process_group,
+        wait_all,
+        wait_any,
+    )
     from unisono.reduction import ReduceOp, premul_sum
     from unisono.store import FileStore, HashStore, PrefixStore, Store, StoreServer, TCPStore
 
@@ -86,10 +106,11 @@ __all__ = [
     "PeerLost",
     "PlanError",
     "PrefixStore",
-    "Recv",
+    "RecvFrom",
     "ReduceOp",
     "RendezvousError",
-    "Send",
+    "SendTo",
+    "Status",
     "Store",
     "StoreError",
     "StoreServer",
@@ -103,6 +124,8 @@ __all__ = [
     "init_process_group",
     "is_available",
     "premul_sum",
+    "wait_all",
+    "wait_any",
 ]
 
 

@@ -9,12 +9,17 @@ from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from unisono import _native
+from unisono.checking import listed
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import DTypeLike
 
 __all__ = ["empty"]
+
+
+MOST_AXES = 64
+"""NumPy's own limit."""
 
 
 def empty(shape: SupportsIndex | Iterable[SupportsIndex], dtype: DTypeLike = float) -> np.ndarray[Any, Any]:
@@ -57,4 +62,4 @@ def _lengths(shape: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, ...]:
     try:
         return (index(shape),)  # type: ignore[arg-type]
     except TypeError:
-        return tuple(map(index, shape))  # type: ignore[arg-type]
+        return tuple(map(index, listed(shape, "shape", MOST_AXES)))  # type: ignore[arg-type]

@@ -45,7 +45,12 @@ def view(array: Any, writable: bool = True, name: str = "buffer") -> tuple[int, 
     if found is not None:
         return found
     if is_tensor(array):
-        return _tensor(array, name)
+        try:
+            return _tensor(array, name)
+        except AttributeError as error:
+            raise TypeError(
+                f"{name} is a {type(array).__name__}, which is no torch tensor: {error}"
+            ) from None
     import numpy as np  # here and below: who has its arrays from elsewhere starts sooner
 
     if writable and isinstance(array, np.generic):

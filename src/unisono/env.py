@@ -10,15 +10,16 @@ counts. RANK, WORLD_SIZE and so on, when set, have to agree with it; an error na
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from unisono import timeouts
+from unisono.authentication import parse_token, read_token_file
 from unisono.errors import message
-from unisono.secure import Token, parse_token, read_token_file
+from unisono.settings import Settings, Unusable
 
 __all__ = [
     "REPLACEABLE",
@@ -38,8 +39,7 @@ Parser = Callable[[str], Any]
 INT32_MAX = 2**31 - 1
 ELSEWHERE = {"UNISONO_SANITIZED"}  # set by tools/sanitize.sh for the tests
 SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-TRUE_WORDS = ("1", "true", "yes", "on")
-FALSE_WORDS = ("", "0", "false", "no", "off")
+TRUE_WORDS, FALSE_WORDS = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 REPLACEABLE = ("gloo",)
 """Backends of PyTorch whose place Unisono can take."""
 
@@ -56,12 +56,9 @@ def _whole_number(least: int, most: int) -> Parser:
 
 def _seconds(text: str) -> float:
     try:
-        value = float(text)
+        return timeouts.seconds(float(text))
     except ValueError:
-        value = math.nan
-    if not (0 < value < math.inf):
-        raise ValueError("a number of seconds above 0")
-    return value
+        raise ValueError("a number of seconds above 0") from None
 
 
 def parse_size(text: str) -> int:
@@ -86,6 +83,13 @@ def _endpoint(text: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError("host:port, as in 127.0.0.1:29500")
     return host.strip("[]"), int(port)
+
+
+def _descriptor(text: str) -> tuple[int, int]:
+    fd, _, inode = text.partition(":")
+    if not fd.isdecimal() or not inode.isdecimal():
+        raise ValueError("a descriptor and its inode, as in 7:40312")
+    return int(fd), int(inode)
 
 
 def _port_range(text: str) -> tuple[int, int]:
@@ -147,6 +151,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("UNISONO_TIMEOUT_S", "timeout_s", _seconds, "seconds an operation may take"),
     Variable("UNISONO_STAGING_BYTES", "staging_bytes", parse_size, "staging memory per rank (8M, 4MiB)"),
     Variable("UNISONO_LENDING", "lending", _flag, "0: ranks never read each other's own memory"),
+    Variable("UNISONO_PLACEMENT", "placement", _flag, "0: threads that wait are not moved to other cores"),
     Variable("UNISONO_SPIN_US", "spin_us", _whole_number(-1, INT32_MAX), "microseconds to spin; -1: chosen"),
     Variable("UNISONO_PEER_TIMEOUT_S", "peer_timeout_s", _seconds, "seconds until a silent host is lost"),
     Variable(
@@ -158,6 +163,13 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("UNISONO_CALIBRATION", "calibration", _text, "file of `unisono calibrate`; none: its defaults"),
     Variable("XDG_CACHE_HOME", "cache_home", _text, "folder of caches; ~/.cache where it is not set"),
     Variable("UNISONO_REPLACE", "replace", _backend, "PyTorch's backend whose place Unisono takes: gloo"),
+    Variable("UNISONO_VIRTUAL_GPUS", "virtual_gpus", _whole_number(0, 64), "virtual GPUs of this machine"),
+    Variable("UNISONO_VIRTUAL_MEMORY", "virtual_memory", parse_size, "of each of them (16G); 0: no limit"),
+    Variable("UNISONO_VIRTUAL_POISON", "virtual_poison", _flag, "0: torch.empty leaves memory as it is"),
+    Variable("UNISONO_VIRTUAL_CHECK_STREAMS", "virtual_check_streams", _flag, "1: report missing waits"),
+    Variable(
+        "UNISONO_VIRTUAL_SHARED", "virtual_shared", _text, "file where a job's processes note their use"
+    ),
     Variable(
         "UNISONO_SOCKET_IFNAME",
         "socket_ifname",
@@ -178,6 +190,13 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("UNISONO_TLS", "tls", _flag, "TLS 1.3 for the store and between hosts (needs the token)"),
     Variable(
         "UNISONO_STATUS_FD", "status_fd", _rank, "descriptor of the launcher's status board", "unisono run"
+    ),
+    Variable(
+        "UNISONO_REPORT_FD",
+        "report_fd",
+        _descriptor,
+        "descriptor and inode of the socket on which a rank hands its error to the launcher",
+        "unisono run",
     ),
     Variable(
         "UNISONO_STORE",
@@ -227,50 +246,12 @@ MARKERS: tuple[tuple[str, str], ...] = (
 """Launchers, the innermost first, each with the variable that shows its presence."""
 
 
-class Settings(NamedTuple):
-    """Everything Unisono takes from the environment. None: not set, and no default.
-
-    `origins` tells for each setting which variable it came from, or "default".
-    """
-
-    timeout_s: float = 300.0
-    staging_bytes: int = 1 << 20
-    lending: bool = True
-    spin_us: int = -1
-    peer_timeout_s: float = 10.0
-    ranks_per_host: int = 0
-    calibration: str = ""
-    cache_home: str = ""
-    replace: str = ""
-    socket_ifname: str = ""
-    port_range: tuple[int, int] | None = None
-    advertise: tuple[str, int] | None = None
-    token: Token = Token()
-    tls: bool = False
-    status_fd: int | None = None
-    store_address: tuple[str, int] | None = None
-    rank: int | None = None
-    world_size: int | None = None
-    local_rank: int | None = None
-    local_world_size: int | None = None
-    group_rank: int | None = None
-    master_addr: str | None = None
-    master_port: int | None = None
-    job_id: str = ""
-    restart_count: int = 0
-    agent_store: bool = False
-    kubernetes: bool = False
-    launcher: str = ""
-    origins: Mapping[str, str] = MappingProxyType({})
-
-    def origin(self, setting: str) -> str:
-        """The variable `setting` was read from, or "default"."""
-        return self.origins.get(setting, "default")
-
-
-def read(environ: Mapping[str, str] | None = None) -> Settings:
+def read(environ: Mapping[str, str] | None = None, *, strict: bool = True) -> Settings:
     """The settings in `environ` (default: this process's environment). An empty variable counts as not set.
 
+    Args:
+        strict: False: of variables that are not Unisono's own (LOCAL_RANK, MASTER_PORT) only those whose
+            setting is used are checked. Other programs give them other meanings.
     Raises:
         ValueError: a variable is malformed, or two disagree; the text names them and shows their values.
     """
@@ -282,13 +263,32 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
         text = environ.get(variable.name, "")
         if not text or not _counts(variable, launcher):
             continue
-        value = _parsed(variable, text)
-        if variable.setting not in values:
-            values[variable.setting] = value
-            origins[variable.setting] = variable.name
-        elif values[variable.setting] != value and not variable.yields:
-            raise ValueError(_disagreement(origins[variable.setting], variable, environ))
+        try:
+            _take(variable, text, environ, values, origins)
+        except ValueError as error:
+            if strict or variable.name.startswith("UNISONO_"):
+                raise
+            values[variable.setting] = Unusable(error)
     return Settings(**values, launcher=launcher, origins=MappingProxyType(origins))
+
+
+def _take(
+    variable: Variable,
+    text: str,
+    environ: Mapping[str, str],
+    values: dict[str, Any],
+    origins: dict[str, str],
+) -> None:
+    """Put a variable's value into `values`, and its name into `origins`."""
+    held = values.get(variable.setting)
+    if type(held) is Unusable:
+        return
+    value = _parsed(variable, text)
+    if variable.setting not in values:
+        values[variable.setting] = value
+        origins[variable.setting] = variable.name
+    elif held != value and not variable.yields:
+        raise ValueError(_disagreement(origins[variable.setting], variable, environ))
 
 
 def replaced(environ: Mapping[str, str] | None = None) -> str:
@@ -306,6 +306,11 @@ def replaced(environ: Mapping[str, str] | None = None) -> str:
 def copy() -> dict[str, str]:
     """A copy of this process's environment, for a launcher to build its children's from."""
     return dict(os.environ)
+
+
+def dumb_terminal(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether the terminal, if there is one, shows escape codes as text."""
+    return (os.environ if environ is None else environ).get("TERM", "dumb") == "dumb"
 
 
 def _counts(variable: Variable, launcher: str) -> bool:

@@ -20,6 +20,11 @@ A caller's mistake (wrong dtype, wrong length, read-only output ...) is a plain
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unisono.diagnosis.report import FaultReport
+
 __all__ = [
     "Aborted",
     "AuthenticationError",
@@ -39,7 +44,10 @@ __all__ = [
 
 
 class UnisonoError(RuntimeError):
-    """Base of every error in this module."""
+    """Base of every error in this module. All of them survive `pickle` and `copy`, attributes included."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), self.args, vars(self))
 
 
 class AuthenticationError(UnisonoError):
@@ -47,7 +55,15 @@ class AuthenticationError(UnisonoError):
 
 
 class RendezvousError(UnisonoError):
-    """The ranks could not come together."""
+    """The ranks could not come together.
+
+    Attributes:
+        missing: the ranks that did not come in time, as far as this one knows.
+    """
+
+    def __init__(self, *args: object, missing: tuple[int, ...] = ()) -> None:
+        super().__init__(*args)
+        self.missing = missing
 
 
 class StoreError(UnisonoError):
@@ -59,18 +75,36 @@ class StoreTimeout(StoreError, TimeoutError):
 
 
 class GroupError(UnisonoError):
-    """An operation of a group failed. The group is aborted and stays so; `close()` works."""
+    """An operation of a group failed. The group is aborted and stays so; `close()` works.
+
+    Attributes:
+        report: everything that is known of it, None where the engine had no part in it.
+    """
+
+    def __init__(self, *args: object, report: FaultReport | None = None) -> None:
+        super().__init__(*args)
+        if report is not None and not hasattr(report, "missing"):
+            raise TypeError(f"report is a {type(report).__name__}, expected a FaultReport")
+        self.report = report
 
 
 class Timeout(GroupError, TimeoutError):
-    """An operation outlived its deadline; the message names who had not arrived."""
+    """An operation outlived its deadline.
+
+    Attributes:
+        missing: the ranks that had not begun it; empty for a message, and where all had.
+    """
+
+    def __init__(self, *args: object, report: FaultReport | None = None) -> None:
+        super().__init__(*args, report=report)
+        self.missing: tuple[int, ...] = () if report is None else report.missing
 
 
 class PeerLost(GroupError, ConnectionError):
     """A rank died or left the group.
 
     Attributes:
-        rank: its rank in the group.  pid: its process id.
+        rank: its rank in the group.  pid: its process id.  host: where it ran.
         signal: the signal that ended it, None when unknown or none.
         exit_code: its exit code, None when unknown or ended by a signal.
     """
@@ -83,16 +117,29 @@ class PeerLost(GroupError, ConnectionError):
         pid: int,
         signal: int | None = None,
         exit_code: int | None = None,
+        host: str = "",
+        report: FaultReport | None = None,
     ) -> None:
-        super().__init__(text)
+        super().__init__(text, report=report)
         self.rank = rank
         self.pid = pid
+        self.host = host
         self.signal = signal
         self.exit_code = exit_code
 
 
 class Mismatch(GroupError):
-    """Ranks of one group called different things, or the same with sizes that do not fit each other."""
+    """Ranks of one group called different things, or the same with sizes that do not fit each other.
+
+    Attributes:
+        calls: what each rank called, "all_reduce(float64[4], SUM)"; ranks that are not known to have made
+            the call are left out, and for a message all are.
+    """
+
+    def __init__(self, *args: object, report: FaultReport | None = None) -> None:
+        super().__init__(*args, report=report)
+        ranks = () if report is None else report.ranks
+        self.calls: dict[int, str] = {each.rank: str(each.call) for each in ranks if each.call is not None}
 
 
 class Aborted(GroupError):
@@ -109,6 +156,15 @@ class PlanError(UnisonoError, ValueError):
 
 class LaunchError(UnisonoError):
     """The launcher could not start the ranks."""
+
+
+def _restored(kind: type[UnisonoError], args: tuple[Any, ...], attributes: dict[str, Any]) -> UnisonoError:
+    """An error as it was, without a call of its `__init__`, which may want keywords."""
+    root: Any = OSError if issubclass(kind, OSError) else RuntimeError  # who may allocate it
+    error: UnisonoError = root.__new__(kind)
+    error.args = args
+    vars(error).update(attributes)
+    return error
 
 
 def message(what: str, *, where: str = "", observed: str = "", expected: str = "", remedy: str = "") -> str:

@@ -44,4 +44,7 @@ def premul_sum(factor: float) -> PremulSum:
 
     Example (p=2): premul_sum(0.5) on [2.0] and [4.0] -> [3.0] on both.
     """
-    return PremulSum(float(factor))
+    try:
+        return PremulSum(float(factor))
+    except OverflowError:  # of an int
+        raise ValueError(f"premul_sum: factor is {factor}, more than a float holds") from None

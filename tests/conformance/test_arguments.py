@@ -10,6 +10,7 @@ import pytest
 
 import ranks
 import unisono as un
+from loops import each
 
 
 def read_only(numel: int) -> np.ndarray:
@@ -73,14 +74,14 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
         ValueError,
         "overlap",
     ),
-    ("no out at the root", lambda g: g.gather(np.zeros(2), None, g.rank), ValueError, "needs out="),
+    ("no array to allocate like", lambda g: g.all_gather(b"ab"), TypeError, "no output"),
     ("out elsewhere", lambda g: g.gather(np.zeros(2), np.zeros(4), 1 - g.rank), ValueError, "is not dst"),
     ("no inputs at the root", lambda g: g.scatter(np.zeros(2), None, g.rank), ValueError, "needs inputs="),
     ("mean of a prefix", lambda g: g.scan(np.zeros(2), un.AVG), ValueError, "no meaning for a prefix"),
 ]
 
 
-@pytest.mark.parametrize(("call", "error", "text"), [w[1:] for w in WRONG], ids=[w[0] for w in WRONG])
+@each(("call", "error", "text"), [w[1:] for w in WRONG])
 def test_wrong_arguments_are_refused_and_the_group_goes_on(call: Any, error: Any, text: str) -> None:
     def work(group: un.Group) -> None:
         with pytest.raises(error, match=text):
@@ -229,3 +230,24 @@ def test_closed_group_says_so() -> None:
             group.send(np.zeros(1), 0)
 
     ranks.threads(2, work)
+
+
+def test_a_result_is_allocated_of_what_can_be_sent_only() -> None:
+    endless = np.broadcast_to(np.zeros(1), 2**59)
+
+    def work(group: un.Group) -> None:
+        for call in (group.all_gather, group.all_to_all, group.reduce_scatter):
+            with pytest.raises(TypeError, match="got memoryview and no output"):
+                call(memoryview(np.zeros(2)))
+            with pytest.raises(ValueError, match="contiguous"):
+                call(endless)
+        with pytest.raises(ValueError, match="contiguous"):
+            group.gather(endless, dst=group.rank)
+
+    ranks.threads(1, work)
+
+
+@pytest.mark.parametrize("backend", [1, b"native", np.zeros(2), ["native"]])
+def test_a_backend_is_text(backend: Any) -> None:
+    with pytest.raises(TypeError, match="backend"):
+        un.init_process_group(backend, store=un.HashStore(1.0), rank=0, world_size=1)

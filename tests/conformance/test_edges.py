@@ -193,7 +193,7 @@ def test_premultiplied_sums_are_remembered_once() -> None:
             x = np.ones(3)
             group.all_reduce(x, un.premul_sum(factor))
             assert (x == 2 * factor).all()
-        assert len(group._caller._prepared) == 1
+        assert len(group._planner._prepared) == 1
 
     ranks.threads(2, work)
 

@@ -9,6 +9,7 @@ import pytest
 
 import ranks
 import unisono as un
+from loops import each
 from unisono.group import group as groups
 
 pytestmark = pytest.mark.usefixtures("spread")
@@ -109,9 +110,7 @@ def test_groups_within_groups() -> None:
     ranks.threads(4, work)
 
 
-@pytest.mark.parametrize(
-    ("chosen", "text"), [([], "at least one"), ([0, 0], "each once"), ([2], "rank 2 is not in group")]
-)
+@each(("chosen", "text"), [([], "at least one"), ([0, 0], "each once"), ([2], "rank 2 is not in group")])
 def test_wrong_ranks(chosen: list[int], text: str) -> None:
     def work(world: un.Group) -> None:
         with pytest.raises(ValueError, match=text):

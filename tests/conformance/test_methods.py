@@ -1,10 +1,11 @@
-"""A group's collectives as native objects take and refuse what the methods in Python do."""
+"""A group's collectives are run natively, and look and behave as ordinary methods."""
 
 from __future__ import annotations
 
 import gc
 import inspect
 import itertools
+import pydoc
 import sys
 import weakref
 
@@ -13,8 +14,8 @@ import pytest
 
 import ranks
 import unisono as un
-from unisono.group.collectives import Collectives
-from unisono.group.methods import methods
+from loops import each
+from unisono import _native
 
 
 @pytest.fixture
@@ -42,18 +43,19 @@ def arguments(name: str) -> dict[str, object]:
 
 NAMES = [
     name
-    for name, function in vars(Collectives).items()
-    if inspect.isfunction(function) and not name.endswith("_v")
+    for name, method in vars(un.Group).items()
+    if isinstance(method, _native.Collective) and not name.endswith("_v")
 ]
+ALLOCATED = ("out", "inputs", "x")  # may be left out: then the call allocates its output
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_every_way_to_write_a_call(alone: un.Group, name: str) -> None:
     """Any number of arguments by position, the others by name in any order, those with a default or not."""
     method, given = getattr(alone, name), arguments(name)
     parameters = list(inspect.signature(method).parameters.values())[: len(given)]
     assert [parameter.name for parameter in parameters] == list(given)
-    optional = [p.name for p in parameters if p.default is not p.empty and p.name not in ("out", "inputs")]
+    optional = [p.name for p in parameters if p.default is not p.empty and p.name not in ALLOCATED]
     for left_out in itertools.chain.from_iterable(itertools.combinations(optional, n) for n in range(3)):
         kept = [(key, value) for key, value in given.items() if key not in left_out]
         for positional in range(len(kept) + 1):
@@ -65,36 +67,58 @@ def test_every_way_to_write_a_call(alone: un.Group, name: str) -> None:
                     assert method(*(value for _, value in first), **dict(named)) is None
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_what_is_wrong_is_refused_as_by_the_method_in_python(alone: un.Group, name: str) -> None:
+@each("name", NAMES)
+def test_arguments_that_do_not_fit_are_refused_as_python_does(alone: un.Group, name: str) -> None:
     given = arguments(name)
+    method = getattr(un.Group, name)
     wrong: list[tuple[tuple[object, ...], dict[str, object]]] = [
         ((), {**given, "nonsense": 1}),
         ((*given.values(), 0, 0), {}),
         (tuple(given.values()), dict(list(given.items())[:1])) if given else ((1,), {}),
-        ((), dict(list(given.items())[1:])) if given else ((1, 2), {}),
     ]
+    required = [p.name for p in inspect.signature(method).parameters.values() if p.default is p.empty][1:]
+    wrong += [((), {key: given[key] for key in given if key != name}) for name in required]
     getattr(alone, name)(**given)
     for args, kwargs in wrong:
         with pytest.raises(TypeError) as native:
             getattr(alone, name)(*args, **kwargs)
         with pytest.raises(TypeError) as plain:
-            getattr(Collectives, name)(alone, *args, **kwargs)
+            method.__wrapped__(alone, *args, **kwargs)
         assert str(native.value) == str(plain.value)
 
 
-def test_they_look_like_the_methods(alone: un.Group) -> None:
+def test_they_are_ordinary_methods(alone: un.Group, monkeypatch: pytest.MonkeyPatch) -> None:
     assert alone.all_reduce.__name__ == "all_reduce"
-    assert alone.all_reduce.__doc__ == Collectives.all_reduce.__doc__
-    assert inspect.signature(alone.all_reduce) == inspect.signature(Collectives().all_reduce)
+    assert alone.all_reduce.__doc__ == un.Group.all_reduce.__doc__
+    assert repr(alone.all_reduce).startswith("<bound method Group.all_reduce of <Group")
+    assert list(inspect.signature(alone.all_reduce).parameters)[:2] == ["x", "op"]
+    assert inspect.getsourcefile(inspect.unwrap(un.Group.all_reduce)).endswith("group.py")  # type: ignore[arg-type]
+    assert "Reduce `x` over the group" in pydoc.render_doc(un.Group.all_reduce)
     with pytest.raises(AttributeError):
         _ = alone.all_reduce.nonsense
+    monkeypatch.setattr(un.Group, "all_reduce", lambda self, x: "patched")
+    assert alone.all_reduce(np.ones(1)) == "patched"
+
+
+def test_it_refuses_what_is_no_group(alone: un.Group) -> None:
+    for nobody in (None, 1, un.Group.__new__(un.Group)):
+        with pytest.raises((TypeError, RuntimeError, AttributeError)):
+            un.Group.all_reduce(nobody, np.ones(1))  # type: ignore[arg-type]
+
+
+def test_a_subclass_may_have_its_own(alone: un.Group) -> None:
+    class Counting(un.Group):
+        def barrier(self, **options: object) -> str:  # type: ignore[override]
+            return "own"
+
+    assert Counting.barrier is not un.Group.barrier
+    assert Counting.all_reduce is un.Group.all_reduce
 
 
 def test_a_group_is_freed_without_the_collector(alone: un.Group) -> None:
     group = alone.subgroup([0])
     assert group is not None
-    seen, caller = weakref.ref(group), group._caller
+    seen, planner = weakref.ref(group), group._planner
     gc.disable()
     try:
         del group
@@ -102,27 +126,19 @@ def test_a_group_is_freed_without_the_collector(alone: un.Group) -> None:
     finally:
         gc.enable()
     with pytest.raises(un.GroupClosed):
-        _ = caller.engine
+        _ = planner.engine
 
 
 def test_a_method_holds_its_group_open(alone: un.Group) -> None:
     group = alone.subgroup([0])
     assert group is not None
-    caller, methods = group._caller, [group.barrier, group.isend]
+    planner, methods = group._planner, [group.barrier, group.isend]
     del group
     while methods:
-        assert caller.engine.issued == 0
+        assert planner.engine.issued == 0
         methods.pop()
     with pytest.raises(un.GroupClosed):
-        _ = caller.engine
-
-
-def test_what_a_subclass_has_of_its_own_is_left_to_it(alone: un.Group) -> None:
-    class Counting(un.Group):
-        def barrier(self, **options: object) -> None: ...  # type: ignore[override]
-
-    made = methods(alone._hold, Counting)
-    assert set(made) == set(NAMES) - {"barrier"}
+        _ = planner.engine
 
 
 def test_it_keeps_no_more_references_than_it_needs(alone: un.Group) -> None:

@@ -15,7 +15,7 @@ PLACEMENTS = [(0, 0, 1, 1), (0, 1, 2, 3), (0, 1, 0, 1, 1), (0, 0, 0, 1, 1, 2), (
 
 
 def placed(group: un.Group, hosts: tuple[int, ...]) -> un.Group:
-    group._caller.hosts = hosts
+    group._place(hosts)
     return group
 
 

@@ -30,7 +30,7 @@ ROOT = 1
 
 def opened(group: un.Group) -> int:
     """Messages of others that this rank has read where they lay."""
-    count: int = group._caller.engine.opened
+    count: int = group._planner.engine.opened
     return count
 
 

@@ -18,7 +18,7 @@ def mark(numel: int, sender: int, receiver: int) -> np.ndarray:
     return (np.arange(numel) * 7 + 100 * sender + receiver).astype(np.int32)
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["ordinary", "un.empty"])
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("algorithm", ALGORITHMS["all_to_all"])
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_all_to_all(size: int, algorithm: str, shared: bool) -> None:

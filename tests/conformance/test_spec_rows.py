@@ -18,6 +18,7 @@ import pytest
 import oracle
 import ranks
 import unisono as un
+from loops import each
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -290,30 +291,34 @@ ELSEWHERE = {
     "C12": ["unit/test_encoding_trust.py::test_pickle_only_on_request_on_both_sides"],
     "C14": ["conformance/test_collectives.py::test_16_bit_floats_round_as_numpy_does"],
     "C16": ["torch/checks/works.py::check_many_in_flight"],
-    "A1-A12": ["plans/test_catalog.py::test_proved", "unit/test_cost.py::test_formulas"],
+    "A1-A12": ["plans/test_catalog.py::test_proved", "unit/test_price.py::test_formulas"],
     "A7": ["plans/test_numbers.py::test_golden_trace_of_the_ring"],
     "A12": ["plans/test_numbers.py::test_nobody_leaves_a_barrier_before_everybody_came"],
     "G1": ["unit/test_rendezvous.py::test_arguments_that_exclude_each_other"],
     "G2": [
         "unit/test_rendezvous.py::test_each_missing_variable_is_named",
         "unit/test_env.py::test_two_sources_that_disagree_are_both_named",
-        "multiproc/test_rendezvous.py::test_env_from_each_launcher",
+        "multiproc/test_rendezvous_of_processes.py::test_env_from_each_launcher",
     ],
     "G3": ["unit/test_rendezvous.py::test_all_ranks_know_each_other"],
-    "G4": ["multiproc/test_rendezvous.py::test_repeated_runs_with_kills_in_between"],
+    "G4": ["multiproc/test_rendezvous_of_processes.py::test_repeated_runs_with_kills_in_between"],
     "G5": [
         "conformance/test_store.py::test_dict_like_view",
         "conformance/test_store.py::test_compare_set_follows_pytorch",
     ],
     "G7": [
-        "multiproc/test_launch.py::test_every_line_has_its_prefix_and_its_stream",
+        "multiproc/test_launched_jobs.py::test_every_line_has_its_prefix_and_its_stream",
         "multiproc/test_launch_endings.py::test_ctrl_c_ends_those_who_ignore_it",
         "multiproc/test_launch_endings.py::test_exit_code_is_kept",
     ],
-    "G8": ["multiproc/test_failures.py::test_sigkill_of_any_rank_at_any_moment_is_named_within_a_second"],
+    "G8": [
+        "multiproc/test_ranks_that_die.py::test_sigkill_of_any_rank_at_any_moment_is_named_within_a_second"
+    ],
     "G9": ["unit/test_doctor.py::test_report_names_everything"],
-    "R1": ["multiproc/test_failures.py::test_rank_that_never_calls_is_named_in_the_timeout"],
-    "R2": ["multiproc/test_failures.py::test_sigkill_of_any_rank_at_any_moment_is_named_within_a_second"],
+    "R1": ["multiproc/test_ranks_that_die.py::test_rank_that_never_calls_is_named_in_the_timeout"],
+    "R2": [
+        "multiproc/test_ranks_that_die.py::test_sigkill_of_any_rank_at_any_moment_is_named_within_a_second"
+    ],
     "R3": [
         "multiproc/test_mismatches.py::test_mismatch_shows_both_calls",
         "property/test_programs.py::test_ranks_that_differ_are_all_told",
@@ -321,10 +326,10 @@ ELSEWHERE = {
     "R4": ["multiproc/test_launch_endings.py::test_a_killed_launcher_leaves_nothing"],
     "R5": [
         "conformance/test_edges.py::test_child_of_a_fork_leaves_the_group_alone",
-        "multiproc/test_failures.py::test_ctrl_c_in_a_wait_is_heard",
+        "multiproc/test_ranks_that_die.py::test_ctrl_c_in_a_wait_is_heard",
     ],
     "R6": ["unit/test_store_server.py::test_a_flood_before_hello_is_cut_short"],
-    "R7": ["multiproc/test_rendezvous.py::test_malformed_and_missing_variables"],
+    "R7": ["multiproc/test_rendezvous_of_processes.py::test_malformed_and_missing_variables"],
     "T1": ["torch/checks/sharded.py::check_fully_shard", "torch/checks/sharded.py::check_dtensor"],
     "T3": [
         "torch/checks/training.py::check_distributed_sampler",
@@ -340,7 +345,7 @@ def functions(path: str) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("row", ELSEWHERE)
+@each("row", ELSEWHERE)
 def test_rows_that_are_tested_elsewhere(row: str) -> None:
     for test in ELSEWHERE[row]:
         path, _, name = test.partition("::")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from loops import each
 from stores import KINDS, Place
 from unisono.errors import StoreError, StoreTimeout
 from unisono.store import PrefixStore, Store
@@ -109,7 +110,7 @@ def test_add_counts_in_decimal_text(store: Store, other: Store) -> None:
     assert other.get("n") == b"15"
 
 
-@pytest.mark.parametrize("held", [b"", b"abc", b"1.5", b"\xff", b"9" * 100])
+@each("held", [b"", b"abc", b"1.5", b"\xff", b"9" * 100])
 def test_add_to_something_else_is_an_error_and_changes_nothing(store: Store, held: bytes) -> None:
     store.set("n", held)
     with pytest.raises(StoreError, match="add"):
@@ -165,7 +166,7 @@ def test_dict_like_view(store: Store) -> None:
         list(store)  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("key", ["", "a/b", "\x00", "\N{SNOWMAN}" * 300, "room/x"])
+@each("key", ["", "a/b", "\x00", "\N{SNOWMAN}" * 300, "room/x"])
 def test_any_text_is_a_key(store: Store, other: Store, key: str) -> None:
     store.set(key, "v")
     assert other.get(key) == b"v"
@@ -185,7 +186,7 @@ def test_wrong_arguments_are_refused(store: Store) -> None:
         store.add("n", 2**63)
     with pytest.raises(ValueError, match="surrogates"):
         store.set("\ud800", "v")
-    for wrong in (-1.0, float("nan"), float("inf")):
+    for wrong in (-1.0, float("nan"), float("-inf")):
         with pytest.raises(ValueError, match="timeout_s"):
             store.get("k", timeout_s=wrong)
     with pytest.raises(TypeError, match="timeout_s"):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -14,33 +15,15 @@ import hosts
 
 pytestmark = pytest.mark.hosts
 
-# argv: listen <address> | send <address> <bytes> -> seconds until the other had all of it
-STREAM = """
-import socket, sys, time
-family = socket.AF_INET6 if ":" in sys.argv[2] else socket.AF_INET
-if sys.argv[1] == "listen":
-    with socket.socket(family) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # an earlier stream had the port
-        listener.bind((sys.argv[2], 4000)); listener.listen(); print("ready", flush=True)
-        sock, _ = listener.accept()
-        left = int(sys.argv[3]); total = 0
-        while left:
-            got = sock.recv(min(left, 1 << 20)); left -= len(got); total += sum(got[:64])
-        sock.sendall(b"k"); print(total, flush=True)
-else:
-    with socket.socket(family) as sock:
-        sock.connect((sys.argv[2], 4000)); start = time.monotonic()
-        sock.sendall(b"\\1" * int(sys.argv[3])); assert sock.recv(1) == b"k"
-        print(time.monotonic() - start)
-"""
+STREAM = str(Path(__file__).with_name("stream_program.py"))
 
 
 def stream(net: hosts.Network, address: str, nbytes: int) -> float:
     """Send from host 1 to host 0; seconds."""
-    listener = net[0].start([sys.executable, "-c", STREAM, "listen", address, str(nbytes)])
+    listener = net[0].start([sys.executable, STREAM, "listen", address, str(nbytes)])
     assert listener.stdout is not None
     assert listener.stdout.readline() == "ready\n", listener.communicate()
-    sent = net[1].run([sys.executable, "-c", STREAM, "send", address, str(nbytes)])
+    sent = net[1].run([sys.executable, STREAM, "send", address, str(nbytes)])
     out, errors = listener.communicate(timeout=30)
     assert sent.returncode == 0 and int(out) > 0, (sent.stderr, errors)
     return float(sent.stdout)

@@ -20,9 +20,9 @@ def main(names: list[str]) -> None:
             if block.language != "python" or ("torch" in block.text and find_spec("torch") is None):
                 continue
             exec(compile("\n" * block.line + block.text, str(page), "exec"), space)
+        if "torch" in sys.modules and sys.modules["torch"].distributed.is_initialized():
+            sys.modules["torch"].distributed.destroy_process_group()  # the next page begins with its own
         print(f"{page.name}: ran")
-    if "torch" in sys.modules:
-        sys.modules["torch"].distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

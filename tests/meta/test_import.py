@@ -68,5 +68,5 @@ def test_a_group_brings_nothing_that_its_ranks_can_do_without(ranks_per_host: st
     unwanted |= {"unisono.plans.proof", "unisono.store.tcp_server", "unisono.store.file", "unisono.encoding"}
     for rank in "01":
         brought = set((tmp_path / rank).read_text().split())
-        assert ("unisono.backends.tcp" in brought) == (ranks_per_host == "1")
+        assert ("unisono.bootstrap.connections" in brought) == (ranks_per_host == "1")
         assert not unwanted & brought

@@ -1,56 +1,53 @@
-"""What the engines of ranks read of each other changes only with its number, by which other builds are told
-apart: where it lies, what its numbers mean, and what both ends of a message work out for themselves.
+"""Builds whose ranks would read each other's memory or frames differently have different numbers.
 
-How a buffer is cut into messages is not among it: sizes are compared when a message comes.
+That ranks with different numbers are told so is tested in multiproc/test_connections.py.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
+import shutil
+import subprocess
 from pathlib import Path
+
+import pytest
 
 from unisono import _native
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
-PARTS = ("RankCell& cell", "Lane& lane", "Channel& channel", r"unsigned char\* (?:staging|channel_bytes)")
-NUMBERS = ("constexpr uint64_t", "constexpr uint32_t", "constexpr size_t")
-SHARED = {
-    "region.hpp": ("enum", "struct", "constexpr", *PARTS),  # the memory of one host, and its parts
-    "region.cpp": ("struct Layout",),
-    "loan.hpp": ("struct Identity", "struct Loan"),
-    "loan.cpp": (*NUMBERS, "uint32_t units"),
-    "engine.cpp": ("uint64_t Engine::fingerprint",),
-    "world.hpp": ("struct Standing",),  # told between hosts
-    "control.hpp": ("enum", "struct Frame"),
-    "tcp.hpp": ("struct Header",),
-    "channels.hpp": ("struct Header",),
-    "channels.cpp": ("constexpr",),
+PROGRAM = """
+#include <cstdio>
+#include "protocol/layout.hpp"
+int main() { std::printf("%u", unisono::kLayout); }
+"""
+# What somebody may change: file, what stands there, what stands there then.
+CHANGES = {
+    "nothing": ("protocol/region.hpp", "", ""),
+    "two fields change places": (
+        "protocol/region.hpp",
+        "std::atomic<uint32_t> epoch;\n  std::atomic<uint32_t> sleepers;",
+        "std::atomic<uint32_t> sleepers;\n  std::atomic<uint32_t> epoch;",
+    ),
+    "an enum has one more value": ("protocol/region.hpp", "{ kStaged, kLent", "{ kStaged, kNew, kLent"),
+    "an element type is another one": ("kernels/dtype.hpp", '"int16", 2', '"uint16", 2'),
+    "a loan is cut otherwise": ("protocol/loan.hpp", "kMostUnits = 16", "kMostUnits = 32"),
 }
-KNOWN = (10, "3051ae3b9a60")
 
 
-def declarations(text: str, kinds: tuple[str, ...]) -> list[str]:
-    """Structs, enums, constants and functions without comments; where a line ends does not matter."""
-    text = re.sub(r"//[^\n]*", "", text)
-    found = []
-    for kind in kinds:
-        value, line, block = r"[^;{}=]*=[^;]*;", r"\{[^\n]*\}(?: \w+)?;?$", r"\{.*?^\1\}(?: \w+)?;?$"
-        pattern = rf"^([ ]*)({kind}\b(?:{value}|[^;{{}}]*(?:{line}|{block})))"
-        these = [match[2] for match in re.finditer(pattern, text, re.MULTILINE | re.DOTALL)]
-        assert these, f"there is no {kind} any more"
-        found += these
-    return [re.sub(r"\s+", " ", each) for each in found]
+def layout_after(change: tuple[str, str, str], folder: Path) -> int:
+    """The number of a build with that change."""
+    name, before, after = change
+    shutil.copytree(CSRC, folder / "csrc")
+    text = (folder / "csrc" / name).read_text()
+    assert before in text, f"{name} has no {before!r} any more"
+    (folder / "csrc" / name).write_text(text.replace(before, after, 1))
+    (folder / "program.cpp").write_text(PROGRAM)
+    subprocess.run(
+        ["g++", "-std=c++20", "-Icsrc", "program.cpp", "-o", "program"], cwd=folder, timeout=100, check=True
+    )
+    return int(subprocess.run(folder / "program", capture_output=True, timeout=60, check=True).stdout)
 
 
-def digest() -> str:
-    texts = re.findall(r"^#define.*?[^\\]$", (CSRC / "dtype.hpp").read_text(), re.MULTILINE | re.DOTALL)
-    for name, kinds in SHARED.items():
-        texts += declarations((CSRC / name).read_text(), kinds)
-    assert len(texts) > 40, texts
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:12]
-
-
-def test_the_layout_has_the_number_it_was_given() -> None:
-    """After a change of what is shared: raise kLayout, and put both into KNOWN as this shows them."""
-    assert (_native.LAYOUT, digest()) == KNOWN
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_of_what_is_shared_is_another_layout(name: str, tmp_path: Path) -> None:
+    assert (layout_after(CHANGES[name], tmp_path) == _native.LAYOUT) == (name == "nothing")

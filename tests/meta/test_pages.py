@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import pages
+from loops import each
 from unisono.bench.cases import OPERATIONS
 from unisono.cli import COMMANDS
 
@@ -46,7 +47,7 @@ def test_python_blocks_run(tmp_path: Path) -> None:
         assert done.stdout.count(f"{page.name}: ran") == RANKS
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@each("page", PAGES)
 def test_commands_are_understood(page: Path) -> None:
     for words in pages.commands(page.read_text()):
         parser = argparse.ArgumentParser(prog=" ".join(words), exit_on_error=False)
@@ -57,7 +58,7 @@ def test_commands_are_understood(page: Path) -> None:
             pytest.fail(f"{name_of(page)} shows what is refused: {' '.join(words)}: {error}", pytrace=False)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@each("page", PAGES)
 def test_links_lead_somewhere(page: Path) -> None:
     for path, anchor in pages.links(page.read_text()):
         target = (page.parent / path).resolve() if path else page

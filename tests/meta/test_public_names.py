@@ -6,11 +6,13 @@ import ast
 import importlib
 import inspect
 import pkgutil
+from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
-
 import unisono
+from loops import each
+
+WITH_PYTORCH = ("unisono.torch", "unisono.bench.torch_contender", "unisono.demo")
 
 PUBLIC = [
     "ANY_TAG",
@@ -34,10 +36,11 @@ PUBLIC = [
     "PeerLost",
     "PlanError",
     "PrefixStore",
-    "Recv",
+    "RecvFrom",
     "ReduceOp",
     "RendezvousError",
-    "Send",
+    "SendTo",
+    "Status",
     "Store",
     "StoreError",
     "StoreServer",
@@ -51,6 +54,8 @@ PUBLIC = [
     "init_process_group",
     "is_available",
     "premul_sum",
+    "wait_all",
+    "wait_any",
 ]
 
 
@@ -87,12 +92,10 @@ def test_every_public_name_exists():
     assert [name for name in unisono.__all__ if not hasattr(unisono, name)] == []
 
 
-@pytest.mark.parametrize("name", ["unisono", *modules()])
+@each("name", ["unisono", *modules()])
 def test_docstrings(name):
-    if name.startswith(
-        ("unisono.torch", "unisono.backends.torch", "unisono.bench.torch_contender", "unisono.demo")
-    ):
-        pytest.importorskip("torch")
+    if name.startswith(WITH_PYTORCH) and not find_spec("torch"):
+        return
     module = importlib.import_module(name)
     undocumented = [f"{name}.{thing}" for thing, body in documented(module) if not inspect.getdoc(body)]
     assert undocumented == []

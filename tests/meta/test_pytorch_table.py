@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
+from loops import each
 from pytorch_suite import notes
 from recording import table
 
@@ -33,7 +34,7 @@ def test_what_passes_on_gloo_passes_here():
     assert on_gloo <= table.passes(RESULTS["suite"], on_gloo=False)
 
 
-@pytest.mark.parametrize("name", notes.NOTES)
+@each("name", notes.NOTES)
 def test_remarks_are_about_rows(name: str):
     assert name in {row["name"] for row in RESULTS["rows"]} | {
         f"{row['section']}: {row['name']}" for row in RESULTS["rows"]
@@ -44,7 +45,7 @@ def part(passed: int = 0, failed: int = 0, example: str = "") -> dict[str, objec
     return {"passed": passed, "failed": failed, "example": example}
 
 
-@pytest.mark.parametrize(
+@each(
     "own, suite, expected",
     [
         (part(1), part(0, 1), "works"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import platform
 import re
 import shutil
 import signal
@@ -16,6 +17,7 @@ from types import ModuleType
 import pytest
 
 from launching import wait_until
+from loops import each
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(sys.executable).parent
@@ -106,7 +108,7 @@ def test_readme_commands_exist():
         assert named <= targets, f"{page} names what the Makefile lacks"
 
 
-@pytest.mark.parametrize("pattern", FORBIDDEN)
+@each("pattern", FORBIDDEN)
 def test_no_forbidden_words(pattern):
     found = []
     for path in tracked_files():
@@ -128,31 +130,100 @@ raise SystemExit(CODE)
 
 
 @pytest.fixture
-def install_engine(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def tools(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
     monkeypatch.syspath_prepend(ROOT / "tools")
-    return importlib.import_module("install_engine")
+    return {name: importlib.import_module(name) for name in ("install_engine", "install_torch", "progress")}
 
 
 @pytest.mark.parametrize("code", [0, 3])
 def test_progress_of_the_build(
     code: int,
-    install_engine: ModuleType,
+    tools: dict[str, ModuleType],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(install_engine, "QUIET_S", float("inf"))  # however long the child takes to start
-    assert install_engine.stage("  [3/40] Building CXX") == "compiling the engine, step 3 of 40"
-    assert install_engine.stage("  removing [3/40]") is None
+    stage = tools["install_engine"].stage
+    monkeypatch.setattr(tools["progress"], "QUIET_S", float("inf"))  # however long the child takes to start
+    assert stage("  [3/40] Building CXX") == "compiling the engine, step 3 of 40"
+    assert stage("  removing [3/40]") is None
     log = tmp_path / "log"
     program = [sys.executable, "-X", "utf8", "-c", COMPILING.replace("CODE", str(code))]
-    assert install_engine.follow(program, log) == code
+    assert tools["progress"].follow(program, log, stage) == code
     shown = capsys.readouterr().out.splitlines()
     assert len(shown) == 2
     assert re.match(r"    (asking pip|configuring the engine's build) \(\d+ s\)", shown[0])
     failed = "failed while compiling the engine, step 3 of 40 ("
     assert ("installed (" if code == 0 else failed) in shown[1]
     assert "Building CXX object" in log.read_text(encoding="utf-8")
+
+
+PIP_OF_TORCH = """
+import os, pathlib, time
+print("Collecting torch==2.13.0", flush=True)
+print("  Downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl (526.6 MB)", flush=True)
+pathlib.Path(os.environ["TMPDIR"], "torch.whl").write_bytes(bytes(20_000_000))
+time.sleep(1.5)
+print("Installing collected packages: mpmath, torch", flush=True)
+time.sleep(1.5)
+raise SystemExit(CODE)
+"""
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_the_download_of_pytorch_is_announced_and_followed(
+    code: int,
+    tools: dict[str, ModuleType],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    torch = tools["install_torch"]
+    monkeypatch.setattr(torch.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(torch, "build_offered", lambda requirement, options: torch.CUDA)
+    monkeypatch.setattr(torch, "PIP", [sys.executable, "-c", PIP_OF_TORCH.replace("CODE", str(code))])
+    monkeypatch.setattr(torch, "LOG", tmp_path / "log")
+    monkeypatch.setattr(torch.sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(tools["progress"], "QUIET_S", 0.0)
+    assert torch.main(["torch==2.13.0"]) is None
+    shown = capsys.readouterr().out
+    assert "about 3 GB to download, 5 GB on disk" in shown.partition("downloading torch")[0]
+    assert "TORCH=0" in shown.partition("downloading torch")[0]
+    assert "downloading torch: 0.02 of about 3 GB (" in shown
+    assert "installing 2 packages (" in shown
+    assert ("PyTorch was not installed: pip failed with 1" in shown) == bool(code)
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
+    if code:
+        assert "error: PyTorch was not installed" in torch.main(["torch==2.13.0", "--required"])
+
+
+def test_too_little_disk_is_told_before_the_download(
+    tools: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+):
+    torch = tools["install_torch"]
+    monkeypatch.setattr(torch.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 8, int(2e9)))
+    assert re.match(r"2\.0 GB are free for .*, and 8 needed", torch.install("torch", [], torch.CUDA))
+
+
+@pytest.mark.parametrize(
+    "listing, found",
+    [
+        ("torch (2.13.0)\nAvailable versions: 2.13.0, 2.12.1", "CUDA"),
+        ("torch (2.13.0)\nAvailable versions: 2.13.0+cpu, 2.13.0", "CPU"),
+        ("torch (2.9.0)\nAvailable versions: 2.9.0", "pip finds no torch==2.13.0 for Python 3"),
+    ],
+)
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere there is one build")
+def test_which_build_pip_would_take(
+    listing: str, found: str, tools: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+):
+    torch = tools["install_torch"]
+    monkeypatch.setattr(torch, "PIP", [sys.executable, "-c", f"print({listing!r})"])
+    offered = torch.build_offered("torch==2.13.0", [])
+    if isinstance(offered, str):
+        assert found in offered
+    else:
+        assert offered is getattr(torch, found)
 
 
 INSTALLS = """

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import unisono as un
-from unisono.backends.native import EngineSettings, open_engine
+from unisono.bootstrap.engine import EngineSettings, open_engine
 from unisono.group import Group
 from unisono.store import FileStore
 

@@ -23,13 +23,13 @@ import ranks
 import unisono as un
 from launching import wait_until
 from unisono import _native
-from unisono.backends.native import EngineSettings, open_engine
-from unisono.backends.roster import Roster, meet, write_card
-from unisono.backends.tcp import _Connector, connect_hosts
+from unisono.authentication import make_token
+from unisono.bootstrap.connections import _Connector, connect_hosts
+from unisono.bootstrap.engine import EngineSettings, open_engine
+from unisono.bootstrap.membership import Roster, meet, write_card
+from unisono.costs.machine import DEFAULTS
 from unisono.env import Settings
 from unisono.group import Group
-from unisono.machine import DEFAULTS
-from unisono.secure import make_token
 from unisono.store import HashStore
 
 

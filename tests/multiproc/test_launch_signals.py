@@ -65,14 +65,14 @@ def test_a_parents_way_with_children_is_not_ours(launcher: Launcher, inherited: 
 
 ANOTHER_THREAD_TAKES_IT = """
 from unisono.launch import front
-assign = front.assign
+assign = front._assign
 def take_a_signal():
     time.sleep(0.5)
     signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
 def assign_and_go_on(*given):
     assign(*given)
     threading.Thread(target=take_a_signal, daemon=True).start()
-front.assign = assign_and_go_on
+front._assign = assign_and_go_on
 """
 
 A_STORM_OF_ENDS_COMES_FIRST = """
@@ -148,7 +148,7 @@ def test_a_job_that_has_ended_elsewhere_before_it_begins_here() -> None:
 
 
 ONE_DIES_BEFORE_IT_IS_ASKED = """
-from unisono.launch.ending import Escalation
+from unisono.launch.process import Escalation
 from unisono.launch.process import children
 pop = Escalation.pop
 def pop_late(escalation, now):
@@ -179,14 +179,14 @@ ready = pathlib.Path(sys.argv[0] + ".ready")
 subprocess.Popen(["sh", "-c", f"trap '' TERM; sleep 999 & touch {ready}; wait"])
 until(ready.exists)
 """
-    patch = "from unisono.launch import ending, supervisor\nending.KILL_AGAIN = supervisor.KILL_AGAIN = []"
+    patch = "from unisono.launch import process, supervisor\nprocess.KILL_AGAIN = supervisor.KILL_AGAIN = []"
     assert _run_patched(launcher, patch, script, "-n", "1").returncode == 0
 
 
 IT_CANNOT_BE_SIGNALLED = """
-from unisono.launch import ending, supervisor
+from unisono.launch import process, supervisor
 supervisor.AFTER_FAILURE_S = 0.1
-ending.TELL_S, ending.LEAVE_S = 0.1, 0.3
+process.TELL_S, process.LEAVE_S = 0.1, 0.3
 kill, killpg = os.kill, os.killpg
 def protect(send):
     def send_to_others(pid, number):
@@ -256,3 +256,15 @@ os.write(1, b"x" * (1 << 20))
 def _cpu_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda each: each.name)
+def test_a_stopped_supervisor_ends_the_job_all_the_same(launcher: Launcher, number: signal.Signals) -> None:
+    script = f"signal.signal({int(number)}, signal.SIG_IGN)\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    script += 'print(os.getppid(), flush=True)\nuntil(lambda: os.path.exists("never"))'
+    with launcher.start(script, "-n", "1") as process:
+        supervisor = int(read_lines(process, 1)[0].split()[-1])
+        os.kill(supervisor, signal.SIGSTOP)
+        wait_until(lambda: "State:\tT" in Path(f"/proc/{supervisor}/status").read_text())
+        process.send_signal(number)
+        assert process.wait(BOUND_S) == 128 + number

@@ -120,13 +120,13 @@ def test_an_uncaught_exception_is_told_to_the_others(joining: str) -> None:
 import atexit, os, sys, time
 atexit.register(os._exit, 0)  # after all others: what is tested is not the exit code
 import numpy as np, unisono as un
-from unisono.backends import native
+from unisono.bootstrap import engine
 def slowly(*arguments, **options):
     region = share_memory(*arguments, **options)
     time.sleep(1)
     return region
 if (os.environ["RANK"], sys.argv[1]) == ("0", "slowly"):
-    share_memory, native.share_memory = native.share_memory, slowly
+    share_memory, engine.share_memory = engine.share_memory, slowly
 def main():
     group = un.init_process_group(init_method=os.environ["MEETING"], timeout=30)
     if group.rank == 1:

@@ -15,8 +15,8 @@ PROGRAM = """
 import os, sys, time
 import numpy as np
 import unisono as un
-from unisono.group import faults
-faults.REMARK_PATIENCE_S = 20  # a rank may get no turn on a core for a while
+from unisono.diagnosis import read
+read.REMARK_PATIENCE_S = 20  # a rank may get no turn on a core for a while
 group = un.init_process_group(init_method=os.environ["MEETING"], timeout=30)
 rank, case = group.rank, os.environ.get("CASE")
 

@@ -7,8 +7,8 @@ import os
 import pytest
 
 import ranks
-from unisono.backends.roster import Card, Roster
-from unisono.machine import DEFAULTS
+from unisono.bootstrap.membership import Card, Roster
+from unisono.costs.machine import DEFAULTS
 
 SPREAD = """
 everywhere = os.sched_getaffinity(0)
@@ -40,6 +40,30 @@ print("spread")
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_ranks_that_share_a_core_spread() -> None:
     assert ranks.run(3, SPREAD) == ["spread\n"] * 3
+
+
+KEPT = """
+everywhere = sorted(os.sched_getaffinity(0))
+mine = {everywhere[0]} if group.rank < 2 else set(everywhere[:2])
+os.sched_setaffinity(0, mine)
+calls = []
+for _ in range(400):
+    group.barrier()
+    calls.append(os.sched_getaffinity(0) == mine)
+assert all(calls), "the calls have changed where this thread may run"
+group.close()
+assert os.sched_getaffinity(0) == mine
+print("kept")
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+@pytest.mark.parametrize("placement", ["0", "1"])
+def test_a_thread_may_run_afterwards_where_its_caller_lets_it(
+    placement: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNISONO_PLACEMENT", placement)
+    assert ranks.run(4, KEPT) == ["kept\n"] * 4
 
 
 def card(rank: int, kernel: str, home: str, cores: int) -> Card:

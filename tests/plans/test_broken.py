@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from loops import each
 from unisono.errors import PlanError
 from unisono.plans import Copy, In, Out, Plan, Recv, Reduce, Send, Tmp, lower, make, prove
 from unisono.plans.proof import EDGE_CAPACITY, Deadlock
@@ -217,7 +218,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@each("name", BROKEN)
 def test_refused(name: str) -> None:
     broken, text = BROKEN[name]
     with pytest.raises(PlanError, match=re.escape(text)) as refusal:
@@ -225,7 +226,7 @@ def test_refused(name: str) -> None:
     assert str(refusal.value).startswith(f"{broken}: ")
 
 
-@pytest.mark.parametrize("name", sorted(set(BROKEN) - {"a root beyond the ranks", "steps for too few ranks"}))
+@each("name", sorted(set(BROKEN) - {"a root beyond the ranks", "steps for too few ranks"}))
 def test_not_lowered_either(name: str) -> None:
     with pytest.raises(PlanError):
         lower(BROKEN[name][0])
@@ -259,7 +260,7 @@ UNEVEN = {
 }
 
 
-@pytest.mark.parametrize("name", UNEVEN)
+@each("name", UNEVEN)
 def test_empty_plans_and_chunks_of_different_sizes_are_refused(name: str) -> None:
     with pytest.raises(PlanError):
         prove(UNEVEN[name])

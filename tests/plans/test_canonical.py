@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
+from loops import each
 from unisono.plans import ALGORITHMS, CONTRACTS, Out, Reduce, Send, build, make, others, prove
 
 CANONICAL = {
@@ -15,8 +14,8 @@ CANONICAL = {
 }
 
 
-@pytest.mark.parametrize("collective", CANONICAL)
-@pytest.mark.parametrize("size", [3, 5, 8])
+@each("collective", CANONICAL)
+@each("size", [3, 5, 8])
 def test_the_known_ones(collective: str, size: int) -> None:
     assert CONTRACTS[collective].reduces
     fit = {name for name in ALGORITHMS[collective] if prove(make(collective, name, size)).canonical}

@@ -7,8 +7,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import pytest
-
+from loops import each
 from unisono.plans import (
     ALGORITHMS,
     CONTRACTS,
@@ -168,7 +167,7 @@ def what_is_open(plan: Plan) -> list[list[bool]]:
     return [exposed(rank, Origins(plan.steps.__getitem__)) for rank in range(plan.size)]
 
 
-@pytest.mark.parametrize(("collective", "name"), NAMES)
+@each(("collective", "name"), NAMES)
 def test_reading_in_place_changes_nothing(collective: str, name: str) -> None:
     for plan in plans(collective, name):
         none, open_ = [[False] * len(steps) for steps in plan.steps], what_is_open(plan)
@@ -225,7 +224,7 @@ def spoiled(plan: Plan, open_: list[list[bool]], places: Places) -> Iterator[str
                         yield f"{plan}: rank {peer}, {later}, before rank {reader}, {step}"
 
 
-@pytest.mark.parametrize(("collective", "name"), NAMES)
+@each(("collective", "name"), NAMES)
 def test_a_reader_may_be_as_late_as_it_likes(collective: str, name: str) -> None:
     for plan in plans(collective, name):
         for places in layouts(collective):
@@ -257,7 +256,7 @@ def opens(collective: str, name: str, size: int) -> tuple[int, int]:
     return sum(sum(row) for row in what_is_open(plan)), sum(sends)
 
 
-@pytest.mark.parametrize("collective", ["all_gather", "all_to_all", "reduce_scatter", "broadcast", "gather"])
+@each("collective", ["all_gather", "all_to_all", "reduce_scatter", "broadcast", "gather"])
 def test_what_is_only_read_is_open(collective: str) -> None:
     found, sends = opens(collective, "direct", 4)
     assert found == sends > 0

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from loops import each
 from unisono import _native
 from unisono.errors import PlanError
-from unisono.group.faults import COLLECTIVES
+from unisono.kinds import KINDS
 from unisono.plans import (
     ALGORITHMS,
     CONTRACTS,
@@ -35,7 +34,6 @@ NAMES = [(collective, name) for collective in ALGORITHMS for name in ALGORITHMS[
 SEND, RECV, REDUCE, COPY = range(4)
 OUT, IN, TMP = range(3)
 NONE, FINAL, RAW, LAST, OPEN = 0, 1, 2, 4, 8
-SOURCES = Path(__file__).resolve().parents[2] / "csrc"
 
 
 @pytest.fixture
@@ -102,7 +100,7 @@ def test_scatter_as_numbers() -> None:
 LENDS = 4  # the word
 
 
-@pytest.mark.parametrize(
+@each(
     ("collective", "algorithm", "size", "lends"),
     [
         ("all_to_all", "pairwise", 4, 2),
@@ -123,7 +121,7 @@ def test_what_a_plan_lends(collective: str, algorithm: str, size: int, lends: in
 ONCE = (Recv(Out(1), 1),)
 
 
-@pytest.mark.parametrize(
+@each(
     ("before", "received", "sent", "lends"),
     [
         ((), ONCE, 1, 2),
@@ -156,10 +154,10 @@ def test_the_engine_takes_every_plan(engines: Any, size: int) -> None:
     for collective, algorithm in NAMES:
         for root in {0, size - 1} if CONTRACTS[collective].rooted else {0}:
             for engine, code in zip(ranks, lower(make(collective, algorithm, size, root)), strict=True):
-                engine.operation(code, COLLECTIVES.index(collective), 8, 0)
+                engine.operation(code, KINDS.index(collective), 8, 0)
 
 
-@pytest.mark.parametrize(
+@each(
     ("code", "text"),
     [
         ([], "ends before number of chunks"),
@@ -200,14 +198,6 @@ def test_reductions() -> None:
     assert PremulSum(1.0).value == len(ReduceOp)
 
 
-def test_collectives() -> None:
-    assert tuple(CONTRACTS) == COLLECTIVES
-    assert len(COLLECTIVES) < 255
-
-
-def test_opcodes_spaces_and_flags() -> None:
-    text = (SOURCES / "program.hpp").read_text()
-    assert "enum class Opcode : int32_t { kSend, kRecv, kReduce, kCopy };" in text
-    assert "enum class Space : int32_t { kOut, kIn, kTmp };" in text
-    assert re.search(r"kFinal = 1;", text)
-    assert re.search(r"kRaw = 2;", text)
+def test_kinds() -> None:
+    assert KINDS[: len(CONTRACTS)] == tuple(CONTRACTS)
+    assert len(KINDS) < 255  # the engine has a byte for it

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loops import each
 from unisono.plans import ALGORITHMS, CONTRACTS, Copy, Plan, Recv, Reduce, Send, lower, make, prove
 from unisono.plans.proof import EDGE_CAPACITY, Deadlock
 
@@ -242,7 +243,7 @@ def even(plan: Plan) -> Any:
     return [[2] * 2 * plan.size] * 2 * plan.size
 
 
-@pytest.mark.parametrize(("collective", "algorithm", "p"), MULTIPLIED)
+@each(("collective", "algorithm", "p"), MULTIPLIED)
 def test_every_contribution_is_multiplied_once(collective: str, algorithm: str, p: int) -> None:
     """PREMUL_SUM: the flag "raw" marks exactly the places where a rank's own contribution enters."""
     dice = random.Random(p)
@@ -262,8 +263,8 @@ def test_every_contribution_is_multiplied_once(collective: str, algorithm: str, 
     check(memory, wanted)
 
 
-@pytest.mark.parametrize(("collective", "algorithm"), AVERAGED)
-@pytest.mark.parametrize("p", [1, 2, 3, 5, 8])
+@each(("collective", "algorithm"), AVERAGED)
+@each("p", [1, 2, 3, 5, 8])
 def test_every_result_is_divided_once(collective: str, algorithm: str, p: int) -> None:
     """AVG: the flag "final" marks exactly the places where a result is complete."""
     dice = random.Random(p)

@@ -10,8 +10,8 @@ import numpy as np
 
 import oracle
 import unisono as un
+from unisono.costs.machine import DEFAULTS
 from unisono.group import Group
-from unisono.machine import DEFAULTS
 from unisono.plans import ALGORITHMS
 
 SEGMENT_BYTES = DEFAULTS.segment_bytes

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from unisono import env
-from unisono.rendezvous import Rendezvous, rendezvous
+from unisono.bootstrap.rendezvous import Rendezvous, rendezvous
 
 NOTHING = env.Settings()
 

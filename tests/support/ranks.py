@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from unisono import _native
-from unisono.backends.native import EngineSettings, open_engine
+from unisono.bootstrap.engine import EngineSettings, open_engine
+from unisono.costs.machine import DEFAULTS
 from unisono.group import Group
-from unisono.machine import DEFAULTS
 from unisono.store import HashStore
 
 HERE = Path(__file__).resolve().parent

@@ -21,7 +21,7 @@ class Forks:
     def __init__(self) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed in close)
         self._server = subprocess.Popen(
-            [sys.executable, str(HERE / "ranks.py")],
+            [sys.executable, str(HERE / "fork_server.py")],
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -30,12 +30,14 @@ class Forks:
             bufsize=1,
         )
 
-    def run(self, folder: Path, jobs: Jobs, limit_s: float = 60) -> dict[str, list[str]]:
+    def run(self, folder: Path, jobs: Jobs, limit_s: float = 60, grace_s: float = 60) -> dict[str, list[str]]:
         """Run jobs (name -> module, size, arguments), each in folder/name; per job, what its ranks printed.
 
-        A rank that did not end by itself says so at the end of what it printed.
+        A rank that did not end by itself says so at the end of what it printed. Once one rank has failed, the
+        others have `grace_s` to end.
         """
-        return {name: self._run(folder / name, job, limit_s) for name, job in jobs.items()}
+        limits = {"limit_s": limit_s, "grace_s": grace_s}
+        return {name: self._run(folder / name, job, limits) for name, job in jobs.items()}
 
     def close(self) -> None:
         """End it."""
@@ -44,11 +46,11 @@ class Forks:
             self._server.stdin.close()
         self._errors.close()
 
-    def _run(self, folder: Path, job: tuple[str, int, list[str]], limit_s: float) -> list[str]:
+    def _run(self, folder: Path, job: tuple[str, int, list[str]], limits: dict[str, float]) -> list[str]:
         module, size, arguments = job
         folder.mkdir()
         order: dict[str, Any] = {"module": module, "size": size, "folder": str(folder), "args": arguments}
-        order |= {"limit_s": limit_s, "test": os.environ.get("PYTEST_CURRENT_TEST", "")}
+        order |= {**limits, "test": os.environ.get("PYTEST_CURRENT_TEST", "")}
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         self._server.stdin.write(json.dumps(order) + "\n")
@@ -63,11 +65,11 @@ def _printed(folder: Path, rank: int) -> str:
     return f"rank {rank}:\n{out}" + ("" if end == "0" else f"(ended with {end})")
 
 
-def checks() -> list[str]:
-    """List every function check_* in checks/ as module.function, without importing PyTorch."""
+def checks(package: str) -> list[str]:
+    """List every function check_* of a package as module.function, without importing PyTorch."""
     return [
         f"{path.stem}.{node.name}"
-        for path in sorted((HERE / "checks").glob("*.py"))
+        for path in sorted((HERE / package).glob("*.py"))
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")
     ]

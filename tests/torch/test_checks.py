@@ -1,32 +1,102 @@
-"""Everything in checks/ on one, two and three ranks: each world size is one set of processes."""
+"""Everything in checks/ on two and three ranks: each world size is one set of processes.
+
+A check that fails, or ends its rank, fails alone. A set that did not come to its end leaves the rest to a new
+one.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
 import suite
 
+ALL_S = 200  # for all checks of a size
+CALL_S = 20  # for one call, see worker.py
+AFTER_A_DEATH_S = 3  # for the survivors to tell what they saw
+LIVES_ON = ["passes", "fails_as_pytest_does", "passes_then", "raises_on_one_rank", "skips", "passes_still"]
+DIES = ["ends_its_process", "passes_after_a_death", "is_killed", "passes_at_last"]
+
 
 @functools.cache
-def results(forks: suite.Forks, size: int) -> list[dict[str, str]]:
-    """Run all checks on `size` ranks; per rank, the traceback of each (empty: it passed)."""
+def results(forks: suite.Forks, size: int) -> dict[str, str]:
+    return run_all(forks, size, "checks", suite.checks("checks"), ALL_S)
+
+
+def run_all(forks: suite.Forks, size: int, package: str, checks: list[str], limit_s: float) -> dict[str, str]:
+    """Run checks on `size` ranks; what went wrong in each (empty: it passed)."""
+    deadline = time.monotonic() + limit_s
+    found: dict[str, str] = {}
+    while left := [check for check in checks if check not in found]:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s < CALL_S:
+            return dict.fromkeys(checks, f"not run: {limit_s} s were over") | found
+        found |= run(forks, size, package, left, remaining_s)
+    return found
+
+
+def run(forks: suite.Forks, size: int, package: str, checks: list[str], limit_s: float) -> dict[str, str]:
+    """Run checks in one set of processes, up to the first that does not end on all ranks."""
     with tempfile.TemporaryDirectory() as folder:
-        printed = forks.run(Path(folder), {"checks": ("worker", size, [])}, limit_s=200)["checks"]
-        written = [Path(folder, "checks", f"result{rank}.json") for rank in range(size)]
-        if not all(path.exists() for path in written):
-            return [{check: "\n".join(printed) for check in suite.checks()}]
-        return [json.loads(path.read_text()) for path in written]
+        job = ("worker", size, [package, *checks])
+        printed = forks.run(Path(folder), {"ranks": job}, limit_s, AFTER_A_DEATH_S)["ranks"]
+        written = [outcomes(Path(folder, "ranks", f"result{rank}")) for rank in range(size)]
+    ended = [check for check in checks if all(check in of_rank for of_rank in written)]
+    found = {check: _text(written, check) for check in ended}
+    for check in checks[len(ended) :][:1]:
+        found[check] = "\n".join(["not all ranks came to its end", *printed, _text(written, check)])
+    return found
 
 
-@pytest.mark.timeout(220)  # the first of a size runs all
-@pytest.mark.parametrize("check", suite.checks())
+def outcomes(path: Path) -> dict[str, str]:
+    """What one rank wrote. A rank that was killed may have left the last line unfinished."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return dict(json.loads(line) for line in lines if line.endswith("\n"))
+
+
+def _text(written: list[dict[str, str]], check: str) -> str:
+    tracebacks = [of_rank.get(check, "") for of_rank in written]
+    return "\n".join(f"rank {rank}:\n{text}" for rank, text in enumerate(tracebacks) if text)
+
+
+@pytest.mark.timeout(ALL_S + 2 * CALL_S)  # the first of a size runs all
+@pytest.mark.parametrize("check", suite.checks("checks"))
 @pytest.mark.parametrize("size", [2, 3])
 def test_check(forks: suite.Forks, size: int, check: str):
-    failed = {rank: result[check] for rank, result in enumerate(results(forks, size)) if result[check]}
+    failed = results(forks, size)[check]
     if failed:
-        pytest.fail("\n".join(f"rank {rank}:\n{text}" for rank, text in failed.items()), pytrace=False)
+        pytest.fail(failed, pytrace=False)
+
+
+def test_a_check_that_fails_fails_alone(forks: suite.Forks):
+    checks = [f"lives_on.check_{name}" for name in LIVES_ON]
+    found = run_all(forks, 2, "failing", checks, 60)
+    words = {
+        "fails_as_pytest_does": "DID NOT RAISE",
+        "raises_on_one_rank": "of rank 1 only",
+        "skips": "Skipped",
+    }
+    for check, text in found.items():
+        word = words.get(check.partition("check_")[2], "")
+        assert (word in text) if word else (text == ""), f"{check}: {text}"
+    assert list(found) == checks
+
+
+def test_a_check_that_ends_a_rank_fails_alone(forks: suite.Forks):
+    checks = [f"dies.check_{name}" for name in DIES]
+    found = run_all(forks, 2, "failing", checks, 100)
+    failed = {check: text for check, text in found.items() if text}
+    assert list(failed) == ["dies.check_ends_its_process", "dies.check_is_killed"]
+    assert "(ended with 7)" in failed["dies.check_ends_its_process"]
+    assert "(ended with -9)" in failed["dies.check_is_killed"]
+    assert "PeerLost" in failed["dies.check_is_killed"]
+
+
+def test_time_that_is_over_is_told(forks: suite.Forks):
+    found = run_all(forks, 2, "failing", ["lives_on.check_passes"], CALL_S - 1)
+    assert found == {"lives_on.check_passes": "not run: 19 s were over"}

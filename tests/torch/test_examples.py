@@ -26,6 +26,7 @@ RUNS = [
     ("overlap.py", 2, [], "ms a step, ratio"),
     ("sampler.py", 3, [], "epoch 2: rank 0 sees"),
     ("metrics.py", 3, [], "on average"),
+    ("one_process.py", 1, [], "from one process's"),
     ("eigenvector.py", 3, [], "largest eigenvalue"),
     ("heat.py", 3, [], "as one process computes them"),
 ]

@@ -48,6 +48,22 @@ def test_fields_say_what_attributes_say(kind: Any) -> None:
     assert len(said) == 1 + (3 if "rootRank" in names else 1) * (8 if "reduceOp" in names else 1)
 
 
+@pytest.mark.parametrize("version", ["2.13.1", "2.14.0+cu130", "2.13.0a0", "3"])
+def test_another_version_of_pytorch_is_read_by_attributes(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    read = reader(c10d.AllreduceOptions)
+    assert isinstance(read, partial)
+    opts = c10d.AllreduceOptions()
+    assert read(opts) == by_attributes(c10d.AllreduceOptions, opts)
+
+
+def test_a_build_of_a_tested_version_is_read_where_fields_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")
+    assert not isinstance(reader(c10d.AllreduceOptions), partial)
+
+
 def test_anything_else_is_looked_at_more_closely() -> None:
     read = reader(c10d.AllreduceOptions)
     for other in (None, 3, "SUM", c10d.ReduceOp.SUM, c10d.ReduceOptions(), object()):

@@ -51,7 +51,7 @@ def under_way(futures: Futures) -> tuple[Told, Callable[[], bool]]:
     completed = threading.Event()
     start: torch.futures.Future[None] = torch.futures.Future()
     start.add_done_callback(lambda _: completed.set())
-    futures.set_after(UnisonoWork(native, [], futures), start)
+    futures.set_after(UnisonoWork(native, [], futures), lambda: start.set_result(None))
     return native, lambda: completed.wait(5.0)
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 import suite
-from test_launch import run
+from test_torch_launch import run
 
 BENCHMARKS = suite.HERE.parents[1] / "benchmarks"
 

@@ -1,7 +1,8 @@
-"""One rank of the checks, run by suite.py: `main(rank, size, folder)`.
+"""One rank of the checks, run by suite.py: `main(rank, size, folder, package, *names)`.
 
-Every module in checks/ gets a process group of its own, so the group is also made and destroyed again and
-again in one process. Each function `check_*(rank, size)` is one check; what went wrong is written as JSON.
+A check is a function `check_*(rank, size)`, named as module.function within the package. Every module gets a
+process group of its own, and so do the checks after one that failed: a failed check fails alone. A line of
+JSON per check says what went wrong, written at once: it outlives a rank that dies in the next check.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import sys
 import traceback
 from datetime import timedelta
+from itertools import groupby
 from pathlib import Path
 
 import torch._dynamo  # noqa: F401  (takes seconds: once here, before the ranks are forked)
@@ -19,31 +21,56 @@ import torch.distributed as dist
 import unisono.torch  # noqa: F401
 
 HERE = Path(__file__).resolve().parent
-MODULES = [importlib.import_module(f"checks.{path.stem}") for path in sorted((HERE / "checks").glob("*.py"))]
+CALL_LIMIT = timedelta(seconds=20)
+VERDICT_LIMIT = CALL_LIMIT + timedelta(seconds=10)  # another rank may still wait in a call
+
+for _path in sorted((HERE / "checks").glob("*.py")):  # before the ranks are forked
+    importlib.import_module(f"checks.{_path.stem}")
 
 
-def main(rank: int, size: int, folder: Path) -> None:
-    results: dict[str, str] = {}
-    for module in MODULES:
-        name = module.__name__.rpartition(".")[2]
-        store = dist.FileStore(str(folder / name), size)
-        dist.init_process_group(
-            "unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=20)
-        )
-        for check in [check for check in vars(module) if check.startswith("check_")]:
-            if "recorder" in sys.modules:  # see recording/recorder.py
-                test = f"tests/torch/test_checks.py::test_check[{size}-{name}.{check}]"
-                sys.modules["recorder"].begin(test)
-            results[f"{name}.{check}"] = _outcome(getattr(module, check), rank, size)
+def main(rank: int, size: int, folder: Path, package: str, *names: str) -> None:
+    verdicts = dist.FileStore(str(folder / "verdicts"), size)
+    verdicts.set_timeout(VERDICT_LIMIT)
+    with (folder / f"result{rank}").open("w", buffering=1) as results:
+        for module, members in groupby(names, lambda name: name.partition(".")[0]):
+            checks = importlib.import_module(f"{package}.{module}")
+            for name in members:
+                if not dist.is_initialized():
+                    make_group(rank, size, folder / f"before {name}")
+                outcome = outcome_of(getattr(checks, name.partition(".")[2]), name, rank, size)
+                print(json.dumps([name, outcome]), file=results)
+                if failed_anywhere(verdicts, name, rank, size, failed=bool(outcome)):
+                    end_group()
+            end_group()
+
+
+def make_group(rank: int, size: int, path: Path) -> None:
+    store = dist.FileStore(str(path), size)
+    dist.init_process_group("unisono", store=store, rank=rank, world_size=size, timeout=CALL_LIMIT)
+
+
+def end_group() -> None:
+    if dist.is_initialized():
         dist.destroy_process_group()
-    (folder / f"result{rank}.json").write_text(json.dumps(results))
 
 
-def _outcome(check, rank: int, size: int) -> str:
-    """Empty when the check passed, else its traceback."""
+def outcome_of(check, name: str, rank: int, size: int) -> str:
+    """Empty when the check passed, else its traceback. `pytest.fail` and the like are no `Exception`."""
+    if "recorder" in sys.modules:  # see recording/recorder.py
+        sys.modules["recorder"].begin(f"tests/torch/test_checks.py::test_check[{size}-{name}]")
     try:
         check(rank, size)
         dist.barrier()
-    except Exception:
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
         return traceback.format_exc()
     return ""
+
+
+def failed_anywhere(verdicts: dist.FileStore, name: str, rank: int, size: int, *, failed: bool) -> bool:
+    """Tell the other ranks how the check ended here; whether it failed on any of them."""
+    if failed:
+        end_group()  # at once: the others may wait in it for this rank
+    verdicts.set(f"{name} {rank}", "failed" if failed else "passed")
+    return b"failed" in [verdicts.get(f"{name} {other}") for other in range(size)]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import unisono as un
+from loops import each
 
 NAME = "/memfd:unisono-arrays"
 
@@ -28,8 +29,8 @@ def held_bytes() -> int:
     return 0
 
 
-@pytest.mark.parametrize("dtype", [np.float32, "int8", bool, np.complex128, ml_dtypes.bfloat16, "S5"])
-@pytest.mark.parametrize("shape", [7, (), (3, 4), [2, 0, 5], np.zeros((2, 3)).shape])
+@each("dtype", [np.float32, "int8", bool, np.complex128, ml_dtypes.bfloat16, "S5"])
+@each("shape", [7, (), (3, 4), [2, 0, 5], np.zeros((2, 3)).shape])
 def test_it_is_an_ordinary_array(shape: object, dtype: object) -> None:
     array, expected = un.empty(shape, dtype), np.empty(shape, dtype)
     assert (array.shape, array.dtype) == (expected.shape, expected.dtype)

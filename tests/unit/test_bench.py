@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 
+from loops import each
 from unisono import bench
 from unisono.bench import cases, measure, noise, report
 from unisono.bench.contenders import obliged, partner_of
@@ -31,7 +32,7 @@ def parsed(*words: str) -> argparse.Namespace:
 # ---- cases ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("operation", "factor"),
     [
         ("all_reduce", 1.5),
@@ -101,10 +102,8 @@ def test_ranks_put_in_different_things():
     assert not np.array_equal(second, third)
 
 
-@pytest.mark.parametrize(
-    ("op", "ufunc"), [("sum", np.add), ("product", np.multiply), ("min", np.minimum), ("max", np.maximum)]
-)
-@pytest.mark.parametrize("dtype", ["f32", "i8", "f16", "u8"])
+@each(("op", "ufunc"), [("sum", np.add), ("product", np.multiply), ("min", np.minimum), ("max", np.maximum)])
+@each("dtype", ["f32", "i8", "f16", "u8"])
 def test_all_reduce_expects_the_reduction_of_the_inputs(op: str, ufunc: np.ufunc, dtype: str):
     one = case("all_reduce", 50, op=op, dtype=dtype)
     a, b, c = inputs(one)

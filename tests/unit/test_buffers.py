@@ -10,18 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from loops import each
 from unisono.buffers import DTYPES, view
 
 torch = pytest.importorskip("torch")
 
 
-@pytest.mark.parametrize("name", DTYPES)
+@each("name", DTYPES)
 def test_a_tensor_of_every_dtype(name: str) -> None:
     x = torch.zeros(3, 4, dtype=getattr(torch, name))
     assert view(x) == (x.data_ptr(), 12, DTYPES.index(name))
 
 
-@pytest.mark.parametrize(
+@each(
     "x",
     [
         torch.zeros(4, 5)[1:3],
@@ -34,23 +35,12 @@ def test_a_tensor_of_every_dtype(name: str) -> None:
         torch.nn.Parameter(torch.zeros(3)),
         torch.zeros(3, requires_grad=True),
     ],
-    ids=[
-        "rows",
-        "part of a row",
-        "one row turned",
-        "step 1",
-        "scalar",
-        "empty",
-        "empty turned",
-        "parameter",
-        "grad",
-    ],
 )
 def test_tensors_that_lie_row_after_row(x: Any) -> None:
     assert view(x) == (x.data_ptr(), x.numel(), DTYPES.index("float32"))
 
 
-@pytest.mark.parametrize(
+@each(
     ("x", "said"),
     [
         (torch.zeros(4, 5).t(), "not contiguous"),
@@ -61,7 +51,6 @@ def test_tensors_that_lie_row_after_row(x: Any) -> None:
         (torch.zeros(3, device="meta"), "is on meta"),
         (torch.zeros(3).to_sparse(), "layout"),
     ],
-    ids=["turned", "every second", "expanded", "conjugate", "negative", "meta", "sparse"],
 )
 def test_tensors_whose_memory_is_not_what_they_say(x: Any, said: str) -> None:
     with pytest.raises(ValueError, match=f"gradient .*{said}|gradient is .*{said}"):

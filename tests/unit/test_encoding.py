@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from loops import each
 from unisono.buffers import DTYPES
 from unisono.encoding import decode, encode
 from unisono.encoding.classes import field_names
@@ -172,7 +173,7 @@ def test_everything_comes_back_as_it_was(obj: Any) -> None:
     assert same(there_and_back(obj), obj)
 
 
-@pytest.mark.parametrize(
+@each(
     "obj",
     [
         None, True, 0, -1, 2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 10**1000, -(10**1000), 0.0, -0.0,
@@ -183,14 +184,13 @@ def test_everything_comes_back_as_it_was(obj: Any) -> None:
         {1: 2, "1": 3}, {True, 2.5, "x"}, {frozenset({1}): {Level.LOW: [Colour.RED]}}, Colour.CRIMSON,
         Access(0), Access.READ | Access.WRITE, Lazy(3), Point(1.0, Point(2.0)), Packet(1, Packet(2)),
     ],
-    ids=lambda obj: f"{len(obj)} in a set" if isinstance(obj, set) else repr(obj)[:20],
 )  # fmt: skip
 def test_values_at_the_edges(obj: Any) -> None:
     assert same(there_and_back(obj), obj)
 
 
-@pytest.mark.parametrize("name", DTYPES)
-@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (4, 0, 2), (50, 60)])
+@each("name", DTYPES)
+@each("shape", [(), (0,), (3,), (2, 3), (4, 0, 2), (50, 60)])
 def test_arrays_and_scalars_of_every_dtype(name: str, shape: tuple[int, ...]) -> None:
     dtype = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
     array = np.random.default_rng(1).integers(0, 2, shape).astype(dtype)
@@ -200,7 +200,7 @@ def test_arrays_and_scalars_of_every_dtype(name: str, shape: tuple[int, ...]) ->
         assert same(there_and_back(scalar), scalar)
 
 
-@pytest.mark.parametrize(
+@each(
     "dtype",
     [
         ">f4", "u2", "u8", "S3", "U5", "V7", "M8[ns]", "M8[25s]", "m8", "m8[D]", "f2", "g", "G",
@@ -209,7 +209,6 @@ def test_arrays_and_scalars_of_every_dtype(name: str, shape: tuple[int, ...]) ->
         {"names": ["x"], "formats": ["u1"], "offsets": [5], "itemsize": 16},
         [("outer", [("inner", "U2"), ("b", "?")])],
     ],
-    ids=str,
 )  # fmt: skip
 def test_other_dtypes_of_fixed_size(dtype: Any) -> None:
     array = np.zeros((2, 3), dtype)
@@ -280,7 +279,7 @@ def local_class() -> Any:
     return Local(1)
 
 
-@pytest.mark.parametrize(
+@each(
     ("obj", "text"),
     [
         ({"a": [1, 2, Plain()]}, r"Plain at \['a'\]\[2\]: it is none of the types that are sent safely"),
@@ -305,7 +304,6 @@ def local_class() -> Any:
         (__import__("collections").OrderedDict(a=1), "only dict itself is sent.*convert it with dict"),
         (__import__("collections").namedtuple("N", "a")(1), "only tuple itself"),
     ],
-    ids=lambda value: value[:24] if isinstance(value, str) else "",
 )
 def test_refused(obj: Any, text: str) -> None:
     with pytest.raises(TypeError, match=text):

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loops import each
 from unisono.encoding import decode, encode
 from unisono.encoding.kinds import Kind
 
@@ -87,7 +88,7 @@ def test_a_class_that_the_receiver_has_not_imported(monkeypatch: pytest.MonkeyPa
     assert "elsewhere" not in sys.modules
 
 
-@pytest.mark.parametrize(
+@each(
     ("source", "text"),
     [
         (RECORD.replace("b: int", "c: int"), "the sender's has the fields a, b, this process's a, c"),
@@ -265,7 +266,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@each("name", HOSTILE)
 def test_hostile_bytes(name: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(ValueError, match="cannot decode"):

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loops import each
 from unisono import env
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "environment.md"
@@ -48,7 +49,7 @@ def test_the_usual_variables() -> None:
     assert settings.origin("rank") == "RANK"
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "value", "right"),
     [
         ("RANK", "two", "whole number from 0"),
@@ -58,7 +59,7 @@ def test_the_usual_variables() -> None:
         ("MASTER_PORT", "29k", "from 1 to 65535"),
         ("MASTER_PORT", "65536", "from 1 to 65535"),
         ("UNISONO_TIMEOUT_S", "0", "above 0"),
-        ("UNISONO_TIMEOUT_S", "inf", "above 0"),
+        ("UNISONO_TIMEOUT_S", "nan", "above 0"),
         ("UNISONO_TIMEOUT_S", "soon", "above 0"),
         ("UNISONO_STAGING_BYTES", "4X", "4194304, 4M or 4MiB"),
         ("UNISONO_STAGING_BYTES", "4iB", "4194304, 4M or 4MiB"),
@@ -72,6 +73,26 @@ def test_a_malformed_variable_is_named_with_what_is_right(name: str, value: str,
     assert str(caught.value).startswith(f"{name} is malformed: got {value!r}, expected ")
 
 
+@pytest.mark.parametrize(
+    ("variables", "setting", "text"),
+    [
+        ({"MASTER_PORT": "0"}, "master_port", "MASTER_PORT is malformed: got '0'"),
+        ({"LOCAL_RANK": "-1"}, "local_rank", "LOCAL_RANK is malformed: got '-1'"),
+        ({"RANK": "1", "SLURM_PROCID": "2"}, "rank", "RANK=1 and SLURM_PROCID=2 disagree"),
+        ({"RANK": "x", "SLURM_PROCID": "2"}, "rank", "RANK is malformed"),
+    ],
+)
+def test_of_other_programs_variables_only_what_is_used_is_checked(
+    variables: dict[str, str], setting: str, text: str
+) -> None:
+    settings = env.read(variables, strict=False)
+    assert settings.timeout_s == 300.0
+    with pytest.raises(ValueError, match=text):
+        getattr(settings, setting)
+    with pytest.raises(ValueError, match="UNISONO_SPIN_US is malformed"):
+        env.read({**variables, "UNISONO_SPIN_US": "x"}, strict=False)
+
+
 def test_an_empty_variable_counts_as_not_set() -> None:
     assert env.read({variable.name: "" for variable in env.VARIABLES}) == env.Settings()
 
@@ -83,7 +104,7 @@ LAUNCHERS = [
 ]
 
 
-@pytest.mark.parametrize(("launcher", "rank", "size", "local"), LAUNCHERS)
+@each(("launcher", "rank", "size", "local"), LAUNCHERS)
 def test_each_launcher_is_read(launcher: str, rank: str, size: str, local: str) -> None:
     settings = env.read({rank: "2", size: "4", local: "0"})
     assert (settings.rank, settings.world_size, settings.local_rank) == (2, 4, 0)
@@ -91,7 +112,7 @@ def test_each_launcher_is_read(launcher: str, rank: str, size: str, local: str) 
     assert settings.origin("rank") == rank
 
 
-@pytest.mark.parametrize(("launcher", "rank", "size", "local"), LAUNCHERS)
+@each(("launcher", "rank", "size", "local"), LAUNCHERS)
 def test_two_sources_that_disagree_are_both_named(launcher: str, rank: str, size: str, local: str) -> None:
     assert env.read({"RANK": "2", rank: "2"}).rank == 2
     with pytest.raises(ValueError, match=f"RANK=1 and {rank}=2 disagree.*set by {launcher}"):
@@ -132,7 +153,7 @@ def test_torchrun() -> None:
     assert not env.read({"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_USE_AGENT_STORE": "False"}).agent_store
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "nbytes"),
     [("0", 0), ("4194304", 4 << 20), ("8M", 8 << 20), ("4MiB", 4 << 20), (" 1 g", 1 << 30), ("2kib", 2048)],
 )

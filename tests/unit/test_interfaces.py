@@ -9,8 +9,8 @@ import pytest
 
 from ports import reserved
 from unisono import env
+from unisono.bootstrap import interfaces as sut
 from unisono.errors import RendezvousError
-from unisono.rendezvous import interfaces as sut
 
 
 def settings(**variables: str) -> env.Settings:

@@ -16,14 +16,11 @@ from pathlib import Path
 import pytest
 
 from unisono.errors import LaunchError
-from unisono.launch.board import StatusBoard
-from unisono.launch.ending import LEAVE_S, Escalation
+from unisono.launch.board import StatusBoard, tell
+from unisono.launch.console import LONGEST_LINE_NBYTES, RankStream, Screen, Streams, prefix_of
 from unisono.launch.job import Assignment, Job, rank_environment
-from unisono.launch.news import tell
 from unisono.launch.options import add_arguments, job_from
-from unisono.launch.screen import Screen, prefix_of
-from unisono.launch.streams import LONGEST_LINE_NBYTES, RankStream, Streams
-from unisono.launch.summary import Ending, exit_status, first_failure, last_words, report
+from unisono.launch.process import LEAVE_S, Escalation
 
 # --- flags ---------------------------------------------------------------------------------------------
 
@@ -142,86 +139,6 @@ def test_environment_drops_the_place_another_launcher_gave(script: str) -> None:
     )  # fmt: skip
 
 
-# --- the summary ----------------------------------------------------------------------------------------
-
-
-def ending(rank: int, order: int, stderr: str = "", **more: object) -> Ending:
-    given = {"code": 1, "signaled": False, "asked": False, **more}
-    return Ending(rank, 100 + rank, order=order, stderr=stderr.encode(), **given)  # type: ignore[arg-type]
-
-
-TRACEBACK = 'noise\nTraceback (most recent call last):\n  File "x.py", line 1\n{}: told\n'
-
-
-def test_first_failure_is_the_cause_not_the_quickest() -> None:
-    lost = ending(0, 0, TRACEBACK.format("unisono.errors.PeerLost"))
-    cause = ending(1, 1, TRACEBACK.format("ValueError"))
-    assert first_failure([lost, cause]) == cause
-    assert first_failure([lost]) == lost
-    assert first_failure([ending(0, 0, code=0), ending(1, 1, asked=True)]) is None
-
-
-def test_a_signal_is_a_cause_whatever_was_printed() -> None:
-    killed = ending(1, 1, "Connection reset by peer\n", code=9, signaled=True)
-    assert first_failure([ending(0, 0, "PeerLost: x\n"), killed]) == killed
-    assert exit_status(killed) == 137
-
-
-def test_last_words_are_the_whole_last_chain() -> None:
-    text = (
-        TRACEBACK.format("OSError")
-        + "handled, going on\n"
-        + TRACEBACK.format("KeyError")
-        + "\nDuring handling of the above exception, another exception occurred:\n\n"
-        + TRACEBACK.format("ValueError").removeprefix("noise\n")
-    )
-    words = last_words(ending(0, 0, text))
-    assert words[0].startswith("Traceback") and "KeyError: told" in words and words[-1] == "ValueError: told"
-    assert "OSError: told" not in words
-
-
-@pytest.mark.parametrize(
-    ("said", "cause"),
-    [
-        ("unisono.errors.Timeout: all_reduce timed out after 2.0 s: rank 1 never arrived (pid 3)", "rank 1"),
-        ("unisono.errors.Timeout: barrier timed out after 2.0 s: ranks 1, 3 never arrived", "ranks 1, 3"),
-        ("RendezvousError: 2 of 4 ranks came within 2 s [x]: missing ranks 1, 3. See whether", "ranks 1, 3"),
-        ("RendezvousError: 2 of 3 ranks came within 2 s [x]: missing rank 12. See whether", "rank 12"),
-    ],
-)
-def test_the_first_line_names_who_never_came_not_who_gave_up(said: str, cause: str) -> None:
-    first = ending(0, 0, TRACEBACK.replace("{}: told", "{}").format(said))
-    lines = report(first, [first], log_dir=None, shown=True).splitlines()
-    assert lines[0] == (
-        f"unisono run: {cause} never came; rank 0 gave up waiting first: exit code 1 (pid 100)"
-    )
-    assert lines[1] == f"  {said}" and len(lines) == 2
-
-
-def test_last_words_without_a_traceback_and_in_colour() -> None:
-    assert last_words(ending(0, 0, "".join(f"{i}\n" for i in range(9)))) == ["4", "5", "6", "7", "8"]
-    assert last_words(ending(0, 0, "\x1b[35mTraceback (most recent call last):\x1b[0m\nE: x\n"))[
-        0
-    ].startswith("Trace")
-    torch_prefix = TRACEBACK.format("E").replace("\n", "\n[rank1]: ")
-    assert last_words(ending(0, 0, torch_prefix))[0] == "Traceback (most recent call last):"
-    fatal = "Fatal Python error: Segmentation fault\n\nCurrent thread:\n"
-    assert last_words(ending(0, 0, "a\n" + fatal, code=11, signaled=True))[0].startswith("Fatal")
-    assert len(last_words(ending(0, 0, TRACEBACK.format("x" * 9) + "y\n" * 5000))) < 70
-
-
-def test_report_names_ranks_shortly() -> None:
-    lost = TRACEBACK.format("PeerLost")
-    others = [ending(r, r, lost) for r in (0, 1, 2, 5)] + [ending(6, 7, asked=True, code=15, signaled=True)]
-    ended = "rank 6 was ended by the launcher"
-    text = report(ending(4, 0, code=11, signaled=True), others, log_dir="logs")
-    assert text.splitlines() == [
-        "unisono run: rank 4 failed first: SIGSEGV (pid 104)",
-        f"unisono run: then ranks 0-2, 5 failed because a peer was gone (exit code 1); {ended}",
-        "unisono run: full output in logs",
-    ]
-
-
 # --- the end ---------------------------------------------------------------------------------------------
 
 
@@ -267,7 +184,7 @@ def test_a_long_record_is_written_whole_although_a_signal_comes(pipe: tuple[io.F
         full.set()
         writer.close()
         feeder.join()
-    assert b"".join(seen) == b'{"report": "' + b"x" * 200_000 + b'"}\n'
+    assert b"".join(seen) == b'{"report":"' + b"x" * 200_000 + b'"}\n'
 
 
 # --- board and screen -------------------------------------------------------------------------------------

@@ -11,13 +11,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from unisono import calibrate, choose, env, machine
-from unisono.backends.native import EngineSettings, open_engine
+from unisono import calibrate, env
+from unisono.bootstrap.engine import EngineSettings, open_engine
 from unisono.calibrate.measure import buffer_sizes, cache_sizes, measure
-from unisono.choose import Chooser
-from unisono.cost import shared_seconds
+from unisono.costs import choice, machine
+from unisono.costs.choice import Chooser
+from unisono.costs.machine import DEFAULTS, Calibration
+from unisono.costs.price import shared_seconds
 from unisono.group import Group
-from unisono.machine import DEFAULTS, Calibration
 from unisono.plans import make
 from unisono.store import HashStore
 
@@ -181,7 +182,7 @@ def test_sockets_choose_between_hosts():
     sizes = [4 << shift for shift in range(0, 26, 2)]
     chosen = [[Chooser(4, hosts, one).choose("all_reduce", size) for size in sizes] for one in (near, far)]
     assert chosen[0] != chosen[1]
-    assert choose.edges(DEFAULTS) == (choose.INSIDE, choose.BETWEEN, choose.REDUCING_S_PER_BYTE)
+    assert choice.edges(DEFAULTS) == (choice.INSIDE, choice.BETWEEN, choice.REDUCING_S_PER_BYTE)
     assert far.between_networks().tcp_s == DEFAULTS.tcp_s
 
 

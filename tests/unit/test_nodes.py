@@ -11,12 +11,11 @@ from contextlib import ExitStack
 import pytest
 
 from ports import reserved
+from unisono.authentication import Token
 from unisono.errors import StoreTimeout
 from unisono.launch import nodes as module
 from unisono.launch.job import Job
-from unisono.launch.news import News
-from unisono.launch.nodes import Final, Nodes
-from unisono.secure import Token
+from unisono.launch.nodes import Final, News, Nodes
 from unisono.store import StoreServer, TCPStore
 
 

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
+from loops import each
 from meeting import closed_together, env_of, meet, together
 from ports import reserved
 from unisono import env
+from unisono.bootstrap.rendezvous import Rendezvous
 from unisono.errors import RendezvousError, StoreError, StoreTimeout
-from unisono.rendezvous import Rendezvous
 from unisono.store import HashStore, NotOurServer, Store, StoreServer
 from unisono.store.ops import Get
 
@@ -131,7 +132,7 @@ def test_each_missing_variable_is_named() -> None:
         meet(store=HashStore(), rank=0)
 
 
-@pytest.mark.parametrize(
+@each(
     ("method", "told"),
     [
         ("file://relative", "file:///relative"),
@@ -160,7 +161,7 @@ def test_a_malformed_url_says_what_to_write(method: str, told: str) -> None:
     assert repr(method) in str(caught.value)
 
 
-@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-2, 2), (0, 0), (0, -3), (7, 2)])
+@each(("rank", "world_size"), [(2, 2), (-2, 2), (0, 0), (0, -3), (7, 2)])
 def test_a_rank_out_of_range(rank: int, world_size: int) -> None:
     with pytest.raises(ValueError, match=r"rank is from 0 to|world_size is at least 1"):
         meet("tcp://localhost:29500", rank=rank, world_size=world_size)

@@ -10,8 +10,8 @@ import pytest
 
 from meeting import closed_together, env_of, meet, together
 from unisono import env
+from unisono.bootstrap.rendezvous import probe_ports
 from unisono.errors import RendezvousError
-from unisono.rendezvous import probe_ports
 from unisono.store import StoreServer
 
 

@@ -20,7 +20,7 @@ import pytest
 from launching import wait_until
 from ports import reserved
 from unisono.errors import StoreError, StoreTimeout
-from unisono.store import NotOurServer, StoreServer, TCPStore, dialer, tcp_client
+from unisono.store import NotOurServer, StoreServer, TCPStore, connecting, tcp_client
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_another_program_is_told_at_once(answer: bytes) -> None:
 
 
 def test_a_silent_program_is_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dialer, "GREETING_S", 0.3)
+    monkeypatch.setattr(connecting, "GREETING_S", 0.3)
     with program(None) as port, pytest.raises(NotOurServer, match="said nothing"):
         TCPStore("127.0.0.1", port, timeout_s=60)
 
@@ -209,14 +209,14 @@ def test_a_client_stopped_in_its_greeting_takes_what_came_meanwhile(
     monkeypatch: pytest.MonkeyPatch, token: bytes
 ) -> None:
     with StoreServer(token=token, hello_timeout_s=1000) as server:
-        clock, receive = Clock(monkeypatch), dialer.receive
+        clock, receive = Clock(monkeypatch), connecting.receive
 
         def late(sock: socket.socket, *arguments: Any) -> tuple[bytearray, bytearray]:
             select.select([sock], [], [])
-            clock.ahead_s += dialer.GREETING_S + 1
+            clock.ahead_s += connecting.GREETING_S + 1
             return receive(sock, *arguments)
 
-        monkeypatch.setattr(dialer, "receive", late)
+        monkeypatch.setattr(connecting, "receive", late)
         with TCPStore("127.0.0.1", server.port, timeout_s=60, token=token) as store:
             assert store.timeout_s == 60
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from unisono import secure
+from unisono import authentication
 from unisono.errors import AuthenticationError
 from unisono.store import StoreServer, TCPStore, tls, wire
 
-TOKEN = secure.make_token()
-OTHER = secure.make_token()
+TOKEN = authentication.make_token()
+OTHER = authentication.make_token()
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_a_replayed_hello_and_proof_do_not_open(server: StoreServer) -> None:
     with opened(server, token=TOKEN) as store:  # an honest client, as one who listens would have it
         connection = next(iter(store._open))
         assert connection.welcome.pid == os.getpid()
-    me = wire.Hello(wire.MAGIC, wire.VERSION, "", "me", nonce=secure.fresh_nonce())
+    me = wire.Hello(wire.MAGIC, wire.VERSION, "", "me", nonce=authentication.fresh_nonce())
     with raw(server) as sock:
         said = _proven(sock, me)
     with raw(server) as sock:
@@ -154,7 +154,7 @@ def test_a_replayed_hello_and_proof_do_not_open(server: StoreServer) -> None:
 
 def _proven(sock: socket.socket, me: wire.Hello) -> bytes:
     """Get in with the token; everything that was sent for it."""
-    from unisono.store.door import store_proof
+    from unisono.store.admission import store_proof
 
     hello = b"".join(wire.frame(me))
     sock.sendall(hello)

@@ -2,7 +2,7 @@
 
     measure     the measuring, in threads of this process: under two seconds
 
-What the figures are and where they are kept: `unisono.machine`. Groups read them when they are made.
+What the figures are and where they are kept: `unisono.costs.machine`. Groups read them when they are made.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from unisono.costs.machine import Found, Rates
     from unisono.env import Settings
-    from unisono.machine import Found, Rates
 
 __all__ = ["add_arguments", "main"]
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Show the figures, measured now where there are none. Exit code: 0, 2 a malformed setting."""
     from unisono import env
-    from unisono.machine import recall
+    from unisono.costs.machine import recall
 
     try:
         settings = env.read()
@@ -52,7 +52,7 @@ def main(args: argparse.Namespace) -> int:
 def _measured(settings: Settings) -> Found:
     """Measure, and keep the figures; a place that cannot be written to is told, and no error."""
     from unisono.calibrate.measure import measure
-    from unisono.machine import Found, cache_file, save
+    from unisono.costs.machine import Found, cache_file, save
 
     calibration = measure()
     try:

@@ -1,4 +1,4 @@
-"""Measures the machine, in threads of this process; see `csrc/probe.cpp`.
+"""Measures the machine, in threads of this process; see `csrc/calibrate/measure.cpp`.
 
 Every figure is the best of a few tries, spread over the measuring: what disturbs a try only makes it slower.
 """
@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from unisono import _native
+from unisono.costs.machine import DEFAULTS, Calibration, Rates, identity
 from unisono.group import connect
-from unisono.machine import DEFAULTS, Calibration, Rates, identity
 from unisono.store import HashStore
 
 __all__ = ["cache_sizes", "measure"]

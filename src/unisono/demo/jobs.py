@@ -24,7 +24,7 @@ INTERRUPT_TIMEOUT_S = 5.0
 
 
 class TrainingJob:
-    """`unisono run -n ranks -m unisono.demo.train ...`, bound to the life of this process.
+    """`unisono run -n ranks -m module ...`, bound to the life of this process.
 
     A context manager: leaving it early interrupts the job, which takes its ranks along.
 
@@ -32,9 +32,9 @@ class TrainingJob:
         show: gets every line of output that is not a report, such as a failing rank's traceback.
     """
 
-    def __init__(self, ranks: int, arguments: list[str], show: Callable[[str], None]) -> None:
+    def __init__(self, ranks: int, module: str, arguments: list[str], show: Callable[[str], None]) -> None:
         self.show = show
-        command = [sys.executable, "-m", "unisono", "run", "-n", str(ranks), "-m", "unisono.demo.train"]
+        command = [sys.executable, "-m", "unisono", "run", "-n", str(ranks), "-m", module]
         environ = env.copy()
         environ.pop("UNISONO_REPLACE", None)  # "gloo" is to be Gloo here
         environ.setdefault("OMP_NUM_THREADS", "1")

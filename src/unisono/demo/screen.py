@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any, TextIO
 
+from unisono import env
+
 __all__ = ["Progress", "TrainingRecord", "comparison", "printable"]
 
 SMOOTHED_STEPS = 20
 SKIPPED_STEPS = 2
 LINE_EVERY_STEPS = 25
+LINES = 12  # at most, of a long run
 FEW_STEPS = 10
 CLEAR_LINE = "\r\x1b[K"
 
@@ -60,7 +63,7 @@ class Progress:
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
-        self.in_place = stream.isatty()
+        self.in_place = stream.isatty() and not env.dumb_terminal()
         self.drawn = False
 
     def show(self, record: TrainingRecord) -> None:
@@ -71,7 +74,10 @@ class Progress:
             width = shutil.get_terminal_size().columns
             self._write(CLEAR_LINE + text[: width - 1])
             self.drawn = True
-        elif now["step"] % LINE_EVERY_STEPS == 0 or now["step"] in (1, now["steps"]):
+        elif now["step"] % max(LINE_EVERY_STEPS, now["steps"] // LINES) == 0 or now["step"] in (
+            1,
+            now["steps"],
+        ):
             self.line(text)
 
     def line(self, text: str) -> None:
@@ -98,7 +104,7 @@ def progress_text(record: TrainingRecord) -> str:
     return (
         f"{record.name:<7} {recent[-1]['step']:>4}/{recent[-1]['steps']}"
         f" loss {loss:.3f}"
-        f" {record.tokens_per_step / step_s / 1e3:5.1f}k tok/s"
+        f" {record.tokens_per_step / step_s / 1e3:5.1f} kB/s"
         f"  all-reduce {nbytes / step_s / 1e6:5.1f} MB/s, {share:3.0%} of time"
     )
 

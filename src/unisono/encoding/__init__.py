@@ -41,6 +41,8 @@ def encode(obj: Any, *, pickle: bool = False) -> bytes:
         writer.write(obj)
     except Refused as refused:
         raise refused.error(_refusal(obj, refused)) from None
+    except MemoryError:
+        raise ValueError("cannot encode: this machine has not so much memory") from None
     return join(Envelope.TYPED, writer.nodes, writer.values, writer.small, writer.large)
 
 

@@ -1,16 +1,20 @@
 """Groups of ranks and their operations.
 
-group.py        Group, init_process_group, connect
-collectives.py  what every rank calls      messages.py  what two ranks call      objects.py  Python objects
-calls.py        the one path: checked arguments -> plan -> engine
-coalesced.py    many buffers in one call   layout.py  argument checks            canon.py  reproducible order
-work.py         operations under way       faults.py  errors                     site.py  the caller's line
+group.py      Group: every operation, the way to subgroups, the end      init.py     init_process_group
+signature.py  what makes a method of Group a collective                  custom.py   algorithms of the caller
+planning.py   a new call: checked -> plan -> lowered -> bound            layout.py   argument checks
+coalesced.py  many buffers in one call   messages.py  between two ranks  objects.py  Python objects
+results.py    allocated results          canon.py     reproducible order work.py     operations under way
+waiting.py    wait for several works
 """
 
 from __future__ import annotations
 
-from unisono.group.group import Group, connect, init_process_group
-from unisono.group.messages import ANY_TAG, Recv, Send
+from unisono._native import Status
+from unisono.group.group import Group, connect
+from unisono.group.init import init_process_group
+from unisono.group.messages import ANY_TAG, RecvFrom, SendTo
+from unisono.group.waiting import wait_all, wait_any
 from unisono.group.work import DoneWork, MessageWork, Work
 
 __all__ = [
@@ -18,9 +22,12 @@ __all__ = [
     "DoneWork",
     "Group",
     "MessageWork",
-    "Recv",
-    "Send",
+    "RecvFrom",
+    "SendTo",
+    "Status",
     "Work",
     "connect",
     "init_process_group",
+    "wait_all",
+    "wait_any",
 ]

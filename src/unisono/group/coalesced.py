@@ -1,29 +1,35 @@
-"""Many buffers in one call: small ones travel together, large ones one after the other."""
+"""Many buffers in one call: small ones travel together, large ones one after the other.
+
+Each call gives what the collective would give on one buffer after the other. Small buffers of one dtype are
+copied together, and cost one operation; whether one is small depends on nothing but its size. All are checked
+before the first byte moves. Ranks compare their lists: other sizes, other dtypes or another order is a
+`Mismatch`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from unisono.buffers import ITEMSIZES, view
-from unisono.group.calls import Options, named
-from unisono.group.collectives import Collectives
+from unisono import _native
+from unisono.buffers import DTYPES, ITEMSIZES, view
+from unisono.checking import listed
+from unisono.diagnosis.calls import said_of_list
 from unisono.group.layout import SIDES, Extents, spread, two_sides
-from unisono.group.work import DoneWork, Work
-from unisono.reduction import Op, ReduceOp
+from unisono.group.planning import Planner, named
+from unisono.reduction import Op, PremulSum
 
-__all__ = ["Coalesced"]
+__all__ = ["between", "in_place"]
 
-SUM = ReduceOp.SUM
 TOGETHER_BYTES = 64 * 1024
 """A buffer up to this size costs less to copy twice than to send by itself."""
 PACKED_BYTES = 1 << 20
 """What travels together at most."""
-
-Timeout = float | timedelta | None
+LISTED = 8
+"""So many buffers are shown in an error."""
 
 
 class _Piece(NamedTuple):
@@ -39,103 +45,82 @@ class _Piece(NamedTuple):
         return self.numel * ITEMSIZES[self.dtype]
 
 
-class Coalesced(Collectives):
-    """Collectives on lists of buffers, of any sizes and dtypes, the same on every rank.
+def in_place(
+    planner: Planner,
+    collective: str,
+    xs: Sequence[Any],
+    writable: bool,
+    op: Op,
+    root: int = 0,
+    reproducible: bool = False,
+) -> list[_native.BoundCall]:
+    """The calls that stand for a collective of each of `xs`, all checked."""
+    name = f"{collective}_coalesced"
+    pieces = []
+    xs = listed(xs, f"{name}: xs")
+    for i, x in enumerate(xs):
+        with _naming(name):
+            address, numel, dtype = view(x, writable, f"xs[{i}]")
+        pieces.append(_Piece(dtype, numel, [(address, numel)], []))
+    if writable:
+        _check_apart(name, pieces, (1, 0))
+    return _bind(planner, collective, pieces, xs, op, root, reproducible)
 
-    Each gives what the collective would give on one buffer after the other. Small buffers of one dtype are
-    copied together, and cost one operation; whether one is small depends on nothing but its size. All are
-    checked before the first byte moves. One `Work` stands for all of them.
-    """
 
-    def all_reduce_coalesced(
-        self,
-        xs: Sequence[Any],
-        op: Op = SUM,
-        *,
-        reproducible: bool = False,
-        async_op: bool = False,
-        timeout: Timeout = None,
-    ) -> Work | None:
-        """`all_reduce` of each of `xs`."""
-        options = Options(async_op, timeout, None, reproducible)
-        return self._each_in_place("all_reduce", xs, True, options, op, 0)
+def between(
+    planner: Planner,
+    collective: str,
+    outs: Sequence[Any],
+    givens: Sequence[Any],
+    op: Op,
+    reproducible: bool = False,
+) -> list[_native.BoundCall]:
+    """The calls that stand for a collective of each of `givens` into that of `outs`, all checked."""
+    sides, name = SIDES[collective], f"{collective}_coalesced"
+    outs, givens = listed(outs, f"{name}: outs"), listed(givens, f"{name}: inputs")
+    if len(outs) != len(givens):
+        raise ValueError(f"{name}: {len(outs)} outputs and {len(givens)} inputs, expected as many")
+    pieces = []
+    for i, (out, given) in enumerate(zip(outs, givens, strict=True)):
+        with _naming(f"{name}: buffers {i}"):
+            dtype, target, source = two_sides(sides, out, given, planner.size, planner.rank, 0)
+        numel = (source if sides.out_blocks else target)[0][1]
+        pieces.append(_Piece(dtype, numel, target, source))
+    _check_apart(name, pieces, _block_counts(collective, planner.size))
+    return _bind(planner, collective, pieces, (outs, givens), op, 0, reproducible)
 
-    def broadcast_coalesced(
-        self, xs: Sequence[Any], src: int = 0, *, async_op: bool = False, timeout: Timeout = None
-    ) -> Work | None:
-        """`broadcast` of each of `xs`."""
-        writable = self._caller.rank != src
-        return self._each_in_place("broadcast", xs, writable, Options(async_op, timeout), SUM, src)
 
-    def all_gather_coalesced(
-        self, outs: Sequence[Any], xs: Sequence[Any], *, async_op: bool = False, timeout: Timeout = None
-    ) -> Work | None:
-        """`all_gather` of each of `xs` into that of `outs`."""
-        return self._each_between("all_gather", outs, xs, Options(async_op, timeout), SUM)
-
-    def reduce_scatter_coalesced(
-        self,
-        outs: Sequence[Any],
-        inputs: Sequence[Any],
-        op: Op = SUM,
-        *,
-        reproducible: bool = False,
-        async_op: bool = False,
-        timeout: Timeout = None,
-    ) -> Work | None:
-        """`reduce_scatter` of each of `inputs` into that of `outs`."""
-        options = Options(async_op, timeout, None, reproducible)
-        return self._each_between("reduce_scatter", outs, inputs, options, op)
-
-    def _each_in_place(
-        self, collective: str, xs: Sequence[Any], writable: bool, options: Options, op: Op, root: int
-    ) -> Work | None:
-        pieces = []
-        for i, x in enumerate(xs):
-            with _naming(f"{collective}_coalesced"):
-                address, numel, dtype = view(x, writable, f"xs[{i}]")
-            pieces.append(_Piece(dtype, numel, [(address, numel)], []))
-        if writable:
-            _check_apart(f"{collective}_coalesced", pieces, (1, 0))
-        return self._run(collective, pieces, xs, options, op, root)
-
-    def _each_between(
-        self, collective: str, outs: Sequence[Any], givens: Sequence[Any], options: Options, op: Op
-    ) -> Work | None:
-        sides, caller, name = SIDES[collective], self._caller, f"{collective}_coalesced"
-        if len(outs) != len(givens):
-            raise ValueError(f"{name}: {len(outs)} outputs and {len(givens)} inputs, expected as many")
-        pieces = []
-        for i, (out, given) in enumerate(zip(outs, givens, strict=True)):
-            with _naming(f"{name}: buffers {i}"):
-                dtype, target, source = two_sides(sides, out, given, caller.size, caller.rank, 0)
-            numel = (source if sides.out_blocks else target)[0][1]
-            pieces.append(_Piece(dtype, numel, target, source))
-        _check_apart(name, pieces, _block_counts(collective, caller.size))
-        return self._run(collective, pieces, (outs, givens), options, op, 0)
-
-    def _run(
-        self, collective: str, pieces: list[_Piece], keep: Any, options: Options, op: Op, root: int
-    ) -> Work | None:
-        caller = self._caller
-        batches = []
-        for batch in _batches(pieces):  # whatever is wrong with the operation is said before the first runs
-            dtype, numel = batch[0].dtype, sum(piece.numel for piece in batch)
-            prepared = caller.prepare(
-                collective, options.algorithm, dtype, numel, op, root, options.reproducible
+def _bind(
+    planner: Planner,
+    collective: str,
+    pieces: list[_Piece],
+    keep: Any,
+    op: Op,
+    root: int,
+    reproducible: bool,
+) -> list[_native.BoundCall]:
+    said = said_of_list([(piece.dtype, piece.numel) for piece in pieces])
+    counts = _block_counts(collective, planner.size)
+    factor = op.factor if isinstance(op, PremulSum) else 1.0
+    note = partial(_listed, pieces)
+    calls = []
+    for batch in _batches(pieces):
+        dtype, numel = batch[0].dtype, sum(piece.numel for piece in batch)
+        operation, name, root, _ = planner.prepare(
+            f"{collective}_coalesced", None, dtype, numel, op, root, reproducible
+        )
+        together = len(batch) > 1
+        out, given = batch[0].out, batch[0].given
+        if together:
+            item = ITEMSIZES[dtype]
+            out = _by_block([piece.out for piece in batch], counts[0], item)
+            given = _by_block([piece.given for piece in batch], counts[1], item)
+        calls.append(
+            _native.BoundCall(
+                name, operation, root, said, factor, out, given, keep, together=together, note=note
             )
-            batches.append((prepared, numel, batch))
-        counts = _block_counts(collective, caller.size)
-        work: Work | None = DoneWork() if options.async_op else None
-        for prepared, numel, batch in batches:
-            together = len(batch) > 1
-            out, given = batch[0].out, batch[0].given
-            if together:
-                item = ITEMSIZES[batch[0].dtype]
-                out = _by_block([piece.out for piece in batch], counts[0], item)
-                given = _by_block([piece.given for piece in batch], counts[1], item)
-            work = caller.run(prepared, keep, options, numel, out, given, op, together=together)
-        return work  # of the last: they end in order
+        )
+    return calls
 
 
 def _batches(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
@@ -150,6 +135,12 @@ def _batches(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
             batch.append(piece)
             nbytes += piece.nbytes
         yield batch
+
+
+def _listed(pieces: list[_Piece]) -> str:
+    """The list of a call, as a Mismatch shows it."""
+    each = [f"{DTYPES[piece.dtype]}[{piece.numel}]" for piece in pieces[:LISTED]]
+    return ", ".join([*each, "..."] if len(pieces) > LISTED else each)
 
 
 def _order(piece: _Piece) -> tuple[bool, int]:

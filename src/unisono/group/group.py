@@ -1,39 +1,64 @@
-"""`Group`, and the two ways to one: meeting by URL or environment, and over an open store."""
+"""`Group`: ranks that communicate, and every operation they have."""
 
 from __future__ import annotations
 
 import os
-import sys
-import warnings
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Any
+from typing import Any, SupportsIndex, cast
 
 from unisono import _native, env
-from unisono.backends.native import EngineSettings, open_engine
-from unisono.choose import Choice
-from unisono.errors import GroupError, RendezvousError, message
-from unisono.group import faults
-from unisono.group.calls import Caller
-from unisono.group.collectives import Collectives
-from unisono.group.methods import methods
-from unisono.group.objects import Objects
-from unisono.group.parting import uncaught, why
-from unisono.group.work import seconds
-from unisono.machine import DEFAULTS, Calibration
-from unisono.rendezvous import Rendezvous, rendezvous
+from unisono._native import Status
+from unisono.bootstrap.engine import EngineSettings, open_engine
+from unisono.bootstrap.rendezvous import Rendezvous
+from unisono.checking import flag, listed, whole
+from unisono.costs.choice import Choice
+from unisono.costs.machine import DEFAULTS, Calibration
+from unisono.diagnosis import uncaught
+from unisono.diagnosis.cause import at_failure, reason, why
+from unisono.diagnosis.read import last_seen, tell_cause
+from unisono.diagnosis.site import site
+from unisono.errors import GroupError, RendezvousError
+from unisono.group import coalesced, objects
+from unisono.group.messages import RecvFrom, SendTo, begin, checked, iprobe, probe, run
+from unisono.group.parent import Parent, making, watching
+from unisono.group.planning import Planner
+from unisono.group.signature import collective
+from unisono.group.work import DoneWork, Kept, MessageWork, Work, seconds
+from unisono.plans import StepFunction
+from unisono.reduction import Op, ReduceOp
 from unisono.store import PrefixStore, Store
+from unisono.store.base import close_in_children
 
-__all__ = ["Group", "connect", "init_process_group"]
+__all__ = ["Group", "connect"]
+
+SUM = ReduceOp.SUM
+MOST_BYTES = 1 << 62
+Seconds = float | timedelta | None
+Algorithm = str | StepFunction | None
 
 
-class Group(Objects):
+class Group(_native.Calls):
     """Ranks that communicate. Made by `init_process_group`; also a context manager that closes it.
 
     There is no hidden default group: the group is the object you call. Several threads may use it;
     their operations are run one after the other, and all ranks must then agree on the order.
+
+    Arrays are NumPy arrays, torch CPU tensors or other contiguous CPU buffers. Of all collectives:
+
+    Args:
+        algorithm: a name of `unisono.plans.ALGORITHMS`, or a function (rank, size, root) -> the steps of that
+            rank, which is proved before it is run; None chooses by size, ranks and hosts.
+        reproducible: contributions are combined in the order of ranks, in one accumulation, whatever the
+            size and placement: the bits are those of NumPy's fold from rank 0 to p-1 (16-bit floats are
+            widened and rounded once). An `algorithm` that does not is refused.
+        async_op: return a `Work` at once. The buffers are the operation's until it is done.
+        timeout: seconds (or a timedelta) for the whole operation; None: the group's.
+    Raises:
+        ValueError, TypeError: a wrong argument; no byte has moved and the group is fine.
+        Timeout, PeerLost, Mismatch, Aborted: the operation failed; the group is aborted.
 
     Attributes:
         rank: of this process, 0..size-1.  size: number of ranks.  name: for error texts.
@@ -60,41 +85,42 @@ class Group(Objects):
         machine: Calibration = DEFAULTS,
     ) -> None:
         self._hosts = hosts or (os.uname().nodename,) * size
-        self._caller = Caller(engine, name, rank, size, timeout_s, self._hosts, reproducible, machine)
+        self._planner = Planner(engine, name, rank, size, timeout_s, self._hosts, reproducible, machine)
+        super().__init__(self._planner, engine, timeout_s)
         self._store = store
-        self._meeting = meeting
         self._members = tuple(range(size)) if members is None else members
         self._subgroups = 0
-        # Held by this object and by its native methods: the group goes when nobody is left who can call it.
-        self._hold = Collectives()
-        self._hold._caller = self._caller
-        vars(self).update(methods(self._hold, type(self)))
+        self._kept = Kept()
+        if len(set(self._hosts)) > 1:
+            close_in_children(self._planner.close_copies)
         # At exit, too, the others must learn that this rank has gone, and no thread may be left.
-        self._finalizer = weakref.finalize(self._hold, _end, self._caller, meeting, os.getpid())
+        self._finalizer = weakref.finalize(self, _end, self._planner, self._kept, meeting, os.getpid())
+        at_failure(self, self._finalizer)
 
     @property
     def rank(self) -> int:
         """This process's rank in the group."""
-        return self._caller.rank
+        return self._planner.rank
 
     @property
     def size(self) -> int:
         """The number of ranks."""
-        return self._caller.size
+        return self._planner.size
 
     @property
     def name(self) -> str:
         """The group's name, as error texts say it."""
-        return self._caller.name
+        return self._planner.name
 
     @property
     def timeout_s(self) -> float:
         """Seconds an operation may take that names no timeout of its own."""
-        return self._caller.timeout_s
+        return self._planner.timeout_s
 
     @timeout_s.setter
     def timeout_s(self, value: float | timedelta) -> None:
-        self._caller.timeout_s = seconds(value, 0.0)
+        self._planner.timeout_s = seconds(value, 0.0)
+        self._forget(self._planner.timeout_s)
 
     @property
     def sequence(self) -> int:
@@ -103,7 +129,7 @@ class Group(Objects):
         Raises:
             GroupClosed: the group was closed.
         """
-        return self._caller.engine.issued
+        return self._planner.engine.issued
 
     @property
     def closed(self) -> bool:
@@ -113,27 +139,480 @@ class Group(Objects):
     @property
     def reproducible(self) -> bool:
         """Whether all reductions combine contributions in the order of ranks."""
-        return self._caller.reproducible
+        return self._planner.reproducible
 
     @reproducible.setter
     def reproducible(self, value: bool) -> None:
-        self._caller.reproducible = value
+        self._planner.reproducible = flag(value, "reproducible")
+        self._forget(self.timeout_s)
 
     @property
     def members(self) -> tuple[int, ...]:
         """The ranks of the world that form this group: members[i] is what rank i of the group is there."""
         return self._members
 
+    # ---- collectives: every rank calls them, in the same order --------------------------------------
+
+    @collective(out="x")
+    def all_reduce(
+        self,
+        x: Any,
+        op: Op = SUM,
+        *,
+        algorithm: Algorithm = None,
+        reproducible: bool = False,
+        async_op: bool = False,
+        timeout: Seconds = None,
+    ) -> Any:
+        """Reduce `x` over the group; every rank gets the same bits, in place. A number gives a number.
+
+        Shapes: x [numel], the same numel and dtype on every rank.
+        Cost: one_shot 1 round, p-1 reads; two_shot 2 rounds; ring 2(p-1) rounds and 2(p-1)/p * nbytes sent.
+        Example (p=2): [1, 2] and [3, 4] -> [4, 6] on both.
+        """
+
+    @collective(out="x")
+    def broadcast(
+        self,
+        x: Any,
+        src: int = 0,
+        *,
+        algorithm: Algorithm = None,
+        async_op: bool = False,
+        timeout: Seconds = None,
+    ) -> Any:
+        """Copy `x` of rank `src` into `x` of every rank.
+
+        Shapes: x [numel], the same numel and dtype on every rank.
+        Example (p=2, src=0): [1, 2] and [0, 0] -> [1, 2] on both.
+        """
+
+    @collective(out="x")
+    def reduce(
+        self,
+        x: Any,
+        dst: int = 0,
+        op: Op = SUM,
+        *,
+        algorithm: Algorithm = None,
+        reproducible: bool = False,
+        async_op: bool = False,
+        timeout: Seconds = None,
+    ) -> Any:
+        """Reduce `x` over the group into `x` of rank `dst`; all other ranks' buffers stay as they were.
+
+        Shapes: x [numel], the same numel and dtype on every rank.
+        Example (p=2, dst=0): [1, 2] and [3, 4] -> [4, 6] and [3, 4].
+        """
+
+    @collective(out="x")
+    def scan(
+        self,
+        x: Any,
+        op: Op = SUM,
+        *,
+        algorithm: Algorithm = None,
+        reproducible: bool = False,
+        async_op: bool = False,
+        timeout: Seconds = None,
+    ) -> Any:
+        """Reduce `x` over the ranks up to this one, in place.
+
+        Example (p=3): [1], [2], [3] -> [1], [3], [6].
+        """
+
+    @collective(out="x")
+    def exclusive_scan(
+        self,
+        x: Any,
+        op: Op = SUM,
+        *,
+        algorithm: Algorithm = None,
+        reproducible: bool = False,
+        async_op: bool = False,
+        timeout: Seconds = None,
+    ) -> Any:
+        """Reduce `x` over the ranks below this one, in place; rank 0 keeps what it had.
+
+        Example (p=3): [1], [2], [3] -> [1], [1], [3].
+        """
+
+    @collective()
+    def barrier(
+        self, *, algorithm: Algorithm = None, async_op: bool = False, timeout: Seconds = None
+    ) -> Work | None:
+        """Wait until every rank has come here."""
+
+    @collective(out="out", given="x")
+    def all_gather(
+        self,
+        out: Any = None,
+        x: Any = None,
+        *,
+        algorithm: Algorithm = None,
+        async_op: bool = False,
+        timeout: Seconds = None,
+    ) -> Any:
+        """Gather `x` of every rank into `out` on every rank. `all_gather(x)` allocates and returns `out`.
+
+        Shapes: x [numel], the same on every rank; out [p, numel], or a list of p arrays [numel].
+        `x` may be this rank's own block of `out`. An allocated one has shape [p, *x.shape].
+        Example (p=2): [1], [2] -> [[1], [2]] on both.
+        """
+
+    @collective(out="out", given="x")
+    def all_gather_v(
+        self,
+        out: Sequence[Any],
+        x: Any,
+        *,
+        algorithm: Algorithm = None,
+        async_op: bool = False,
+        timeout: Seconds = None,
+    ) -> Work | None:
+        """As `all_gather`, for ranks whose `x` differ in size: `out` is a list of p arrays of those sizes.
+
+        Every rank passes the same list of sizes.
+        """
+
+    @collective(out="out", given="x")
+    def gather(
+        self,
+        x: Any,
+        out: Any = None,
+        dst: int = 0,
+        *,
+        algorithm: Algorithm = None,
+        async_op: bool = False,
+        timeout: Seconds = None,
+    ) -> Any:
+        """Gather `x` of every rank into `out` on rank `dst`. `gather(x)` allocates and returns it there.
+
+        Shapes: x [numel]; out on `dst` [p, numel] or a list of p arrays (their sizes may differ, as the
+        ranks' do, unless an algorithm other than direct is asked for), elsewhere None.
+        """
+
+    @collective(out="out", given="inputs")
+    def scatter(
+        self,
+        out: Any,
+        inputs: Any = None,
+        src: int = 0,
+        *,
+        algorithm: Algorithm = None,
+        async_op: bool = False,
+        timeout: Seconds = None,
+    ) -> Work | None:
+        """Hand block i of `inputs` on rank `src` to rank i.
+
+        Shapes: out [numel]; inputs on `src` [p, numel] or a list of p arrays (their sizes may differ, as
+        the ranks' do, unless an algorithm other than direct is asked for), elsewhere None.
+        """
+
+    @collective(out="out", given="inputs")
+    def reduce_scatter(
+        self,
+        out: Any = None,
+        inputs: Any = None,
+        op: Op = SUM,
+        *,
+        algorithm: Algorithm = None,
+        reproducible: bool = False,
+        async_op: bool = False,
+        timeout: Seconds = None,
+    ) -> Any:
+        """Reduce block i of `inputs` over the group into `out` of rank i. The inputs stay as they were.
+        `reduce_scatter(inputs)` allocates and returns `out`.
+
+        Shapes: out [numel], inputs [p, numel] or a list of p arrays [numel], the same on every rank.
+        `out` may be this rank's own block of `inputs`.
+        Example (p=2): [[1], [2]] and [[3], [4]] -> [4] and [6].
+        """
+
+    @collective(out="out", given="inputs")
+    def all_to_all(
+        self,
+        out: Any = None,
+        inputs: Any = None,
+        *,
+        algorithm: Algorithm = None,
+        async_op: bool = False,
+        timeout: Seconds = None,
+    ) -> Any:
+        """Hand block i of `inputs` to rank i, into its block of this rank's number. `all_to_all(inputs)`
+        allocates and returns `out`.
+
+        Shapes: out and inputs [p, numel] each, or lists of p arrays; in a list sizes may differ, when
+        block i here has the size of this rank's block there.
+        Example (p=2): [[1], [2]] and [[3], [4]] -> [[1], [3]] and [[2], [4]].
+        """
+
+    # ---- many buffers in one call, of any sizes and dtypes, the same list on every rank -------------
+
+    def all_reduce_coalesced(
+        self,
+        xs: Sequence[Any],
+        op: Op = SUM,
+        *,
+        reproducible: bool = False,
+        async_op: bool = False,
+        timeout: Seconds = None,
+    ) -> Work | None:
+        """`all_reduce` of each of `xs`."""
+        planned = coalesced.in_place(self._planner, "all_reduce", xs, True, op, 0, reproducible)
+        return self._run_all(planned, async_op, timeout)
+
+    def broadcast_coalesced(
+        self, xs: Sequence[Any], src: int = 0, *, async_op: bool = False, timeout: Seconds = None
+    ) -> Work | None:
+        """`broadcast` of each of `xs`."""
+        root = self._planner.member("broadcast_coalesced", src)
+        planned = coalesced.in_place(self._planner, "broadcast", xs, self.rank != root, SUM, root)
+        return self._run_all(planned, async_op, timeout)
+
+    def all_gather_coalesced(
+        self, outs: Sequence[Any], xs: Sequence[Any], *, async_op: bool = False, timeout: Seconds = None
+    ) -> Work | None:
+        """`all_gather` of each of `xs` into that of `outs`."""
+        planned = coalesced.between(self._planner, "all_gather", outs, xs, SUM)
+        return self._run_all(planned, async_op, timeout)
+
+    def reduce_scatter_coalesced(
+        self,
+        outs: Sequence[Any],
+        inputs: Sequence[Any],
+        op: Op = SUM,
+        *,
+        reproducible: bool = False,
+        async_op: bool = False,
+        timeout: Seconds = None,
+    ) -> Work | None:
+        """`reduce_scatter` of each of `inputs` into that of `outs`."""
+        planned = coalesced.between(self._planner, "reduce_scatter", outs, inputs, op, reproducible)
+        return self._run_all(planned, async_op, timeout)
+
+    # ---- messages: two ranks call them; they may overlap any collective -----------------------------
+
+    def send(self, x: Any, dst: int, tag: int = 0, *, timeout: Seconds = None) -> None:
+        """Send `x` to rank `dst`. Returns when `x` may be changed; it may not have been received yet."""
+        if self._send(x, dst, tag, timeout) is None:
+            run(
+                self._kept,
+                self._planner,
+                timeout,
+                checked(self._planner, "send", x, dst, tag, timeout, receiving=False),
+            )
+
+    def recv(
+        self, x: Any, src: SupportsIndex | None = None, tag: int = 0, *, timeout: Seconds = None
+    ) -> Status:
+        """Receive into `x` from rank `src`, or from anybody (None); what has come.
+
+        A message may be shorter than `x`: it fills the beginning, `status.numel` elements of it.
+
+        Args:
+            tag: of the message; `ANY_TAG` takes any.
+        Raises:
+            Mismatch: a longer message came, or one of another dtype.
+        Example: status = group.recv(x); group.send(reply, status.source, status.tag)
+        """
+        status: Status | None = self._recv(x, src, tag, timeout)
+        if status is not None:
+            return status
+        work = checked(self._planner, "recv", x, src, tag, timeout, receiving=True)
+        run(self._kept, self._planner, timeout, work)
+        return work.came()
+
+    def isend(self, x: Any, dst: int, tag: int = 0, *, timeout: Seconds = None) -> MessageWork:
+        """Begin to send `x`; it is the operation's until the work is done."""
+        return begin(
+            self._kept, self._planner, checked(self._planner, "isend", x, dst, tag, timeout, receiving=False)
+        )
+
+    def irecv(self, x: Any, src: int | None = None, tag: int = 0, *, timeout: Seconds = None) -> MessageWork:
+        """Begin to receive into `x`; when done, the work's `status` is what `recv` returns.
+
+        `work.cancel()` takes it back while no message has met it.
+        """
+        return begin(
+            self._kept, self._planner, checked(self._planner, "irecv", x, src, tag, timeout, receiving=True)
+        )
+
+    def _irecv_whole(self, x: Any, src: int | None, tag: int) -> MessageWork:
+        """As `irecv`; a message that does not fill `x` is a Mismatch, as in PyTorch."""
+        work = checked(self._planner, "irecv", x, src, tag, None, receiving=True, exact=True)
+        return begin(self._kept, self._planner, work)
+
+    def sendrecv(
+        self, x: Any, dst: int, out: Any, src: int | None = None, tag: int = 0, *, timeout: Seconds = None
+    ) -> Status:
+        """Send `x` to `dst` and receive into `out` from `src` at once; what has come, see `recv`."""
+        incoming = checked(self._planner, "sendrecv", out, src, tag, timeout, receiving=True)
+        outgoing = checked(self._planner, "sendrecv", x, dst, tag, timeout, receiving=False)
+        run(self._kept, self._planner, timeout, incoming, outgoing)
+        return incoming.came()
+
+    def probe(self, src: SupportsIndex | None = None, tag: int = 0, *, timeout: Seconds = None) -> Status:
+        """Wait for a message from rank `src`, or from anybody (None), and leave it there; what has come.
+
+        Raises:
+            Timeout: none came. Nothing has changed; the group goes on.
+            PeerLost: that rank, or every other one, has ended or left without a message.
+        Example: status = group.probe(tag=ANY_TAG); x = np.empty(status.numel, status.dtype)
+            group.recv(x, status.source, status.tag)
+        """
+        return probe(self._planner, src, tag, timeout)
+
+    def iprobe(self, src: SupportsIndex | None = None, tag: int = 0) -> Status | None:
+        """What a `recv` from rank `src`, or from anybody (None), would get now; None: nothing has come.
+
+        Raises:
+            PeerLost: as `probe`.
+        """
+        return iprobe(self._planner, src, tag)
+
+    def batch(self, messages: Sequence[SendTo | RecvFrom], *, timeout: Seconds = None) -> list[MessageWork]:
+        """Begin to send and receive all of `messages`; their works, in the same order.
+
+        All are checked before the first is posted, and receives are posted first, so any pattern of sends
+        and receives that match across ranks completes, whatever the order they are listed in.
+
+        Example (p=2): un.wait_all(group.batch([SendTo(x, peer), RecvFrom(y, peer)]))
+        """
+        works = []
+        messages = listed(messages, "batch: messages")
+        for number, one in enumerate(messages):
+            if not isinstance(one, SendTo | RecvFrom):
+                raise TypeError(
+                    f"batch: message {number} is a {type(one).__name__}, expected SendTo or RecvFrom"
+                )
+            receiving = isinstance(one, RecvFrom)
+            peer = one.src if isinstance(one, RecvFrom) else one.dst
+            works.append(checked(self._planner, "batch", one.x, peer, one.tag, timeout, receiving=receiving))
+        for number in sorted(range(len(works)), key=lambda number: isinstance(messages[number], SendTo)):
+            begin(self._kept, self._planner, works[number])
+        return works
+
+    # ---- objects ------------------------------------------------------------------------------------
+
+    def broadcast_object(
+        self, obj: Any = None, src: int = 0, *, pickle: bool = False, timeout: Seconds = None
+    ) -> Any:
+        """The object of rank `src`, on every rank."""
+        if self.rank == self._planner.member("broadcast_object", src):
+            encoded = objects.encoded("broadcast_object", obj, pickle)
+            self._move("broadcast_object", objects.length(encoded), None, src, timeout)
+            self._move("broadcast_object", encoded, None, src, timeout)
+            return obj
+        length = objects.lengths([0])
+        self._move("broadcast_object", length, None, src, timeout)
+        encoded = objects.room(length[0])
+        self._move("broadcast_object", encoded, None, src, timeout)
+        return objects.decoded(encoded, pickle=pickle)
+
+    def all_gather_object(self, obj: Any, *, pickle: bool = False, timeout: Seconds = None) -> list[Any]:
+        """The objects of all ranks, in the order of ranks, on every rank."""
+        return self._gather_all("all_gather_object", obj, pickle, timeout)
+
+    def gather_object(
+        self, obj: Any, dst: int = 0, *, pickle: bool = False, timeout: Seconds = None
+    ) -> list[Any] | None:
+        """The objects of all ranks, in the order of ranks, on rank `dst`; elsewhere None."""
+        encoded = objects.encoded("gather_object", obj, pickle)
+        if self.rank != self._planner.member("gather_object", dst):
+            self._move("gather_object", None, objects.length(encoded), dst, timeout)
+            self._move("gather_object", None, encoded, dst, timeout)
+            return None
+        lengths = objects.lengths([0] * self.size)
+        self._move("gather_object", lengths, objects.length(encoded), dst, timeout)
+        parts = [objects.room(length) for length in lengths]
+        self._move("gather_object", parts, encoded, dst, timeout)
+        return [objects.decoded(part, pickle=pickle) for part in parts]
+
+    def scatter_object(
+        self,
+        objs: Sequence[Any] | None = None,
+        src: int = 0,
+        *,
+        pickle: bool = False,
+        timeout: Seconds = None,
+    ) -> Any:
+        """Object i of the list of rank `src`, on rank i."""
+        length = objects.lengths([0])
+        if self.rank == self._planner.member("scatter_object", src):
+            objs = None if objs is None else listed(objs, "scatter_object: objs")
+            if objs is None or len(objs) != self.size:
+                given = "None" if objs is None else f"{len(objs)} objects"
+                raise ValueError(f"scatter_object: got {given}, expected {self.size}: one for every rank")
+            parts = [objects.encoded("scatter_object", obj, pickle) for obj in objs]
+            self._move("scatter_object", length, objects.lengths([part.size for part in parts]), src, timeout)
+            self._move("scatter_object", objects.room(parts[src].size), parts, src, timeout)
+            return objs[src]
+        self._move("scatter_object", length, None, src, timeout)
+        encoded = objects.room(length[0])
+        self._move("scatter_object", encoded, None, src, timeout)
+        return objects.decoded(encoded, pickle=pickle)
+
+    def send_object(
+        self, obj: Any, dst: int, tag: int = 0, *, pickle: bool = False, timeout: Seconds = None
+    ) -> None:
+        """Send an object to rank `dst`."""
+        encoded = objects.encoded("send_object", obj, pickle)
+        for part in (objects.length(encoded), encoded):
+            if self._send_object(part, dst, tag, timeout) is None:
+                work = checked(self._planner, "send_object", part, dst, tag, timeout, receiving=False)
+                run(self._kept, self._planner, timeout, work)
+
+    def recv_object(
+        self, src: SupportsIndex | None = None, tag: int = 0, *, pickle: bool = False, timeout: Seconds = None
+    ) -> Any:
+        """Receive an object from rank `src`, or from anybody (None).
+
+        Raises:
+            Mismatch: an array came in its place.
+        """
+        length = objects.lengths([0])
+        head = self._receive(length, src, tag, timeout)
+        encoded = objects.room(length[0])
+        self._receive(encoded, head.source, head.tag, timeout)
+        return objects.decoded(encoded, pickle=pickle)
+
+    def _receive(self, part: Any, src: SupportsIndex | None, tag: int, timeout: Seconds) -> Status:
+        status: Status | None = self._recv_object(part, src, tag, timeout)
+        if status is not None:
+            return status
+        work = checked(self._planner, "recv_object", part, src, tag, timeout, receiving=True)
+        run(self._kept, self._planner, timeout, work)
+        return work.came()
+
+    def _gather_all(self, kind: str, obj: Any, pickle: bool, timeout: Seconds) -> list[Any]:
+        encoded = objects.encoded(kind, obj, pickle)
+        lengths = objects.lengths([0] * self.size)
+        self._move(kind, lengths, objects.length(encoded), 0, timeout)
+        parts = [objects.room(length) for length in lengths]
+        self._move(kind, parts, encoded, 0, timeout)
+        return [objects.decoded(part, pickle=pickle) for part in parts]
+
+    def _move(self, kind: str, out: Any, given: Any, root: int, timeout: Seconds) -> None:
+        """One of the two operations of a call of this kind: lengths, then bytes."""
+        self._call(kind, out, given, SUM, root, None, False, False, timeout)
+
+    # ---- groups of some of the ranks ----------------------------------------------------------------
+
     def subgroup(self, ranks: Sequence[int]) -> Group | None:
         """A group of some of this group's ranks, in the order given; None on the ranks that are not in it.
 
-        Every rank of this group calls it, with the same ranks. The new group has an order of operations of
-        its own, and is closed on its own.
+        Every rank of this group calls it, with the same ranks: the new group's ranks wait until all have, the
+        others do not. The new group has an order of operations of its own, and is closed on its own.
 
         Example (p=4): subgroup([2, 0]) is a group on ranks 0 and 2, whose ranks there are 1 and 0.
         """
-        chosen = tuple(ranks)
-        self._check_ranks(chosen)
+        chosen = self._check_ranks(ranks)
+        self._execute(self._planner.agree("subgroup", chosen), False, None)
+        return self._form(chosen)
+
+    def _form(self, chosen: tuple[int, ...]) -> Group | None:
+        """The group of some ranks, on which all have agreed."""
         self._subgroups += 1
         name = f"{self.name}/{self._subgroups}"
         if self.rank not in chosen:
@@ -152,6 +631,7 @@ class Group(Objects):
                 timeout_s=self.timeout_s,
                 members=members,
                 reproducible=self.reproducible,
+                parent=Parent(self._planner, f"subgroup({list(chosen)})", chosen),
             )
         except RendezvousError as error:
             where = f"subgroup({list(chosen)}) of group {self.name!r}, ranks numbered as in it"
@@ -164,33 +644,35 @@ class Group(Objects):
 
         Example (p=4): split(rank % 2) makes groups of ranks 0, 2 and of ranks 1, 3.
         """
-        wishes = self.all_gather_object((color, key))
+        wishes = self._gather_all("split", (color, key), False, None)
         colors = sorted({wish[0] for wish in wishes if wish[0] is not None})
         mine: Group | None = None
         first = self._subgroups
         try:
             for one in colors:  # everybody makes all of them, so that everybody counts alike
                 chosen = [rank for rank, wish in enumerate(wishes) if wish[0] == one]
-                group = self.subgroup(sorted(chosen, key=lambda rank: (wishes[rank][1], rank)))
+                group = self._form(tuple(sorted(chosen, key=lambda rank: (wishes[rank][1], rank))))
                 mine = mine or group
         finally:
             self._subgroups = first + len(colors)  # also where one of them, or the wait for it, failed
         return mine
 
-    def _check_ranks(self, ranks: tuple[int, ...]) -> None:
-        if not ranks or len(set(ranks)) != len(ranks):
-            raise ValueError(f"subgroup: ranks are {list(ranks)}, expected at least one, each once")
-        for rank in ranks:
-            if not 0 <= rank < self.size:
-                raise ValueError(f"subgroup: rank {rank} is not in group {self.name!r} of {self.size} ranks")
+    def _check_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        self._planner.engine  # noqa: B018 (raises when the group is closed)
+        chosen = tuple(
+            self._planner.member("subgroup", rank) for rank in listed(ranks, "subgroup: ranks", self.size)
+        )
+        if not chosen or len(set(chosen)) != len(chosen):
+            raise ValueError(f"subgroup: ranks are {list(chosen)}, expected at least one, each once")
+        return chosen
+
+    # ---- what is known of it, and its end -----------------------------------------------------------
 
     def host_of(self, rank: int) -> str:
         """The name of the host a rank runs on. Ranks have one host when they share memory; two hosts of one
         name are told apart: "node", "node#2".
         """
-        if not 0 <= rank < self.size:
-            raise ValueError(f"rank {rank} is not in group {self.name!r} of {self.size} ranks")
-        return self._hosts[rank]
+        return self._hosts[self._planner.member("host_of", rank)]
 
     def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> Choice:
         """Which algorithm a collective takes here, and how long it should take by the cost model.
@@ -201,15 +683,18 @@ class Group(Objects):
         Raises:
             ValueError: there is no such collective or algorithm.
         """
-        return self._caller.choice(collective, nbytes, algorithm)
+        return self._planner.choice(collective, whole(nbytes, "nbytes", 0, MOST_BYTES), algorithm)
 
     def last_seen(self, rank: int) -> str:
         """Where a rank was, as error texts say it: "in barrier #40", "after barrier #40"."""
-        return faults.last_seen(self._caller.scene(self._caller.engine, "", 0.0), rank)
+        rank = self._planner.member("last_seen", rank)
+        return last_seen(self._planner.engine, rank)
 
     def abort(self) -> None:
         """End every operation of the group, on every rank, with an error; then only `close` works."""
-        self._caller.engine.abort()
+        engine = self._planner.engine
+        tell_cause(engine, why(reason()) or f"a call of abort() at {site()}")
+        engine.abort()
 
     def close(self) -> None:
         """Leave the group. Never blocks for long, always works, may be called twice.
@@ -217,13 +702,38 @@ class Group(Objects):
         What this rank has sent can still be received. A rank that waits for more from it gets `PeerLost`,
         which tells of the exception that is under way here, if one is.
         """
-        self._leave(sys.exc_info()[1])
+        self._leave(reason())
 
     def _leave(self, error: BaseException | None) -> None:
         alive = self._finalizer.detach()
-        if alive is not None:
-            _, _, (caller, meeting, pid), _ = alive
-            _close(caller, meeting, pid, error)
+        if alive is None:
+            return
+        self._close()
+        _, _, (planner, kept, meeting, pid), _ = alive
+        try:
+            _close(planner, kept, meeting, pid, error)
+        finally:
+            self._release()
+
+    def _unheard(self) -> BaseException | None:
+        """What ended an asynchronous collective, when no call and no wait has raised it yet."""
+        if self.closed or self._planner.told or not self._planner.engine.fault()[0]:
+            return None
+        works = self._works
+        if any(work.heard for work in works):
+            return None
+        return next((error for work in works if (error := work.exception()) is not None), None)
+
+    def _place(self, hosts: tuple[int, ...]) -> None:
+        """Plan as if ranks were on these hosts (numbers, one for each rank); the same on every rank."""
+        self._planner.place(hosts)
+        self._forget(self.timeout_s)
+
+    def _run_all(self, planned: list[_native.BoundCall], async_op: bool, timeout: Seconds) -> Work | None:
+        """Run what stands for one call; the last work stands for all, since they end in order."""
+        if not planned and async_op:
+            return DoneWork()
+        return cast("Work | None", self._execute(planned, async_op, timeout))
 
     def __enter__(self) -> Group:
         return self
@@ -232,7 +742,7 @@ class Group(Objects):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close; when the block ended well, raise the error of asynchronous work that nobody heard of."""
-        unheard = self._caller.unheard() if kind is None else None
+        unheard = self._unheard() if kind is None else None
         self._leave(error)  # not what a handler around the block has caught before
         if unheard is not None:
             raise unheard
@@ -245,98 +755,35 @@ class Group(Objects):
         raise TypeError("a Group belongs to one process and cannot be pickled")
 
 
-def _end(caller: Caller, meeting: Rendezvous | None, pid: int) -> None:
+def _end(planner: Planner, kept: Kept, meeting: Rendezvous | None, pid: int) -> None:
     """Close a group that nobody has closed: it was forgotten, or the program ends."""
-    _close(caller, meeting, pid, uncaught())
+    _close(planner, kept, meeting, pid, reason())
 
 
-def _close(caller: Caller, meeting: Rendezvous | None, pid: int, error: BaseException | None) -> None:
+def _close(
+    planner: Planner, kept: Kept, meeting: Rendezvous | None, pid: int, error: BaseException | None
+) -> None:
+    engine = planner.close()
     if os.getpid() != pid:  # a fork's copy: the parent's group is not the child's to leave
-        caller.abandon()
+        if engine is not None:
+            engine.abandon()
         return
-    cause = ""
     try:
-        cause = why(error)
+        if engine is not None:
+            _leave_engine(engine, kept, why(error))
     finally:  # whatever becomes of it, as by Ctrl-C
-        try:
-            caller.leave(cause)
-        finally:
-            if meeting is not None:
-                meeting.close()
+        if meeting is not None:
+            meeting.close()
 
 
-def init_process_group(
-    backend: str | None = None,
-    init_method: str | None = None,
-    *,
-    timeout: float | timedelta | None = None,
-    world_size: int = -1,
-    rank: int = -1,
-    store: Store | None = None,
-    group_name: str = "world",
-    reproducible: bool = False,
-) -> Group:
-    """Meet the other ranks and form a group with them.
-
-    Args:
-        backend: None or "native", the only one yet.
-        init_method: `env://` (default), `tcp://host:port` or `file:///path`; excludes `store`.
-        timeout: seconds for the meeting and for every operation; default UNISONO_TIMEOUT_S, 300 s.
-        world_size, rank: -1 takes them from the URL or the environment.
-        store: an open store to meet in; it stays the caller's.
-        group_name: appears in error texts.
-        reproducible: of the group and its subgroups, see `Group`.
-    Raises:
-        ValueError: an argument, the URL or an environment variable is wrong.
-        RendezvousError: the ranks did not come together; says who is missing.
-    """
-    if backend not in (None, "native"):
-        raise ValueError(_other_backend(backend))
-    settings = env.read()
-    if settings.launcher != "unisono run":  # which has said it once for all ranks
-        for text in env.unknown():
-            warnings.warn(text, stacklevel=2)
-    timeout_s = seconds(timeout, settings.timeout_s)
-    meeting = rendezvous(
-        init_method, store=store, rank=rank, world_size=world_size, timeout_s=timeout_s, settings=settings
-    )
+def _leave_engine(engine: _native.Engine, kept: Kept, cause: str) -> None:
+    """Stop: tell the others, end the threads, forget the memory. cause: the exception, if any."""
     try:
-        opened = open_engine(
-            meeting.store,
-            meeting.rank,
-            meeting.world_size,
-            timeout_s=timeout_s,
-            settings=EngineSettings.of(settings, meeting.master),
-        )
-    except BaseException:
-        meeting.close()
-        raise
-    return Group(
-        opened.engine,
-        meeting.rank,
-        meeting.world_size,
-        group_name,
-        timeout_s,
-        meeting.store,
-        meeting,
-        reproducible=reproducible,
-        hosts=opened.hosts,
-        machine=opened.machine,
-    )
-
-
-def _other_backend(backend: object) -> str:
-    torchs = backend in ("gloo", "nccl", "mpi", "unisono")
-    where = "a backend of torch.distributed" if torchs else "no backend"
-    remedy = (
-        f"Leave backend out; for PyTorch's API write torch.distributed.init_process_group({backend!r})"
-        + (", after `import unisono.torch`." if backend == "unisono" else ".")
-        if torchs
-        else "Leave backend out."
-    )
-    return message(
-        f"unisono.init_process_group has one backend, 'native', and {backend!r} is {where}", remedy=remedy
-    )
+        if cause:
+            tell_cause(engine, cause)
+    finally:
+        engine.leave()
+        kept.close()  # only now no thread is left that moves bytes of their buffers
 
 
 def connect(
@@ -348,15 +795,21 @@ def connect(
     timeout_s: float | None = None,
     members: tuple[int, ...] | None = None,
     reproducible: bool = False,
+    parent: Parent | None = None,
 ) -> Group:
     """A group of ranks that already share a store and know their numbers. The store stays the caller's.
 
     Everything is kept under the prefix `name`, which therefore must be new in the store.
+
+    Args:
+        parent: the group that all these ranks are in already: its end ends the waiting.
     """
-    settings = env.read()
-    timeout_s = settings.timeout_s if timeout_s is None else timeout_s
+    settings = env.read(strict=False)
+    uncaught.install(settings)
+    timeout_s = seconds(timeout_s, settings.timeout_s)
     room = PrefixStore(name, store)
-    opened = open_engine(room, rank, size, timeout_s=timeout_s, settings=EngineSettings.of(settings))
+    with making(size), watching(parent, room) as meeting:
+        opened = open_engine(meeting, rank, size, timeout_s=timeout_s, settings=EngineSettings.of(settings))
     return Group(
         opened.engine,
         rank,

@@ -1,149 +1,149 @@
-"""Point-to-point messages of a group."""
+"""Point-to-point messages of a group.
+
+Messages between two ranks with the same tag arrive in the order they were sent. A message has the dtype that
+its receiver expects, and at most its size; another one raises `Mismatch`. Two ranks that both send first do
+not deadlock, whatever the size: who waits here takes in what arrives.
+
+A message that comes before it is asked for is kept, up to 64 MiB from each rank; those beyond wait in their
+sender, and with them what it sends behind them. A rank that sends n bytes itself keeps n more.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
+from unisono._native import FaultKind, Status
 from unisono.buffers import ITEMSIZES, view
-from unisono.group.calls import Caller, named
-from unisono.group.site import site
-from unisono.group.work import MessageWork, seconds
+from unisono.checking import whole
+from unisono.diagnosis.read import read_nothing_came
+from unisono.diagnosis.render import error as rendered
+from unisono.diagnosis.site import site
+from unisono.group.planning import Planner, named
+from unisono.group.work import Kept, MessageWork, seconds
 
-__all__ = ["ANY_TAG", "Messages", "Recv", "Send"]
+__all__ = ["ANY_TAG", "RecvFrom", "SendTo", "begin", "checked", "iprobe", "probe", "run"]
 
 ANY_TAG = -1
 ANY_RANK = -1
-Timeout = float | timedelta | None
+Seconds = float | timedelta | None
 
 
-class Send(NamedTuple):
+class SendTo(NamedTuple):
     """For `batch`: send `x` to rank `dst`."""
 
     x: Any
-    dst: int
+    dst: SupportsIndex
     tag: int = 0
 
 
-class Recv(NamedTuple):
+class RecvFrom(NamedTuple):
     """For `batch`: receive into `x` from rank `src`, or from anybody (None)."""
 
     x: Any
-    src: int | None = None
+    src: SupportsIndex | None = None
     tag: int = 0
 
 
-class Messages:
-    """Operations that two ranks call. They may overlap any collective.
+def checked(
+    planner: Planner,
+    name: str,
+    x: Any,
+    peer: SupportsIndex | None,
+    tag: int,
+    timeout: Seconds,
+    *,
+    receiving: bool,
+    exact: bool = False,
+) -> MessageWork:
+    """Check the arguments of one message; its work, which has not been posted.
 
-    Messages between two ranks with the same tag arrive in the order they were sent. A message has the
-    size and dtype that its receiver expects; another one raises `Mismatch`. Two ranks that both send
-    first do not deadlock, whatever the size: who waits here takes in what arrives.
+    Args:
+        exact: a shorter message is a Mismatch, too; so it is for objects.
     """
+    try:
+        address, numel, dtype = view(x, receiving, "out" if name == "sendrecv" and receiving else "x")
+    except (TypeError, ValueError) as error:
+        raise named(name, error) from None
+    rank, tag = _addressed(planner, name, peer, tag, receiving=receiving)
+    timeout_s = seconds(timeout, planner.timeout_s)
+    engine = planner.engine
+    is_object = name.endswith("_object")
+    nbytes = numel * ITEMSIZES[dtype]
+    where = site() if name in ("isend", "irecv", "batch") else ""  # the others are still there when asked
+    operation = f"{name}(tag={tag})" if tag > 0 else name
+    if receiving:
+        exact = exact or is_object
+        post = partial(engine.post_recv, rank, tag, dtype, is_object, exact, address, nbytes, timeout_s)
+    else:
+        post = partial(engine.post_send, rank, tag, dtype, is_object, address, nbytes, timeout_s)
+    return MessageWork(engine, post, x, planner.scene(engine, operation, timeout_s, where), receiving)
 
-    _caller: Caller
 
-    def send(self, x: Any, dst: int, tag: int = 0, *, timeout: Timeout = None) -> None:
-        """Send `x` to rank `dst`. Returns when `x` may be changed; it may not have been received yet."""
-        if self._caller.send(x, dst, tag, timeout) < 0:
-            self._pass(timeout, self._checked("send", x, dst, tag, timeout, receiving=False))
+def _addressed(
+    planner: Planner, name: str, peer: SupportsIndex | None, tag: int, *, receiving: bool
+) -> tuple[int, int]:
+    """The numbers of the other rank and of the tag.
 
-    def recv(self, x: Any, src: int | None = None, tag: int = 0, *, timeout: Timeout = None) -> int:
-        """Receive into `x` from rank `src`, or from anybody (None); the rank it came from.
+    Raises:
+        ValueError, TypeError: there is no such rank, or no such tag.
+    """
+    tag = whole(tag, f"{name}: tag")
+    if peer is None and not receiving:
+        raise ValueError(f"{name}: rank None is not in group {planner.name!r} of {planner.size} ranks")
+    rank = ANY_RANK if peer is None else planner.member(name, peer)
+    if not (0 <= tag < 1 << 31 or (tag == ANY_TAG and receiving)):
+        raise ValueError(f"{name}: tag is {tag}, expected 0..2147483647")
+    return rank, tag
 
-        Args:
-            tag: of the message; `ANY_TAG` takes any.
-        """
-        source = self._caller.recv(x, src, tag, timeout)
-        if source >= 0:
-            return source
-        work = self._checked("recv", x, src, tag, timeout, receiving=True)
-        self._pass(timeout, work)
-        return work.source
 
-    def isend(self, x: Any, dst: int, tag: int = 0, *, timeout: Timeout = None) -> MessageWork:
-        """Begin to send `x`; it is the operation's until the work is done."""
-        return self._begin(self._checked("isend", x, dst, tag, timeout, receiving=False))
+def probe(planner: Planner, src: SupportsIndex | None, tag: int, timeout: Seconds) -> Status:
+    """See `Group.probe`."""
+    rank, tag = _addressed(planner, "probe", src, tag, receiving=True)
+    timeout_s = seconds(timeout, planner.timeout_s)
+    engine = planner.engine
+    fault, status = engine.probe(rank, tag, timeout_s)
+    if status is not None:
+        return status
+    if fault == FaultKind.TIMEOUT and not engine.fault()[0]:
+        raise rendered(read_nothing_came(planner.scene(engine, "probe", timeout_s)))
+    raise planner.failure("probe", timeout_s, engine)
 
-    def irecv(self, x: Any, src: int | None = None, tag: int = 0, *, timeout: Timeout = None) -> MessageWork:
-        """Begin to receive into `x`; the work's `source` tells from whom, when done."""
-        return self._begin(self._checked("irecv", x, src, tag, timeout, receiving=True))
 
-    def sendrecv(
-        self, x: Any, dst: int, out: Any, src: int | None = None, tag: int = 0, *, timeout: Timeout = None
-    ) -> int:
-        """Send `x` to `dst` and receive into `out` from `src` at once; the rank it came from."""
-        incoming = self._checked("sendrecv", out, src, tag, timeout, receiving=True)
-        outgoing = self._checked("sendrecv", x, dst, tag, timeout, receiving=False)
-        self._pass(timeout, incoming, outgoing)
-        return incoming.source
+def iprobe(planner: Planner, src: SupportsIndex | None, tag: int) -> Status | None:
+    """See `Group.iprobe`."""
+    rank, tag = _addressed(planner, "iprobe", src, tag, receiving=True)
+    engine = planner.engine
+    fault, status = engine.look(rank, tag)
+    if fault:
+        raise planner.failure("iprobe", planner.timeout_s, engine)
+    return status
 
-    def batch(self, messages: Sequence[Send | Recv], *, timeout: Timeout = None) -> list[MessageWork]:
-        """Begin to send and receive all of `messages`; their works, in the same order.
 
-        All are checked before the first is posted, and receives are posted first, so any pattern of sends
-        and receives that match across ranks completes, whatever the order they are listed in.
-
-        Example (p=2): works = group.batch([Send(x, peer), Recv(y, peer)]); for work in works: work.wait()
-        """
-        works = []
-        for number, one in enumerate(messages):
-            if not isinstance(one, Send | Recv):
-                raise TypeError(f"batch: message {number} is a {type(one).__name__}, expected Send or Recv")
-            receiving = isinstance(one, Recv)
-            peer = one.src if isinstance(one, Recv) else one.dst
-            works.append(self._checked("batch", one.x, peer, one.tag, timeout, receiving=receiving))
-        for number in sorted(range(len(works)), key=lambda number: isinstance(messages[number], Send)):
-            self._begin(works[number])
-        return works
-
-    def _checked(
-        self, name: str, x: Any, peer: int | None, tag: int, timeout: Timeout, *, receiving: bool
-    ) -> MessageWork:
-        """Check the arguments of one message; its work, which has not been posted."""
-        caller = self._caller
-        try:
-            address, numel, dtype = view(x, receiving, "out" if name == "sendrecv" and receiving else "x")
-        except (TypeError, ValueError) as error:
-            raise named(name, error) from None
-        if peer is None and receiving:
-            peer = ANY_RANK
-        elif peer is None or not 0 <= peer < caller.size:
-            raise ValueError(f"{name}: rank {peer} is not in group {caller.name!r} of {caller.size} ranks")
-        if not (0 <= tag < 1 << 31 or (tag == ANY_TAG and receiving)):
-            raise ValueError(f"{name}: tag is {tag}, expected 0..2147483647")
-        timeout_s = seconds(timeout, caller.timeout_s)
-        engine = caller.engine
-        post = engine.post_recv if receiving else engine.post_send
-        nbytes = numel * ITEMSIZES[dtype]
-        where = site() if name in ("isend", "irecv", "batch") else ""  # the others are still there when asked
-        operation = f"{name}(tag={tag})" if tag > 0 else name
-        begin = partial(post, peer, tag, dtype, address, nbytes, timeout_s)
-        return MessageWork(engine, begin, x, caller.scene(engine, operation, timeout_s, where))
-
-    def _pass(self, timeout: Timeout, *works: MessageWork) -> None:
-        """Post all of them, then wait for the last one first."""
-        timeout_s = seconds(timeout, self._caller.timeout_s)
-        try:
-            for work in works:
-                work.start()
-            for work in reversed(works):
-                if work.wait_or_abort(timeout_s):
-                    raise work.failure()
-        except BaseException:  # a fault, or Ctrl-C at any point: their bytes may be moved yet
-            for work in works:
-                self._caller.keep(work)
-            raise
-
-    def _begin(self, work: MessageWork) -> MessageWork:
-        try:
+def run(kept: Kept, planner: Planner, timeout: Seconds, *works: MessageWork) -> None:
+    """Post all of them, then wait for the last one first."""
+    timeout_s = seconds(timeout, planner.timeout_s)
+    try:
+        for work in works:
             work.start()
-            if not work.done():
-                self._caller.keep(work)
-                self._caller.engine.detach()
-        except BaseException:  # as by Ctrl-C, perhaps right after it was posted
-            self._caller.keep(work)
-            raise
-        return work
+        for work in reversed(works):
+            if work.wait_or_abort(timeout_s):
+                raise work.failure()
+    except BaseException:  # a fault, or Ctrl-C at any point: their bytes may be moved yet
+        for work in works:
+            kept.keep(work)
+        raise
+
+
+def begin(kept: Kept, planner: Planner, work: MessageWork) -> MessageWork:
+    """Post it; it is kept until it is done."""
+    try:
+        work.start()
+        if not work.done():
+            kept.keep(work)
+            planner.engine.detach()
+    except BaseException:  # as by Ctrl-C, perhaps right after it was posted
+        kept.keep(work)
+        raise
+    return work

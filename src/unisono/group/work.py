@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from unisono import _native
-from unisono._native import FaultKind
-from unisono.errors import GroupError, Timeout
-from unisono.group.faults import Scene, explain, late
+from unisono import _native, timeouts
+from unisono._native import CollectiveWork, FaultKind, Status
+from unisono.diagnosis.read import Scene, read, read_late
+from unisono.diagnosis.render import error
+from unisono.errors import GroupError
 
-__all__ = ["NEVER_QUEUED", "CollectiveWork", "DoneWork", "MessageWork", "Work", "seconds"]
-
-NEVER_QUEUED = 0
-"""The ticket of a collective that the engine did not take: any engine is past it."""
-_NOT_YET = (1 << 64) - 2
-"""No engine comes to this one before its end."""
+__all__ = ["CollectiveWork", "DoneWork", "Kept", "MessageWork", "Work", "seconds"]
 
 
 def seconds(timeout: float | timedelta | None, default_s: float) -> float:
-    """A timeout in seconds.
-
-    Raises:
-        ValueError: it is not positive.
-    """
-    if timeout is None:
-        return default_s
-    value = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
-    if not value > 0:
-        raise ValueError(f"timeout is {value} s, expected a positive number of seconds")
-    return value
+    """A timeout in seconds; see `timeouts.seconds`."""
+    return default_s if timeout is None else timeouts.seconds(timeout)
 
 
 class Work(ABC):
@@ -60,6 +48,27 @@ class Work(ABC):
             return error
         return None
 
+    def result(self) -> Any:
+        """Wait for it; then what a call returned that allocates its output, otherwise None."""
+        self.wait()
+
+    @property
+    def status(self) -> Status | None:
+        """What has come, see `Group.recv`; None of anything but a receive that has ended well."""
+        return None
+
+    def cancel(self) -> bool:
+        """Take back a receive that no message has met; whether that was so. Nothing else can be taken back.
+
+        Afterwards it is done, `wait` returns at once, `status` is None, and its buffer is the caller's again.
+        """
+        return False
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether `cancel` has taken it back."""
+        return False
+
     @abstractmethod
     def let_go(self) -> None:
         """After its end: keep its buffers for ever if a rank that was stopped may still write to them."""
@@ -72,7 +81,8 @@ class Work(ABC):
         state = "under way"
         if self.done():
             error = self.exception()
-            state = "done" if error is None else f"failed ({type(error).__name__})"
+            ended = "cancelled" if self.cancelled else "done"
+            state = ended if error is None else f"failed ({type(error).__name__})"
         return f"<Work {self._what()}: {state}>"
 
 
@@ -93,48 +103,7 @@ class DoneWork(Work):
         """There are no buffers."""
 
 
-class CollectiveWork(Work):
-    """A queued collective: done when the engine has come to its ticket.
-
-    It is made, and kept, before it is queued: a signal handler that raises in between takes no buffer away.
-    One whose ticket was lost in this way is not done before the group's end.
-
-    Attributes:
-        ticket: the engine's number of it, once it is queued.  heard: its error has been raised.
-    """
-
-    __slots__ = ("_engine", "_keep", "_scene", "heard", "ticket")
-
-    def __init__(self, engine: _native.Engine, keep: Any, scene: Scene) -> None:
-        """`keep`: its buffers."""
-        self.heard = False
-        self.ticket = _NOT_YET
-        self._engine = engine
-        self._keep = keep
-        self._scene = scene
-
-    def _what(self) -> str:
-        return f"{self._scene.operation}, queued as {self.ticket} of group {self._scene.group!r}"
-
-    def done(self) -> bool:
-        """Whether it has ended, well or not."""
-        return self._engine.done(self.ticket)
-
-    def wait(self, timeout: float | timedelta | None = None) -> None:
-        """See `Work.wait`."""
-        kind = self._engine.wait(self.ticket, seconds(timeout, float("inf")))
-        if kind == FaultKind.TIMEOUT and self.done():  # it ended in this very moment
-            kind = self._engine.wait(self.ticket, 1.0)
-        if kind == FaultKind.TIMEOUT and not self._engine.fault()[0]:
-            raise Timeout(late(self._scene, seconds(timeout, 0.0)))
-        if kind:
-            self.let_go()
-            self.heard = True
-            raise explain(self._scene)
-
-    def let_go(self) -> None:
-        """See `Work.let_go`."""
-        self._engine.hold(self._keep)
+Work.register(CollectiveWork)
 
 
 class MessageWork(Work):
@@ -144,13 +113,19 @@ class MessageWork(Work):
     whose request was lost in this way is not done before the group's end.
     """
 
-    __slots__ = ("_begun", "_engine", "_keep", "_post", "_request", "_scene")
+    __slots__ = ("_begun", "_engine", "_keep", "_post", "_receiving", "_request", "_scene")
     _request: _native.Request
 
     def __init__(
-        self, engine: _native.Engine, post: Callable[[], _native.Request], keep: Any, scene: Scene
+        self,
+        engine: _native.Engine,
+        post: Callable[[], _native.Request],
+        keep: Any,
+        scene: Scene,
+        receiving: bool,
     ) -> None:
         """`post`: hands it to the engine; `keep`: its buffer."""
+        self._receiving = receiving
         self._begun = False
         self._engine = engine
         self._post = post
@@ -177,10 +152,10 @@ class MessageWork(Work):
         if kind == FaultKind.TIMEOUT and self.done():
             kind = self._engine.wait_request(self._request, 1.0, False)
         if kind == FaultKind.TIMEOUT and not self._engine.fault()[0]:
-            raise Timeout(late(self._scene, seconds(timeout, 0.0)))
+            raise error(read_late(self._scene, seconds(timeout, 0.0)))
         if kind:
             self.let_go()
-            raise explain(self._scene)
+            raise error(read(self._scene))
 
     def let_go(self) -> None:
         """See `Work.let_go`."""
@@ -189,13 +164,63 @@ class MessageWork(Work):
     def failure(self) -> BaseException:
         """The error for what went wrong."""
         self.let_go()
-        return explain(self._scene)
+        return error(read(self._scene))
 
     def wait_or_abort(self, timeout_s: float) -> int:
         """Wait for its end; the kind of fault, 0 for none. Running out of time aborts the group."""
         return self._engine.wait_request(self._request, timeout_s, True)
 
     @property
+    def status(self) -> Status | None:
+        """See `Work.status`."""
+        if not self._receiving or not self.done() or self._request.fault or self.cancelled:
+            return None
+        return self._request.status
+
+    def came(self) -> Status:
+        """The status of a receive that has been waited for."""
+        return self._request.status
+
+    def cancel(self) -> bool:
+        """See `Work.cancel`."""
+        return self._begun and self._engine.cancel(self._request)
+
+    @property
+    def cancelled(self) -> bool:
+        """See `Work.cancelled`."""
+        return self.done() and self._request.cancelled
+
+    @property
     def source(self) -> int:
         """The rank a received message came from. Only of meaning when done."""
         return self._request.peer
+
+
+class Kept:
+    """Messages that were posted, kept with their buffers until they are done, whatever the caller does."""
+
+    def __init__(self) -> None:
+        self._works: list[Work] = []
+        self._lock = threading.RLock()  # a signal handler may close the group while this thread has it
+        self._closed = False
+
+    def keep(self, work: Work) -> None:
+        """Keep a work until it is done."""
+        with self._lock:
+            under_way: list[Work] = []
+            for one in self._works:
+                if one.done():
+                    one.let_go()
+                else:
+                    under_way.append(one)
+            self._works = [*under_way, work]
+            if self._closed:  # meanwhile, by a signal handler or another thread
+                self.close()
+
+    def close(self) -> None:
+        """Let go of all, once no thread is left that moves bytes of their buffers."""
+        with self._lock:
+            self._closed = True
+            works, self._works = self._works, []
+        for work in works:
+            work.let_go()

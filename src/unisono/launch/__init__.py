@@ -3,13 +3,11 @@
 Several machines run it once each and form one job. It does not know what the ranks compute;
 it gives them their place in the job and a store to meet at.
 
-    options   command line -> Job                  front       signals, store, watches the supervisor
-    job       Job, environment of a rank           supervisor  starts, reaps, ends the ranks
-    streams   pipes -> screen, log files           process     sessions, death signals, orphans
-    screen    the console, line by line            ending      which signal when, and when to give up
-    summary   which failure was the first          board       who ended of what, readable by every rank
-    attend    what the front does meanwhile        nodes       what the nodes of a job tell each other
-    news      what the supervisor tells the front
+    options     command line -> Job                  supervisor  starts, reaps, ends the ranks
+    job         Job, environment of a rank           process     sessions, signals, orphans
+    front       signals, store, the other nodes      console     pipes -> screen, log files
+    nodes       what the nodes of a job say          failures    takes and shows the ranks' errors
+    board       what processes tell each other       summary     which failure was first, in words
 """
 
 from __future__ import annotations
@@ -33,7 +31,19 @@ def main(args: argparse.Namespace) -> int:
         job, remarks = job_from(args, environ)
         for remark in remarks:
             sys.stderr.write(f"unisono run: {remark}\n")
+        if job.gpus:
+            _prepare_virtual_gpus()
         return run(job, environ)
     except (AuthenticationError, LaunchError, RendezvousError, StoreError) as error:
         sys.stderr.write(f"unisono run: {error}\n")
         return 2
+
+
+def _prepare_virtual_gpus() -> None:
+    """Build their library before the ranks start, while the screen is ours."""
+    from unisono.virtual.start import prepare
+
+    try:
+        prepare()
+    except RuntimeError as error:
+        raise LaunchError(str(error)) from None

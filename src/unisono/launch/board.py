@@ -1,4 +1,7 @@
-"""The status board: who runs, who ended and how, in memory that every rank can read.
+"""What the launcher's processes and its ranks tell each other: the status board, the socket on which ranks
+hand over errors, the line in which the supervisor tells its front.
+
+The board says who runs, who ended and how, in memory that every rank can read.
 
 A memfd of 16-byte records, one per local rank, each four aligned 32-bit integers:
 
@@ -12,15 +15,34 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import socket
+from collections.abc import Iterator, Mapping
 
-__all__ = ["EXITED", "NOT_STARTED", "RUNNING", "SIGNALED", "StatusBoard"]
+import msgspec
+
+from unisono.diagnosis.report import Uncaught
+
+__all__ = ["EXITED", "NOT_STARTED", "RUNNING", "SIGNALED", "Inbox", "StatusBoard", "shared_file", "tell"]
 
 NOT_STARTED, RUNNING, EXITED, SIGNALED = range(4)
 
+_LONGEST_RECORD_NBYTES = 1 << 18
 _FIELDS = 4
 _RECORD_NBYTES = 4 * _FIELDS
 # Values of <linux/fcntl.h>; the fcntl module does not name them on every Python.
 _F_ADD_SEALS, _F_SEAL_SHRINK, _F_SEAL_GROW = 1033, 0x2, 0x4
+
+_SHARED_NBYTES = 1 << 20  # more than csrc/virtual/accounting.hpp maps
+
+
+def shared_file() -> str:
+    """Make memory that all processes of the job can open by name; it goes when this process does.
+
+    Virtual GPUs note in it what each process uses of them.
+    """
+    fd = os.memfd_create("unisono-virtual-gpus", os.MFD_CLOEXEC)
+    os.ftruncate(fd, _SHARED_NBYTES)
+    return f"/proc/{os.getpid()}/fd/{fd}"
 
 
 class StatusBoard:
@@ -52,3 +74,40 @@ class StatusBoard:
         self._fields.release()
         self._map.close()
         os.close(self.fd)
+
+
+class Inbox:
+    """Where ranks hand over the errors that end them: one message each, whole or not at all.
+
+    `fd` is what the ranks inherit; `name` tells them which descriptor it is, and by its inode that it is
+    still the same one.
+    """
+
+    def __init__(self) -> None:
+        self.socket, self._ranks = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.setblocking(False)
+        self.fd = self._ranks.fileno()
+        self.name = f"{self.fd}:{os.fstat(self.fd).st_ino}"
+
+    def read(self) -> Iterator[Uncaught]:
+        """What has come since. What is no such record is passed over: its rank shows by its exit code."""
+        while True:
+            try:
+                data = self.socket.recv(_LONGEST_RECORD_NBYTES)
+            except BlockingIOError:
+                return
+            try:
+                yield msgspec.json.decode(data, type=Uncaught)
+            except msgspec.DecodeError:
+                continue
+
+
+def tell(fd: int, record: Mapping[str, object]) -> None:
+    """Write one line, the whole of it: a signal ends the write of a long one half way.
+
+    Raises:
+        OSError: nobody reads any more.
+    """
+    rest = memoryview(msgspec.json.encode(record) + b"\n")
+    while rest:
+        rest = rest[os.write(fd, rest) :]

@@ -9,14 +9,25 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from unisono import env
-from unisono.secure import Token
+from unisono.authentication import Token
+from unisono.virtual.environment import set_for_children
 
-__all__ = ["STDERR", "STDOUT", "Assignment", "Job", "rank_environment", "usable_cores"]
+__all__ = ["STDERR", "STDOUT", "Assignment", "Job", "VirtualGpus", "rank_environment", "usable_cores"]
 
 STDOUT = 1
 STDERR = 2
+
+
+class VirtualGpus(NamedTuple):
+    """What `unisono.virtual` is asked for in every rank. `memory`: bytes of each, 0: no limit."""
+
+    gpus: int
+    memory: int
+    poison: bool
+    check_streams: bool
 
 
 @dataclass(frozen=True)
@@ -33,6 +44,9 @@ class Job:
         advertise, tls: UNISONO_ADVERTISE and UNISONO_TLS of the ranks.
         grace_s: seconds the others get to end by themselves after the first failure.
         replace: the PyTorch backend whose place Unisono takes in the ranks; "" leaves it to the environment.
+        json_errors: the file that gets the record of how the job ended; "": none.
+        full_tracebacks: Unisono's own frames are shown, too.
+        gpus: the virtual GPUs of this machine.
         stdin: rank 0 inherits the launcher's standard input (everybody else reads nothing).
     """
 
@@ -45,12 +59,15 @@ class Job:
     master_port: int = 0
     grace_s: float = 1.0
     stdin: bool = False
+    json_errors: str = ""
+    full_tracebacks: bool = False
     replace: str = ""
     nnodes: int = 1
     node_rank: int = 0
     token: Token = field(default_factory=Token, repr=False)
     advertise: str = ""
     tls: bool = False
+    gpus: VirtualGpus | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +110,14 @@ def _foreign_placement() -> frozenset[str]:
 
 
 def rank_environment(
-    job: Job, local_rank: int, base: Mapping[str, str], *, assignment: Assignment, status_fd: int
+    job: Job,
+    local_rank: int,
+    base: Mapping[str, str],
+    *,
+    assignment: Assignment,
+    status_fd: int,
+    report_fd: str = "",
+    shared: str = "",
 ) -> dict[str, str]:
     """Build the environment of one rank.
 
@@ -103,7 +127,7 @@ def rank_environment(
     ours = ("UNISONO_TOKEN", "UNISONO_TOKEN_FILE") if job.token else ()
     dropped = _foreign_placement().union(ours)
     environ = {name: value for name, value in base.items() if name not in dropped}
-    environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // job.world_size)))
+    _share_cores(environ, job.world_size)
     environ.setdefault("PYTHONFAULTHANDLER", "1")
     environ.update(
         RANK=str(assignment.first_rank + local_rank),
@@ -116,6 +140,7 @@ def rank_environment(
         MASTER_PORT=str(assignment.master_port),
         UNISONO_STORE=assignment.store,
         UNISONO_STATUS_FD=str(status_fd),
+        UNISONO_REPORT_FD=report_fd,
         PYTHONUNBUFFERED="1",
     )
     if job.token:
@@ -126,4 +151,21 @@ def rank_environment(
         environ["UNISONO_ADVERTISE"] = job.advertise
     if job.replace:
         environ["UNISONO_REPLACE"] = job.replace
+    if job.gpus:
+        gpus, memory, poison, check_streams = job.gpus
+        set_for_children(environ, gpus, str(memory), poison=poison, check_streams=check_streams)
+        environ["UNISONO_VIRTUAL_SHARED"] = shared
     return environ
+
+
+def _share_cores(environ: dict[str, str], ranks: int) -> None:
+    """Give every rank its part of the cores; where the user gives them more threads, let idle ones sleep.
+
+    OpenMP's threads wait for their next work by polling. With more of them than cores, they take the time
+    of the ranks that have work.
+    """
+    cores = usable_cores()
+    threads = environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // ranks))).partition(",")[0].strip()
+    many = threads.isdecimal() and int(threads) > 1 and int(threads) * ranks > cores
+    if many and not environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}:
+        environ["OMP_WAIT_POLICY"] = "PASSIVE"

@@ -12,25 +12,34 @@ In the store, under "unisono/launch/":
     end          why the job ends early, from whoever knew first; every node waits for it
     final/1      how it ended there; all wait for all, so that all name the same rank and exit alike
     settled      how many have read that, or are not waited for: node 0 then ends the store
+
+Of its own ranks the front hears from its supervisor, in lines of JSON:
+
+    {"stopped": 15}             a signal ends the job
+    {"failed": "rank 2: ..."}   so does a failure
+    {"failure": ..., ...}       how it ended: the last line
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import IO, Any
 
 import msgspec
 
 from unisono.errors import AuthenticationError, LaunchError, StoreError, StoreTimeout, message
 from unisono.launch.job import Assignment, Job
-from unisono.launch.summary import Failure
+from unisono.launch.summary import RankEnd
 from unisono.store import PrefixStore, TCPStore
 
-__all__ = ["End", "Final", "Nodes"]
+__all__ = ["End", "Final", "News", "Nodes"]
 
 MEET_S = 300.0
 BEAT_S = 1.0
@@ -69,7 +78,7 @@ class Final(msgspec.Struct, frozen=True):
     node: int
     host: str
     stopped: int = 0
-    failure: Failure | None = None
+    failure: RankEnd | None = None
     given_up: bool = False
 
 
@@ -211,7 +220,7 @@ class Nodes:
 
     # the end
 
-    def settle(self, failure: Failure | None, stopped: int) -> list[Final]:
+    def settle(self, failure: RankEnd | None, stopped: int) -> list[Final]:
         """Tell how it ended here and learn how it ended elsewhere; nodes that do not tell are left out."""
         mine = Final(self._job.node_rank, self._me.host, stopped, failure)
         finals = [mine]
@@ -248,6 +257,47 @@ class Nodes:
     def close(self) -> None:
         """Stop watching."""
         self._over.set()
+
+
+class News:
+    """Reads, in a thread, what the supervisor says, and passes on what the other nodes must know at once."""
+
+    def __init__(self, news: IO[str], nodes: Nodes) -> None:
+        self.failure: RankEnd | None = None
+        self.stopped = 0
+        self.report = self.follow = ""
+        self.said = False
+        self._news = news
+        self._nodes = nodes
+        self.thread = threading.Thread(target=self._read, name="unisono-news", daemon=True)
+        self.thread.start()
+
+    def _read(self) -> None:
+        for line in self._news:
+            try:
+                found = json.loads(line)
+            except ValueError:
+                self._on_fragment(line)
+            else:
+                self._on_record(found)
+
+    def _on_record(self, found: Mapping[str, Any]) -> None:
+        self.said = True
+        if "stopped" in found:
+            self.stopped = 128 + int(found["stopped"])
+            self._nodes.announce(signal.Signals(found["stopped"]).name, self.stopped)
+        elif "failed" in found:
+            self._nodes.announce(found["failed"], 1)
+        else:
+            self.failure = msgspec.convert(found["failure"], RankEnd | None)
+            self.report, self.follow = found["report"], found["follow"]
+
+    def _on_fragment(self, line: str) -> None:
+        """It was killed while it wrote: that is no success, whatever it was about to say."""
+        how = f"the launcher's word breaks off after {len(line)} characters"
+        self.failure = RankEnd(rank=-1, pid=0, code=1, order=0, ended_at=time.time(), note=how)
+        self.report = f"unisono run: {how}; how the ranks of this node ended is not known"
+        self._nodes.announce(how, 1)
 
 
 def _bracketed(host: str) -> str:

@@ -15,9 +15,9 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 from unisono import env
+from unisono.authentication import Token, make_token, read_token_file, token_file
 from unisono.errors import LaunchError, message
-from unisono.launch.job import STDERR, STDOUT, Assignment, Job, rank_environment, usable_cores
-from unisono.secure import Token, make_token, read_token_file, token_file
+from unisono.launch.job import STDERR, STDOUT, Assignment, Job, VirtualGpus, rank_environment, usable_cores
 
 __all__ = ["add_arguments", "job_from"]
 
@@ -70,12 +70,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add("-r", "--redirects", metavar="S", default="0", help="what goes to files only, written as for --tee")
     add(*_both("--local-ranks-filter"), metavar="R,R", default="", help="show only these ranks")
+    add(*_both("--json-errors"), metavar="FILE", help="write how every rank ended, and of what, to FILE")
+    add(*_both("--full-tracebacks"), action="store_true", help="show Unisono's own frames, too")
     add("--grace", type=float, default=1.0, metavar="S", help="seconds others get after a failure (1.0)")
     add("--stdin", action="store_true", help="rank 0 reads this terminal or pipe; without it nobody does")
     add(
         "--replace", choices=env.REPLACEABLE,
         help="PyTorch scripts that ask for this backend get Unisono (sets UNISONO_REPLACE)",
     )  # fmt: skip
+    add(
+        *_both("--virtual-gpus"), metavar="N",
+        help="GPUs of this machine that every rank sees, in host memory; without -n as many ranks",
+    )  # fmt: skip
+    add(*_both("--gpu-memory"), metavar="M", help="memory of each virtual GPU, as in 16G (counted, no limit)")
+    add(*_both("--no-poison"), action="store_true", help="virtual GPUs: torch.empty leaves memory as it is")
+    add(*_both("--check-streams"), action="store_true", help="virtual GPUs: report missing waits of streams")
     add("--nnodes", default="1", metavar="N", help="machines; start this command on each (1)")
     add(*_both("--node-rank"), default="0", metavar="R", help="which machine this is, 0 to N-1")
     add(*_both("--master-addr"), metavar="A", help="node 0, as all reach it; one machine: 127.0.0.1")
@@ -117,8 +126,10 @@ def job_from(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Job,
     remarks = _torchrun_remarks(args)
     nnodes = _nnodes(args.nnodes)
     node_rank = _number("--node-rank", args.node_rank, 0, nnodes - 1)
-    size = _world_size("1" if args.nproc is None else args.nproc, environ)
-    if args.nproc is None:
+    gpus = _virtual_gpus(args)
+    asked = args.nproc if args.nproc is not None else str(gpus.gpus if gpus else 1)
+    size = gpus.gpus if gpus and asked in ("gpu", "auto") else _world_size(asked, environ)
+    if args.nproc is None and not gpus:
         remarks.append(f"without -n it starts one process; -n 4 starts four, -n cpu {usable_cores()} here")
     shown, logged = _streams(args, size)
     job = Job(
@@ -130,16 +141,34 @@ def job_from(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Job,
         **_master(args, nnodes),
         grace_s=_grace(args.grace),
         stdin=args.stdin,
+        json_errors=_json_errors(args.json_errors),
+        full_tracebacks=args.full_tracebacks,
         nnodes=nnodes,
         node_rank=node_rank,
         token=_token(args, environ, nnodes, node_rank),
         advertise=args.advertise or "",
         tls=args.tls or _tls(environ),
         replace=_replaced(args.replace, environ),
+        gpus=gpus,
     )
     remarks += env.unknown(environ)
     _check_environment(job, environ)
     return job, remarks
+
+
+def _virtual_gpus(args: argparse.Namespace) -> VirtualGpus | None:
+    if args.virtual_gpus is None:
+        if args.gpu_memory or args.no_poison or args.check_streams:
+            raise LaunchError("--gpu-memory, --no-poison and --check-streams need --virtual-gpus N.")
+        return None
+    count = _number("--virtual-gpus", args.virtual_gpus, 1, 64)
+    try:
+        memory = env.parse_size(args.gpu_memory) if args.gpu_memory else 0
+    except ValueError as error:
+        raise LaunchError(
+            message("--gpu-memory does not fit", observed=repr(args.gpu_memory), expected=str(error))
+        ) from None
+    return VirtualGpus(count, memory, not args.no_poison, args.check_streams)
 
 
 def _tls(environ: Mapping[str, str]) -> bool:
@@ -301,6 +330,17 @@ def _log_dir(path: str | None) -> str | None:
     if not os.access(path, os.W_OK | os.X_OK):
         raise LaunchError(f"--log-dir {path} cannot be written to.")
     return path
+
+
+def _json_errors(path: str | None) -> str:
+    """Make the file now: one that cannot be written is no discovery for the end of a long job."""
+    if path is None:
+        return ""
+    try:
+        with open(path, "w"):
+            return os.path.abspath(path)
+    except OSError as error:
+        raise LaunchError(f"--json-errors {path} cannot be written: {error.strerror}.") from None
 
 
 def _command(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
-"""Which rank failed first, and how to say it.
+"""How the ranks ended: which failed first, who failed of the same, and how to say it once.
 
-The processes' order of death alone misleads: a rank that raised an error may still be shutting its
-interpreter down while a peer has already noticed and gone. So a failure that speaks of a lost peer
-is taken for a consequence whenever there is one that does not.
+What failed of what is taken from the records that ranks hand over (`diagnosis.report.Uncaught`) and from exit
+codes and signals, never from what they print. A rank without a record (it ended before it had a group, or is
+no Python program) counts by its exit code and the time of its end.
 """
 
 from __future__ import annotations
@@ -10,20 +10,23 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+
+import msgspec
+
+from unisono.diagnosis.report import Uncaught
 
 __all__ = [
-    "Ending",
-    "Failure",
+    "RankEnd",
+    "blocks",
     "exit_status",
-    "failure_of",
     "first_failure",
     "follow_up",
     "foreign_report",
-    "last_words",
+    "json_record",
+    "last_lines",
     "report",
     "signal_name",
+    "together",
 ]
 
 _HEADER = "Traceback (most recent call last):"
@@ -32,45 +35,55 @@ _CHAINED = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
 )
-_DECORATION = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|^\[rank\d+\]: ?", re.MULTILINE)  # colour; torch's own prefix
-_CONSEQUENCE = re.compile(
-    r"PeerLost|\bAborted\b|Connection (?:reset|closed|refused)|ConnectionResetError|BrokenPipeError"
-    r"|DistNetworkError|remote process exited"
-)
-_ABSENT = re.compile(r"(ranks? [\d, -]+) never arrived|missing (ranks? \d[\d, .]*\d|rank \d+)")
+_COLOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _MAX_LINES = 60
 _MAX_LINE_CHARS = 2000
+_MAX_PLACES = 4  # that many different tracebacks are shown of ranks that failed of the same
 
 
-@dataclass(frozen=True)
-class Ending:
+class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
     """How one rank ended.
 
     Attributes:
+        rank: -1 where it is not known which.
         code: exit code, or the signal's number when `signaled`.
         asked: the launcher had signalled it before; its end says nothing about its own fate.
         order: 0 for the rank that ended first.
-        stderr: the last bytes of its standard error.
         ended_at: seconds since the epoch; nodes' clocks agree well enough to choose between equals.
+        error: what it handed over.
+        stderr: its last lines, where it has handed over nothing.
+        note: how it ended, where that is neither an exit code nor a signal.
     """
 
     rank: int
     pid: int
     code: int
-    signaled: bool
-    asked: bool
     order: int
-    stderr: bytes = b""
+    signaled: bool = False
+    asked: bool = False
     ended_at: float = 0.0
+    error: Uncaught | None = None
+    stderr: tuple[str, ...] = ()
+    note: str = ""
 
     @property
     def failed(self) -> bool:
         """It ended badly, and not because the launcher told it to."""
         return (self.signaled or self.code != 0) and not self.asked
 
+    @property
+    def consequence(self) -> bool:
+        """It failed because another rank was gone."""
+        return not self.signaled and self.error is not None and self.error.lost
+
+    @property
+    def failed_at(self) -> float:
+        """When it failed: an interpreter may take long from there to its end."""
+        return self.error.at if self.error is not None and not self.signaled else self.ended_at
+
     def how(self) -> str:
         """Say how it ended: "exit code 3", "SIGKILL"."""
-        return signal_name(self.code) if self.signaled else f"exit code {self.code}"
+        return self.note or (signal_name(self.code) if self.signaled else f"exit code {self.code}")
 
 
 def signal_name(number: int) -> str:
@@ -81,40 +94,60 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def exit_status(ending: Ending) -> int:
+def exit_status(end: RankEnd) -> int:
     """Return the exit code for the shell: the rank's own, 128 + n for signal n."""
-    return 128 + ending.code if ending.signaled else ending.code
+    return 128 + end.code if end.signaled else end.code
 
 
-def first_failure(endings: Iterable[Ending]) -> Ending | None:
+def first_failure(ends: Iterable[RankEnd]) -> RankEnd | None:
     """Return the failure that started it all, None when nobody failed."""
-    failed = [ending for ending in endings if ending.failed]
-    return min(failed, key=lambda ending: (_is_consequence(ending), ending.order), default=None)
+    failed = [end for end in ends if end.failed]
+    return min(failed, key=lambda end: (end.consequence, end.failed_at, end.order), default=None)
 
 
-def _is_consequence(ending: Ending) -> bool:
-    words = last_words(ending)
-    final = [line for line in words if line and not line.startswith((" ", "\t"))]
-    return not ending.signaled and bool(final) and bool(_CONSEQUENCE.search("\n".join(final[-3:])))
+def together(first: RankEnd, ends: Iterable[RankEnd]) -> list[RankEnd]:
+    """The ranks that failed of the same as `first`, which is one of them."""
+    if first.error is None or first.signaled:
+        return [first]
+    fault = _fault(first.error)
+    absent = first.error.missing
+    alike = [
+        end
+        for end in ends
+        if end.failed and not end.signaled and end.error is not None and _fault(end.error) == fault
+    ]
+    return [end for end in alike if end.rank == first.rank or end.rank not in absent]
 
 
-def last_words(ending: Ending) -> list[str]:
-    """Return the last traceback in a rank's stderr with those it is chained to, else its last lines."""
-    text = _DECORATION.sub("", ending.stderr.decode(errors="replace"))
-    lines = [line.rstrip("\r")[:_MAX_LINE_CHARS] for line in text.splitlines()]
-    marker = _FATAL if ending.signaled else _HEADER
+def _fault(error: Uncaught) -> tuple[object, ...]:
+    """What two errors have in common when they come from one fault."""
+    report = error.report
+    if report is None:
+        return error.type, error.message
+    return error.type, report.group, report.kind, report.sequence, report.rank, report.pid
+
+
+def last_lines(stderr: bytes, rank: int, *, fatal: bool) -> tuple[str, ...]:
+    """The last traceback in a rank's stderr with those it is chained to, else its last lines.
+
+    Args:
+        fatal: a signal ended it, whose traceback begins with other words.
+    """
+    own = f"[rank{rank}]: "  # PyTorch puts this before each line of a traceback
+    text = _COLOR.sub("", stderr.decode(errors="replace"))
+    lines = [line.removeprefix(own).rstrip("\r")[:_MAX_LINE_CHARS] for line in text.splitlines()]
+    marker = _FATAL if fatal else _HEADER
     start = next((i for i in reversed(range(len(lines))) if lines[i].startswith(marker)), None)
     if start is None:
-        return lines[-5:]
-    start = _chain_start(lines, start)
-    block = lines[start:]
-    if len(block) > _MAX_LINES:
-        block = [
-            *block[: _MAX_LINES // 2],
-            f"  ... {len(block) - _MAX_LINES} lines ...",
-            *block[-_MAX_LINES // 2 :],
-        ]
-    return block
+        return tuple(lines[-5:])
+    return tuple(_shortened(lines[_chain_start(lines, start) :]))
+
+
+def _shortened(lines: list[str]) -> list[str]:
+    if len(lines) <= _MAX_LINES:
+        return lines
+    half = _MAX_LINES // 2
+    return [*lines[:half], f"  ... {len(lines) - _MAX_LINES} lines ...", *lines[-half:]]
 
 
 def _chain_start(lines: Sequence[str], start: int) -> int:
@@ -127,106 +160,171 @@ def _chain_start(lines: Sequence[str], start: int) -> int:
     return start
 
 
-def report(first: Ending, endings: Iterable[Ending], *, log_dir: str | None, shown: bool = False) -> str:
+def blocks(ends: Iterable[RankEnd], *, full: bool) -> list[str]:
+    """The errors that ranks handed over and did not print, each fault once: "ranks 0-63:" and what they say.
+
+    Args:
+        full: with Unisono's own frames.
+    """
+    faults: dict[tuple[object, ...], list[RankEnd]] = {}
+    for end in ends:
+        if end.error is not None and not end.error.printed:
+            faults.setdefault(_fault(end.error), []).append(end)
+    return ["\n".join(_block(group, full=full)) for group in faults.values()]
+
+
+def _block(group: Sequence[RankEnd], *, full: bool) -> list[str]:
+    """One fault of all ranks in `group`: where each of them was, then the error."""
+    places: dict[str, list[RankEnd]] = {}
+    for end in group:
+        assert end.error is not None
+        places.setdefault(end.error.all_frames if full else end.error.frames, []).append(end)
+    lines: list[str] = []
+    for frames, ranks in list(places.items())[:_MAX_PLACES]:
+        lines += [f"{_ranks(ranks)}:", *_indented(_shortened(frames.splitlines()))]
+    if len(places) > _MAX_PLACES:
+        rest = [end for ranks in list(places.values())[_MAX_PLACES:] for end in ranks]
+        lines.append(f"{_ranks(rest)}: at {len(places) - _MAX_PLACES} other places")
+    said = _message(group)
+    return lines + (said if len(places) > 1 else _indented(said))
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    return ["  " + line for line in lines]
+
+
+def _message(group: Sequence[RankEnd]) -> list[str]:
+    """The error of a fault, as the rank that found it has it; of several ranks, without the name of one."""
+    errors = [end.error for end in group if end.error is not None]
+    found = next(
+        (e for e in errors if e.report is not None and e.report.found_by == e.report.reporter), errors[0]
+    )
+    said = found.message
+    if found.report is not None and len(group) > 1:
+        from unisono.diagnosis.render import text  # not before a rank has failed
+
+        said = said.replace(text(found.report), text(found.report, for_all=True))
+    return said.splitlines()
+
+
+def report(
+    first: RankEnd,
+    ends: Iterable[RankEnd],
+    *,
+    log_dir: str | None,
+    shown: bool = False,
+    told: bool = False,
+    full: bool = False,
+) -> str:
     """Write the summary: the first failure and its error, then in one line what followed from it.
 
     unisono run: rank 2 failed first: exit code 1 (pid 4121)
       ValueError: label 10 is out of range
-    unisono run: then ranks 0-1 failed because a peer was gone (exit code 1); rank 3 was ended by the launcher
+    unisono run: then ranks 0-1 failed because rank 2 was gone (exit code 1); rank 3 was ended by the launcher
 
     Args:
         shown: the rank's standard error is on the console already, so its traceback is not repeated.
+        told: the block of its fault is there already.
+        full: with Unisono's own frames.
     """
-    lines = [headline(first)]
-    lines += ["  " + line for line in (_error(last_words(first)) if shown else last_words(first))]
-    others = sorted((e for e in endings if e.rank != first.rank), key=lambda e: e.rank)
-    parts = [f"{_ranks(group)} failed {cause}" for cause, group in _by_cause(others).items()]
-    asked = [e for e in others if e.asked]
-    if asked:
-        parts.append(f"{_ranks(asked)} {'were' if len(asked) > 1 else 'was'} ended by the launcher")
-    before = [e for e in others if e.order < first.order and e.code == 0 and not e.signaled]
-    if before and _is_consequence(first):
+    ends = list(ends)
+    group = together(first, [first, *(end for end in ends if end.rank != first.rank)])
+    lines = [_headline(first, group)]
+    if first.error is None or first.signaled:
+        lines += _indented(_error(first.stderr) if shown else first.stderr)
+    elif first.error.printed and shown:
+        lines += _indented(_message(group))
+    elif not told:
+        lines += _indented(_block(group, full=full))
+    alike = {end.rank for end in group}
+    others = sorted((end for end in ends if end.rank not in alike), key=lambda end: end.rank)
+    before = [end for end in others if end.order < first.order and end.code == 0 and not end.signaled]
+    if before and first.consequence:
         lines.append(f"unisono run: {_ranks(before)} had ended before with exit code 0")
-    if parts:
-        lines.append("unisono run: then " + "; ".join(parts))
+    if parts := _consequences(others, ends):
+        lines.append("unisono run: then " + parts)
     if log_dir:
         lines.append(f"unisono run: full output in {log_dir}")
     return "\n".join(lines)
 
 
-def headline(first: Ending) -> str:
+def _headline(first: RankEnd, group: Sequence[RankEnd]) -> str:
     """The cause in one line: who failed, or who was waited for in vain."""
-    how = f"{first.how()} (pid {first.pid})"
-    absent = _ABSENT.search("\n".join(_error(last_words(first))))
-    if absent is not None and not first.signaled:
-        who = next(group for group in absent.groups() if group)
-        return f"unisono run: {who} never came; rank {first.rank} gave up waiting first: {how}"
-    return f"unisono run: rank {first.rank} failed first: {how}"
+    alone = len(group) == 1
+    how = f"{first.how()} (pid {first.pid})" if alone else first.how()
+    absent = sorted({rank for end in group if end.error is not None for rank in end.error.missing})
+    if absent and not first.signaled:
+        who = _named(absent)
+        gave_up = f"rank {first.rank} gave up waiting first" if alone else f"{_ranks(group)} gave up waiting"
+        return f"unisono run: {who} never came; {gave_up}: {how}"
+    return f"unisono run: {_ranks(group)} failed {'first' if alone else 'together'}: {how}"
 
 
-def _error(words: list[str]) -> list[str]:
+def _error(lines: Sequence[str]) -> Sequence[str]:
     """Of a traceback, the error it ends with; everything else as it is."""
-    if not words or not words[0].startswith(_HEADER):
-        return words
-    start = max(i for i, line in enumerate(words) if line.startswith(_HEADER))
-    body = [i for i in range(start + 1, len(words)) if words[i] and not words[i].startswith((" ", "\t"))]
-    return words[body[0] :] if body else words
+    if not lines or not lines[0].startswith(_HEADER):
+        return lines
+    start = max(i for i, line in enumerate(lines) if line.startswith(_HEADER))
+    body = [i for i in range(start + 1, len(lines)) if lines[i] and not lines[i].startswith((" ", "\t"))]
+    return lines[body[0] :] if body else lines
 
 
-class Failure(NamedTuple):
-    """A node's first failure, as the other nodes are told of it. `rank` is -1 where it is not known."""
-
-    rank: int
-    how: str
-    status: int
-    consequence: bool
-    ended_at: float
-    words: list[str]
-
-
-def failure_of(first: Ending) -> Failure:
-    """What other nodes are told about `first`."""
-    words = last_words(first)
-    return Failure(first.rank, first.how(), exit_status(first), _is_consequence(first), first.ended_at, words)
-
-
-def foreign_report(failure: Failure, node: int, host: str) -> str:
+def foreign_report(first: RankEnd, node: int, host: str) -> str:
     """Write the summary of a job whose first failure was on another node."""
-    who = f"rank {failure.rank}" if failure.rank >= 0 else "a process"
-    lines = [f"unisono run: {who} on node {node} (host {host}) failed first: {failure.how}"]
-    return "\n".join(lines + ["  " + line for line in failure.words])
+    who = f"rank {first.rank}" if first.rank >= 0 else "a process"
+    lines = [f"unisono run: {who} on node {node} (host {host}) failed first: {first.how()}"]
+    if first.error is not None and not first.signaled:
+        return "\n".join(lines + _indented(_block([first], full=False)))
+    return "\n".join(lines + _indented(first.stderr))
 
 
-def follow_up(endings: Sequence[Ending]) -> str:
+def follow_up(ends: Sequence[RankEnd]) -> str:
     """Say in one line what happened on this node, where nothing began."""
-    parts = [f"{_ranks(group)} failed {cause}" for cause, group in _by_cause(endings).items()]
-    asked = [e for e in endings if e.asked]
+    parts = _consequences(ends, ends)
+    return f"unisono run: then on this node {parts}" if parts else ""
+
+
+def _consequences(others: Sequence[RankEnd], ends: Sequence[RankEnd]) -> str:
+    """What became of `others`: "ranks 0-1 failed because rank 2 was gone (exit code 1); rank 3 was ..."."""
+    causes: dict[str, list[RankEnd]] = {}
+    for end in others:
+        if end.failed:
+            why = f"because {_lost(end, ends)} was gone" if end.consequence else "too"
+            causes.setdefault(f"{why} ({end.how()})", []).append(end)
+    parts = [f"{_ranks(group)} failed {cause}" for cause, group in causes.items()]
+    asked = [end for end in others if end.asked]
     if asked:
         parts.append(f"{_ranks(asked)} {'were' if len(asked) > 1 else 'was'} ended by the launcher")
-    return "unisono run: then on this node " + "; ".join(parts) if parts else ""
+    return "; ".join(parts)
 
 
-def _by_cause(endings: Iterable[Ending]) -> dict[str, list[Ending]]:
-    groups: dict[str, list[Ending]] = {}
-    for ending in endings:
-        if ending.failed:
-            cause = (
-                f"because a peer was gone ({ending.how()})"
-                if _is_consequence(ending)
-                else f"too ({ending.how()})"
-            )
-            groups.setdefault(cause, []).append(ending)
-    return groups
+def _lost(end: RankEnd, ends: Iterable[RankEnd]) -> str:
+    """Who was gone. A group numbers its ranks in its own way, so a process is known by its pid."""
+    report = end.error.report if end.error is not None else None
+    pid = report.pid if report is not None else 0
+    return next((f"rank {other.rank}" for other in ends if other.pid == pid), "a peer")
 
 
-def _ranks(endings: Sequence[Ending]) -> str:
+def _ranks(ends: Sequence[RankEnd]) -> str:
+    return _named([end.rank for end in ends])
+
+
+def _named(numbers: Sequence[int]) -> str:
     """Name ranks shortly: "rank 3", "ranks 0-2, 5"."""
-    numbers = sorted(ending.rank for ending in endings)
     runs: list[list[int]] = []
-    for number in numbers:
+    for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:
             runs[-1].append(number)
         else:
             runs.append([number])
     names = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
     return f"rank{'s' if len(numbers) > 1 else ''} {names}"
+
+
+def json_record(ends: Iterable[RankEnd], status: int) -> bytes:
+    """The record of `--json-errors`: the exit code, the ranks that failed first, and how every rank ended."""
+    ends = sorted(ends, key=lambda end: end.rank)
+    first = first_failure(ends)
+    ranks = [end.rank for end in together(first, ends)] if first is not None else []
+    record = {"status": status, "first": ranks, "ranks": [msgspec.to_builtins(end) for end in ends]}
+    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"

@@ -15,33 +15,30 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from unisono.launch.board import StatusBoard
-from unisono.launch.ending import (
+from unisono import env
+from unisono.launch.board import StatusBoard, shared_file, tell
+from unisono.launch.console import Screen, Streams
+from unisono.launch.failures import Failures, Rank
+from unisono.launch.job import Assignment, Job, rank_environment, usable_cores
+from unisono.launch.process import (
     AFTER_FAILURE_S,
     AFTER_INTERRUPT_S,
     AFTER_SIGNAL_S,
     STRAYS_IN_A_HURRY_S,
     TELL_S,
     Escalation,
+    become_subreaper,
+    children,
+    end_children,
     ends_of_strays,
+    signal_rank,
+    signal_strays,
+    start,
     undying,
 )
-from unisono.launch.job import STDERR, Assignment, Job, rank_environment, usable_cores
-from unisono.launch.news import tell
-from unisono.launch.process import become_subreaper, children, end_children, signal_rank, signal_strays, start
-from unisono.launch.screen import Screen
-from unisono.launch.streams import RankStream, Streams
-from unisono.launch.summary import (
-    Ending,
-    exit_status,
-    failure_of,
-    first_failure,
-    follow_up,
-    report,
-    signal_name,
-)
+from unisono.launch.summary import exit_status, signal_name
+from unisono.limits import described, is_limit
 
 __all__ = ["FORWARDED", "STOPPING", "Supervisor"]
 
@@ -53,17 +50,6 @@ REPEATED_S = 0.3  # a second signal within this is the first once more: terminal
 DRAIN_S = 0.3  # an interrupted job waits this long for a console that takes nothing
 
 
-@dataclass
-class _Rank:
-    local_rank: int
-    rank: int
-    pid: int
-    stderr: RankStream
-    asked: bool = False  # the launcher has signalled it
-    ended_at: float = 0.0
-    end: tuple[int, int, bool] | None = None  # order, code, signaled
-
-
 class Supervisor:
     """Runs one job. Has to be alone in its process: it takes over signals and adopts orphans."""
 
@@ -72,7 +58,7 @@ class Supervisor:
         self._base = base
         self._news_fd = news_fd  # where the front hears of failures, when there are other nodes to tell
         self._assignment = Assignment("", 0, 0, job.world_size)
-        self._ranks: dict[int, _Rank] = {}
+        self._ranks: dict[int, Rank] = {}
         self._ranks_ended = 0
         self._escalation = Escalation()
         self._stopped_by: signal.Signals | None = None  # what the user sent
@@ -89,9 +75,12 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._catch_signals()
         self._selector.register(front_fd, selectors.EVENT_READ, lambda: self._on_front(front_fd))
-        self._screen = Screen(color="NO_COLOR" not in base, on_progress=self._wake)
+        color = "NO_COLOR" not in base and not env.dumb_terminal(base)
+        self._screen = Screen(color=color, on_progress=self._wake)
         self._streams = Streams(job, self._screen, self._selector)
         self._board = StatusBoard(job.world_size)
+        self._failures = Failures(job, self._screen, self._ranks)
+        self._selector.register(self._failures.inbox.socket, selectors.EVENT_READ, self._failures.take)
         become_subreaper()
 
     def _catch_signals(self) -> None:
@@ -142,29 +131,39 @@ class Supervisor:
             self._say(
                 f"{job.world_size} ranks on {cores} cores, OMP_NUM_THREADS={threads} each (set it to choose)"
             )
+        shared = shared_file() if job.gpus else ""
         for rank in range(job.world_size):
             environ = rank_environment(
-                job, rank, self._base, assignment=self._assignment, status_fd=self._board.fd
+                job,
+                rank,
+                self._base,
+                assignment=self._assignment,
+                status_fd=self._board.fd,
+                report_fd=self._failures.inbox.name,
+                shared=shared,
             )
             try:
                 self._start_rank(rank, environ)
             except (OSError, subprocess.SubprocessError) as error:
-                self._say(f"rank {rank} could not be started: {error}")
+                why = described(error) if is_limit(error) else error
+                self._say(f"rank {rank} could not be started: {why}")
                 self._start_failed = True
-                self._tell({"failed": f"rank {rank} could not be started: {error}"})
+                self._tell({"failed": f"rank {rank} could not be started: {why}"})
                 self._escalation = Escalation((0, signal.SIGKILL))
                 return
 
     def _start_rank(self, local_rank: int, environ: Mapping[str, str]) -> None:
         rank = self._assignment.first_rank + local_rank
         stdin = None if self._job.stdin and rank == 0 else subprocess.DEVNULL
-        process = start(self._job.command, environ, stdin=stdin, pass_fds=(self._board.fd,))
+        process = start(
+            self._job.command, environ, stdin=stdin, pass_fds=(self._board.fd, self._failures.inbox.fd)
+        )
         self._board.started(local_rank, process.pid)
         process.returncode = 0  # waited for here and not by the Popen object
         assert process.stdout is not None and process.stderr is not None
         self._streams.add(local_rank, rank, process.stdout, 1)
         stderr = self._streams.add(local_rank, rank, process.stderr, 2)
-        self._ranks[process.pid] = _Rank(local_rank, rank, process.pid, stderr)
+        self._ranks[process.pid] = Rank(local_rank, rank, process.pid, stderr)
 
     # what wakes the loop
 
@@ -231,7 +230,7 @@ class Supervisor:
                 self._on_rank_ended(rank, info.si_status, info.si_code != os.CLD_EXITED)
             os.waitpid(info.si_pid, 0)
 
-    def _on_rank_ended(self, rank: _Rank, code: int, signaled: bool) -> None:
+    def _on_rank_ended(self, rank: Rank, code: int, signaled: bool) -> None:
         self._board.ended(rank.local_rank, code=code, signaled=signaled)
         rank.end = (self._ranks_ended, code, signaled)
         rank.ended_at = time.time()
@@ -253,7 +252,7 @@ class Supervisor:
     def _timeout_s(self) -> float | None:
         ending = self._at_work()
         give_up = None if self._late else self._give_up_at
-        times = (ending.due if ending else None, give_up, self._streams.partial_due())
+        times = (ending.due if ending else None, give_up, self._streams.partial_due(), self._failures.due)
         due = [t for t in times if t is not None]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
@@ -266,6 +265,7 @@ class Supervisor:
     def _act_on_time(self) -> None:
         now = time.monotonic()
         self._streams.show_partials(now)
+        self._failures.show_overdue(now)
         if self._left:
             return
         if self._living():
@@ -276,7 +276,7 @@ class Supervisor:
         elif not self._childless:
             self._end_strays(now)
 
-    def _living(self) -> list[_Rank]:
+    def _living(self) -> list[Rank]:
         return [rank for rank in self._ranks.values() if rank.end is None]
 
     def _signal_ranks(self, number: signal.Signals, *, asking: bool = True) -> None:
@@ -339,33 +339,12 @@ class Supervisor:
             self._report()
         return self._screen.backlog_nbytes == 0 or bool(self._late and self._stopped_by)
 
-    def _endings(self) -> list[Ending]:
-        endings = []
-        for rank in self._ranks.values():
-            if rank.end is not None:
-                order, code, signaled = rank.end
-                endings.append(
-                    Ending(
-                        rank.rank,
-                        rank.pid,
-                        code,
-                        signaled,
-                        rank.asked,
-                        order,
-                        rank.stderr.tail,
-                        rank.ended_at,
-                    )
-                )
-        return endings
-
     def _report(self) -> None:
         self._reported = True
-        endings = self._endings()
-        first = first_failure(endings)
-        said = self._summary(first, endings) if first is not None else ""
+        said = self._failures.report()
+        first = self._failures.first
         if self._news_fd >= 0:
-            failure = failure_of(first) if first is not None else None
-            self._tell({"failure": failure, "report": said, "follow": follow_up(endings)})
+            self._tell({"failure": first, "report": said, "follow": self._failures.follow_up()})
         elif said:
             self._screen.say(said)
         self._screen.end_open_lines()
@@ -375,11 +354,7 @@ class Supervisor:
             self._status = exit_status(first)
         else:
             self._status = 1 if self._start_failed or self._living() else 0
-
-    def _summary(self, first: Ending, endings: list[Ending]) -> str:
-        local_rank = first.rank - self._assignment.first_rank
-        shown = bool(self._job.shown[local_rank] & STDERR)
-        return report(first, endings, log_dir=self._job.log_dir, shown=shown)
+        self._failures.write_record(self._status)
 
     def _tell(self, news: Mapping[str, object]) -> None:
         """Let the front know, which tells the other nodes."""

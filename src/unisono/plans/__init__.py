@@ -6,6 +6,7 @@ proof.py      shows that a plan keeps the promise, for a given number of ranks
 lowering.py   flattens a plan for the engine
 origins.py    follows one rank's results back, for lowering its code alone
 exposure.py   which messages may be read where they lie
+custom.py     algorithms of the caller's own
 catalog.py    all algorithms by name
 all other modules   the algorithms
 """
@@ -26,6 +27,7 @@ from unisono.plans.plan import (
     Recv,
     Reduce,
     Send,
+    StepFunction,
     Tmp,
     build,
     by_host,
@@ -49,6 +51,7 @@ __all__ = [
     "Recv",
     "Reduce",
     "Send",
+    "StepFunction",
     "Tmp",
     "algorithm_names",
     "build",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from unisono.checking import instance, listed, whole
 from unisono.errors import PlanError
 from unisono.plans import (
     aggregator,
@@ -19,7 +20,7 @@ from unisono.plans import (
     torus,
     tree,
 )
-from unisono.plans.plan import Plan, Step, StepFunction, build
+from unisono.plans.plan import MOST_RANKS, Plan, Step, StepFunction, build
 
 __all__ = ["ALGORITHMS", "FLAT", "PLACED", "algorithm_names", "make", "steps_of"]
 
@@ -97,9 +98,12 @@ def steps_of(collective: str, algorithm: str, size: int, hosts: tuple[int, ...] 
     Raises:
         PlanError: there is no such algorithm for this collective, or hosts are not those of `size` ranks.
     """
-    known = ALGORITHMS[collective]
-    if algorithm not in known:
+    known = ALGORITHMS.get(instance(collective, str, "collective"))
+    if known is None:
+        raise PlanError(f"no collective {collective!r}: there are {', '.join(ALGORITHMS)}")
+    if instance(algorithm, str, "algorithm") not in known:
         raise PlanError(f"{collective} has no algorithm {algorithm!r}; it has {', '.join(sorted(known))}")
+    whole(size, "size", 1, MOST_RANKS)
     if hosts and len(hosts) != size:
         raise PlanError(f"{collective}/{algorithm}: got the hosts of {len(hosts)} ranks, expected {size}")
     if algorithm in FLAT[collective]:
@@ -115,5 +119,7 @@ def make(collective: str, algorithm: str, size: int, root: int = 0, hosts: tuple
     Raises:
         PlanError: there is no such algorithm for this collective, or hosts are not those of `size` ranks.
     """
+    hosts = tuple(whole(host, "host") for host in listed(hosts, "hosts"))
     steps = steps_of(collective, algorithm, size, hosts)
+    whole(root, "root", 0, size - 1)
     return build(collective, algorithm, steps, size, root, hosts)

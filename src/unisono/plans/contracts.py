@@ -16,6 +16,11 @@ Expected = Callable[[int, int, int, int], "list[Contribution] | None"]
 """(rank, chunk, size, root) -> the contributions Out(chunk) must hold on that rank; None: anything."""
 
 
+def nobody_keeps(rank: int, root: int) -> bool:  # noqa: ARG001
+    """Every rank gets a result."""
+    return False
+
+
 def everybody_gives(rank: int, root: int) -> bool:  # noqa: ARG001
     """Every rank has input."""
     return True
@@ -32,6 +37,7 @@ class Contract(NamedTuple):
         reduces: contributions are combined, in one order on every rank.
         counts: every contribution exactly once (a barrier only needs to hear of everybody).
         rooted: the root matters.
+        keeps: (rank, root) -> whether the rank gets no result and its buffer stays as it was.
     """
 
     in_place: bool
@@ -42,6 +48,7 @@ class Contract(NamedTuple):
     reduces: bool = False
     counts: bool = True
     rooted: bool = False
+    keeps: Callable[[int, int], bool] = nobody_keeps
 
 
 def _everybody(rank: int, chunk: int, size: int, root: int) -> list[Contribution]:  # noqa: ARG001
@@ -86,7 +93,9 @@ def _below(rank: int, chunk: int, size: int, root: int) -> list[Contribution]:  
 
 CONTRACTS: dict[str, Contract] = {
     "broadcast": Contract(True, "0", "any", _of_root, rooted=True),
-    "reduce": Contract(True, "0", "any", _root_alone, reduces=True, rooted=True),
+    "reduce": Contract(
+        True, "0", "any", _root_alone, reduces=True, rooted=True, keeps=lambda rank, root: rank != root
+    ),
     "all_reduce": Contract(True, "0", "any", _everybody, reduces=True),
     "gather": Contract(False, "1", "p", _gathered, rooted=True),
     "all_gather": Contract(False, "1", "p", _block_of_each),
@@ -94,7 +103,7 @@ CONTRACTS: dict[str, Contract] = {
     "reduce_scatter": Contract(False, "p", "1", _reduced_block, reduces=True),
     "all_to_all": Contract(False, "p", "p", _exchanged),
     "scan": Contract(True, "0", "any", _up_to, reduces=True),
-    "exclusive_scan": Contract(True, "0", "any", _below, reduces=True),
+    "exclusive_scan": Contract(True, "0", "any", _below, reduces=True, keeps=lambda rank, _: rank == 0),
     "barrier": Contract(True, "0", "any", _everybody, reduces=True, counts=False),
 }
 """Every collective; its place here is its number in the engine."""

@@ -1,4 +1,4 @@
-"""Flatten a plan into the numbers that the engine runs; csrc/program.cpp reads them.
+"""Flatten a plan into the numbers that the engine runs; csrc/engine/program.cpp reads them.
 
 out chunks, in chunks, tmp chunks of this rank, equal blocks, lends (see `_lends`), messages in flight,
 algorithm, then per step opcode, flags, space and index of the chunk, space and index of the own chunk, own
@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from unisono.checking import instance, whole
+from unisono.plans.agreement import agreement
 from unisono.plans.catalog import algorithm_names, steps_of
 from unisono.plans.contracts import CONTRACTS
 from unisono.plans.exposure import exposed
 from unisono.plans.origins import Origins
 from unisono.plans.plan import Chunk, Copy, Plan, Recv, Reduce, Send, Step
 
-__all__ = ["lower", "lower_rank"]
+__all__ = ["lower", "lower_agreement", "lower_rank"]
 
 _OPCODES: dict[type, int] = {Send: 0, Recv: 1, Reduce: 2, Copy: 3}
 _SPACES = {"out": 0, "in": 1, "tmp": 2}
@@ -33,7 +35,7 @@ def lower(plan: Plan) -> list[list[int]]:
     """
     from unisono.plans.proof import run  # ranks lower their own code only, and prove nothing
 
-    in_flight, findings = run(plan)
+    in_flight, findings = run(instance(plan, Plan, "plan"))
     lends = _lends(plan.collective, plan.size, plan.steps, plan.hosts)
     code, origins = [], Origins(plan.steps.__getitem__)
     for rank, (steps, seen) in enumerate(zip(plan.steps, findings, strict=True)):
@@ -57,6 +59,8 @@ def lower_rank(
         PlanError: there is no such algorithm for this collective, or hosts are not those of `size` ranks.
     """
     function = steps_of(collective, algorithm, size, hosts)
+    whole(rank, "rank", 0, size - 1)
+    whole(root, "root", 0, size - 1)
     origins = Origins(lambda peer: function(peer, size, root))
     steps = origins.steps(rank)
     contract = CONTRACTS[collective]
@@ -70,6 +74,14 @@ def lower_rank(
     last = _last(steps, reduces=contract.reduces)
     open_ = _open(rank, size, steps, origins)
     return header + _words(rank, steps, _raw(rank, steps, given), complete, last, open_)
+
+
+def lower_agreement(rank: int, size: int, waiting: Sequence[int]) -> list[int]:
+    """The code of one rank of `agreement`."""
+    steps = list(agreement(rank, size, waiting))
+    none = [False] * len(steps)
+    header = _header("barrier", "agreement", size, steps, 0, _NOT)
+    return header + _words(rank, steps, none, none, none, none)
 
 
 def _everybody(size: int, ranks: int) -> bool:

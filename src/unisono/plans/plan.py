@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+from unisono.checking import listed, whole
+
 __all__ = [
     "Chunk",
     "Copy",
@@ -36,6 +38,9 @@ __all__ = [
     "exchange",
     "others",
 ]
+
+MOST_RANKS = 1 << 20
+"""A plan holds steps for each of them."""
 
 EDGE_CAPACITY = 16
 """Messages an edge of the engine holds (LANE_ENTRIES; a test compares the two)."""
@@ -138,7 +143,8 @@ class Plan(_Plan):
     """
 
     def __str__(self) -> str:
-        return f"{self.collective}/{self.algorithm} p={self.size}"
+        root = f" root={self.root}" if self.root else ""
+        return f"{self.collective}/{self.algorithm} p={self.size}{root}"
 
     def chunks(self, space: str) -> int:
         """How many chunks of a space the plan speaks of."""
@@ -170,6 +176,9 @@ def build(
     hosts: tuple[int, ...] = (),
 ) -> Plan:
     """Write down an algorithm's steps for every rank of a group of `size`."""
+    whole(size, "size", 1, MOST_RANKS)
+    if not callable(steps):
+        raise TypeError(f"steps is a {type(steps).__name__}, expected a function of rank, size and root")
     written = tuple(tuple(steps(rank, size, root)) for rank in range(size))
     return Plan(collective, algorithm, size, root, written, hosts)
 
@@ -179,6 +188,8 @@ def others(rank: int, size: int) -> tuple[int, ...]:
 
     Example (size=4): others(1, 4) == (2, 3, 0)
     """
+    whole(rank, "rank")
+    whole(size, "size", 0, MOST_RANKS)
     return tuple((rank + distance) % size for distance in range(1, size))
 
 
@@ -188,7 +199,7 @@ def by_host(hosts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     Example: by_host((7, 4, 7, 4, 4)) == ((0, 2), (1, 3, 4))
     """
     ranks: dict[int, list[int]] = {}
-    for rank, host in enumerate(hosts):
+    for rank, host in enumerate(listed(hosts, "hosts")):
         ranks.setdefault(host, []).append(rank)
     return tuple(map(tuple, ranks.values()))
 

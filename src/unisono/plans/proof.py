@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, replace
 
+from unisono.checking import instance, whole
 from unisono.errors import PlanError
 from unisono.plans.contracts import CONTRACTS, Contribution
 from unisono.plans.plan import EDGE_CAPACITY, Chunk, Copy, Plan, Recv, Reduce, Send, Step
@@ -287,12 +288,15 @@ def prove(plan: Plan, *, edge_capacity: int = EDGE_CAPACITY) -> Proof:
 
     Proved, for this number of ranks and any interleaving: every output chunk holds exactly the
     contributions its contract names, each once; where ranks must agree they combined them in one
-    order, so that the bits agree; nothing is read before it is written; the caller's input is never
-    written; no deadlock, with edges of `edge_capacity` messages; no message is left over.
+    order, so that the bits agree; what a rank gets has gone through a Reduce, which PREMUL_SUM needs; nothing
+    is read before it is written; the caller's input is never written; no deadlock, with edges of
+    `edge_capacity` messages; no message is left over.
 
     Raises:
         PlanError: the plan is wrong; the message shows the rank and the step.
     """
+    instance(plan, Plan, "plan")
+    whole(edge_capacity, "edge_capacity", 1)
     if len(plan.steps) != plan.size or not 0 <= plan.root < plan.size:
         raise PlanError(f"{plan}: has steps for {len(plan.steps)} ranks and root {plan.root}")
     _, findings = run(plan, edge_capacity=edge_capacity)
@@ -322,6 +326,13 @@ def _check_results(running: _Run) -> None:
                 continue
             _check_value(running, rank, chunk, value, expected)
             assert value is not None
+            contract = running.contract
+            if value.raw and contract.reduces and contract.counts and not contract.keeps(rank, plan.root):
+                raise running.error(
+                    rank,
+                    f"Out({chunk}) is as its rank gave it, and PREMUL_SUM would not multiply it; "
+                    f"let it go through Reduce(Out({chunk}), frm=({rank},))",
+                )
             if plan.collective != "all_reduce":
                 continue
             first, order = orders.setdefault(chunk, (rank, value.order))

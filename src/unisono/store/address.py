@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import socket
 
+from unisono.checking import text, whole
 from unisono.errors import StoreError, message
+from unisono.limits import described, is_limit
 
 __all__ = ["listen", "shown"]
 
@@ -13,7 +15,8 @@ __all__ = ["listen", "shown"]
 def listen(host: str, port: int) -> socket.socket:
     """A listening, non-blocking socket on the first address of `host` that can be bound."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        whole(port, "port", 0, 65535)
+        found = socket.getaddrinfo(text(host, "host"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError, OverflowError) as error:
         raise StoreError(message(f"cannot listen on {shown(host, port)}: {error}")) from error
     failure = OSError(errno.EADDRNOTAVAIL, "the name has no address")
@@ -43,6 +46,8 @@ def _bind_text(host: str, port: int, failure: OSError) -> str:
         errno.EADDRNOTAVAIL: "That is no address of this host; rank 0 has to run on the master's host.",
         errno.EACCES: "Choose a port above 1023.",
     }
+    if is_limit(failure):
+        return f"cannot listen on {shown(host, port)}: {described(failure)}"
     what = f"cannot listen on {shown(host, port)}: {failure.strerror or failure}"
     return message(what, remedy=remedies.get(failure.errno or 0, ""))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import weakref
 from abc import ABC, abstractmethod
@@ -10,7 +9,10 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TypeVar
 
+from unisono import timeouts
+from unisono.checking import listed
 from unisono.errors import StoreError, StoreTimeout, message
+from unisono.limits import described, is_limit
 from unisono.store import ops
 from unisono.store.ops import Op, Reply
 
@@ -34,7 +36,7 @@ class Store(ABC):
     """
 
     def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = checked_timeout(timeout_s)
+        self._timeout_s = _seconds(timeout_s)
         self._pid = os.getpid()
         self._closed = False
 
@@ -61,7 +63,7 @@ class Store(ABC):
 
     @timeout_s.setter
     def timeout_s(self, seconds: float) -> None:
-        self._timeout_s = checked_timeout(seconds)
+        self._timeout_s = _seconds(seconds)
 
     def set(self, key: str, value: BytesLike, timeout_s: float | None = None) -> None:
         """Store `value` under `key`, replacing what was there."""
@@ -159,8 +161,13 @@ class Store(ABC):
 
     def _ask(self, op: Op, payload: bytes, timeout_s: float | None) -> Reply:
         self._check_usable()
-        seconds = self._timeout_s if timeout_s is None else checked_timeout(timeout_s)
-        reply = self._call(op, payload, seconds)
+        seconds = self._timeout_s if timeout_s is None else _seconds(timeout_s)
+        try:
+            reply = self._call(op, payload, seconds)
+        except (OSError, MemoryError, RuntimeError) as error:
+            if isinstance(error, StoreError) or not is_limit(error):
+                raise
+            raise StoreError(message(described(error), where=self.describe())) from error
         if reply.error:
             raise StoreError(message(reply.error, where=self.describe()))
         if reply.missing and isinstance(op, (ops.Get, ops.Wait)):
@@ -189,15 +196,6 @@ class Store(ABC):
         )
 
 
-def checked_timeout(timeout_s: float) -> float:
-    """`timeout_s` as a float; every wait is bounded, so it is finite and not negative."""
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)):
-        raise TypeError(f"timeout_s is a number of seconds, got {timeout_s!r}")
-    if not math.isfinite(timeout_s) or timeout_s < 0:
-        raise ValueError(f"timeout_s is a finite number of seconds, 0 or more; got {timeout_s!r}")
-    return float(timeout_s)
-
-
 def close_in_children(forget: Callable[[], None]) -> None:
     """Call the bound method `forget` in every forked child, so it keeps no copy of a descriptor open.
 
@@ -213,6 +211,10 @@ def close_in_children(forget: Callable[[], None]) -> None:
     os.register_at_fork(after_in_child=in_child)
 
 
+def _seconds(timeout_s: float) -> float:
+    return timeouts.seconds(timeout_s, name="timeout_s", or_none=True)
+
+
 def _key(key: str) -> str:
     if not isinstance(key, str):
         raise TypeError(f"a store's key is a str, got {key!r}")
@@ -223,7 +225,7 @@ def _key(key: str) -> str:
 def _keys(keys: Iterable[str]) -> tuple[str, ...]:
     if isinstance(keys, (str, bytes)):
         raise TypeError(f"expected a list of keys, got the single key {keys!r}")
-    return tuple(_key(key) for key in keys)
+    return tuple(_key(key) for key in listed(keys, "keys"))
 
 
 def _value(value: BytesLike) -> bytes:

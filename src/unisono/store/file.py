@@ -30,10 +30,12 @@ import threading
 import time
 from collections.abc import Iterator
 
+from unisono.checking import whole
 from unisono.errors import StoreError, StoreTimeout, message
 from unisono.store.base import Store, close_in_children
 from unisono.store.log import Joined, Log, Put, Removed
 from unisono.store.ops import Add, CompareSet, Delete, Op, Reply, Set
+from unisono.timeouts import seconds
 
 __all__ = ["FileStore"]
 
@@ -65,8 +67,8 @@ class FileStore(Store):
     ) -> None:
         super().__init__(timeout_s)
         self.path = os.path.abspath(os.fspath(path))
-        self._world_size = world_size or 0
-        self._linger_s = linger_s
+        self._world_size = 0 if world_size is None else whole(world_size, "world_size", 0)
+        self._linger_s = seconds(linger_s, name="linger_s", or_none=True)
         self._guard = threading.RLock()
         self._busy = False
         self._log = self._open(time.monotonic() + self._timeout_s)
@@ -85,7 +87,10 @@ class FileStore(Store):
         if self._closed or os.getpid() != self._pid:
             return
         try:
-            self._await_others(time.monotonic() + (self._linger_s if linger_s is None else linger_s))
+            patience_s = (
+                self._linger_s if linger_s is None else seconds(linger_s, name="linger_s", or_none=True)
+            )
+            self._await_others(time.monotonic() + patience_s)
         finally:
             super().close()
             with contextlib.suppress(StoreError), self._held(time.monotonic() + LEAVE_S):

@@ -27,6 +27,7 @@ from contextlib import contextmanager
 import msgspec
 
 from unisono.errors import StoreError, StoreTimeout, message
+from unisono.limits import described, is_limit
 from unisono.store.ops import Table
 
 __all__ = ["Joined", "Log", "Put", "Removed"]
@@ -77,7 +78,8 @@ class Log:
         try:
             self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            raise StoreError(message(f"cannot open the store's file {path!r}: {error.strerror}")) from error
+            what = described(error) if is_limit(error) else error.strerror
+            raise StoreError(f"cannot open the store's file {path!r}: {what}") from error
         if not stat.S_ISREG(os.fstat(self.fd).st_mode):
             self.close()
             raise StoreError(message(f"the store's file {path!r} is no regular file"))
@@ -207,23 +209,22 @@ class Log:
         if size > self._end:
             os.ftruncate(self.fd, self._end)  # an incomplete record of a killed writer
         start = PREFIX.pack(len(head), len(payload), zlib.crc32(head)) + head
-        try:
-            self._write(start, payload)
-        except OSError as error:
-            raise StoreError(
-                message(f"cannot write to the store's file: {error.strerror}", where=f"FileStore {self.path}")
-            ) from error
+        self._write(start, payload)
         if isinstance(record, Joined):
             self.joined += 1
 
     def _write(self, *pieces: bytes | bytearray) -> None:
         at = self._end
-        for piece in pieces:
-            left = memoryview(piece)
-            while left:
-                written = os.pwrite(self.fd, left, at)
-                left = left[written:]
-                at += written
+        try:
+            for piece in pieces:
+                left = memoryview(piece)
+                while left:
+                    written = os.pwrite(self.fd, left, at)
+                    left = left[written:]
+                    at += written
+        except OSError as error:
+            what = described(error) if is_limit(error) else error.strerror
+            raise StoreError(f"cannot write to the store's file {self.path!r}: {what}") from error
         self._end = at
 
     def _read(self, start: int, end: int) -> bytes:

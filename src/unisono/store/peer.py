@@ -7,7 +7,7 @@ import socket
 from collections import deque
 
 from unisono.store import wire
-from unisono.store.door import Caller
+from unisono.store.admission import Caller
 from unisono.store.ops import Op
 
 __all__ = ["Peer"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from unisono.checking import instance, text
 from unisono.store import ops
 from unisono.store.base import Store
 from unisono.store.ops import Op, Reply
@@ -18,8 +19,8 @@ class PrefixStore(Store):
     """
 
     def __init__(self, prefix: str, store: Store) -> None:
-        super().__init__(store.timeout_s)
-        self._prefix = f"{prefix}/"
+        super().__init__(instance(store, Store, "store").timeout_s)
+        self._prefix = f"{text(prefix, 'prefix')}/"
         self._store = store
 
     @property

@@ -14,13 +14,16 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from unisono import secure
+from unisono import authentication
+from unisono.checking import flag, instance, text, whole
 from unisono.errors import StoreError, StoreTimeout, message
+from unisono.limits import described, explained
 from unisono.store import wire
 from unisono.store.address import shown
 from unisono.store.base import Store, close_in_children
-from unisono.store.dialer import Dialer, NotOurServer, receive, send
+from unisono.store.connecting import Dialer, NotOurServer, receive, send
 from unisono.store.ops import Get, Op, Reply, Wait
+from unisono.timeouts import seconds
 
 if TYPE_CHECKING:
     from unisono.store.tcp_server import StoreServer
@@ -69,15 +72,17 @@ class TCPStore(Store):
         retry: bool = True,
     ) -> None:
         super().__init__(timeout_s)
-        if tls:
-            secure.check_for_tls(token)
+        host = text(host, "host")
+        token = bytes(instance(token, (bytes, bytearray), "token"))
+        if flag(tls, "tls"):
+            authentication.check_for_tls(token)
         self._server = _serve(host, port, job, token, tls) if is_server else None
-        self._world_size = world_size
-        self._linger_s = linger_s
+        self._world_size = None if world_size is None else whole(world_size, "world_size", 0)
+        self._linger_s = seconds(linger_s, name="linger_s", or_none=True)
         self.host = self._server.host if self._server else host
         self.port = self._server.port if self._server else port
         self._name = os.urandom(8).hex()
-        self._job = job
+        self._job = text(job, "job")
         self._token = token
         self._tls = tls
         self._served_by = ""  # the server's id, as soon as it is known
@@ -90,6 +95,14 @@ class TCPStore(Store):
             self.server_pid = first.welcome.pid  # on the server's host
             self._served_by = first.welcome.server
             self._give_back(first)
+        except StoreTimeout as error:
+            limit = None if self._server is None else self._server.limit
+            self.close(linger_s=0.0)
+            if limit is None:
+                raise
+            raise StoreError(
+                f"the server of {self.describe()} takes in nobody: {described(limit)}"
+            ) from error
         except BaseException:
             self.close(linger_s=0.0)
             raise
@@ -163,7 +176,7 @@ class TCPStore(Store):
 
     def _connect(self, deadline: float, *, retry: bool) -> _Connection:
         me = (self._job, self._name, socket.gethostname(), os.getpid())
-        nonce = secure.fresh_nonce() if self._token else b""
+        nonce = authentication.fresh_nonce() if self._token else b""
         hello = wire.Hello(wire.MAGIC, wire.VERSION, *me, nonce, self._tls, self._served_by)
         dialer = Dialer(self.host, self.port, hello, self._token, deadline, self._timeout_s)
         sock, welcome = dialer.dial(retry)
@@ -177,9 +190,10 @@ class TCPStore(Store):
 
 
 def _serve(host: str, port: int, job: str, token: bytes, tls: bool) -> StoreServer:
-    from unisono.store.tcp_server import StoreServer  # few processes are servers
+    with explained(StoreError, f"cannot serve a store on {shown(host, port)}"):
+        from unisono.store.tcp_server import StoreServer  # few processes are servers
 
-    return StoreServer(host, port, job=job, token=token, tls=tls)
+        return StoreServer(host, port, job=job, token=token, tls=tls)
 
 
 class _Connection:

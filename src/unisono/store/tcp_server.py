@@ -11,7 +11,6 @@ dropped without a word when they talk anything else. See `wire` for the protocol
 from __future__ import annotations
 
 import contextlib
-import errno
 import heapq
 import itertools
 import os
@@ -20,12 +19,17 @@ import socket
 import threading
 import time
 
+from unisono import timeouts
+from unisono.checking import flag, instance, text, whole
+from unisono.errors import StoreError
+from unisono.limits import explained, is_limit
 from unisono.store import wire
-from unisono.store.address import listen
+from unisono.store.address import listen, shown
+from unisono.store.admission import PATIENCE_S, Door, Rules
 from unisono.store.base import close_in_children
-from unisono.store.door import PATIENCE_S, Door, Rules
 from unisono.store.ops import Op, Reply, Table, Value
 from unisono.store.peer import Peer
+from unisono.timeouts import LONGEST_S, seconds
 
 __all__ = ["StoreServer"]
 
@@ -63,14 +67,29 @@ class StoreServer:
         hello_timeout_s: float = 2.0,
         max_strangers: int = 256,
     ) -> None:
-        door = Door(Rules(job, token, tls, max_frame_bytes, hello_timeout_s, max_strangers))
+        door = Door(
+            Rules(
+                text(job, "job"),
+                bytes(instance(token, (bytes, bytearray), "token")),
+                flag(tls, "tls"),
+                whole(max_frame_bytes, "max_frame_bytes", 1, 1 << 62),
+                timeouts.seconds(hello_timeout_s, name="hello_timeout_s"),
+                whole(max_strangers, "max_strangers", 1),
+            )
+        )
         listener = listen(host, port)
         self.host: str = listener.getsockname()[0]
         self.port: int = listener.getsockname()[1]
         self._pid = os.getpid()
-        self._loop = _Loop(listener, door)
-        self._thread = threading.Thread(target=self._loop.run, name=f"unisono-store-{self.port}", daemon=True)
-        self._thread.start()
+        try:
+            with explained(StoreError, f"cannot serve a store on {shown(self.host, self.port)}"):
+                self._loop = _Loop(listener, door)
+                name = f"unisono-store-{self.port}"
+                self._thread = threading.Thread(target=self._loop.run, name=name, daemon=True)
+                self._thread.start()
+        except BaseException:
+            listener.close()
+            raise
         close_in_children(self._forget)
 
     def close(self, linger_s: float = 0.0, world_size: int | None = None) -> None:
@@ -82,12 +101,18 @@ class StoreServer:
         if os.getpid() != self._pid:
             return
         try:
+            linger_s = seconds(linger_s, name="linger_s", or_none=True)
             self._loop.stop(time.monotonic() + linger_s, world_size or 0)
             self._thread.join()
         except BaseException:  # an interrupt: do not linger any more
             self._loop.stop(0.0, 0)
             self._thread.join(1.0)
             raise
+
+    @property
+    def limit(self) -> OSError | None:
+        """What has kept it from taking a connection in, if a limit did."""
+        return self._loop.limit
 
     def _forget(self) -> None:
         self._loop.close_descriptors()
@@ -116,6 +141,7 @@ class _Loop:
         self._waiters: dict[str, set[Peer]] = {}
         self._alarms: list[tuple[float, int, Peer]] = []
         self._alarm_count = 0
+        self.limit: OSError | None = None
         self._accepting = True
         self._accept_after = 0.0
         self._stop_at: float | None = None
@@ -174,7 +200,8 @@ class _Loop:
             moments.append(self._stop_at)
         if self._accept_after:
             moments.append(self._accept_after)
-        return max(0.0, min(moments) - time.monotonic()) if moments else None
+        left = min(moments) - time.monotonic() if moments else None
+        return left if left is None else min(max(0.0, left), LONGEST_S)
 
     def _set_alarm(self, peer: Peer, when: float) -> None:
         peer.deadline = when
@@ -223,7 +250,8 @@ class _Loop:
             except BlockingIOError:
                 break
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                if is_limit(error):
+                    self.limit = error
                     self._accept_after = time.monotonic() + FULL_PAUSE_S
                     break
                 continue  # that one connection is gone already

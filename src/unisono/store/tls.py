@@ -20,7 +20,7 @@ import socket
 import ssl
 from typing import Any
 
-from unisono.secure import check_for_tls, derive
+from unisono.authentication import check_for_tls, derive
 
 __all__ = ["TlsSocket", "certificate", "context"]
 
@@ -173,7 +173,7 @@ def _refuse_others(sock: Any, name: str | None, _made: ssl.SSLContext) -> int | 
 def wrapped(sock: socket.socket, made: ssl.SSLContext, *, server: bool, channel: str) -> TlsSocket:
     """`sock` as a TLS socket; the handshake happens as data is first sent and read. `sock` is used up.
 
-    `channel`: of `secure.Met`. Where the two ends differ in it the TLS handshake fails.
+    `channel`: of `authentication.Met`. Where the two ends differ in it the TLS handshake fails.
     """
     name = None if server else channel
     tls = made.wrap_socket(sock, server_side=server, do_handshake_on_connect=False, server_hostname=name)

@@ -4,7 +4,7 @@
 
     client                           server
     Hello(magic, version, job, ...)  ->
-                                     <-  Challenge(nonce, proof) where the job has a token (see `secure`)
+                                     <-  Challenge(nonce, proof) where the job has a token
     Proof                            ->
                                      <-  Welcome, or Refused(reason) and the connection is closed
     ................................ TLS 1.3 from here on, where it was asked for
@@ -34,6 +34,7 @@ MAGIC = "UNISONO STORE\r\n\r\n"
 VERSION = 3
 HELLO_LIMIT = 4096
 PREFIX = struct.Struct(">II")
+FIRST = 1 << 20  # bytes set aside for what a prefix promises; more as it comes
 CHUNK = 256 * 1024  # bytes read at once, so that one large value does not starve the others
 
 
@@ -188,6 +189,8 @@ def read_answer(head: bytearray, payload: bytearray) -> Reply:
 class FrameReader:
     """Takes frames off a socket piece by piece; works on blocking and non-blocking sockets alike.
 
+    Memory grows with what has come, not with what a prefix promises.
+
     Args:
         limit: the largest frame taken, in bytes, head and payload together.
     """
@@ -198,6 +201,7 @@ class FrameReader:
 
     def _begin(self) -> None:
         self._parts = [bytearray(PREFIX.size)]
+        self._sizes = [PREFIX.size]
         self._at = 0
         self._filled = 0
 
@@ -218,7 +222,9 @@ class FrameReader:
         if got == 0:
             raise EOFError
         self._filled += got
-        while self._filled == len(self._parts[self._at]):
+        if self._filled == len(part) < self._sizes[self._at]:
+            part.extend(bytes(min(len(part), self._sizes[self._at] - len(part))))
+        while self._filled == self._sizes[self._at]:
             if self._at == 0:
                 self._measure()
             self._at += 1
@@ -234,4 +240,5 @@ class FrameReader:
         head, payload = PREFIX.unpack(prefix)
         if head + payload > self.limit:
             raise Unreadable(f"a frame of {head + payload} bytes, more than {self.limit}", bytes(prefix))
-        self._parts += [bytearray(head), bytearray(payload)]
+        self._parts += [bytearray(min(head, FIRST)), bytearray(min(payload, FIRST))]
+        self._sizes += [head, payload]

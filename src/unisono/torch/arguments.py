@@ -14,6 +14,7 @@ import torch
 from torch._C._distributed_c10d import ReduceOp
 
 import unisono as un
+from unisono import virtual
 from unisono.errors import message
 
 from . import profiling
@@ -39,6 +40,7 @@ _NATIVE = frozenset(
         torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
     }
 )  # fmt: skip
+_INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 
 def reduce_op(op: Any) -> Any:
@@ -82,12 +84,13 @@ class Call:
     Example: `call = Call("broadcast"); group.broadcast(call.inout(x), src=0); call.after and call.after()`
     """
 
-    __slots__ = ("_back", "_movable", "inputs", "what")
+    __slots__ = ("_averaged", "_back", "_movable", "inputs", "what")
 
     def __init__(self, what: str, *, moves_only: bool = False) -> None:
         self.what = what
         self._movable = moves_only
         self._back: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._averaged: tuple[torch.Tensor, int] | None = None
         self.inputs: list[torch.Tensor] | None = [] if profiling.is_on() else None  # for its event
 
     def read(self, x: torch.Tensor) -> torch.Tensor:
@@ -115,6 +118,18 @@ class Call:
         x = self._dense(x)
         return self._bytes(x if _in_place(x) else self._staged(x, torch.empty(x.shape, dtype=x.dtype)))
 
+    def op(self, given: Any, x: torch.Tensor, ranks: int, *, here: bool = True) -> Any:
+        """Translate the reduce operation; `x` gets the result where it is `here`.
+
+        AVG of integers, which the Group refuses, is what it is in NCCL: the sum divided by `ranks`, the
+        fraction dropped. [1, -1] and [2, -2] -> [3, -3] / 2 -> [1, -1].
+        """
+        op = reduce_op(given)
+        if op is not un.AVG or x.dtype not in _INTEGERS:
+            return op
+        self._averaged = (x, ranks) if here else None
+        return un.SUM
+
     def splits(self, x: torch.Tensor, sizes: Sequence[int], count: int) -> list[torch.Tensor]:
         """Cut `x` along its first dimension into `count` parts of `sizes`, equal parts if there are none.
 
@@ -136,7 +151,7 @@ class Call:
     @property
     def after(self) -> Callable[[], None] | None:
         """What to call once the results are there; None when they already are where they belong."""
-        return partial(_copy_back, self._back) if self._back else None
+        return partial(_finish, self._back, self._averaged) if self._back or self._averaged else None
 
     def _staged(self, x: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
         self._back.append((x, copy))
@@ -151,6 +166,8 @@ class Call:
         """Refuse what has no CPU memory to move; look into PyTorch's lazy results."""
         if type(x) not in PLAIN and hasattr(x, "trigger_wait"):
             x = x.trigger_wait()
+        if x.is_cuda and virtual.enabled():
+            x = torch.ops.unisono_virtual.host(x.detach())
         if not x.is_cpu:
             raise ValueError(
                 message(
@@ -191,7 +208,12 @@ def _resolved(x: torch.Tensor) -> torch.Tensor:
     return x.detach().resolve_conj().resolve_neg().contiguous()
 
 
-def _copy_back(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+def _finish(
+    pairs: list[tuple[torch.Tensor, torch.Tensor]], averaged: tuple[torch.Tensor, int] | None
+) -> None:
     with torch.no_grad():
         for original, copy in pairs:
             original.detach().copy_(copy)
+        if averaged:
+            x, ranks = averaged
+            x.detach().div_(ranks, rounding_mode="trunc")

@@ -27,19 +27,23 @@ if TYPE_CHECKING:
 
 __all__ = ["Calling"]
 
+PLAIN_CALL = (None, False, False, None)  # algorithm, reproducible, async_op, timeout
+
 
 class Calling:
     """What every method of the process group that moves data is made with."""
 
     _group: Group
-    _repeat: Callable[..., bool]  # these three: see Caller
-    _send_now: Callable[..., int]
-    _recv_now: Callable[..., int]
+    _repeat: Callable[..., object]  # these three: see `_native.Calls`
+    _send_now: Callable[..., object]
+    _recv_now: Callable[..., object]
     _cuda: CudaGroup
     _futures: Futures
+    _rank: int
     _size: int
     _batch: list[UnisonoWork] | None
     _backend: str  # the name it goes by
+    _moves_cuda = False  # the memory of virtual GPUs, that is: see nccl.py
     _coalescing = False  # within a call that is several calls of the Group, and one event
     _recent: deque[UnisonoWork]
 
@@ -47,14 +51,14 @@ class Calling:
 
     def _start_coalescing(self, device: torch.device | None) -> None:
         """Begin to remember the works that are handed out."""
-        if device is not None and device.type == "cuda":
+        if device is not None and device.type == "cuda" and not self._moves_cuda:
             self._cuda.group._start_coalescing(device)
         else:
             self._batch = []
 
     def _end_coalescing(self, device: torch.device | None) -> Work:
         """Hand out one Work for all since `_start_coalescing`."""
-        if device is not None and device.type == "cuda":
+        if device is not None and device.type == "cuda" and not self._moves_cuda:
             work: Work = self._cuda.group._end_coalescing(device)
             return work
         batch, self._batch = self._batch or [], None
@@ -73,7 +77,7 @@ class Calling:
             and type(out) in PLAIN_OR_NONE
             and type(given) in PLAIN_OR_NONE
             and not is_on()
-            and self._repeat(collective, out, given, REDUCE_OPS[said & 255], said >> 8)
+            and self._repeat(collective, out, given, REDUCE_OPS[said & 255], said >> 8, *PLAIN_CALL) is None
         )
 
     def _run(
@@ -108,7 +112,7 @@ class Calling:
         x = single(what, tensors)
         if type(x) in PLAIN and not is_on() and peer is not None:
             at_once = self._send_now if what == "send" else self._recv_now
-            if at_once(x, peer, tag, None) >= 0:
+            if at_once(x, peer, tag, None) is not None:
                 return DONE
         call = Call(what, moves_only=True)
         buffer = call.read(x) if what == "send" else call.write(x)

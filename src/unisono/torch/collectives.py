@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import (
     ScatterOptions,
 )
 
-from .arguments import Call, options, reduce_op, single
+from .arguments import Call, options, single
 from .calling import Calling
 from .cuda import any_device
 from .fields import reader
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from .monitored import MonitoredBarrier
 
-__all__ = ["Collectives"]
+__all__ = ["Collectives", "flat"]
 
 read_all_reduce = reader(AllreduceOptions)
 read_reduce = reader(ReduceOptions)
@@ -63,13 +63,14 @@ class Collectives(Calling):
         if self._again(read_all_reduce(opts), "all_reduce", x):
             return DONE
         opts = options(AllreduceOptions, opts, reduceOp=opts if op is None else op, timeout=timeout)
-        if x.is_cuda:
+        if x.is_cuda and not self._moves_cuda:
             passed_on: Work = self._cuda.group.allreduce([x], opts)
             return passed_on
         if x.layout is torch.sparse_coo:
             return self._sparse_sum(x, opts)
         call = Call("all_reduce")
-        return self._run(self._group.all_reduce, opts, [x], call, call.inout(x), reduce_op(opts.reduceOp))
+        op = call.op(opts.reduceOp, x, self._size)
+        return self._run(self._group.all_reduce, opts, [x], call, call.inout(x), op)
 
     @any_device
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
@@ -98,8 +99,9 @@ class Collectives(Calling):
         opts = options(
             ReduceOptions, opts, rootRank=opts if root is None else root, reduceOp=op, timeout=timeout
         )
-        call, how = Call("reduce"), {"dst": opts.rootRank, "op": reduce_op(opts.reduceOp)}
-        return self._run(self._group.reduce, opts, [x], call, call.inout(x), **how)
+        call = Call("reduce")
+        op = call.op(opts.reduceOp, x, self._size, here=opts.rootRank == self._rank)
+        return self._run(self._group.reduce, opts, [x], call, call.inout(x), dst=opts.rootRank, op=op)
 
     @any_device
     def reduce_scatter(
@@ -117,9 +119,8 @@ class Collectives(Calling):
         inputs = input_tensors if isinstance(input_tensors[0], torch.Tensor) else input_tensors[0]
         call = Call("reduce_scatter")
         buffers = [call.read(x) for x in inputs]
-        return self._run(
-            self._group.reduce_scatter, opts, [out], call, call.write(out), buffers, reduce_op(opts.reduceOp)
-        )
+        op = call.op(opts.reduceOp, out, self._size)
+        return self._run(self._group.reduce_scatter, opts, [out], call, call.write(out), buffers, op)
 
     @any_device
     def reduce_scatter_single(
@@ -129,7 +130,8 @@ class Collectives(Calling):
         if self._again(read_reduce_scatter(opts), "reduce_scatter", output, given):
             return DONE
         opts = options(ReduceScatterOptions, opts, reduceOp=opts, timeout=timeout)
-        op, call = reduce_op(opts.reduceOp), Call("reduce_scatter")
+        call = Call("reduce_scatter")
+        op = call.op(opts.reduceOp, output, self._size)
         out, read = call.write(output), call.read(given)
         return self._run(self._group.reduce_scatter, opts, [output], call, out, read, op)
 
@@ -175,7 +177,7 @@ class Collectives(Calling):
     ) -> Work:
         """Collect everybody's tensor on the root."""
         opts = options(GatherOptions, opts, rootRank=opts if root is None else root, timeout=timeout)
-        outputs = _flat(output_tensors)
+        outputs = flat(output_tensors)
         x, call = single("gather", input_tensors), Call("gather", moves_only=True)
         out = [call.write(each) for each in outputs] or None
         return self._run(self._group.gather, opts, outputs, call, call.read(x), out, dst=opts.rootRank)
@@ -193,7 +195,7 @@ class Collectives(Calling):
         """Give the i-th of the root's tensors to rank i."""
         opts = options(ScatterOptions, opts, rootRank=opts if root is None else root, timeout=timeout)
         out, call = single("scatter", output_tensors), Call("scatter", moves_only=True)
-        inputs = [call.read(each) for each in _flat(input_tensors)] or None
+        inputs = [call.read(each) for each in flat(input_tensors)] or None
         return self._run(self._group.scatter, opts, [out], call, call.write(out), inputs, src=opts.rootRank)
 
     # ---- all to all ----
@@ -204,7 +206,7 @@ class Collectives(Calling):
     ) -> Work:
         """Collect everybody's tensor, in a list, everywhere."""
         opts = options(AllgatherOptions, opts, timeout=timeout)
-        outputs = _flat(output_tensors)
+        outputs = flat(output_tensors)
         x, call = single("all_gather", input_tensors), Call("all_gather", moves_only=True)
         out = [call.write(each) for each in outputs]
         return self._run(self._group.all_gather, opts, outputs, call, out, call.read(x))
@@ -297,7 +299,7 @@ class Collectives(Calling):
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Wait until every rank of the group is here; with a CUDA device in the options, on that."""
         opts = options(BarrierOptions, opts, timeout=timeout)
-        if opts.device is not None and opts.device.type == "cuda":
+        if opts.device is not None and opts.device.type == "cuda" and not self._moves_cuda:
             passed_on: Work = self._cuda.group.barrier(opts)
             return passed_on
         if self._again(read_barrier(opts), "barrier", None):
@@ -319,15 +321,15 @@ class Collectives(Calling):
     @any_device
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
         """Receive one tensor from a rank of the group."""
-        return self._transfer("recv", self._group.irecv, tensors, src, tag)
+        return self._transfer("recv", self._group._irecv_whole, tensors, src, tag)
 
     @any_device
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         """Receive one tensor from whoever sends first; the Work knows from whom."""
-        return self._transfer("recv", self._group.irecv, tensors, None, tag)
+        return self._transfer("recv", self._group._irecv_whole, tensors, None, tag)
 
 
-def _flat(lists: Any) -> list[Tensor]:
+def flat(lists: Any) -> list[Tensor]:
     """Take [[a, b]] and [a, b] alike; [] stays []."""
     return list(lists[0] if lists and not isinstance(lists[0], torch.Tensor) else lists)
 

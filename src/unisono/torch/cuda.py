@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch._C import _distributed_c10d as c10d
 
+from unisono import virtual
 from unisono.errors import message
 
 from .arguments import PLAIN
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     Method = TypeVar("Method", bound=Callable[..., Any])
 
-__all__ = ["CUDA", "CudaGroup", "any_device", "is_cuda", "open_nccl", "why_not"]
+__all__ = ["CUDA", "CudaGroup", "any_device", "first_tensor", "is_cuda", "open_nccl", "why_not"]
 
 CUDA = torch.device("cuda")
 
@@ -47,15 +48,16 @@ def any_device(method: Method) -> Method:
 
 def is_cuda(given: Any) -> bool:
     """Whether the first tensor in the (nested) arguments is on a CUDA device. Example: ([], [[x]]) -> x's."""
-    first = _first(given)
+    first = first_tensor(given)
     return first is not None and bool(first.is_cuda)
 
 
-def _first(given: Any) -> Any:
+def first_tensor(given: Any) -> Any:
+    """Return the first tensor in the (nested) arguments; None if there is none."""
     if isinstance(given, torch.Tensor):
         return given
     if isinstance(given, (list, tuple)):
-        return next((found for found in map(_first, given) if found is not None), None)
+        return next((found for found in map(first_tensor, given) if found is not None), None)
     return None
 
 
@@ -108,6 +110,8 @@ class CudaGroup:
 
 def why_not() -> str:
     """What is missing here for CUDA tensors; empty if nothing is."""
+    if virtual.enabled():
+        return ""
     if not hasattr(c10d, "ProcessGroupNCCL"):
         return "this PyTorch was built without NCCL; install one that was built for CUDA"
     if not torch.cuda.is_available():
@@ -121,6 +125,10 @@ def open_nccl(store: c10d.Store, rank: int, size: int, timeout: timedelta) -> An
     Raises:
         RuntimeError: see `why_not`.
     """
+    if virtual.enabled():
+        from .nccl import ProcessGroupVirtual
+
+        return ProcessGroupVirtual(store, rank, size, timeout, "cuda")
     missing = why_not()
     if missing:
         text = message("CUDA tensors are passed on to NCCL, which cannot be had", observed=missing)

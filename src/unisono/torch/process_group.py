@@ -7,15 +7,21 @@ from C++ through the virtual methods, and through properties that belong to its 
 
 from __future__ import annotations
 
+import contextlib
+import os
+import weakref
 from collections import deque
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.distributed.distributed_c10d as distributed_c10d
 from torch._C import _distributed_c10d as c10d
 
 import unisono.group
+from unisono import virtual
 from unisono.errors import message
+from unisono.group.parent import Parent
 
 from .calling import Calling
 from .collectives import Collectives
@@ -28,7 +34,7 @@ from .work import Futures, TransferWork, UnisonoWork
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from unisono.choose import Choice
+    from unisono.costs.choice import Choice
 
 __all__ = ["ProcessGroupUnisono", "create"]
 
@@ -44,7 +50,28 @@ def create(given: Any, backend_options: Any) -> ProcessGroupUnisono:  # noqa: AR
         backend_options: what the user gave as `pg_options`; Unisono has none.
     """
     name = f"group {given.group_id}" if given.global_ranks_in_group else "world"
-    return ProcessGroupUnisono(given.store, given.group_rank, given.group_size, given.timeout, name)
+    place = (given.store, given.group_rank, given.group_size, given.timeout, name)
+    ranks = given.global_ranks_in_group
+    within = Within(world(), ranks) if ranks else NOWHERE
+    if virtual.enabled():
+        from .nccl import ProcessGroupVirtual
+
+        return ProcessGroupVirtual(*place, devices=("cpu", "cuda"), backend="unisono", within=within)
+    return ProcessGroupUnisono(*place, within=within)
+
+
+class Within(NamedTuple):
+    """Where a group is made: in another one of Unisono's, if there is one, of some of these of its ranks."""
+
+    group: ProcessGroupUnisono | None
+    ranks: Sequence[int]
+
+    def parent(self, operation: str, size: int) -> Parent | None:
+        """What is watched while a group of `size` ranks is made."""
+        return None if self.group is None else Parent(self.group._group._planner, operation, self.ranks, size)
+
+
+NOWHERE = Within(None, ())
 
 
 class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
@@ -59,6 +86,7 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         name: str,
         *,
         backend: str = "unisono",
+        within: Within = NOWHERE,
     ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # the one with a store has no virtual methods
         self._rank = rank
@@ -72,12 +100,16 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         self._recent = deque(maxlen=16)
         self._futures = Futures(f"unisono futures {name}")
         timeout_s = timeout.total_seconds()
-        room = _fresh(store, rank)
+        parent = within.parent(f"making {name}", size)
+        self._begun = _Begun(store, rank, within.group)
+        room = self._begun.room()
         self._group = unisono.group.connect(
-            TorchStore(room, timeout_s=timeout_s), rank, size, name=name, timeout_s=timeout_s
+            TorchStore(room, timeout_s=timeout_s), rank, size, name=name, timeout_s=timeout_s, parent=parent
         )
-        caller = self._group._caller
-        self._repeat, self._send_now, self._recv_now = caller.again, caller.send_now, caller.recv_now
+        # At exit, too, no thread may be left that completes a future.
+        self._finalizer = weakref.finalize(self, _end, self._group, self._futures, os.getpid())
+        group = self._group
+        self._repeat, self._send_now, self._recv_now = group._repeat, group._send_now, group._recv_now
         self._cuda = CudaGroup(room, rank, size, timeout)
         self._monitored = MonitoredBarrier(room, rank, size, self._group.last_seen)
 
@@ -224,7 +256,8 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         name = group_name or f"{self._group_name} split {'_'.join(map(str, ranks))}"
         store = c10d.PrefixStore(f"split/{name}/", self._store)
         desc = group_desc or f"{self._group_desc}:split"
-        return self._another(store, ranks.index(self._rank), len(ranks), timeout, name, desc)
+        within = Within(self, ranks)
+        return self._another(store, ranks.index(self._rank), len(ranks), timeout, name, desc, within)
 
     splitGroup = split_group  # noqa: N815
 
@@ -264,14 +297,25 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         return self._another(store, rank, size, timeout, name, group_desc or f"{self._group_desc}:merge")
 
     def _another(
-        self, store: c10d.Store, rank: int, size: int, timeout: timedelta | None, name: str, desc: str
+        self,
+        store: c10d.Store,
+        rank: int,
+        size: int,
+        timeout: timedelta | None,
+        name: str,
+        desc: str,
+        within: Within = NOWHERE,
     ) -> ProcessGroupUnisono:
-        made = ProcessGroupUnisono(
-            store, rank, size, timeout or self._timeout, f"group {name}", backend=self._backend
-        )
+        made = self._make(store, rank, size, timeout or self._timeout, f"group {name}", within)
         made.setGroupName(name)
         made.setGroupDesc(desc)
         return made
+
+    def _make(
+        self, store: c10d.Store, rank: int, size: int, timeout: timedelta, name: str, within: Within
+    ) -> ProcessGroupUnisono:
+        """Make a group of this one's kind."""
+        return ProcessGroupUnisono(store, rank, size, timeout, name, backend=self._backend, within=within)
 
     # ---- the end ----
 
@@ -297,20 +341,58 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
 
     def _close(self) -> None:
         """Close the half that moves CPU memory."""
+        healthy = not self._group.closed and not self._group._planner.engine.fault()[0]
         try:
-            self._group.close()
+            self._finalizer()
         finally:
-            self._futures.close()
             self._recent.clear()
+        if healthy:  # else the store may be where nobody answers
+            self._begun.forget()
+
+
+def world() -> ProcessGroupUnisono | None:
+    """Unisono's part of the default group; None where there is none."""
+    found: Any = distributed_c10d.GroupMember.WORLD
+    if found is not None and not isinstance(found, ProcessGroupUnisono):
+        try:
+            found = found._get_backend(torch.device("cpu"))
+        except RuntimeError:  # it has none for the CPU
+            return None
+    return found if isinstance(found, ProcessGroupUnisono) else None
+
+
+def _end(group: unisono.group.Group, futures: Futures, pid: int) -> None:
+    try:
+        group.close()
+    finally:
+        if (
+            os.getpid() == pid
+        ):  # a fork's copy has none of the threads, and perhaps a lock that one of them held
+            futures.close()
 
 
 skip(ProcessGroupUnisono, Collectives, Calling, UnisonoWork, TransferWork)
 
 
-def _fresh(store: c10d.Store, rank: int) -> c10d.Store:
-    """Return a part of `store` that no earlier group under the same prefix has written to.
+class _Begun:
+    """How often a group was begun under one prefix of a store.
 
     `destroy_process_group` followed by `init_process_group` over one store uses the same keys again. Each
     rank counts its own beginnings, so all agree on a number without asking each other.
     """
-    return c10d.PrefixStore(f"unisono/{store.add(f'unisono/begun/{rank}', 1)}/", store)
+
+    def __init__(self, store: c10d.Store, rank: int, within: ProcessGroupUnisono | None) -> None:
+        self._store = store
+        self._era = "" if within is None else f"{within._begun.number}/"  # a new world counts anew
+        self._key = f"unisono/begun/{self._era}{rank}"
+        self.number: int = store.add(self._key, 1)
+
+    def room(self) -> c10d.Store:
+        """A part of the store to which no earlier group under the same prefix has written."""
+        return c10d.PrefixStore(f"unisono/{self._era}{self.number}/", self._store)
+
+    def forget(self) -> None:
+        """Leave no key behind for each group that was ever made in another one."""
+        if self._era:
+            with contextlib.suppress(RuntimeError):  # the store has gone, or forgets nothing
+                self._store.delete_key(self._key)

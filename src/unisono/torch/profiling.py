@@ -6,6 +6,7 @@ backends: its profilers call such an event asynchronous. Nothing here runs unles
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,7 +49,7 @@ class Event:
         work = (UnisonoWork if ordered else TransferWork)(native, [], futures)
         completed: torch.futures.Future[None] = torch.futures.Future()
         ended: Any = torch.ops.profiler._call_end_callbacks_on_jit_fut(self._record, completed)
-        futures.set_after(work, completed)
+        futures.set_after(work, partial(completed.set_result, None))
 
         def finish() -> None:
             if after:

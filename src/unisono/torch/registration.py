@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed.distributed_c10d as c10d
 
-from unisono import env
+from unisono import env, virtual
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -31,6 +31,10 @@ def register() -> None:
     """
     c10d.Backend.register_backend("unisono", _create, extended_api=True, devices=["cpu", "cuda"])
     module: Any = c10d  # a type checker knows its classes as constants
+    if virtual.enabled():
+        from . import nccl
+
+        nccl.make()
     original = getattr(module, "ProcessGroupGloo", None)  # None: PyTorch without Gloo says so itself
     if env.replaced() == "gloo" and type(original) not in (StandIn, type(None)):
         module.Backend.register_backend(ORIGINAL, original, devices=["cpu"])
@@ -54,11 +58,13 @@ class StandIn(type):
 
     def __call__(cls, store: Store, rank: int, size: int, timeout: timedelta) -> ProcessGroup:
         """Make a group that answers to the name "gloo"."""
-        from .process_group import ProcessGroupUnisono
+        from .process_group import NOWHERE, ProcessGroupUnisono, Within, world
 
-        # Every rank must say the same here, and the group's own name comes only later.
-        name = "world" if c10d.GroupMember.WORLD is None else "group"
-        return ProcessGroupUnisono(store, rank, size, timeout, name, backend="gloo")
+        # Every rank must say the same here, and the group's own name comes only later, as do its ranks.
+        everybody = c10d.GroupMember.WORLD
+        within = NOWHERE if everybody is None else Within(world(), range(everybody.size()))
+        name = "world" if everybody is None else "group"
+        return ProcessGroupUnisono(store, rank, size, timeout, name, backend="gloo", within=within)
 
     def __instancecheck__(cls, instance: Any) -> bool:
         """Say yes to the groups made here as well, which is what distributed_c10d asserts of them."""

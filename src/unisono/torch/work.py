@@ -13,20 +13,25 @@ import time
 from collections import deque
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch._C._distributed_c10d import Work
+from torch.autograd import Variable
 from torch.autograd.graph import _engine_run_backward
 
+from unisono._native import outcome
 from unisono.errors import UnisonoError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from types import FrameType
 
 __all__ = ["DONE", "Futures", "Together", "TransferWork", "UnisonoWork", "seconds"]
 
 PATIENCE_S = 5.0  # how long closing waits for the threads of futures
+PYTORCHS_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks."
 
 # mypy must pass with and without PyTorch installed.
 # mypy: disallow-subclassing-any=False, warn-unused-ignores=False
@@ -118,9 +123,17 @@ class UnisonoWork(Work):
         return self.outputs
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """Return a future of the output tensors; made now, and complete at once if the work is."""
-        future = self._futures.of(self)
-        return _as_cpp_makes_it(self, future) if _is_asked_by_cpp(self, sys._getframe()) else future
+        """Return a future of the output tensors; made now, and complete at once if the work is.
+
+        PyTorch makes a RuntimeError of what a future failed with. In a backward pass of DDP the error itself
+        is raised, before DDP looks at the future.
+        """
+        caller = sys._getframe().f_back
+        if _is_fp16_compress(self, caller):
+            return cast("torch.futures.Future[list[torch.Tensor]]", _as_cpp_makes_it(self))
+        if _is_ddp(caller):
+            Variable._execution_engine.queue_callback(self.synchronize)
+        return self._futures.of(self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {_state(self)}{_named(self.outputs)}>"
@@ -173,26 +186,37 @@ class Together:
         return next((error for error in (work.exception() for work in self._works) if error), None)
 
 
-def _is_asked_by_cpp(work: UnisonoWork, frame: Any) -> bool:
-    """Say whether DDP's built-in FP16_COMPRESS asks: of float16, and from C++ in a backward pass.
+def _is_ddp(caller: FrameType | None) -> bool:
+    """Say whether DDP asks for a future in a backward pass: its C++, or one of PyTorch's communication hooks.
 
-    `frame` is that of `get_future`; a hook written in Python would be below it.
+    Not so for another's hook: that may know what to do about an error. Nor in a backward pass within another,
+    as checkpoints make them: the inner one has its end before DDP's.
     """
+    while caller is not None and caller.f_globals.get("__name__", "").startswith(PYTORCHS_HOOKS):
+        caller = caller.f_back
+    if caller is None or caller.f_code is not _engine_run_backward.__code__:
+        return False
+    while (caller := caller.f_back) is not None:
+        if caller.f_code is _engine_run_backward.__code__:
+            return False
+    return True
+
+
+def _is_fp16_compress(work: UnisonoWork, caller: FrameType | None) -> bool:
+    """Say whether DDP's built-in FP16_COMPRESS asks: for float16, and from C++ in a backward pass."""
     if not work.outputs or work.outputs[0].dtype is not torch.float16:
         return False
-    return frame.f_back is None or frame.f_back.f_code is _engine_run_backward.__code__
+    return caller is None or caller.f_code is _engine_run_backward.__code__
 
 
-def _as_cpp_makes_it(work: UnisonoWork, future: Any) -> Any:
-    """Return a future whose value is a list of tensors in C++, too; `future` itself if the work failed.
+def _as_cpp_makes_it(work: UnisonoWork) -> Any:
+    """Return a future whose value is a list of tensors in C++, too, once it has completed.
 
     What a future made in Python holds is a Python object in C++, which FP16_COMPRESS does not take. The
     type is that of a value that is there, so this waits.
     """
-    with suppress(Exception):
-        work.wait()
-        return torch._C.fork(lambda: work.outputs)
-    return future
+    work.wait()
+    return torch._C.fork(lambda: work.outputs)
 
 
 def _state(work: UnisonoWork) -> str:
@@ -256,7 +280,7 @@ class Futures:
     def __init__(self, name: str) -> None:
         self._name = name
         self._changed = threading.Condition()
-        self._items: deque[tuple[UnisonoWork, Any]] = deque()
+        self._items: deque[tuple[UnisonoWork, Callable[[], None]]] = deque()
         self._threads: list[threading.Thread] = []
         self._idle = 0
         self._taken = False  # a thread waits for a work
@@ -265,30 +289,34 @@ class Futures:
     def of(self, work: UnisonoWork) -> torch.futures.Future[list[torch.Tensor]]:
         """Return a future of `work`; made now, and complete at once if the work is.
 
-        An error reaches whoever waits in C++ (DDP), so it must be an error of the future, not a value of
-        it: a callback that raises makes one. PyTorch hands it on as a RuntimeError with the text.
+        An error reaches whoever waits in C++, so it must be an error of the future, not a value of it: a
+        callback that raises makes one. PyTorch hands it on as a RuntimeError with the text, and with every
+        frame of Python below the callback: hence one that has none.
         """
+        box: list[Any] = []
         start: torch.futures.Future[None] = torch.futures.Future()
+        future: torch.futures.Future[list[torch.Tensor]] = start.then(
+            cast("Callable[[Any], list[torch.Tensor]]", partial(outcome, box))
+        )
 
-        def outcome(_: Any) -> list[torch.Tensor]:
-            work.wait()
-            return work.outputs
-
-        future = start.then(outcome)
-        if work.is_completed():
+        def complete() -> None:
+            box.append(_outcome(work))
             start.set_result(None)
+
+        if work.is_completed():
+            complete()
         else:
-            self.set_after(work, start)
+            self.set_after(work, complete)
         return future
 
-    def set_after(self, work: UnisonoWork, future: torch.futures.Future[None]) -> None:
-        """Complete `future` once `work` is, well or not; always in another thread."""
+    def set_after(self, work: UnisonoWork, complete: Callable[[], None]) -> None:
+        """Call `complete` once `work` is done, well or not; always in another thread."""
         if work.ordered:
             with self._changed:
-                self._items.append((work, future))
+                self._items.append((work, complete))
                 self._call_somebody()
         else:
-            threading.Thread(target=_complete, args=(work, future), name=self._name, daemon=True).start()
+            threading.Thread(target=_complete, args=(work, complete), name=self._name, daemon=True).start()
 
     def close(self) -> None:
         """Complete what is left and end the threads. Call it once no work can stay incomplete.
@@ -316,7 +344,7 @@ class Futures:
         thread.start()
         self._threads.append(thread)
 
-    def _next(self) -> tuple[UnisonoWork, Any] | None:
+    def _next(self) -> tuple[UnisonoWork, Callable[[], None]] | None:
         with self._changed:
             self._idle += 1
             try:
@@ -331,7 +359,7 @@ class Futures:
 
     def _loop(self) -> None:
         while item := self._next():
-            work, start = item
+            work, complete = item
             try:
                 _wait_out(work)
                 with self._changed:
@@ -339,15 +367,23 @@ class Futures:
                     with suppress(RuntimeError):  # no thread to be had: this one takes the next item, too
                         self._call_somebody()
             finally:
-                start.set_result(None)
-            del item, work, start  # a work keeps its tensors alive
+                complete()
+            del item, work, complete  # a work keeps its tensors alive
 
 
-def _complete(work: UnisonoWork, start: Any) -> None:
+def _complete(work: UnisonoWork, complete: Callable[[], None]) -> None:
     _wait_out(work)
-    start.set_result(None)
+    complete()
 
 
 def _wait_out(work: UnisonoWork) -> None:
-    with suppress(Exception):  # the future's callback meets it again
+    with suppress(Exception):  # whoever completes the future meets it again
         work.wait()
+
+
+def _outcome(work: UnisonoWork) -> list[torch.Tensor] | Exception:
+    try:
+        work.wait()
+    except Exception as error:  # noqa: BLE001  (the future's, whatever it is)
+        return error.with_traceback(None)
+    return work.outputs

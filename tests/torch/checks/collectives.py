@@ -8,6 +8,7 @@ from functools import reduce as fold
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch.distributed import ReduceOp
 
 NUMBERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
@@ -67,9 +68,50 @@ def check_all_reduce_average(rank, size):
         assert torch.allclose(x.double(), want, rtol=1e-2), dtype
 
 
-def check_integer_average_is_refused(rank, size):
-    with pytest.raises((ValueError, TypeError), match="AVG"):
-        dist.all_reduce(of(rank, torch.int32), ReduceOp.AVG)
+def averages(rank, size, dtype):
+    """What every rank brings for an average of integers, and what NCCL makes of it."""
+    given = [torch.tensor([3 * r, r + 1, (1 - 2 * r) * dtype.is_signed]).to(dtype) for r in range(size)]
+    return given[rank], torch.div(sum(given), size, rounding_mode="trunc")
+
+
+def check_average_of_integers_drops_the_fraction(rank, size):
+    for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
+        x, want = averages(rank, size, dtype)
+        for async_op in (False, True):
+            y = x.clone()
+            work = dist.all_reduce(y, ReduceOp.AVG, async_op=async_op)
+            if async_op:
+                work.wait()
+            assert torch.equal(y, want), dtype
+        spread = torch.zeros(3, 2, dtype=dtype)
+        spread[:, 0] = x
+        dist.all_reduce(spread[:, 0], ReduceOp.AVG)  # not contiguous
+        assert torch.equal(spread[:, 0], want)
+        assert not spread[:, 1].any()
+
+
+def check_average_of_integers_in_every_reduction(rank, size):
+    x, want = averages(rank, size, torch.int64)
+    y = x.clone()
+    dist.reduce(y, size - 1, ReduceOp.AVG)
+    assert torch.equal(y, want if rank == size - 1 else x)
+    out = torch.empty(3, dtype=torch.int64)
+    dist.reduce_scatter(out, [x] * size, ReduceOp.AVG)
+    assert torch.equal(out, want)
+    dist.reduce_scatter_single(out.zero_(), x.repeat(size), ReduceOp.AVG)
+    assert torch.equal(out, want)
+    assert torch.equal(functional.all_reduce(x, "avg", dist.group.WORLD), want)
+    with dist._coalescing_manager(async_ops=True) as together:
+        many = [x.clone() for _ in range(3)]
+        for each in many:
+            dist.all_reduce(each, ReduceOp.AVG)
+    together.wait()
+    assert all(torch.equal(each, want) for each in many)
+
+
+def check_average_of_booleans_is_refused(rank, size):
+    with pytest.raises(TypeError, match="AVG"):
+        dist.all_reduce(torch.ones(3, dtype=torch.bool), ReduceOp.AVG)
 
 
 def check_all_reduce_premultiplied(rank, size):

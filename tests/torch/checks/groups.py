@@ -45,6 +45,33 @@ def check_new_group(rank, size):
     assert x[0] == sum(range(size))
 
 
+def check_the_store_forgets_groups(rank, size):
+    store = dist.distributed_c10d._get_default_store()
+    kept = []
+    for _ in range(10):
+        group = dist.new_group()
+        hashed = dist.new_group(use_local_synchronization=True)  # of the same name each time
+        dist.all_reduce(x := torch.ones(1), group=hashed)
+        assert x.item() == size
+        dist.destroy_process_group(hashed)
+        dist.destroy_process_group(group)
+        dist.barrier()
+        kept.append(store.num_keys())
+        dist.barrier()
+    assert kept == kept[:1] * 10, kept
+
+
+def check_long_timeouts(rank, size):
+    for timeout in (timedelta(days=10_000), timedelta(seconds=180_000_000)):
+        group = dist.new_group(timeout=timeout)
+        dist.all_reduce(x := torch.ones(1), group=group)
+        assert x.item() == size
+        dist.distributed_c10d._set_pg_timeout(timeout, group)
+        dist.barrier(group=group)
+        assert group.options._timeout == timeout
+        dist.destroy_process_group(group)
+
+
 def check_several_groups_in_any_order(rank, size):
     groups = [dist.new_group() for _ in range(3)]
     works = [dist.all_reduce(torch.ones(10_000), group=group, async_op=True) for group in groups]

@@ -175,3 +175,17 @@ def check_works_go_on_while_python_is_busy(rank, size):
     SEEN[rank] = 1
     assert rank or sum(SEEN[1:size]) == size - 1
     torch.futures.wait_all(futures)
+
+
+def check_a_message_fills_its_tensor(rank, size):
+    """As in Gloo a shorter one is no message for it. In a group of its own, which it ends."""
+    pair = dist.new_group([0, 1])
+    if rank == 0:
+        dist.send(torch.ones(2), 1, group=pair)
+    elif rank == 1:
+        try:
+            dist.recv(torch.zeros(3), 0, group=pair)
+        except Exception as error:
+            assert "float32[2], expected float32[3]" in str(error), error
+        else:
+            raise AssertionError("a shorter message was taken")

@@ -16,7 +16,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import unisono.torch  # noqa: F401
 from unisono.errors import PeerLost
@@ -87,6 +89,49 @@ def ddp_fp16(last: bool, folder: Path) -> None:
         net(torch.ones(2, 100)).sum().backward()
 
 
+def ddp_hook(last: bool, folder: Path) -> None:
+    """In the middle of training, with a hook that PyTorch has in Python."""
+    net = DistributedDataParallel(nn.Linear(100, 100))
+    net.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    for step in range(1_000_000):
+        if last and step == 5:
+            die()
+        net(torch.ones(2, 100)).sum().backward()
+
+
+def ddp_own_hook(last: bool, folder: Path) -> None:
+    """In the middle of training, with a hook of the user's."""
+    net = DistributedDataParallel(nn.Linear(100, 100))
+
+    def hook(state, bucket):
+        work = dist.all_reduce(bucket.buffer(), async_op=True)
+        return work.get_future().then(lambda future: future.value()[0])
+
+    net.register_comm_hook(None, hook)
+    for step in range(1_000_000):
+        if last and step == 5:
+            die()
+        net(torch.ones(2, 100)).sum().backward()
+
+
+def ddp_checkpoint(last: bool, folder: Path) -> None:
+    """In the middle of training, with a backward pass within another."""
+    net = DistributedDataParallel(Checkpointed(), static_graph=True)
+    for step in range(1_000_000):
+        if last and step == 5:
+            die()
+        net(torch.ones(2, 100, requires_grad=True)).sum().backward()
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(100, 100), nn.Linear(100, 100)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(checkpoint(self.first, x, use_reentrant=True))
+
+
 def never(last: bool, folder: Path) -> None:
     """The last rank is alive and does not call."""
     dist.barrier()
@@ -106,6 +151,40 @@ def never(last: bool, folder: Path) -> None:
 def mismatch(last: bool, folder: Path) -> None:
     """The last rank brings another size."""
     dist.all_reduce(torch.ones(10 + last))
+
+
+def new_group_dead(last: bool, folder: Path) -> None:
+    """The last rank dies in place of making a group."""
+    dist.barrier()
+    if last:
+        die()
+    dist.new_group(timeout=timedelta(hours=1))
+
+
+def new_group_left(last: bool, folder: Path) -> None:
+    """The last rank has left the world."""
+    dist.barrier()
+    if last:
+        return
+    dist.new_group(timeout=timedelta(hours=1))
+
+
+def new_group_aborted(last: bool, folder: Path) -> None:
+    """The world is aborted before, and the last rank gone."""
+    dist.barrier()
+    if last:
+        return
+    with contextlib.suppress(PeerLost):
+        dist.barrier()
+    dist.new_group([1, 0], timeout=timedelta(hours=1))
+
+
+def split_left(last: bool, folder: Path) -> None:
+    """The last rank has left the group that the others split."""
+    dist.barrier()
+    if last:
+        return
+    dist.group.WORLD.split_group([0, 1, 2], timeout=timedelta(hours=1))
 
 
 def closed(last: bool, folder: Path) -> None:

@@ -32,8 +32,14 @@ NOTES: dict[str, tuple[str, str]] = {
         ),
     ),
     "SyncBatchNorm": ("differs", "PyTorch itself takes CUDA tensors only"),
-    "bf16_compress_hook": ("differs", "PyTorch itself wants NCCL"),
-    "bf16_compress_wrapper": ("differs", "PyTorch itself wants NCCL"),
+    "bf16_compress_hook": (
+        "differs",
+        "PyTorch itself wants a build with NCCL, which takes it on CPU tensors too",
+    ),
+    "bf16_compress_wrapper": (
+        "differs",
+        "PyTorch itself wants a build with NCCL, which takes it on CPU tensors too",
+    ),
     "batched_powerSGD_hook": ("differs", "PyTorch 2.13 itself fails, on Gloo too (`_orthogonalize`)"),
     "quantization_pertensor_hook": ("differs", "PyTorch itself fails on the CPU, on Gloo too"),
     "quantization_perchannel_hook": ("differs", "PyTorch itself fails on the CPU, on Gloo too"),
@@ -61,7 +67,6 @@ NOTES: dict[str, tuple[str, str]] = {
     "_enable_collectives_timing": ("needs a GPU", "times NCCL's streams"),
     "use_pg_for_symm_mem_rendezvous": ("needs a GPU", "symmetric memory"),
     "DistributedOptimizer": ("no group", "goes over `torch.distributed.rpc`"),
-    "ProcessGroupGloo": ("no group", "is Gloo itself"),
     **dict.fromkeys(
         ("DistBackendError", "DistError", "DistNetworkError", "DistStoreError", "QueueEmptyError"),
         (

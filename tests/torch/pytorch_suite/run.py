@@ -7,6 +7,7 @@ of its tests are reserved for a backend by name, so there are several ways to ru
     gloo        with Unisono in the place of Gloo (UNISONO_REPLACE=gloo)
     mpi         the groups are Unisono's, the tests believe in MPI: all-to-all on the CPU
     real-gloo   PyTorch's Gloo, to compare with
+    nccl        on virtual GPUs, one for each rank
 
 PyTorch spawns the ranks of every test. Here they are forked from this process, which has imported PyTorch
 once: a test takes half a second instead of ten. `--spawn` is PyTorch's way.
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from types import ModuleType
 
-WAYS = ("unisono", "gloo", "mpi", "real-gloo")
+WAYS = ("unisono", "gloo", "mpi", "real-gloo", "nccl")
 LIMIT_S = 120  # for one test
 
 
@@ -38,7 +39,8 @@ def main() -> int:
         prepare(arguments, folder)
         suite = import_suite(arguments.way)
         made = make_class(suite, f"suite {arguments.way} x{arguments.world_size}", spawn=arguments.spawn)
-        tests = [made(name) for name in arguments.names or names(suite)]
+        chosen = arguments.names or [name for name in names(suite) if name not in arguments.without]
+        tests = [made(name) for name in chosen]
         result = Recorded(screen, len(tests))
         unittest.TestSuite(tests).run(result)
     arguments.out.write_text(json.dumps(result.outcomes, indent=1) + "\n")
@@ -54,6 +56,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path(os.devnull), help="the outcomes, as JSON")
     parser.add_argument("--log", type=Path, default=Path(os.devnull), help="what PyTorch and the ranks print")
     parser.add_argument("--spawn", action="store_true", help="start the ranks as PyTorch does")
+    parser.add_argument("--without", action="append", default=[], metavar="NAME", help="leave this test out")
     parser.add_argument("names", nargs="*", metavar="NAME", help="tests; without any, all")
     return parser.parse_intermixed_args()
 
@@ -69,6 +72,12 @@ def prepare(arguments: argparse.Namespace, folder: str) -> None:
         OMP_NUM_THREADS="1",
         UNISONO_REPLACE="gloo" if arguments.way == "gloo" else "",
     )
+    if arguments.way == "nccl":
+        from unisono import virtual
+        from unisono.virtual.environment import set_for_children
+
+        virtual.enable(arguments.world_size)
+        set_for_children(os.environ, arguments.world_size, "0", poison=True, check_streams=False)
     log = os.open(arguments.log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)

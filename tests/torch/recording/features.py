@@ -72,6 +72,10 @@ NOT_METHODS = (
 )
 
 
+# ProcessGroupGloo, ProcessGroupNCCL: which there are depends on how PyTorch was built.
+OTHER_BACKENDS = torch._C._distributed_c10d.Backend
+
+
 class Feature(NamedTuple):
     """One row: `keys` are what the recorder writes when it is run, a place, or a place and a detail."""
 
@@ -100,7 +104,7 @@ def _functions() -> Iterator[Feature]:
             continue
         if inspect.isfunction(thing):
             yield Feature("Functions", f"{name}", keys(thing))
-        elif inspect.isclass(thing):
+        elif inspect.isclass(thing) and not issubclass(thing, OTHER_BACKENDS):
             made_over = _over(name) if name in STORES else frozenset()
             yield Feature("Classes", name, keys(thing) | made_over)
 

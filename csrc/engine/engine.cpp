@@ -1,0 +1,485 @@
+#include "engine/engine.hpp"
+
+#include <pthread.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <new>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace unisono {
+namespace {
+
+constexpr int kMostYieldUs = 20'000;
+// Where nothing is staged, or the steps' cost is higher than within a host.
+constexpr size_t kLentSegmentBytes = 4096 * 1024;
+constexpr size_t kFarSegmentBytes = 2048 * 1024;
+constexpr Nanoseconds kAnswerPatience = 700'000'000;
+constexpr auto kGrace = std::chrono::microseconds(20);  // in which who started a call may come to wait for it
+constexpr auto kLookInterval = std::chrono::microseconds(100);
+constexpr int kLooks = 20;
+constexpr auto kWaitSlice = std::chrono::nanoseconds(20'000'000);  // bounds how late an interrupt is seen
+
+bool crowded(uint32_t ranks, int cores) { return static_cast<int>(ranks) > cores; }
+
+// With a core for every rank a short spin beats every sleep. With more ranks than cores a spin keeps the
+// rank that is waited for from running, and giving the core away beats sleeping by far: whoever sleeps is
+// woken on the wrong core every so often, where three ranks then take turns. The more have to take turns, the
+// longer that lasts: once all sleep, every message has to wake somebody, and nobody comes in time any more.
+WaitPolicy foreground(const EngineOptions& options, uint32_t ranks) {
+  const bool tight = crowded(ranks, options.cores);
+  const double spin_us = options.spin_us >= 0 ? options.spin_us : (tight ? 0 : 50);
+  const int turns = (static_cast<int>(ranks) + options.cores - 1) / options.cores;
+  const Nanoseconds yield_us = tight ? std::min(1000 * turns, kMostYieldUs) : 200;
+  return {tight ? 64 : 400, tight ? 8 : 60, static_cast<Nanoseconds>(spin_us * kMicrosecond),
+          yield_us * kMicrosecond, options.spread};
+}
+
+// The background thread competes with the caller's computation for the core: it spins hardly at all.
+constexpr WaitPolicy kBackground{50, 8, 0, 50 * kMicrosecond};
+
+// How many forks lie between this process and the first: counted in each child, for looking is cheaper
+// than asking for one's pid.
+uint32_t forks() {
+  static std::atomic<uint32_t> count{0};
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { count.fetch_add(1); });
+  (void)registered;
+  return count.load(std::memory_order_relaxed);
+}
+
+// With more ranks than cores little is lent to collectives: whoever lends waits until all receivers had
+// their turn on a core, and whoever stages goes on. All ranks of a host know the same number of cores.
+Limits limits(World& world, const EngineOptions& options) {
+  const bool lending = !crowded(world.region().ranks(), options.cores);
+  const size_t lent = world.region().lending() ? kLentSegmentBytes : 0;
+  if (!world.spans_hosts())
+    return {.segment_bytes = options.segment_bytes,
+            .capacity = ShmTransport::capacity(world.region()),
+            .lent_bytes = lending ? lent : 0,
+            .lending = lending,
+            .ahead_bytes = lending ? 0 : lent};
+  const size_t staged = world.shares_memory() ? ShmTransport::capacity(world.region()) : SIZE_MAX;
+  return {.segment_bytes = kFarSegmentBytes,
+          .capacity = std::min(staged, TcpTransport::kCapacity),
+          .lent_bytes = 0,
+          .lending = lending,
+          .ahead_bytes = 0};
+}
+
+// Whether another rank of this host is no process of its own.
+bool has_threads(const World& world, int rank, const std::vector<int>& pidfds) {
+  for (int peer = 0; peer < world.ranks(); ++peer)
+    if (peer != rank && world.near(peer) && pidfds[static_cast<size_t>(peer)] < 0) return true;
+  return false;
+}
+
+// Makes the lists of a group on one host complete.
+Connections completed(Connections given, uint32_t ranks) {
+  if (!given.places.empty()) return given;
+  given.places.resize(ranks);
+  std::iota(given.places.begin(), given.places.end(), 0);
+  given.hosts.assign(ranks, 0);
+  given.pids.assign(ranks, 0);
+  return given;
+}
+
+// Throws std::invalid_argument where what describes this rank does not fit the group.
+Connections checked(int rank, const EngineOptions& options, Connections given) {
+  const size_t ranks = given.places.size();
+  const auto one_each = [&](const std::vector<int>& list) { return list.size() == ranks; };
+  if (rank < 0 || static_cast<size_t>(rank) >= ranks || given.places[static_cast<size_t>(rank)] < 0)
+    throw std::invalid_argument("this rank is not in the group, or has no place in the shared memory");
+  if (!one_each(given.hosts) || !one_each(given.pids) || !one_each(options.pidfds))
+    throw std::invalid_argument("hosts, pids and pidfds name every rank once");
+  const bool apart = std::ranges::any_of(given.places, [](int place) { return place < 0; });
+  if (apart && !(one_each(given.control) && one_each(given.data) && one_each(given.messages)))
+    throw std::invalid_argument("control, data and messages hold a socket, or -1, for every rank");
+  if (options.cores < 1 || options.segment_bytes == 0)
+    throw std::invalid_argument("cores and segment_bytes are at least 1");
+  return given;
+}
+
+}  // namespace
+
+Engine::Engine(std::shared_ptr<Region> region, int rank, EngineOptions options, Connections connections)
+    : Engine(region, rank, options,
+             checked(rank, options, completed(std::move(connections), region->ranks())), 0) {}
+
+Engine::Engine(const std::shared_ptr<Region>& region, int rank, const EngineOptions& options,
+               Connections connections, int)
+    : world_(region, std::move(connections.places), std::move(connections.hosts), connections.pids, rank),
+      rank_(rank),
+      shares_process_(has_threads(world_, rank, options.pidfds)),
+      forks_(forks()),
+      owner_(getpid()),
+      peers_(options.pidfds, options.status_fd),
+      patience_(foreground(options, region->ranks())),
+      control_(world_.spans_hosts()
+                   ? std::make_unique<Control>(world_, peers_, rank, std::move(connections.control))
+                   : nullptr),
+      tcp_(control_ ? std::make_unique<TcpTransport>(world_, *control_, rank, std::move(connections.data))
+                    : nullptr),
+      shm_(world_, peers_, rank),
+      executor_(edges(), tcp_.get(), rank, limits(world_, options)),
+      waiter_(world_, peers_, rank, &RankCell::collective_event, patience_, tcp_.get(), control_.get()),
+      channels_(world_, peers_, rank, patience_, kBackground, std::move(connections.messages),
+                control_.get()) {
+  world_.cell(rank).set_process(identity());
+}
+
+std::vector<Transport*> Engine::edges() {
+  std::vector<Transport*> edges;
+  for (int peer = 0; peer < world_.ranks(); ++peer) {
+    Transport* const carrier = world_.near(peer) ? static_cast<Transport*>(&shm_) : tcp_.get();
+    edges.push_back(peer == rank_ ? nullptr : carrier);
+  }
+  return edges;
+}
+
+Engine::~Engine() { leave(); }
+
+const Program* Engine::load(std::span<const int32_t> code, uint64_t plan) {
+  Program program(code, rank_, size(), plan);
+  program.sort_receivers([&](int peer) { return world_.near(peer); });
+  const std::lock_guard lock(programs_mutex_);
+  programs_.push_back(std::move(program));
+  return &programs_.back();
+}
+
+uint64_t Engine::fingerprint(const Call& call, uint64_t seq) const {
+  uint64_t mixed = seq * 0x9e3779b97f4a7c15ULL ^ before_;
+  mixed ^= (call.numel + 1) * 0xc2b2ae3d27d4eb4fULL;
+  mixed ^= call.program->plan() * 0xff51afd7ed558ccdULL;
+  if (call.luggage != nullptr) mixed ^= call.luggage->out.shape() + 3 * call.luggage->in.shape();
+  mixed = (mixed ^ (mixed >> 29)) * 0xbf58476d1ce4e5b9ULL;
+  mixed ^= uint64_t{call.kind} | uint64_t{static_cast<uint8_t>(call.dtype)} << 8 |
+           uint64_t{static_cast<uint8_t>(call.op)} << 16 |
+           uint64_t{static_cast<uint8_t>(call.program->algorithm())} << 24 |
+           uint64_t{static_cast<uint32_t>(call.root)} << 32;
+  mixed = (mixed ^ (mixed >> 32)) * 0x94d049bb133111ebULL;
+  return mixed | 1;  // 0 means "no operation"
+}
+
+void Engine::record(const Call& call, uint64_t seq, uint64_t fingerprint) {
+  RankCell& cell = world_.cell(rank_);
+  CallRecord record{seq,
+                    fingerprint,
+                    call.numel,
+                    call.root,
+                    call.kind,
+                    static_cast<uint8_t>(call.dtype),
+                    static_cast<uint8_t>(call.op),
+                    static_cast<uint8_t>(call.program->algorithm())};
+  write_record(cell, record);
+  cell.started.store(seq, std::memory_order_release);
+}
+
+FaultKind Engine::execute(const Call& call, bool in_background, HeldLock* held) {
+  const uint64_t seq = ++seq_;
+  const uint64_t print = fingerprint(call, seq);
+  before_ = print;
+  waiter_.begin(seq, print, call.deadline, call.timeout, call.program->sources());
+  waiter_.set_patience(in_background ? kBackground : patience_);
+  waiter_.set_interrupt(in_background ? nullptr : &interrupted_);
+  waiter_.set_held(held);
+  try {
+    waiter_.throw_if_aborted();
+    record(call, seq, print);
+    if (tcp_) tcp_->begin(seq, print);
+    perform(call, print);
+    if (tcp_) drain();
+  } catch (const Fault& fault) {
+    clear_up(call);
+    world_.wake_control();  // whoever of this host found out may not live to tell the others
+    if (fault.kind == FaultKind::kMismatch && call.site.describe != nullptr) remark(seq, call.site.text());
+    return fault.kind;
+  } catch (const std::bad_alloc&) {
+    clear_up(call);
+    abort(Fault{FaultKind::kNoMemory, rank_, rank_});
+    return FaultKind::kNoMemory;
+  }
+  world_.cell(rank_).finished.store(seq, std::memory_order_release);
+  return FaultKind::kNone;
+}
+
+// After a failure. Runs in handlers, also of a lack of memory: nothing here may throw.
+void Engine::clear_up(const Call& call) {
+  if (tcp_) tcp_->drop();
+  // Somebody may still write into what is packed.
+  if (call.luggage != nullptr && executor_.unsettled()) call.luggage->kept = call.luggage;
+}
+
+// Whoever goes on to compute sends nothing: what the kernels have not taken yet has to go first.
+void Engine::drain() {
+  int awaited = tcp_->unsent();
+  if (awaited < 0) return;
+  waiter_.until(awaited, [&] {
+    tcp_->flush();
+    return (awaited = tcp_->unsent()) < 0;
+  });
+}
+
+// Buffers that travel together are copied together before, and apart after.
+void Engine::perform(const Call& call, uint64_t fingerprint) {
+  const bool in_place = !call.program->equal_blocks();
+  if (call.luggage != nullptr) {
+    call.luggage->in.gather();
+    if (in_place) call.luggage->out.gather();
+  }
+  executor_.run(Job{call.program, call.binding, call.dtype, call.op, call.factor, fingerprint}, waiter_);
+  if (call.luggage != nullptr && call.program->writes_out()) call.luggage->out.scatter();
+}
+
+void Engine::check_process() const {
+  if (forks() != forks_) [[unlikely]]
+    throw std::runtime_error("this group belongs to process " + std::to_string(owner_) +
+                             "; a process that was forked from it makes a group of its own");
+}
+
+// What it waits for comes after that operation only.
+void Engine::throw_if_within() const {
+  if (within()) [[unlikely]]
+    throw std::runtime_error(
+        "called from a signal handler while an operation of the same group is under way");
+}
+
+FaultKind Engine::run(Call call, HeldLock* held) {
+  check_process();
+  throw_if_within();
+  if (queued_.load(std::memory_order_relaxed) == completed_.load(std::memory_order_acquire) &&
+      executing_.try_lock()) {
+    const std::lock_guard lock(executing_, std::adopt_lock);
+    if (left_.load(std::memory_order_relaxed)) return FaultKind::kAborted;  // closed in this very moment
+    runner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+    direct_.store(direct_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    const FaultKind result = execute(call, false, held);
+    runner_.store(std::thread::id(), std::memory_order_relaxed);
+    return result;
+  }
+  return wait(enqueue(std::move(call)), INT64_MAX, held);
+}
+
+uint64_t Engine::start(Call call) {
+  check_process();
+  return enqueue(std::move(call));
+}
+
+uint64_t Engine::enqueue(Call call) {
+  const bool large = call.large;
+  const std::lock_guard lock(queue_mutex_);
+  if (stopping_) return kLateTicket;
+  // One that begins at once has its time counted as a blocking call has; the others wait for those before.
+  const bool first =
+      queue_.empty() && !running_queued_ && runner_.load(std::memory_order_relaxed) == std::thread::id();
+  if (!first) call.deadline = later(call.timeout);
+  if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
+  queue_.push_back(std::move(call));
+  // A thread that looks by itself, and soon, need not be woken for what takes less time than that.
+  if (asleep_ || large) queue_grew_.notify_one();
+  return queued_.fetch_add(1, std::memory_order_acq_rel) + 1;
+}
+
+// Runs the call at the head of the queue. Only who holds `executing_` takes one to run, so calls keep their
+// order. Without it (`executing` is false) the group was left, and the call ends unexecuted.
+void Engine::run_queued(bool executing, bool in_background, HeldLock* held) {
+  std::unique_lock lock(queue_mutex_);
+  if (queue_.empty()) return;
+  const Call call = std::move(queue_.front());
+  queue_.pop_front();
+  FaultKind result = FaultKind::kAborted;
+  if (executing && !left_.load(std::memory_order_acquire)) {
+    running_queued_ = true;
+    lock.unlock();
+    if (!in_background) runner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+    result = execute(call, in_background, held);
+    if (!in_background) runner_.store(std::thread::id(), std::memory_order_relaxed);
+    lock.lock();
+    running_queued_ = false;
+  }
+  if (running_queued_) {  // by a thread whose signal handler leaves the group: its call counts first
+    ++skipped_;
+    return;
+  }
+  const uint64_t ticket = completed_.load(std::memory_order_relaxed) + 1;
+  if (result != FaultKind::kNone && first_failed_.load() > ticket) first_failed_.store(ticket);
+  completed_.store(ticket + std::exchange(skipped_, 0), std::memory_order_release);
+  ticket_done_.notify_all();
+}
+
+// Runs what is queued up to `ticket` in the caller's thread, as far as no other thread is at it.
+void Engine::run_up_to(uint64_t ticket, HeldLock* held) {
+  while (!done(ticket)) {
+    std::unique_lock executing(executing_, std::try_to_lock);
+    if (!executing) return;
+    if (held != nullptr && completed_.load(std::memory_order_acquire) + 1 < ticket) held->let_go();
+    run_queued(true, false, held);
+  }
+}
+
+// Waits for a call that nobody has come to wait for; false: the group was left. A program that has just
+// made asynchronous calls makes more: for a while the thread looks by itself, so that nobody has to wake it.
+bool Engine::await_queued() {
+  std::unique_lock lock(queue_mutex_);
+  uint64_t known = queued_.load(std::memory_order_relaxed), seen = 0;
+  for (int looks = 0;;) {
+    if (const uint64_t queued = queued_.load(std::memory_order_relaxed); queued != known) {
+      known = queued;
+      looks = 0;
+    }
+    if (!queue_.empty()) {
+      const uint64_t head = queued_.load(std::memory_order_relaxed) - queue_.size() + 1;
+      if (stopping_ || head == seen) return true;
+      seen = head;
+      queue_grew_.wait_for(lock, kGrace);
+    } else if (stopping_) {
+      return false;
+    } else if (looks++ < kLooks) {
+      queue_grew_.wait_for(lock, kLookInterval);
+    } else {
+      asleep_ = true;
+      queue_grew_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+      asleep_ = false;
+      looks = 0;
+    }
+  }
+}
+
+// Behind the call that a thread makes now. That may end only after this: in a signal handler that leaves the
+// group, and so waits for the thread that serves. False: the group was left.
+bool Engine::lock_executing(std::unique_lock<std::timed_mutex>& executing) {
+  while (!executing.try_lock()) {
+    if (left_.load(std::memory_order_acquire)) return false;
+    // By the wall clock: ThreadSanitizer does not see a lock that is waited for by another one.
+    if (executing.try_lock_until(std::chrono::system_clock::now() + kWaitSlice)) break;
+  }
+  return true;
+}
+
+void Engine::serve() {
+  prctl(PR_SET_TIMERSLACK, 1000UL);
+  while (await_queued()) {
+    std::unique_lock executing(executing_, std::defer_lock);
+    run_queued(lock_executing(executing), true, nullptr);
+  }
+}
+
+FaultKind Engine::wait(uint64_t ticket, Nanoseconds deadline, HeldLock* held) {
+  check_process();
+  if (!done(ticket)) {
+    throw_if_within();
+    if (deadline == INT64_MAX) run_up_to(ticket, held);
+  }
+  if (!done(ticket)) {
+    if (held != nullptr) held->let_go();
+    std::unique_lock lock(queue_mutex_);
+    const auto slice = [&] {
+      return std::chrono::nanoseconds(std::clamp<Nanoseconds>(deadline - now_ns(), 0, kWaitSlice.count()));
+    };
+    while (!ticket_done_.wait_for(lock, slice(), [&] { return done(ticket); })) {
+      if (now_ns() >= deadline) return FaultKind::kTimeout;
+      if (!interrupted_) continue;
+      lock.unlock();
+      const bool interrupted = interrupted_();
+      if (interrupted) abort(Fault{FaultKind::kInterrupted, rank_, rank_});
+      lock.lock();
+      if (!interrupted) continue;
+      // The engine may still be moving these very bytes; an aborted call ends soon.
+      ticket_done_.wait(lock, [&] { return done(ticket); });
+      return FaultKind::kInterrupted;
+    }
+  }
+  if (ticket != kLateTicket && first_failed_.load(std::memory_order_acquire) > ticket)
+    return FaultKind::kNone;
+  const FaultKind kind = fault().kind;
+  return kind == FaultKind::kNone ? FaultKind::kAborted : kind;
+}
+
+void Engine::remark(uint64_t seq, const std::string& text) {
+  if (!write_remark(world_.cell(rank_), seq, text)) return;
+  if (control_) control_->announce();
+}
+
+std::optional<std::pair<uint64_t, std::string>> Engine::remark_of(int rank) {
+  const Remark& remark = world_.cell(rank).remark;
+  if (remark.state.load(std::memory_order_acquire) != 2) return std::nullopt;
+  return std::pair(remark.seq, std::string(remark.text));
+}
+
+void Engine::abort(Fault fault) {
+  Waiter waiter(world_, peers_, rank_, &RankCell::collective_event, patience_);
+  waiter.begin(world_.cell(rank_).started.load(std::memory_order_relaxed), 0, INT64_MAX);
+  try {
+    waiter.fail(fault);
+  } catch (const Fault&) {  // this or an earlier one: it stands in the abort cell
+  }
+}
+
+Fault Engine::lacking(std::span<const int> ranks, size_t needed) {
+  Fault found{FaultKind::kNone, rank_};
+  size_t there = 0;
+  for (const int rank : ranks) {
+    if (rank < 0 || rank >= size()) throw std::invalid_argument("no such rank");
+    const bool left = world_.cell(rank).left.load(std::memory_order_acquire) != 0;
+    const bool ended = rank != rank_ && (world_.near(rank) ? peers_.dead(rank) : control_->ended(rank));
+    there += !left && !ended;
+    if (found.about >= 0 || (!left && !ended)) continue;
+    found.kind = left ? FaultKind::kPeerLeft : FaultKind::kPeerLost;
+    found.about = rank;
+  }
+  if (there >= needed) return {};
+  if (found.kind == FaultKind::kPeerLost && world_.near(found.about))
+    peers_.look_up(world_.cell(found.about).pid.load(std::memory_order_relaxed), found);
+  return found;
+}
+
+void Engine::await_end(int rank, Nanoseconds deadline) {
+  if (rank < 0 || rank >= size() || peers_.pidfd(rank) < 0) return;
+  Nanoseconds first = 0;
+  if (!end_awaited_until_.compare_exchange_strong(first, deadline)) deadline = first;
+  peers_.await_end(rank, deadline);
+}
+
+void Engine::refresh() {
+  if (control_ && getpid() == owner_) control_->refresh(kAnswerPatience);
+}
+
+void Engine::close_copies() {
+  if (!control_ || getpid() == owner_) return;
+  control_->close_copies();
+  tcp_->close_copies();
+  channels_.close_copies();
+}
+
+// Calls under way or queued would end at their deadlines only: leaving them behind aborts the group.
+void Engine::leave() {
+  if (left_.exchange(true)) return;
+  if (getpid() != owner_) {  // a fork's copy: neither the shared cell nor the threads are this process's
+    if (thread_.joinable()) thread_.detach();
+    channels_.leave(true);
+    if (control_) control_->leave(true);
+    return;
+  }
+  {
+    const std::lock_guard lock(queue_mutex_);
+    stopping_ = true;
+    queue_grew_.notify_all();
+  }
+  // A call of another thread, or of this one, which then is in a signal handler and must not lock again.
+  const bool running = within() || !executing_.try_lock();
+  if (!running) executing_.unlock();
+  if (running || !done(queued_.load(std::memory_order_acquire)))
+    abort(Fault{FaultKind::kAborted, rank_, rank_});
+  if (thread_.joinable()) thread_.join();
+  channels_.leave(false);
+  if (tcp_) tcp_->finish();
+  if (control_) control_->leave(false);
+  world_.wake_all();
+}
+
+}  // namespace unisono

@@ -1,0 +1,422 @@
+#include "engine/executor.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "protocol/loan.hpp"
+
+namespace unisono {
+namespace {
+
+constexpr size_t kSliceAlign = 4096;
+constexpr size_t kLineElementsBytes = 64;
+// What is taken from a socket before it is reduced: it should still be in the cache then.
+constexpr size_t kPartBytes = 128 * 1024;
+// A message of this size is lent rather than staged: it costs system calls, but no copy and no other core's
+// cache lines.
+constexpr size_t kLendBytes = 128 * 1024;
+// ... from here on where its sender has messages to receive meanwhile, and no core to spare for halves of
+// others.
+constexpr size_t kBusyLendBytes = 256 * 1024;
+
+// What others can read where it is needs no copy, but is to be given back before the call ends. A sender that
+// has nothing else to do lends instead: then two copy.
+constexpr size_t kOpenBytes = 16 * 1024;
+
+// A chunk of this size is worth the turns on a core that lending takes with more ranks than cores.
+constexpr size_t kAheadBytes = 1024 * 1024;
+
+constexpr uint64_t kMostElements = uint64_t{1} << 48;
+
+size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+}  // namespace
+
+// ---- Chunks ----------------------------------------------------------------------------------------
+
+// An even cut starts every chunk on a cache line of the buffer; blocks are what the caller means by them.
+Chunks::Chunks(unsigned char* data, size_t numel, int32_t count, size_t item, bool equal_blocks)
+    : data_(data), numel_(numel) {
+  const size_t parts = static_cast<size_t>(std::max(count, 1));
+  per_ = (numel + parts - 1) / parts;
+  if (!equal_blocks && parts > 1) per_ = round_up(per_, kLineElementsBytes / item);
+  per_ = std::max<size_t>(per_, 1);
+}
+
+size_t Chunks::numel(int32_t index) const {
+  const auto i = static_cast<size_t>(index);
+  if (!list_.empty()) return i < list_.size() ? list_[i].numel : 0;
+  return numel_ > i * per_ ? std::min(per_, numel_ - i * per_) : 0;
+}
+
+Extent Chunks::slice(int32_t index, size_t first, size_t at_most, size_t item) const {
+  const size_t length = numel(index);
+  const size_t count = length > first ? std::min(at_most, length - first) : 0;
+  if (count == 0) return {nullptr, 0};
+  unsigned char* const start = list_.empty() ? data_ + static_cast<size_t>(index) * per_ * item
+                                             : list_[static_cast<size_t>(index)].data;
+  return {start + first * item, count};
+}
+
+size_t Chunks::longest() const {
+  size_t most = list_.empty() ? std::min(per_, numel_) : 0;
+  for (const Extent& extent : list_) most = std::max(most, extent.numel);
+  return most;
+}
+
+// ---- Executor --------------------------------------------------------------------------------------
+
+struct Executor::Frame {
+  const Job& job;
+  Waiter& waiter;
+  size_t item;
+  size_t first;  // the segment: elements [first, first + segment) of every chunk
+  size_t segment;
+  bool opening;  // the first segment: its messages exist even when they are empty
+};
+
+Executor::~Executor() {
+  if (!unsettled_) return;
+  never_free(std::move(fetched_));
+  never_free(std::move(scratch_));
+}
+
+Executor::Executor(std::vector<Transport*> transports, Transport* far, int rank, Limits limits)
+    : transports_(std::move(transports)), far_(far), rank_(rank), limits_(limits) {}
+
+size_t Executor::room_for(const Program& program) const {
+  return limits_.capacity / static_cast<size_t>(program.in_flight() + 1);
+}
+
+// A sender can have two segments' messages outstanding, which is what lets segments overlap.
+size_t Executor::segment_elements(const Program& program, size_t item) const {
+  const auto chunks =
+      static_cast<size_t>(std::max({1, program.chunks(Space::kOut), program.chunks(Space::kIn)}));
+  const size_t fair = limits_.segment_bytes / chunks;
+  if (program.lends() && limits_.lent_bytes > 0)  // what is too much for the staging memory is lent
+    return std::max<size_t>(1, limits_.lent_bytes / chunks / kSliceAlign * kSliceAlign / item);
+  const size_t room = room_for(program);
+  const size_t bytes = std::min(fair, room);
+  return std::max<size_t>(1, (bytes >= kSliceAlign ? bytes / kSliceAlign * kSliceAlign : bytes) / item);
+}
+
+void Executor::prepare_scratch(const Job& job, size_t segment, size_t item) {
+  const auto chunks = static_cast<size_t>(job.program->chunks(Space::kTmp));
+  const size_t spare = job.op == ReduceOp::kPremulSum ? 1 : 0;
+  scratch_stride_ = round_up(segment * item, kLineElementsBytes);
+  if (scratch_.size() < (chunks + spare) * scratch_stride_)
+    scratch_.resize((chunks + spare) * scratch_stride_);
+  if (inputs_.size() < job.program->widest_reduce()) inputs_.resize(job.program->widest_reduce());
+}
+
+void Executor::run(const Job& job, Waiter& waiter) {
+  const size_t item = itemsize(job.dtype);
+  const size_t longest = std::max(job.binding.out.longest(), job.binding.in.longest());
+  const size_t segment = std::max<size_t>(1, std::min(segment_elements(*job.program, item), longest));
+  prepare_scratch(job, segment, item);
+  size_t first = 0;
+  do {
+    if (first > 0) waiter.throw_if_aborted();
+    const Frame frame{job, waiter, item, first, segment, first == 0};
+    for (const Instruction& instruction : job.program->instructions()) step(instruction, frame);
+    first += segment;
+  } while (first < longest);
+  if (lent_) settle(job, waiter);
+}
+
+// What this rank has lent has to be its caller's again. While it waits it copies for whoever is behind.
+void Executor::settle(const Job& job, Waiter& waiter) {
+  lent_ = false;
+  for (int peer = 0; peer < job.program->size(); ++peer) {
+    Transport* const transport = transports_[static_cast<size_t>(peer)];
+    if (transport == nullptr || transport->returned()) continue;
+    int awaited = peer;
+    waiter.until(awaited, [&] {
+      transport->assist();
+      const bool returned = transport->returned();
+      awaited = transport->blocking_peer();
+      return returned;
+    });
+  }
+  copies_.clear();
+}
+
+void Executor::step(const Instruction& step, const Frame& frame) {
+  switch (step.opcode) {
+    case Opcode::kSend:
+      return send(step, frame);
+    case Opcode::kRecv:
+      return receive(step, frame);
+    case Opcode::kReduce:
+      return reduce(step, frame);
+    case Opcode::kCopy: {
+      const Extent from = find(step.own, frame), to = find(step.dst, frame);
+      if (from.numel == 0 || from.data == to.data) return;
+      about_to_write(to, frame);
+      kernels().copy(to.data, from.data, from.numel * frame.item);
+      return;
+    }
+  }
+  __builtin_unreachable();
+}
+
+Extent Executor::find(ChunkRef ref, const Frame& frame) {
+  if (ref.space != Space::kTmp)
+    return frame.job.binding.of(ref.space).slice(ref.index, frame.first, frame.segment, frame.item);
+  const size_t length = whole(ref, frame);
+  return {scratch_.data() + static_cast<size_t>(ref.index) * scratch_stride_,
+          length > frame.first ? std::min(frame.segment, length - frame.first) : 0};
+}
+
+// Elements of a chunk in all segments. A Tmp chunk is as long as the chunk of the same index that it stands
+// for.
+size_t Executor::whole(ChunkRef ref, const Frame& frame) const {
+  const Binding& binding = frame.job.binding;
+  if (ref.space != Space::kTmp) return binding.of(ref.space).numel(ref.index);
+  const bool in_model = binding.in.longest() > 0;
+  const int32_t chunks = frame.job.program->chunks(in_model ? Space::kIn : Space::kOut);
+  return (in_model ? binding.in : binding.out).numel(ref.index < chunks ? ref.index : 0);
+}
+
+// What a message says of its operation. The first one of a block also says how long that is, which the calls
+// of two ranks may not agree on: otherwise a block longer by whole segments would be found in the next call.
+uint64_t Executor::fingerprint(ChunkRef chunk, const Frame& frame) const {
+  const Job& job = frame.job;
+  if (!job.program->equal_blocks() || !frame.opening) return job.fingerprint;
+  return job.fingerprint + 2 * whole(chunk, frame);  // odd, as every operation's
+}
+
+bool Executor::runs_ahead(ChunkRef ref, const Frame& frame) const {
+  if (limits_.ahead_bytes == 0 || !frame.job.program->runs_ahead()) return false;
+  return frame.job.binding.of(ref.space).numel(ref.index) * frame.item >= kAheadBytes;
+}
+
+size_t Executor::segments_ahead(size_t segment, size_t item) const {
+  return std::max<size_t>(1, limits_.ahead_bytes / (segment * item));
+}
+
+// What a message takes of a chunk, which its sender and its receiver have to agree on: this segment, or at
+// every so many segments as many of them.
+Extent Executor::find_message(ChunkRef ref, const Frame& frame) {
+  if (!runs_ahead(ref, frame)) return find(ref, frame);
+  const size_t many = segments_ahead(frame.segment, frame.item);
+  if (frame.first / frame.segment % many != 0) return {nullptr, 0};
+  return frame.job.binding.of(ref.space).slice(ref.index, frame.first, many * frame.segment, frame.item);
+}
+
+void Executor::send(const Instruction& step, const Frame& frame) {
+  const Extent piece = find_message(step.dst, frame);
+  if ((piece.numel == 0 && !frame.opening) || step.peers.empty()) return;
+  const bool scaled = (step.flags & kRaw) != 0 && frame.job.op == ReduceOp::kPremulSum;
+  const std::span<const int> peers(step.peers), near = peers.first(step.near);
+  const std::span<const int> far = peers.subspan(step.near);
+  const uint64_t print = fingerprint(step.dst, frame);
+  const bool lent =
+      !scaled && !near.empty() && lend(*transports_[static_cast<size_t>(near[0])], step, near, piece, frame);
+  if (!near.empty() && !lent)
+    send_over(*transports_[static_cast<size_t>(near[0])], near, piece, print, scaled, false, frame);
+  if (!far.empty())
+    send_over(*transports_[static_cast<size_t>(far[0])], far, piece, print, scaled, true, frame);
+}
+
+// With more ranks than cores all receivers need a turn to give it back, which half a segment is worth.
+bool Executor::worth_opening(size_t nbytes, const Frame& frame) const {
+  return limits_.lending || nbytes >= segment_elements(*frame.job.program, frame.item) * frame.item / 2;
+}
+
+// Whether the message is worth lending; then it is.
+bool Executor::lend(Transport& transport, const Instruction& step, std::span<const int> peers, Extent piece,
+                    const Frame& frame) {
+  const size_t nbytes = piece.numel * frame.item;
+  if ((step.flags & (kLast | kOpen)) == 0) return false;
+  const Program& program = *frame.job.program;
+  const bool idle = program.sources().empty();
+  const size_t least = std::min(idle ? kLendBytes : kBusyLendBytes, room_for(program));
+  if (nbytes < std::min(kOpenBytes, least)) return false;
+  const bool lends = (step.flags & kLast) != 0 && (limits_.lending || runs_ahead(step.dst, frame)) &&
+                     nbytes >= least && transport.lends(peers);
+  const bool open = (step.flags & kOpen) != 0 && !(lends && idle) && nbytes >= kOpenBytes &&
+                    transport.opens(piece.data, nbytes) && worth_opening(nbytes, frame);
+  if (!open && !lends) return false;
+  lent_ = true;
+  const unsigned char* from = piece.data;
+  const uint64_t print = fingerprint(step.dst, frame);
+  if (!open && !accessible(from, nbytes)) from = copies_.emplace_back(from, from + nbytes).data();
+  const auto lent = [&] { return transport.lend(peers, nbytes, print, from, open); };
+  if (lent()) return true;
+  int awaited = transport.blocking_peer();
+  frame.waiter.until(awaited, [&] {
+    if (lent()) return true;
+    transport.assist();
+    awaited = transport.blocking_peer();
+    return false;
+  });
+  return true;
+}
+
+// To other hosts a message goes from where it lies.
+void Executor::send_over(Transport& transport, std::span<const int> peers, Extent piece, uint64_t print,
+                         bool scaled, bool far, const Frame& frame) {
+  const size_t nbytes = piece.numel * frame.item;
+  void* room = transport.reserve(peers, nbytes);
+  if (room == nullptr) {
+    int awaited = transport.blocking_peer();
+    frame.waiter.until(awaited, [&] {
+      room = transport.reserve(peers, nbytes);
+      if (room == nullptr) transport.assist();
+      awaited = transport.blocking_peer();
+      return room != nullptr;
+    });
+  }
+  if (scaled)
+    kernels().scale[static_cast<size_t>(frame.job.dtype)](room, piece.data, piece.numel, frame.job.factor);
+  else if (nbytes > 0 && !far)
+    kernels().copy(room, piece.data, nbytes);
+  transport.commit(peers, nbytes, print, far && !scaled ? piece.data : room);
+}
+
+// What has not yet been sent of this memory is kept.
+void Executor::about_to_write(Extent extent, const Frame& frame) {
+  if (far_ != nullptr) far_->keep(extent.data, extent.numel * frame.item);
+}
+
+void Executor::refuse(int peer, ChunkRef chunk, const Message& message, const Frame& frame) {
+  const size_t before = frame.first * frame.item, segment = segment_elements(*frame.job.program, frame.item);
+  const uint64_t total =
+      (message.fingerprint - frame.job.fingerprint) / 2;  // of elements, if it is the same call
+  SizeMismatch sizes;
+  sizes.tag = chunk.index;
+  sizes.wanted_form = sizes.got_form = static_cast<uint32_t>(frame.job.dtype);
+  sizes.wanted_nbytes = whole(chunk, frame) * frame.item;
+  sizes.scratch = chunk.space == Space::kTmp;
+  if (frame.opening && frame.job.program->equal_blocks() && total < kMostElements) {
+    sizes.got_nbytes = total * frame.item - message.nbytes;
+    frame.waiter.refuse(peer, frame.job.fingerprint, message.nbytes, sizes);
+  }
+  sizes.got_nbytes = before;
+  sizes.more = message.nbytes == segment * frame.item ||
+               message.nbytes == segments_ahead(segment, frame.item) * segment * frame.item;
+  frame.waiter.refuse(peer, message.fingerprint, message.nbytes, sizes);
+}
+
+// The next message of `peer`, or part of it; it has to be of this very operation and of this size.
+// chunk: what it is, or goes into.
+template <class Peek>
+Message Executor::await(int peer, ChunkRef chunk, size_t nbytes, const Frame& frame, Peek peek) {
+  Transport& transport = *transports_[static_cast<size_t>(peer)];
+  Message message;
+  frame.waiter.until(peer, [&] {
+    if (peek(transport, message)) return true;
+    if (lent_) transport.assist();
+    return false;
+  });
+  if (message.fingerprint != fingerprint(chunk, frame) || message.nbytes != nbytes) [[unlikely]]
+    refuse(peer, chunk, message, frame);
+  if (message.open) {
+    open_ = true;
+    opened_.store(opened_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  }
+  return message;
+}
+
+// What was read in place counts only if its sender had not given up by then.
+void Executor::check_open(const Frame& frame) {
+  if (!std::exchange(open_, false)) return;
+  std::atomic_thread_fence(std::memory_order_acquire);  // R3: what was read was read before
+  frame.waiter.throw_if_aborted();
+}
+
+void Executor::receive(const Instruction& step, const Frame& frame) {
+  const Extent piece = find_message(step.dst, frame);
+  if (piece.numel == 0 && !frame.opening) return;
+  about_to_write(piece, frame);
+  const int peer = step.peers[0];
+  const size_t nbytes = piece.numel * frame.item;
+  const Message message = await(peer, step.dst, nbytes, frame, [&](Transport& transport, Message& found) {
+    return transport.peek(peer, nbytes, piece.data, found);
+  });
+  if (message.lent)
+    fetch(peer, message, piece.data, frame);
+  else if (message.nbytes > 0 && message.data != piece.data)
+    kernels().copy(piece.data, message.data, message.nbytes);
+  check_open(frame);
+  transports_[static_cast<size_t>(peer)]->release(peer);
+}
+
+void Executor::fetch(int peer, const Message& message, void* into, const Frame& frame) {
+  Transport& transport = *transports_[static_cast<size_t>(peer)];
+  try {
+    frame.waiter.until(peer, [&] { return transport.fetch(peer, message, into); });
+  } catch (...) {
+    if (!transport.abandon(peer)) unsettled_ = true;
+    throw;
+  }
+}
+
+// The whole message of a rank of this host; `input` says for which place of a reduction.
+const void* Executor::near_input(int peer, size_t input, ChunkRef chunk, size_t nbytes, const Frame& frame) {
+  const Message message = await(peer, chunk, nbytes, frame, [&](Transport& transport, Message& found) {
+    return transport.peek(peer, nbytes, nullptr, found);
+  });
+  if (!message.lent) return message.data;
+  if (fetched_.size() <= input) fetched_.resize(input + 1);
+  if (fetched_[input].size() < nbytes) fetched_[input].resize(nbytes);
+  fetch(peer, message, fetched_[input].data(), frame);
+  return fetched_[input].data();
+}
+
+// Finds the inputs of a Reduce, but for those from other hosts, which are noted; how many there are.
+size_t Executor::find_inputs(const Instruction& step, size_t nbytes, const Frame& frame) {
+  const Job& job = frame.job;
+  far_inputs_.clear();
+  size_t k = 0;
+  const auto add_own = [&] {
+    if (static_cast<int32_t>(k) != step.own_at) return;
+    const Extent own = find(step.own, frame);
+    inputs_[k++] = own.data;
+    if (job.op != ReduceOp::kPremulSum || (step.flags & kRaw) == 0) return;
+    unsigned char* const scaled =
+        scratch_.data() + static_cast<size_t>(job.program->chunks(Space::kTmp)) * scratch_stride_;
+    kernels().scale[static_cast<size_t>(job.dtype)](scaled, own.data, own.numel, job.factor);
+    inputs_[k - 1] = scaled;
+  };
+  add_own();
+  for (int peer : step.peers) {
+    if (transports_[static_cast<size_t>(peer)] == far_)
+      far_inputs_.push_back({k, peer});
+    else
+      inputs_[k] = near_input(peer, k, step.dst, nbytes, frame);
+    ++k;
+    add_own();
+  }
+  return k;
+}
+
+// What comes from other hosts is reduced part by part, as it comes.
+void Executor::reduce(const Instruction& step, const Frame& frame) {
+  const Extent result = find(step.dst, frame);
+  if (result.numel == 0 && !frame.opening) return;
+  about_to_write(result, frame);
+  const Job& job = frame.job;
+  const size_t item = frame.item, nbytes = result.numel * item, k = find_inputs(step, nbytes, frame);
+  const size_t part = far_inputs_.empty() ? result.numel : kPartBytes / item;
+  const bool averaged = job.op == ReduceOp::kAvg && (step.flags & kFinal) != 0;
+  const Finish finish{averaged ? static_cast<double>(job.program->size()) : 1.0};
+  for (size_t first = 0;;) {
+    const size_t count = std::min(part, result.numel - first);
+    for (const auto& [place, peer] : far_inputs_)
+      inputs_[place] = await(peer, step.dst, nbytes, frame, [&](Transport& transport, Message& found) {
+                         return transport.peek_part(peer, nbytes, first * item, count * item, found);
+                       }).data;
+    if (count > 0)
+      kernels().reduce[static_cast<size_t>(job.dtype)][static_cast<size_t>(job.op)](
+          result.data + first * item, inputs_.data(), k, count, finish);
+    if ((first += count) >= result.numel) break;
+    for (size_t i = 0; i < k; ++i) inputs_[i] = static_cast<const unsigned char*>(inputs_[i]) + count * item;
+  }
+  check_open(frame);
+  for (int peer : step.peers) transports_[static_cast<size_t>(peer)]->release(peer);
+}
+
+}  // namespace unisono

@@ -1,0 +1,136 @@
+// Runs programs: segment by segment, step by step, over whatever transport carries each edge.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "engine/program.hpp"
+#include "kernels/dtype.hpp"
+#include "kernels/reduce.hpp"
+#include "protocol/waiting.hpp"
+#include "transport/transport.hpp"
+
+namespace unisono {
+
+// A piece of the caller's memory.
+struct Extent {
+  unsigned char* data;
+  size_t numel;
+};
+
+// The chunks of one space: an even cut of one buffer, or a list of buffers.
+class Chunks {
+ public:
+  Chunks() = default;
+  Chunks(unsigned char* data, size_t numel, int32_t count, size_t item, bool equal_blocks);
+  explicit Chunks(std::vector<Extent> list) : list_(std::move(list)) {}
+
+  // Elements [first, first + at_most) of chunk `index`, cut at its end.
+  Extent slice(int32_t index, size_t first, size_t at_most, size_t item) const;
+  size_t longest() const;
+  size_t numel(int32_t index) const;
+  bool holds(int32_t index) const {
+    return !list_.empty() ? static_cast<size_t>(index) < list_.size() : per_ > 0;
+  }
+
+ private:
+  std::vector<Extent> list_;
+  unsigned char* data_ = nullptr;
+  size_t numel_ = 0;
+  size_t per_ = 0;
+};
+
+struct Binding {
+  Chunks out, in;
+  const Chunks& of(Space space) const { return space == Space::kOut ? out : in; }  // not scratch memory
+};
+
+struct Job {
+  const Program* program;
+  Binding binding;
+  DType dtype;
+  ReduceOp op;
+  double factor;  // PREMUL_SUM
+  uint64_t fingerprint;
+};
+
+// The same on every rank of a group, for all must cut alike.
+struct Limits {
+  size_t segment_bytes;  // what one pass over all chunks should touch
+  size_t capacity;       // what all messages a sender has outstanding may take
+  size_t lent_bytes;     // what one pass should touch when all messages are lent; 0: they are not
+  bool lending;          // any may be, whatever the size of its chunk
+  size_t ahead_bytes;    // what a message may take of a large chunk, and is lent then; 0: its segment
+};
+
+class Executor {
+ public:
+  // transports[peer]: what carries the edges to and from that peer; nullptr for this rank itself. far: the
+  // one to other hosts, if there are any.
+  Executor(std::vector<Transport*> transports, Transport* far, int rank, Limits limits);
+
+  ~Executor();
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
+
+  // Whether a peer that was stopped in the middle of a piece may still write to buffers of a job that failed.
+  bool unsettled() const { return unsettled_; }
+
+  // Messages of peers that were read where these had them.
+  uint64_t opened() const { return opened_.load(std::memory_order_relaxed); }
+
+  // Runs one collective. Throws Fault (by way of the waiter).
+  void run(const Job& job, Waiter& waiter);
+
+ private:
+  struct Frame;  // one segment of one job
+  void step(const Instruction& step, const Frame& frame);
+  void send(const Instruction& step, const Frame& frame);
+  bool lend(Transport& transport, const Instruction& step, std::span<const int> peers, Extent piece,
+            const Frame& frame);
+  bool worth_opening(size_t nbytes, const Frame& frame) const;
+  void check_open(const Frame& frame);
+  void fetch(int peer, const Message& message, void* into, const Frame& frame);
+  void settle(const Job& job, Waiter& waiter);
+  void receive(const Instruction& step, const Frame& frame);
+  void reduce(const Instruction& step, const Frame& frame);
+  void send_over(Transport& transport, std::span<const int> peers, Extent piece, uint64_t print, bool scaled,
+                 bool far, const Frame& frame);
+  template <class Peek>
+  Message await(int peer, ChunkRef chunk, size_t nbytes, const Frame& frame, Peek peek);
+  [[noreturn]] void refuse(int peer, ChunkRef chunk, const Message& message, const Frame& frame);
+  const void* near_input(int peer, size_t input, ChunkRef chunk, size_t nbytes, const Frame& frame);
+  size_t find_inputs(const Instruction& step, size_t nbytes, const Frame& frame);
+  void about_to_write(Extent extent, const Frame& frame);
+  uint64_t fingerprint(ChunkRef chunk, const Frame& frame) const;
+  size_t whole(ChunkRef chunk, const Frame& frame) const;
+  Extent find(ChunkRef ref, const Frame& frame);
+  Extent find_message(ChunkRef ref, const Frame& frame);
+  bool runs_ahead(ChunkRef ref, const Frame& frame) const;
+  size_t segments_ahead(size_t segment, size_t item) const;
+  size_t room_for(const Program& program) const;  // for one of the messages a sender may have outstanding
+  size_t segment_elements(const Program& program, size_t item) const;
+  void prepare_scratch(const Job& job, size_t segment, size_t item);
+
+  std::vector<Transport*> transports_;
+  Transport* const far_;
+  const int rank_;
+  const Limits limits_;
+  struct FarInput {
+    size_t place;
+    int peer;
+  };
+  std::vector<const void*> inputs_;                 // of a Reduce
+  std::vector<FarInput> far_inputs_;                // those of them that come from other hosts
+  std::vector<std::vector<unsigned char>> copies_;  // lent in place of memory that others cannot read
+  std::atomic<bool> unsettled_{false};              // asked by other threads, as is the next one
+  std::atomic<uint64_t> opened_{0};
+  bool lent_ = false;                                // in this job
+  bool open_ = false;                                // of the step's messages some are read in place
+  std::vector<std::vector<unsigned char>> fetched_;  // lent messages on their way into a reduction
+  std::vector<unsigned char> scratch_;               // Tmp chunks, and the scaled own chunk at the end
+  size_t scratch_stride_ = 0;
+};
+
+}  // namespace unisono

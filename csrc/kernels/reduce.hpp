@@ -1,0 +1,38 @@
+// Reductions over k inputs in one pass, chosen once for the processor at hand.
+#pragma once
+
+#include <cstddef>
+
+#include "kernels/dtype.hpp"
+
+namespace unisono {
+
+// How a reduction ends: what is done with the accumulated value before it is rounded and stored.
+struct Finish {
+  double divisor = 1.0;  // AVG: the number of ranks, on the step that completes the sum
+};
+
+// out[i] = ((in[0][i] op in[1][i]) op in[2][i]) ... for i < n; `out` may be any one of the inputs.
+// 16-bit floats accumulate in f32 and round once. k >= 1; k == 1 copies (and divides).
+using ReduceKernel = void (*)(void* out, const void* const* in, size_t k, size_t n, Finish finish);
+
+// out[i] = factor * in[i]; `out` may be `in`.
+using ScaleKernel = void (*)(void* out, const void* in, size_t n, double factor);
+
+// As memcpy.
+using CopyKernel = void (*)(void* out, const void* in, size_t nbytes);
+
+struct KernelTable {
+  const char* isa;
+  CopyKernel copy;
+  ReduceKernel reduce[kDTypeCount][kReduceOpCount];  // nullptr: this pair has no meaning
+  ScaleKernel scale[kDTypeCount];
+};
+
+// The table for this processor. Throws nothing; a missing pair is a nullptr in it.
+const KernelTable& kernels();
+
+// Whether (dtype, op) has a meaning: complex numbers have no order, floats no bits, integers no mean.
+bool reducible(DType dtype, ReduceOp op);
+
+}  // namespace unisono

@@ -1,0 +1,128 @@
+// Messages that arrive: each header is checked, and its bytes go to whoever asks for them, are kept, or wait
+// in their sender.
+#include <new>
+
+#include "p2p/channels.hpp"
+
+namespace unisono {
+namespace {
+
+// What is taken from one rank before the others' turn comes: at least what a ring holds, so that nobody
+// goes to sleep over what was there.
+constexpr uint64_t kTurnBytes = 2 * kChannelBytes;
+
+}  // namespace
+
+bool Channels::read_header(int peer) {
+  Incoming& incoming = incoming_[static_cast<size_t>(peer)];
+  auto* const head = reinterpret_cast<unsigned char*>(&incoming.header);
+  incoming.header_moved +=
+      streams_.read(peer, head + incoming.header_moved, sizeof(Header) - incoming.header_moved);
+  if (incoming.header_moved < sizeof(Header)) return false;
+  const bool lending = world_.near(peer) && world_.region().lending();
+  if (const BadFrame bad = check(incoming.header, lending); bad.flaw != Flaw::kNone) {
+    refuse_frame(peer, bad);
+    return false;
+  }
+  incoming.header_moved = 0;
+  incoming.moved = 0;
+  incoming.open = incoming.held = true;
+  return true;
+}
+
+// Finds a place for a message whose header has come: with whoever asks for it, or among those that are kept.
+bool Channels::admit(int peer) {
+  Incoming& incoming = incoming_[static_cast<size_t>(peer)];
+  const Header& header = incoming.header;
+  incoming.request = match(peer, header);
+  if (incoming.request) {
+    Request& request = *incoming.request;
+    request.peer = peer;
+    request.tag = header.tag;
+    incoming.held = !request.takes(header);
+    if (incoming.held)
+      refuse(request, peer, header);
+    else
+      request.nbytes = header.nbytes;
+    if (!incoming.held) return true;
+    incoming.request = nullptr;
+  }
+  if (!room_for(peer, header.nbytes)) return false;
+  try {
+    incoming.kept = unexpected_.insert(
+        unexpected_.end(), UnexpectedMessage{peer, header, std::vector<unsigned char>(header.nbytes), false});
+  } catch (const std::bad_alloc&) {
+    failed_ = true;  // the header is gone: what follows can no longer be told apart
+    throw;
+  }
+  kept_bytes_[static_cast<size_t>(peer)] += header.nbytes + kKeptOverhead;
+  incoming.held = false;
+  return true;
+}
+
+bool Channels::room_for(int peer, uint64_t nbytes) const {
+  const uint64_t wanted = kept_bytes_[static_cast<size_t>(peer)] + nbytes + kKeptOverhead;
+  if (wanted <= kKeptBytes) return true;
+  uint64_t sending = 0;
+  for (const auto& queue : sends_)
+    for (const auto& request : queue) sending += request->nbytes;
+  return wanted <= kKeptBytes + sending;
+}
+
+void Channels::forget(std::list<UnexpectedMessage>::iterator kept) {
+  if (kept->peer != rank_)
+    kept_bytes_[static_cast<size_t>(kept->peer)] -= kept->header.nbytes + kKeptOverhead;
+  unexpected_.erase(kept);
+}
+
+void Channels::pull(int peer) {
+  Incoming& incoming = incoming_[static_cast<size_t>(peer)];
+  // Whoever has left sends no more, nor does anybody in a group that has ended: all that is there counts.
+  const bool over = world_.aborted() || world_.cell(peer).left.load(std::memory_order_acquire) != 0;
+  uint64_t taken = 0;
+  while (incoming.open || ((over || taken < kTurnBytes) && read_header(peer))) {
+    const bool placed = !incoming.held || admit(peer);
+    streams_.listen(peer, placed);
+    if (!placed) return;
+    const uint64_t before = incoming.moved;
+    unsigned char* const target = incoming.request ? incoming.request->data : incoming.kept->bytes.data();
+    if (incoming.header.lent()) {
+      if (!borrow(peer, target)) return;
+    } else {
+      incoming.moved += streams_.read(peer, target + incoming.moved, incoming.header.nbytes - incoming.moved);
+      if (incoming.moved < incoming.header.nbytes) return;
+    }
+    taken += sizeof(Header) + incoming.moved - before;
+    finish_incoming(peer);
+  }
+}
+
+// A kept message whose asker came while it was arriving is handed over now that it is whole.
+void Channels::finish_incoming(int peer) {
+  Incoming& incoming = incoming_[static_cast<size_t>(peer)];
+  incoming.open = false;
+  if (incoming.request) {
+    finish(*incoming.request, FaultKind::kNone);
+    incoming.request = nullptr;
+    return;
+  }
+  incoming.kept->whole = true;
+  const std::shared_ptr<Request> request = match(peer, incoming.header);
+  if (!request) return;
+  deliver(*request, peer, incoming.header, incoming.kept->bytes.data());
+  forget(incoming.kept);
+}
+
+// No frame of ours: whatever follows on this connection means nothing, and the group ends.
+void Channels::refuse_frame(int peer, const BadFrame& bad) {
+  failed_ = true;
+  streams_.hang_up(peer);
+  Fault fault{FaultKind::kBadFrame, rank_, peer};
+  fault.frame = bad;
+  try {
+    waiter(patience_).fail(fault);
+  } catch (const Fault&) {  // this or an earlier one: it stands in the abort cell
+  }
+}
+
+}  // namespace unisono

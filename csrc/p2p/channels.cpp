@@ -1,0 +1,318 @@
+#include "p2p/channels.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+namespace unisono {
+namespace {
+
+bool tags_match(int wanted, int got) { return wanted == kAnyTag || wanted == got; }
+bool ranks_match(int wanted, int got) { return wanted == kAnyRank || wanted == got; }
+
+Envelope envelope(int source, const MessageHeader& header) {
+  return {source, header.tag, header.form(), header.nbytes};
+}
+
+}  // namespace
+
+Channels::Channels(World& world, const Peers& peers, int rank, WaitPolicy patience, WaitPolicy background,
+                   std::vector<int> sockets, Control* control)
+    : world_(world),
+      peers_(peers),
+      rank_(rank),
+      patience_(patience),
+      background_(background),
+      sends_(static_cast<size_t>(world.ranks())),
+      incoming_(static_cast<size_t>(world.ranks())),
+      lent_(static_cast<size_t>(world.ranks())),
+      kept_bytes_(static_cast<size_t>(world.ranks())),
+      streams_(world, rank, std::move(sockets), control),
+      control_(control) {}
+
+Channels::~Channels() {
+  leave(false);
+  if (unsettled_) never_free(std::move(unexpected_));
+}
+
+Waiter Channels::waiter(WaitPolicy patience) {
+  Sockets* const sockets = world_.spans_hosts() ? &streams_ : nullptr;
+  return Waiter(world_, peers_, rank_, &RankCell::message_event, patience, sockets, control_);
+}
+
+// ---- moving bytes ----------------------------------------------------------------------------------
+
+void Channels::finish(Request& request, FaultKind fault) {
+  request.fault.store(fault, std::memory_order_relaxed);
+  request.done.store(true, std::memory_order_release);
+  --open_;
+  ++changes_;
+  streams_.wake();  // another thread of this rank may wait for it
+}
+
+void Channels::progress() {
+  if (failed_) return;
+  streams_.look();
+  for (int peer = 0; peer < static_cast<int>(sends_.size()); ++peer) {
+    if (peer == rank_) continue;
+    push(peer);
+    pull(peer);
+  }
+}
+
+void Channels::push(int peer) {
+  auto& queue = sends_[static_cast<size_t>(peer)];
+  while (!queue.empty()) {
+    Request& request = *queue.front();
+    if (!request.lent && request.header_moved == 0) offer(request);
+    const uint32_t lent = request.lent ? Header::kLent : 0;
+    const Header header{request.nbytes, request.tag, request.form | lent};
+    const auto* const head = reinterpret_cast<const unsigned char*>(&header);
+    if (request.header_moved < sizeof header)
+      request.header_moved += streams_.write(peer, head + request.header_moved,
+                                             sizeof header - request.header_moved, request.nbytes > 0);
+    if (request.header_moved < sizeof header) return;
+    if (!request.lent)
+      request.moved +=
+          streams_.write(peer, request.data + request.moved, request.nbytes - request.moved, false);
+    if (request.lent ? !lend(request) : request.moved < request.nbytes) return;
+    const std::shared_ptr<Request> sent = std::move(queue.front());
+    queue.pop_front();
+    finish(*sent, FaultKind::kNone);
+  }
+}
+
+std::shared_ptr<Request> Channels::match(int peer, const Header& header) {
+  const auto found = std::find_if(receives_.begin(), receives_.end(), [&](const auto& request) {
+    return ranks_match(request->peer, peer) && tags_match(request->tag, header.tag);
+  });
+  if (found == receives_.end()) return nullptr;
+  std::shared_ptr<Request> request = std::move(*found);
+  receives_.erase(found);
+  return request;
+}
+
+void Channels::deliver(Request& request, int peer, const Header& header, const unsigned char* bytes) {
+  request.peer = peer;
+  request.tag = header.tag;
+  if (!request.takes(header)) return refuse(request, peer, header);
+  request.nbytes = header.nbytes;
+  if (header.nbytes > 0) std::memcpy(request.data, bytes, header.nbytes);
+  finish(request, FaultKind::kNone);
+}
+
+// Not what was asked for. The group ends here and now: whoever asked may never look at the request again.
+void Channels::refuse(Request& request, int peer, const Header& header) {
+  Fault fault{FaultKind::kMismatch, rank_, peer};
+  fault.misfit = {header.tag, request.form, header.form(), request.nbytes, header.nbytes};
+  request.nbytes = header.nbytes;
+  finish(request, FaultKind::kMismatch);
+  try {
+    waiter(patience_).fail(fault);
+  } catch (const Fault&) {  // this or an earlier one: it stands in the abort cell
+  }
+}
+
+// A message of this kind that has arrived whole before it was asked for. One that is still arriving
+// stays with finish_incoming, which looks for its asker.
+bool Channels::take_unexpected(Request& request) {
+  for (auto kept = unexpected_.begin(); kept != unexpected_.end(); ++kept) {
+    if (!ranks_match(request.peer, kept->peer) || !tags_match(request.tag, kept->header.tag)) continue;
+    if (!kept->whole) continue;
+    deliver(request, kept->peer, kept->header, kept->bytes.data());
+    forget(kept);
+    return true;
+  }
+  return false;
+}
+
+std::vector<Envelope> Channels::unexpected() {
+  const std::lock_guard lock(mutex_);
+  std::vector<Envelope> found;
+  for (const UnexpectedMessage& kept : unexpected_)
+    if (kept.whole) found.push_back(envelope(kept.peer, kept.header));
+  for (size_t peer = 0; peer < incoming_.size(); ++peer)
+    if (const Incoming& one = incoming_[peer]; one.open && one.held)
+      found.push_back(envelope(static_cast<int>(peer), one.header));
+  return found;
+}
+
+// ---- requests --------------------------------------------------------------------------------------
+
+void Channels::post(std::shared_ptr<Request> request) {
+  try {
+    const std::lock_guard lock(mutex_);
+    enqueue(std::move(request));
+    progress();
+    streams_.wake();  // the background thread has another deadline to keep
+  } catch (const std::bad_alloc&) {
+    Waiter waiting = waiter(patience_);
+    out_of_memory(waiting);
+  }
+}
+
+void Channels::enqueue(std::shared_ptr<Request> request) {
+  ++open_;
+  ++changes_;
+  if (!works()) return finish(*request, FaultKind::kAborted);
+  if (!request->sending) {
+    if (!take_unexpected(*request)) receives_.push_back(std::move(request));
+  } else if (request->peer == rank_) {
+    loop_back(*request);
+  } else if (streams_.open(request->peer)) {
+    sends_[static_cast<size_t>(request->peer)].push_back(std::move(request));
+  } else {
+    finish(*request, FaultKind::kNoMemory);
+    throw std::bad_alloc();
+  }
+}
+
+// A message to oneself is kept, or goes to the receive that already asks for it.
+void Channels::loop_back(Request& send) {
+  const Header header{send.nbytes, send.tag, send.form};
+  if (const std::shared_ptr<Request> request = match(rank_, header)) {
+    deliver(*request, rank_, header, send.data);
+  } else {
+    unexpected_.push_back(UnexpectedMessage{rank_, header, {send.data, send.data + send.nbytes}, true});
+  }
+  finish(send, FaultKind::kNone);
+}
+
+void Channels::detach() {
+  const std::lock_guard lock(mutex_);
+  if (idle() || stopping_) return;
+  if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
+  work_came_.notify_one();
+}
+
+FaultKind Channels::wait(Request& request, Nanoseconds deadline, bool fatal,
+                         const std::function<bool()>* interrupt) {
+  int awaited;
+  {
+    const std::lock_guard lock(mutex_);
+    awaited = request.peer;
+  }
+  Waiter waiting = waiter(patience_);
+  waiting.begin(0, 0, fatal ? deadline : INT64_MAX);
+  waiting.set_interrupt(interrupt);
+  try {
+    waiting.until(awaited, [&] {
+      if (request.done.load(std::memory_order_acquire)) return true;
+      const std::lock_guard lock(mutex_);
+      progress();
+      awaited = request.peer;
+      return request.done.load(std::memory_order_acquire) || (!fatal && now_ns() >= deadline);
+    });
+    if (!request.done.load(std::memory_order_acquire)) return FaultKind::kTimeout;
+    const FaultKind result = request.fault.load(std::memory_order_relaxed);
+    if (result == FaultKind::kMismatch) waiting.fail(Fault{result, rank_, request.peer});
+    return result;
+  } catch (const Fault& fault) {
+    const std::lock_guard lock(mutex_);
+    fail_all(fault.kind);
+    return fault.kind;
+  } catch (const std::bad_alloc&) {
+    return out_of_memory(waiting);
+  }
+}
+
+// A message that nobody asks for, or cannot be kept, ends the group: its bytes are lost.
+FaultKind Channels::out_of_memory(Waiter& waiter) {
+  FaultKind kind = FaultKind::kAborted;
+  try {
+    waiter.fail(Fault{FaultKind::kNoMemory, rank_, rank_});
+  } catch (const Fault& fault) {
+    kind = fault.kind;
+  }
+  const std::lock_guard lock(mutex_);
+  fail_all(kind);
+  return kind;
+}
+
+void Channels::fail_all(FaultKind fault) {
+  failed_ = true;
+  for (auto& queue : sends_) {
+    for (const auto& request : queue) finish(*request, fault);
+    queue.clear();
+  }
+  for (const auto& request : receives_) finish(*request, fault);
+  receives_.clear();
+  for (int peer = 0; peer < static_cast<int>(incoming_.size()); ++peer) {
+    Incoming& incoming = incoming_[static_cast<size_t>(peer)];
+    if (incoming.open && !incoming.held && incoming.header.lent()) give_up(peer);
+    if (incoming.request) finish(*incoming.request, fault);
+    incoming.request = nullptr;
+    incoming.open = false;
+  }
+  open_ = 0;  // also of what memory ran out for
+}
+
+// ---- the background thread -------------------------------------------------------------------------
+
+// The open request with the earliest deadline bounds the wait; its peer takes the blame.
+void Channels::begin_wait(Waiter& waiter, int& awaited) {
+  Nanoseconds deadline = INT64_MAX;
+  awaited = kAnyRank;
+  const auto look = [&](const Request& request) {
+    if (request.deadline >= deadline) return;
+    deadline = request.deadline;
+    awaited = request.peer;
+  };
+  for (const auto& queue : sends_)
+    for (const auto& request : queue) look(*request);
+  for (const auto& request : receives_) look(*request);
+  for (const Incoming& incoming : incoming_)
+    if (incoming.request) look(*incoming.request);
+  waiter.begin(0, 0, deadline);
+}
+
+void Channels::serve() {
+  Waiter waiting = waiter(background_);
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    work_came_.wait(lock, [&] { return stopping_ || !idle(); });
+    if (stopping_) return;
+    int awaited;
+    begin_wait(waiting, awaited);
+    const uint64_t seen = changes_;
+    lock.unlock();
+    FaultKind fault = FaultKind::kNone;
+    try {
+      waiting.until(awaited, [&] {
+        const std::lock_guard progressing(mutex_);
+        progress();
+        return stopping_ || changes_ != seen;
+      });
+    } catch (const Fault& thrown) {
+      fault = thrown.kind;
+    } catch (const std::bad_alloc&) {
+      fault = out_of_memory(waiting);
+    }
+    lock.lock();
+    if (fault != FaultKind::kNone) fail_all(fault);
+  }
+}
+
+void Channels::leave(bool forked) {
+  if (forked) {
+    abandoned_ = true;
+    if (thread_.joinable()) thread_.detach();
+  }
+  if (abandoned_) return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (stopping_) return;
+    stopping_ = true;
+    // Behind all that was sent, and before memory that was lent is given back: a receiver that has read that
+    // since looks here.
+    world_.cell(rank_).left.store(1, std::memory_order_seq_cst);
+    std::atomic_thread_fence(std::memory_order_release);  // R3
+    fail_all(FaultKind::kAborted);
+    streams_.finish();
+    work_came_.notify_all();
+  }
+  streams_.wake();
+  if (thread_.joinable()) thread_.join();
+}
+
+}  // namespace unisono

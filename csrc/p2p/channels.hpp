@@ -1,0 +1,179 @@
+// Point-to-point messages: one byte stream per ordered pair, messages with a header, matched by tag.
+//
+// They are known to two ranks only and may overlap any collective, so they use nothing of the lanes.
+// Whoever waits here also takes in what has arrived for others' sake: two ranks that both send first,
+// whatever the size, do not deadlock; a message nobody has asked for yet is kept in ordinary memory, as long
+// as its sender's others leave room for it (kKeptBytes).
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "kernels/dtype.hpp"
+#include "p2p/streams.hpp"
+#include "protocol/frames.hpp"
+#include "protocol/waiting.hpp"
+
+namespace unisono {
+
+constexpr int kAnyRank = -1;
+constexpr int kAnyTag = -1;
+// What one peer's unexpected messages may take of this rank's memory, each with kKeptOverhead on top. Those
+// beyond wait in their sender, and with them what it sends behind them. A rank that sends n bytes itself
+// takes in n more: of ranks that wait for each other in a circle, each in a send, one has the largest, and
+// takes in what is sent to it. So ranks that all send first do not deadlock, whatever the size.
+constexpr uint64_t kKeptBytes = 64 << 20;
+constexpr uint64_t kKeptOverhead = 128;
+
+// A send or a receive on its way. `done` once set, the caller's memory is the caller's again.
+struct Request {
+  bool sending;
+  int peer;  // receive: kAnyRank until matched
+  int tag;
+  uint32_t form;
+  unsigned char* data;
+  uint64_t nbytes;  // receive: of its buffer until matched, then of the message
+  Nanoseconds deadline = INT64_MAX;
+  uint64_t moved = 0;  // bytes, the header not counted
+  size_t header_moved = 0;
+  bool lent = false;       // its bytes go from memory to memory, not through the stream
+  bool exact = false;      // receive: a shorter message is refused, too
+  bool cancelled = false;  // set before `done`
+  std::atomic<FaultKind> fault{FaultKind::kNone};
+  std::atomic<bool> done{false};
+
+  bool takes(const MessageHeader& header) const {
+    return form == header.form() && (exact ? nbytes == header.nbytes : nbytes >= header.nbytes);
+  }
+};
+
+// What is known of a message before its bytes.
+struct Envelope {
+  int source, tag;
+  uint32_t form;
+  uint64_t nbytes;
+};
+
+class Channels {
+ public:
+  // sockets[rank]: connected, or -1; empty when all ranks are on one host. Takes them over.
+  Channels(World& world, const Peers& peers, int rank, WaitPolicy patience, WaitPolicy background,
+           std::vector<int> sockets, Control* control);
+  ~Channels();
+  Channels(const Channels&) = delete;
+  Channels& operator=(const Channels&) = delete;
+
+  // A small message that goes, or has come, whole and at once, with nothing before it: the usual one. False:
+  // it does not, and nothing has happened. `spins`: how often to look for one to receive.
+  bool send_now(int peer, int tag, uint32_t form, const void* data, size_t nbytes);
+  // `wanted`: its form and the size of its buffer; how much has come is written there, and its tag.
+  bool receive_now(Request& wanted, int spins);
+  int spins() const { return patience_.spins; }
+
+  // Starts a request and moves what can be moved now.
+  void post(std::shared_ptr<Request> request);
+  // Leaves a request to the background thread, for callers that will not wait at once.
+  void detach();
+  // Waits for a request. When `deadline` passes first: kTimeout, and the group is aborted if `fatal`.
+  FaultKind wait(Request& request, Nanoseconds deadline, bool fatal, const std::function<bool()>* interrupt);
+  // Takes back a receive that no message has met; false: one has, it has ended, or it is a send.
+  bool cancel(Request& request);
+  // The message that a receive from `peer` with `tag` would get now, if one has come. A rank that is lost, or
+  // has left without one, ends the group as it ends a receive.
+  FaultKind look(int peer, int tag, std::optional<Envelope>& found);
+  // Waits for such a message. kTimeout: none came; that ends nothing.
+  FaultKind probe(int peer, int tag, Nanoseconds deadline, const std::function<bool()>* interrupt,
+                  std::optional<Envelope>& found);
+  // Whole messages that nobody here has asked for, in order.
+  std::vector<Envelope> unexpected();
+  // Ends everything. `forked`: this is a fork's copy, whose thread and lock are the parent's.
+  void leave(bool forked);
+  bool unsettled() const { return unsettled_; }     // see Executor
+  void close_copies() { streams_.close_copies(); }  // see Control
+
+ private:
+  using Header = MessageHeader;
+  // A message that is arriving from one peer: into its receiver's memory, or kept until one asks.
+  struct UnexpectedMessage {
+    int peer;
+    Header header;
+    std::vector<unsigned char> bytes;
+    bool whole;  // all of it has come
+  };
+  struct Incoming {
+    bool open = false;
+    bool held = false;  // there is no place for it yet: nobody asks for it, and it cannot be kept
+    Header header{};
+    size_t header_moved = 0;
+    uint64_t moved = 0;
+    std::shared_ptr<Request> request;
+    std::list<UnexpectedMessage>::iterator kept;
+  };
+
+  bool works() const { return !stopping_ && !failed_ && !world_.aborted(); }
+  void enqueue(std::shared_ptr<Request> request);  // this one and those below: with mutex_ held
+  void progress();
+  void push(int peer);
+  void pull(int peer);
+  Channel& channel(int sender, int receiver);
+  void offer(Request& request);
+  bool lend(Request& request);
+  bool borrow(int peer, unsigned char* target);
+  void give_up(int peer);
+  bool read_header(int peer);
+  bool admit(int peer);
+  bool room_for(int peer, uint64_t nbytes) const;
+  void refuse_frame(int peer, const BadFrame& bad);
+  void forget(std::list<UnexpectedMessage>::iterator kept);
+  void finish_incoming(int peer);
+  std::shared_ptr<Request> match(int peer, const Header& header);
+  bool take_unexpected(Request& request);
+  template <class Wait>
+  FaultKind probing(Waiter& waiting, Wait wait);
+  std::optional<Envelope> progress_to(int peer, int tag);
+  std::optional<Envelope> first_come(int peer, int tag) const;
+  bool asked_for(int peer, int tag) const;
+  void deliver(Request& request, int peer, const Header& header, const unsigned char* bytes);
+  void loop_back(Request& send);
+  void refuse(Request& request, int peer, const Header& header);
+  void finish(Request& request, FaultKind fault);
+  void fail_all(FaultKind fault);
+  FaultKind out_of_memory(Waiter& waiter);
+  bool idle() const { return open_ == 0; }
+  void begin_wait(Waiter& waiter, int& awaited);
+
+  Waiter waiter(WaitPolicy patience);
+  void serve();
+
+  World& world_;
+  const Peers& peers_;
+  const int rank_;
+  const WaitPolicy patience_, background_;
+  std::mutex mutex_;
+  std::vector<std::deque<std::shared_ptr<Request>>> sends_;  // per receiver, in order
+  std::deque<std::shared_ptr<Request>> receives_;            // not yet matched, in order
+  std::vector<Incoming> incoming_;
+  std::vector<uint64_t> lent_;  // messages lent to each rank
+  std::list<UnexpectedMessage> unexpected_;
+  std::vector<uint64_t> kept_bytes_;  // by peer
+  Streams streams_;
+  Control* const control_;
+  size_t open_ = 0;       // requests not done
+  uint64_t changes_ = 0;  // requests posted or ended
+  bool failed_ = false;   // after a fault: what is in the rings can no longer be told apart
+  std::atomic<bool> unsettled_{false};
+  bool stopping_ = false;
+  bool abandoned_ = false;  // by a fork
+  std::condition_variable work_came_;
+  std::thread thread_;
+};
+
+}  // namespace unisono

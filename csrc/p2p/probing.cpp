@@ -1,0 +1,101 @@
+// Messages that have come and that no receive has met: what they are, without taking them; and receives that
+// no message has met: taken back.
+#include <algorithm>
+
+#include "p2p/channels.hpp"
+
+namespace unisono {
+namespace {
+
+bool fits(int wanted_peer, int wanted_tag, int peer, int tag) {
+  return (wanted_peer == kAnyRank || wanted_peer == peer) && (wanted_tag == kAnyTag || wanted_tag == tag);
+}
+
+}  // namespace
+
+// Whether a receive that was posted before gets this message.
+bool Channels::asked_for(int peer, int tag) const {
+  return std::ranges::any_of(
+      receives_, [&](const auto& request) { return fits(request->peer, request->tag, peer, tag); });
+}
+
+// Of one peer's messages at most the last is still arriving, so those that are whole come first.
+std::optional<Envelope> Channels::first_come(int peer, int tag) const {
+  const auto told = [](int source, const Header& header) {
+    return Envelope{source, header.tag, header.form(), header.nbytes};
+  };
+  for (const bool whole : {true, false})
+    for (const UnexpectedMessage& kept : unexpected_)
+      if (kept.whole == whole && fits(peer, tag, kept.peer, kept.header.tag) &&
+          (whole || !asked_for(kept.peer, kept.header.tag)))
+        return told(kept.peer, kept.header);
+  for (int source = 0; source < static_cast<int>(incoming_.size()); ++source) {
+    const Incoming& one = incoming_[static_cast<size_t>(source)];
+    if (one.open && one.held && fits(peer, tag, source, one.header.tag)) return told(source, one.header);
+  }
+  return std::nullopt;
+}
+
+std::optional<Envelope> Channels::progress_to(int peer, int tag) {
+  const std::lock_guard lock(mutex_);
+  progress();
+  return first_come(peer, tag);
+}
+
+// What `wait` throws ends the group.
+template <class Wait>
+FaultKind Channels::probing(Waiter& waiting, Wait wait) {
+  try {
+    return wait();
+  } catch (const Fault& fault) {
+    const std::lock_guard lock(mutex_);
+    fail_all(fault.kind);
+    return fault.kind;
+  } catch (const std::bad_alloc&) {
+    return out_of_memory(waiting);
+  }
+}
+
+// Whoever left has sent all it had before: its leaving is looked at first, then once more for the message.
+FaultKind Channels::look(int peer, int tag, std::optional<Envelope>& found) {
+  Waiter waiting = waiter(patience_);
+  waiting.begin(0, 0, INT64_MAX);
+  return probing(waiting, [&] {
+    if ((found = progress_to(peer, tag))) return FaultKind::kNone;
+    const bool left = waiting.gone(peer);
+    if (!(found = progress_to(peer, tag))) waiting.check_for_faults(peer, left);
+    return FaultKind::kNone;
+  });
+}
+
+FaultKind Channels::probe(int peer, int tag, Nanoseconds deadline, const std::function<bool()>* interrupt,
+                          std::optional<Envelope>& found) {
+  Waiter waiting = waiter(patience_);
+  waiting.begin(0, 0, INT64_MAX);
+  waiting.set_interrupt(interrupt);
+  return probing(waiting, [&] {
+    bool over = false;
+    waiting.until(peer, [&] {
+      found = progress_to(peer, tag);
+      const std::lock_guard lock(mutex_);
+      over = stopping_;
+      return found.has_value() || over || now_ns() >= deadline;
+    });
+    if (found) return FaultKind::kNone;
+    return over ? FaultKind::kAborted : FaultKind::kTimeout;
+  });
+}
+
+bool Channels::cancel(Request& request) {
+  const std::lock_guard lock(mutex_);
+  const auto found =
+      std::ranges::find_if(receives_, [&](const auto& posted) { return posted.get() == &request; });
+  if (found == receives_.end()) return false;
+  const std::shared_ptr<Request> posted = std::move(*found);
+  receives_.erase(found);
+  posted->cancelled = true;
+  finish(*posted, FaultKind::kNone);
+  return true;
+}
+
+}  // namespace unisono

@@ -1,0 +1,236 @@
+#include "p2p/streams.hpp"
+
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+#include "kernels/reduce.hpp"
+#include "protocol/control.hpp"
+#include "transport/congestion.hpp"
+
+namespace unisono {
+namespace {
+
+constexpr int kEvents = 64;
+constexpr Nanoseconds kMixedSlice = 1'000'000;  // where notifications of this host's ranks do not arrive
+
+// What is written or read before the other end is told: while one end copies a slice, the other copies the
+// one before.
+constexpr size_t kSliceBytes = 16 * 1024;
+
+// Moves slice after slice until one is cut short; the bytes moved.
+template <class Move>
+size_t in_slices(size_t nbytes, Move move) {
+  for (size_t done = 0;;) {
+    const size_t slice = std::min(nbytes - done, kSliceBytes), moved = move(done, slice);
+    done += moved;
+    if (moved < slice || done == nbytes) return done;
+  }
+}
+
+int checked(int descriptor) {
+  if (descriptor < 0) throw std::system_error(errno, std::generic_category(), "cannot watch connections");
+  return descriptor;
+}
+
+}  // namespace
+
+Streams::Streams(World& world, int rank, std::vector<int> sockets, Control* control)
+    : world_(world),
+      rank_(rank),
+      control_(control),
+      backed_(static_cast<size_t>(world.ranks()), false),
+      known_consumed_(static_cast<size_t>(world.ranks()), 0),
+      far_(sockets.size()) {
+  for (size_t peer = 0; peer < sockets.size(); ++peer) far_[peer].fd = sockets[peer];
+  if (sockets.empty()) return;
+  avoid_pacing(sockets);
+  poll_ = checked(epoll_create1(EPOLL_CLOEXEC));
+  wake_ = checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE));
+  for (size_t peer = 0; peer < sockets.size(); ++peer) {
+    if (sockets[peer] < 0) continue;
+    epoll_event event{EPOLLIN, {.u32 = static_cast<uint32_t>(peer)}};
+    checked(epoll_ctl(poll_, EPOLL_CTL_ADD, sockets[peer], &event));
+  }
+}
+
+Streams::~Streams() {
+  for (const Far& far : far_)
+    if (far.fd >= 0) close(far.fd);
+  if (poll_ >= 0) close(poll_);
+  if (wake_ >= 0) close(wake_);
+}
+
+// ---- on this host ----------------------------------------------------------------------------------
+
+bool Streams::open(int peer) {
+  const auto i = static_cast<size_t>(peer);
+  if (!world_.near(peer)) return true;
+  if (!backed_[i]) backed_[i] = world_.region().back_channel(world_.place(rank_), world_.place(peer));
+  return backed_[i];
+}
+
+size_t Streams::write(int peer, const void* data, size_t nbytes, bool more) {
+  if (!world_.near(peer)) return write_far(far_[static_cast<size_t>(peer)], peer, data, nbytes, more);
+  return in_slices(nbytes, [&](size_t first, size_t slice) {
+    return write_slice(peer, static_cast<const unsigned char*>(data) + first, slice);
+  });
+}
+
+size_t Streams::write_slice(int peer, const unsigned char* data, size_t nbytes) {
+  const int from = world_.place(rank_), to = world_.place(peer);
+  Channel& ring = world_.region().channel(from, to);
+  const uint64_t position = ring.written.load(std::memory_order_relaxed);
+  const uint64_t room = kChannelBytes - (position - ring.consumed.load(std::memory_order_seq_cst));
+  const size_t piece = std::min<uint64_t>(nbytes, room);
+  if (piece == 0) return 0;
+  unsigned char* const bytes = world_.region().channel_bytes(from, to);
+  const uint64_t offset = position % kChannelBytes, first = std::min(piece, kChannelBytes - offset);
+  kernels().copy(bytes + offset, data, first);
+  kernels().copy(bytes, data + first, piece - first);
+  ring.written.store(position + piece, std::memory_order_seq_cst);  // R1: the bytes; R2
+  notify(world_.cell(peer).message_event);
+  return piece;
+}
+
+size_t Streams::read(int peer, void* data, size_t nbytes) {
+  if (!world_.near(peer)) return read_far(far_[static_cast<size_t>(peer)], peer, data, nbytes);
+  return in_slices(nbytes, [&](size_t first, size_t slice) {
+    return read_slice(peer, static_cast<unsigned char*>(data) + first, slice);
+  });
+}
+
+size_t Streams::read_slice(int peer, unsigned char* data, size_t nbytes) {
+  const int from = world_.place(peer), to = world_.place(rank_);
+  Channel& ring = world_.region().channel(from, to);
+  const uint64_t position = ring.consumed.load(std::memory_order_relaxed);
+  const uint64_t there = ring.written.load(std::memory_order_seq_cst) - position;
+  const size_t piece = std::min<uint64_t>(nbytes, there);
+  if (piece == 0) return 0;
+  const unsigned char* const bytes = world_.region().channel_bytes(from, to);
+  const uint64_t offset = position % kChannelBytes, first = std::min(piece, kChannelBytes - offset);
+  kernels().copy(data, bytes + offset, first);
+  kernels().copy(data + first, bytes, piece - first);
+  ring.consumed.store(position + piece, std::memory_order_seq_cst);  // R1: behind the reads; R2
+  notify(world_.cell(peer).message_event);
+  return piece;
+}
+
+// ---- between hosts ---------------------------------------------------------------------------------
+
+size_t Streams::write_far(Far& far, int peer, const void* data, size_t nbytes, bool more) {
+  if (!far.writable || nbytes == 0) return 0;
+  const ssize_t taken = send(far.fd, data, nbytes, MSG_DONTWAIT | MSG_NOSIGNAL | (more ? MSG_MORE : 0));
+  if (taken < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) broke(far, peer);
+  const size_t piece = taken > 0 ? static_cast<size_t>(taken) : 0;
+  if (piece < nbytes && far.fd >= 0) watch(peer, true);
+  return piece;
+}
+
+size_t Streams::read_far(Far& far, int peer, void* data, size_t nbytes) {
+  if (!far.readable || far.ended || nbytes == 0) return 0;
+  const ssize_t got = recv(far.fd, data, nbytes, MSG_DONTWAIT);
+  if (got > 0) return static_cast<size_t>(got);
+  far.readable = false;
+  if (got == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) broke(far, peer);
+  return 0;
+}
+
+// Nothing more comes or goes; its end would wake everybody for ever.
+void Streams::broke(Far& far, int peer) {
+  if (far.ended.exchange(true)) return;
+  far.writable = far.readable = false;
+  epoll_ctl(poll_, EPOLL_CTL_DEL, far.fd, nullptr);
+  control_->doubt(peer);
+}
+
+void Streams::watch(int peer, bool for_room) {
+  Far& far = far_[static_cast<size_t>(peer)];
+  far.writable = !for_room;
+  if (far.watched == for_room || far.ended) return;
+  far.watched = for_room;
+  set_events(peer);
+}
+
+void Streams::set_events(int peer) {
+  const Far& far = far_[static_cast<size_t>(peer)];
+  epoll_event event{0, {.u32 = static_cast<uint32_t>(peer)}};
+  if (far.heard) event.events |= EPOLLIN;
+  if (far.watched) event.events |= EPOLLOUT;
+  epoll_ctl(poll_, EPOLL_CTL_MOD, far.fd, &event);
+}
+
+void Streams::listen(int peer, bool wanted) {
+  if (world_.near(peer)) return;
+  Far& far = far_[static_cast<size_t>(peer)];
+  if (far.heard == wanted || far.ended) return;
+  far.heard = wanted;
+  set_events(peer);
+}
+
+void Streams::hang_up(int peer) {
+  if (world_.near(peer)) return;
+  Far& far = far_[static_cast<size_t>(peer)];
+  if (far.ended.exchange(true)) return;
+  far.writable = far.readable = false;
+  epoll_ctl(poll_, EPOLL_CTL_DEL, far.fd, nullptr);
+  shutdown(far.fd, SHUT_RDWR);
+}
+
+void Streams::look() {
+  if (poll_ < 0) return;
+  epoll_event events[kEvents];
+  const int count = epoll_wait(poll_, events, kEvents, 0);
+  for (int i = 0; i < count; ++i) {
+    const auto peer = static_cast<int>(events[i].data.u32);
+    if ((events[i].events & (EPOLLIN | EPOLLERR | EPOLLHUP)) != 0)
+      far_[static_cast<size_t>(peer)].readable = true;
+    if ((events[i].events & (EPOLLOUT | EPOLLERR | EPOLLHUP)) != 0) watch(peer, false);
+  }
+}
+
+void Streams::close_copies() {
+  for (Far& far : far_)
+    if (far.fd >= 0) close(std::exchange(far.fd, -1));
+}
+
+void Streams::finish() {
+  for (const Far& far : far_)
+    if (far.fd >= 0) shutdown(far.fd, SHUT_WR);
+}
+
+// ---- sleeping --------------------------------------------------------------------------------------
+
+void Streams::wake() {
+  notify(world_.cell(rank_).message_event);
+  if (wake_ < 0) return;
+  epoch_.fetch_add(1, std::memory_order_seq_cst);
+  const int sleepers = sleepers_.load(std::memory_order_seq_cst);
+  if (sleepers == 0) return;
+  const auto count = static_cast<uint64_t>(sleepers);  // each takes one
+  (void)!::write(wake_, &count, sizeof count);
+}
+
+// `epoch`: from before the caller looked for the last time. Who has changed something since has raised it, or
+// sees that this thread sleeps.
+void Streams::sleep(int, Nanoseconds slice, uint32_t epoch) {
+  if (world_.region().ranks() > 1) slice = std::min(slice, kMixedSlice);
+  pollfd polled[2] = {{poll_, POLLIN, 0}, {wake_, POLLIN, 0}};
+  const timespec timeout{slice / 1'000'000'000LL, slice % 1'000'000'000LL};
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  if (epoch_.load(std::memory_order_seq_cst) == epoch)  // R2
+    ppoll(polled, 2, &timeout, nullptr);
+  sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+  uint64_t count;
+  if (polled[1].revents != 0) (void)!::read(wake_, &count, sizeof count);
+}
+
+}  // namespace unisono

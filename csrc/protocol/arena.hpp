@@ -1,0 +1,99 @@
+// Memory of this process that others of its host may map, so that they read a message where it lies: what
+// `empty` hands out. One nameless file per process, as long as the machine has memory and for the most part
+// empty; whoever may read this process's memory (see loan.hpp) may map it, by way of /proc. Of either mapping
+// only what is in use can be touched, so that nobody fills the rest: a core dump, or a lock on all memory.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "protocol/loan.hpp"
+
+namespace unisono {
+
+// Where the arena of a process is, told to the others. No bytes: it has none.
+struct ArenaPlace {
+  int32_t fd = -1;
+  uint64_t base = 0;  // in its owner
+  uint64_t bytes = 0;
+};
+
+class Arena {
+ public:
+  // This process's, made when it is first asked for. Throws std::system_error where that cannot be done.
+  static std::shared_ptr<Arena> own();
+  // ... if it has been made, and this is not a fork of who made it: otherwise nullptr.
+  static Arena* made();
+
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  // Throws std::bad_alloc when there is not so much memory.
+  void* take(size_t nbytes);
+  // In a fork's child the pages go with the process.
+  void give_back(void* taken) noexcept;
+  bool holds(const void* data, size_t nbytes) const {
+    const auto at = reinterpret_cast<uint64_t>(data);
+    return at >= place_.base && at - place_.base < place_.bytes &&
+           nbytes <= place_.bytes - (at - place_.base);
+  }
+  const ArenaPlace& place() const { return place_; }
+
+  // Around a fork. The child's arrays keep what they hold, and are its own to write to: see arena.cpp.
+  void before_fork() { mutex_.lock(); }
+  void after_fork() { mutex_.unlock(); }
+  void become_private();
+
+ private:
+  Arena();
+  using Pieces = std::map<uint64_t, uint64_t>;  // offset and bytes
+  bool populate(uint64_t offset, uint64_t nbytes);
+  void empty(uint64_t offset, uint64_t nbytes) noexcept;
+  bool has_file() const;
+  void release(Pieces::node_type piece) noexcept;
+  void* at(uint64_t offset) const { return reinterpret_cast<void*>(place_.base + offset); }
+
+  const pid_t owner_;
+  ArenaPlace place_;
+  uint64_t device_ = 0, inode_ = 0;
+  std::mutex mutex_;
+  Pieces free_, taken_;
+};
+
+// Another process's arena, as far as this one can see it. Several groups share one.
+class ArenaView {
+ public:
+  // The view of the arena of this owner; one that shows nothing where it cannot be seen.
+  static std::shared_ptr<const ArenaView> of(const Identity& owner, const ArenaPlace& place);
+  ~ArenaView();
+  ArenaView(const ArenaView&) = delete;
+  ArenaView& operator=(const ArenaView&) = delete;
+  // What its owner has at `address`; nullptr: not to be seen from here.
+  void* at(uint64_t address, size_t nbytes) const {
+    const uint64_t offset = address - place_.base;
+    if (base_ == nullptr || offset >= place_.bytes || nbytes > place_.bytes - offset) return nullptr;
+    const bool open = offset >= low_.load(std::memory_order_acquire) &&
+                      offset + nbytes <= high_.load(std::memory_order_acquire);
+    return open || widen(offset, offset + nbytes) ? base_ + offset : nullptr;
+  }
+
+ private:
+  ArenaView(const Identity& owner, const ArenaPlace& place);
+  bool widen(uint64_t first, uint64_t last) const;
+  bool shows(const Identity& owner) const;
+
+  const ArenaPlace place_;
+  const pid_t process_;
+  unsigned char* base_ = nullptr;  // nullptr: it cannot be seen
+  mutable std::mutex widening_;
+  mutable std::atomic<uint64_t> low_{0}, high_{0};  // what may be touched
+};
+
+}  // namespace unisono

@@ -1,0 +1,323 @@
+#include "protocol/control.hpp"
+
+#include <linux/sockios.h>
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <utility>
+
+namespace unisono {
+namespace {
+
+// A rank whose host has others of the group that live: they see how it ended, and tell.
+constexpr Nanoseconds kMatesGrace = 2500 * kMillisecond;
+// Who leaves ends its connections for data before it says goodbye on this one, and may get no turn in
+// between. A process that has died has ended this one, too.
+constexpr Nanoseconds kDoubtGrace = 5000 * kMillisecond;
+// A goodbye that is lost on its way is sent again by the kernel, unless the process has ended before and what
+// its peer sends meets nobody: the answer to that is a reset, which reads as a death.
+constexpr Nanoseconds kGoodbyePatience = 2000 * kMillisecond;
+// So many frames are read from one peer before other things have their turn, and so many bytes of frames that
+// the kernel does not take are kept for one: whoever asks on without reading gets no more answers.
+constexpr int kFramesPerTurn = 64;
+constexpr size_t kMostKept = 64 * kControlBytes;
+constexpr Nanoseconds kLongest = 1'000'000 * kMillisecond;
+
+// Whether a connection has failed because its other end does not answer, and not by its end.
+bool unanswered(int error) {
+  return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == EHOSTDOWN ||
+         error == ENETDOWN || error == ENONET;
+}
+
+}  // namespace
+
+Control::Control(World& world, const Peers& peers, int rank, std::vector<int> sockets)
+    : world_(world),
+      peers_(peers),
+      rank_(rank),
+      links_(sockets.size()),
+      reported_dead_(sockets.size(), false) {
+  for (size_t peer = 0; peer < sockets.size(); ++peer) links_[peer].fd = sockets[peer];
+  thread_ = std::thread([this] { serve(); });
+}
+
+Control::~Control() {
+  if (thread_.joinable()) leave(false);
+  for (const Link& link : links_)
+    if (link.fd >= 0) close(link.fd);
+}
+
+// ---- what other threads ask for --------------------------------------------------------------------
+
+void Control::ask() {
+  const std::lock_guard lock(mutex_);
+  if (leaving_ || ask_) return;
+  ask_ = true;
+  for (Link& link : links_) {
+    if (!link.open() || link.asked) continue;
+    link.asked = true;
+    ++due_;
+  }
+  world_.wake_control();
+}
+
+void Control::refresh(Nanoseconds patience) {
+  ask();
+  std::unique_lock lock(mutex_);
+  answers_came_.wait_for(lock, std::chrono::nanoseconds(patience), [&] { return due_ == 0 || leaving_; });
+}
+
+void Control::announce() {
+  const std::lock_guard lock(mutex_);
+  announce_ = true;
+  world_.wake_control();
+}
+
+void Control::doubt(int peer) {
+  const std::lock_guard lock(mutex_);
+  lost(peer, kDoubtGrace);
+  world_.wake_control();
+}
+
+bool Control::ended(int peer) {
+  const std::lock_guard lock(mutex_);
+  return links_[static_cast<size_t>(peer)].ended;
+}
+
+void Control::leave(bool forked) {
+  if (!thread_.joinable()) return;
+  if (forked) return thread_.detach();
+  {
+    const std::lock_guard lock(mutex_);
+    leaving_ = true;
+    answers_came_.notify_all();
+  }
+  world_.wake_control();
+  thread_.join();
+}
+
+void Control::close_copies() {
+  for (Link& link : links_)
+    if (link.fd >= 0) close(std::exchange(link.fd, -1));
+}
+
+// ---- the thread ------------------------------------------------------------------------------------
+
+void Control::serve() {
+  for (;;) try {
+      return serve_to_the_end();
+    } catch (const std::bad_alloc&) {
+      world_.abort_with(Fault{FaultKind::kNoMemory, rank_, rank_});
+      usleep(1000);
+    }
+}
+
+void Control::serve_to_the_end() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    wait(lock);
+    for (int peer = 0; peer < world_.ranks(); ++peer) {
+      Link& link = links_[static_cast<size_t>(peer)];
+      if (link.open()) read_from(peer);
+    }
+    for (int peer = 0; peer < world_.ranks(); ++peer) {
+      Link& link = links_[static_cast<size_t>(peer)];
+      const bool lost = link.lost_at != 0 && link.lost_at != INT64_MAX;
+      if (!lost || (now_ns() < link.lost_at && !(link.ended && nobody_tells(peer)))) continue;
+      link.lost_at = INT64_MAX;  // once
+      // The kernel of a process that has died ends all its connections; that of a lost host none.
+      report(peer, {link.silent || !link.ended ? FaultKind::kHostSilent : FaultKind::kPeerLost});
+    }
+    lock.unlock();
+    const std::vector<int> deaths = find_deaths();
+    lock.lock();
+    for (int peer : deaths) reported_dead_[static_cast<size_t>(peer)] = true;
+    send_due_frames();
+    if (leaving_) return drain_goodbyes(lock);
+  }
+}
+
+// Waits, briefly, until the goodbyes have arrived.
+void Control::drain_goodbyes(std::unique_lock<std::mutex>& lock) {
+  const Nanoseconds end = now_ns() + kGoodbyePatience;
+  for (useconds_t nap = 50; now_ns() < end; nap = std::min<useconds_t>(2 * nap, 5000)) {
+    bool under_way = false;
+    for (int peer = 0; peer < world_.ranks(); ++peer) {
+      Link& link = links_[static_cast<size_t>(peer)];
+      if (link.open()) read_from(peer);
+      int unacknowledged = 0;
+      if (!link.open() || ioctl(link.fd, SIOCOUTQ, &unacknowledged) != 0) continue;
+      under_way = under_way || unacknowledged > 0;
+    }
+    if (!under_way) return;
+    lock.unlock();
+    usleep(nap);
+    lock.lock();
+  }
+}
+
+// Sleeps until a connection, a process or another thread has something to say.
+void Control::wait(std::unique_lock<std::mutex>& lock) {
+  std::vector<pollfd> polled{{world_.control_event(), POLLIN, 0}};
+  for (int peer = 0; peer < world_.ranks(); ++peer) {
+    const Link& link = links_[static_cast<size_t>(peer)];
+    const short events = static_cast<short>(POLLIN | (link.out.empty() ? 0 : POLLOUT));
+    if (link.open()) polled.push_back({link.fd, events, 0});
+    if (peers_.pidfd(peer) >= 0 && !reported_dead_[static_cast<size_t>(peer)])
+      polled.push_back({peers_.pidfd(peer), POLLIN, 0});
+  }
+  const Nanoseconds longest = patience();
+  lock.unlock();
+  poll(polled.data(), polled.size(),
+       longest == INT64_MAX ? -1 : static_cast<int>(longest / kMillisecond) + 1);
+  uint64_t count;
+  if (polled[0].revents != 0) (void)!read(world_.control_event(), &count, sizeof count);
+  lock.lock();
+}
+
+// Until the next loss is to be reported.
+Nanoseconds Control::patience() const {
+  Nanoseconds first = INT64_MAX;
+  for (const Link& link : links_)
+    if (link.lost_at != 0) first = std::min(first, link.lost_at);
+  return first == INT64_MAX ? first : std::clamp<Nanoseconds>(first - now_ns(), 0, kLongest);
+}
+
+// Ranks of this host that have died. The others on it may be busy; those elsewhere wait to be told.
+std::vector<int> Control::find_deaths() {
+  std::vector<int> found;
+  for (int peer = 0; peer < world_.ranks(); ++peer) {
+    if (reported_dead_[static_cast<size_t>(peer)] || !peers_.dead(peer)) continue;
+    found.push_back(peer);
+    if (world_.cell(peer).left.load(std::memory_order_acquire) != 0) continue;
+    Fault fault{FaultKind::kPeerLost};
+    peers_.look_up(world_.cell(peer).pid.load(std::memory_order_relaxed), fault);
+    report(peer, fault);
+  }
+  return found;
+}
+
+void Control::report(int peer, Fault fault) {
+  fault.about = peer;
+  fault.by = rank_;
+  fault.seq = world_.cell(rank_).started.load(std::memory_order_relaxed);
+  world_.abort_with(fault);
+}
+
+// Says whatever is due.
+void Control::send_due_frames() {
+  const bool tell = world_.aborted() && !abort_sent_;
+  abort_sent_ = abort_sent_ || tell;
+  for (int peer = 0; peer < world_.ranks(); ++peer) {
+    Link& link = links_[static_cast<size_t>(peer)];
+    if (!link.open()) continue;
+    flush(link);
+    if (tell) send_to(peer, Kind::kAbort);
+    if (announce_) send_to(peer, Kind::kAnswer);
+    if (ask_ && link.asked) send_to(peer, Kind::kAsk);
+    if (!leaving_) continue;
+    send_to(peer, Kind::kLeft);
+    shutdown(link.fd, SHUT_WR);
+  }
+  ask_ = announce_ = false;
+}
+
+// ---- frames ----------------------------------------------------------------------------------------
+
+void Control::send_to(int peer, Kind kind) {
+  Link& link = links_[static_cast<size_t>(peer)];
+  if (kind == Kind::kAnswer && link.out.size() > kMostKept) return;
+  ControlFrame frame{kind, {}, read_status(world_.cell(rank_))};
+  if (kind == Kind::kAbort) frame.fault = world_.fault();
+  const ControlBytes bytes = encode(frame);
+  link.out.insert(link.out.end(), bytes.begin(), bytes.end());
+  flush(link);
+}
+
+void Control::flush(Link& link) {
+  if (link.out.empty()) return;
+  const ssize_t sent = send(link.fd, link.out.data(), link.out.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (sent > 0) link.out.erase(link.out.begin(), link.out.begin() + sent);
+  // A connection that is gone tells so when it is read from, behind what its peer had said before.
+  if (sent < 0 && errno != EAGAIN && errno != EINTR) link.out.clear();
+}
+
+void Control::read_from(int peer) {
+  Link& link = links_[static_cast<size_t>(peer)];
+  for (int frames = 0; frames < kFramesPerTurn && link.open();) {
+    const ssize_t got = recv(link.fd, link.in.data() + link.have, link.in.size() - link.have, MSG_DONTWAIT);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (got <= 0) {
+      link.silent = got < 0 && unanswered(errno);
+      link.ended = true;
+      return lost(peer, kMatesGrace);
+    }
+    link.have += static_cast<size_t>(got);
+    if (link.have < link.in.size()) continue;
+    link.have = 0;
+    ++frames;
+    ControlFrame frame;
+    BadFrame bad = parse(link.in, world_.ranks(), frame);
+    const bool over = world_.cell(peer).left.load(std::memory_order_acquire) != 0;
+    if (over && bad.flaw == Flaw::kNone) bad = {Wire::kControl, Flaw::kAfterEnd, uint64_t(frame.kind)};
+    if (bad.flaw != Flaw::kNone) return refuse(peer, bad);
+    handle(peer, frame);
+  }
+}
+
+// Ends the group and, once its sender has been told, the connection.
+void Control::refuse(int peer, const BadFrame& bad) {
+  Fault fault{FaultKind::kBadFrame, rank_, peer};
+  fault.seq = world_.cell(rank_).started.load(std::memory_order_relaxed);
+  fault.frame = bad;
+  world_.abort_with(fault);
+  Link& link = links_[static_cast<size_t>(peer)];
+  send_to(peer, Kind::kAbort);
+  shutdown(link.fd, SHUT_RDWR);
+  link.ended = true;
+  link.lost_at = INT64_MAX;
+  answered(link);
+}
+
+void Control::handle(int peer, const ControlFrame& frame) {
+  RankCell& cell = world_.cell(peer);
+  world_.take_status(peer, frame.standing);
+  Link& link = links_[static_cast<size_t>(peer)];
+  if (frame.kind == Kind::kAsk) send_to(peer, Kind::kAnswer);
+  if (frame.kind == Kind::kAnswer) answered(link);
+  if (frame.kind == Kind::kAbort) world_.abort_with(frame.fault);
+  if (frame.kind != Kind::kLeft) return;
+  answered(link);
+  link.lost_at = INT64_MAX;  // what follows is the connection's end
+  cell.left.store(1, std::memory_order_seq_cst);
+}
+
+// Its loss is reported after `grace`, unless a goodbye or a better explanation comes first.
+void Control::lost(int peer, Nanoseconds grace) {
+  Link& link = links_[static_cast<size_t>(peer)];
+  if (link.ended) answered(link);
+  const Nanoseconds when = now_ns() + grace;
+  if (link.lost_at == 0 || when < link.lost_at)
+    link.lost_at = world_.cell(peer).left.load(std::memory_order_acquire) != 0 ? INT64_MAX : when;
+}
+
+// No other rank of its host is left who could tell how it ended.
+bool Control::nobody_tells(int peer) const {
+  for (int other = 0; other < world_.ranks(); ++other)
+    if (links_[static_cast<size_t>(other)].open() && world_.share_host(peer, other)) return false;
+  return true;
+}
+
+void Control::answered(Link& link) {
+  if (!link.asked) return;
+  link.asked = false;
+  if (--due_ == 0) answers_came_.notify_all();
+}
+
+}  // namespace unisono

@@ -1,0 +1,157 @@
+#include "protocol/frames.hpp"
+
+#include <cstring>
+#include <type_traits>
+
+#include "kernels/dtype.hpp"
+
+namespace unisono {
+namespace {
+
+constexpr const char* kWireNames[kWires] = {"control", "data", "messages"};
+constexpr const char* kFlawTexts[kFlaws] = {
+#define X(enumerator, what) what,
+    UNISONO_FLAWS(X)
+#undef X
+};
+
+// Moves the fields of a frame to their bytes or from them, one behind the other.
+template <bool kWriting>
+class Mover {
+ public:
+  using Bytes = std::conditional_t<kWriting, unsigned char*, const unsigned char*>;
+  explicit Mover(Bytes at) : at_(at) {}
+
+  template <class T>
+  void operator()(T& field) {
+    using Plain = std::remove_const_t<T>;
+    if constexpr (std::is_enum_v<Plain>) {
+      auto number = static_cast<std::underlying_type_t<Plain>>(field);
+      (*this)(number);
+      if constexpr (!kWriting) field = static_cast<Plain>(number);
+    } else {
+      Little<Plain> little(field);
+      if constexpr (kWriting)
+        std::memcpy(at_, &little, sizeof little);
+      else
+        std::memcpy(static_cast<void*>(&little), at_, sizeof little);
+      if constexpr (!kWriting) field = little;
+      at_ += sizeof little;
+    }
+  }
+  template <class Text>
+  void text(Text& field) {
+    if constexpr (kWriting)
+      std::memcpy(at_, field, sizeof field);
+    else
+      std::memcpy(field, at_, sizeof field);
+    at_ += sizeof field;
+  }
+  Bytes at() const { return at_; }
+
+ private:
+  Bytes at_;
+};
+
+template <class Move, class... Fields>
+void move_all(Move& move, Fields&... fields) {
+  (move(fields), ...);
+}
+
+// The one list of what stands in a control frame.
+template <class Move, class Frame>
+void move_frame(Move& move, Frame& frame) {
+  auto& [kind, fault, standing] = frame;
+  auto& misfit = fault.misfit;
+  move_all(move, kind, fault.kind, fault.by, fault.about, fault.signal, fault.exit_code, fault.seq);
+  move_all(move, misfit.tag, misfit.wanted_form, misfit.got_form, misfit.wanted_nbytes, misfit.got_nbytes);
+  move_all(move, misfit.seq, misfit.more, misfit.scratch);
+  move_all(move, fault.frame.wire, fault.frame.flaw, fault.frame.value);
+  move_all(move, standing.started, standing.finished);
+  for (auto& call : standing.history) {
+    move_all(move, call.seq, call.fingerprint, call.numel, call.root);
+    move_all(move, call.kind, call.dtype, call.op, call.algorithm);
+  }
+  move_all(move, standing.remarked, standing.remark_seq);
+  move.text(standing.remark);
+}
+
+BadFrame bad(Wire wire, Flaw flaw, uint64_t value) { return {wire, flaw, value}; }
+BadFrame bad_control(Flaw flaw, int64_t value) {
+  return bad(Wire::kControl, flaw, static_cast<uint64_t>(value));
+}
+
+bool is_form(uint32_t form) { return dtype_of_form(form) < kDTypeCount && form >> 8 < kMessageKinds; }
+
+BadFrame check(const Fault& fault, int ranks) {
+  const SizeMismatch& misfit = fault.misfit;
+  if (fault.kind == FaultKind::kNone || fault.kind > FaultKind::kHostSilent)
+    return bad_control(Flaw::kFault, static_cast<int64_t>(fault.kind));
+  if (fault.by < 0 || fault.by >= ranks) return bad_control(Flaw::kRank, fault.by);
+  // Who waited for a message of anybody has nobody to name.
+  const int32_t first = fault.kind == FaultKind::kTimeout ? -1 : 0;
+  if (fault.about < first || fault.about >= ranks) return bad_control(Flaw::kRank, fault.about);
+  for (const uint32_t form : {misfit.wanted_form, misfit.got_form})
+    if (!is_form(form)) return bad_control(Flaw::kDType, form);
+  if (static_cast<size_t>(fault.frame.wire) >= kWires)
+    return bad_control(Flaw::kWire, static_cast<int64_t>(fault.frame.wire));
+  if (static_cast<size_t>(fault.frame.flaw) >= kFlaws)
+    return bad_control(Flaw::kFault, static_cast<int64_t>(fault.frame.flaw));
+  return {};
+}
+
+BadFrame check(const RankStatus& standing) {
+  if (standing.finished > standing.started) return bad(Wire::kControl, Flaw::kStanding, standing.finished);
+  for (const CallRecord& call : standing.history) {
+    if (call.seq > standing.started) return bad(Wire::kControl, Flaw::kStanding, call.seq);
+    if (call.seq == 0) continue;
+    if (call.dtype >= kDTypeCount) return bad_control(Flaw::kDType, call.dtype);
+    if (call.op >= kReduceOpCount) return bad_control(Flaw::kOperation, call.op);
+  }
+  const bool ends = std::memchr(standing.remark, '\0', sizeof standing.remark) != nullptr;
+  if (standing.remarked > 1 || !ends) return bad_control(Flaw::kText, standing.remarked);
+  return {};
+}
+
+}  // namespace
+
+BadFrame check(const DataHeader& header) {
+  if (header.nbytes > kMostBytes) return bad(Wire::kData, Flaw::kLength, header.nbytes);
+  if ((header.fingerprint & 1) == 0) return bad(Wire::kData, Flaw::kFingerprint, header.fingerprint);
+  return {};
+}
+
+BadFrame check(const MessageHeader& header, bool lending) {
+  if (header.lent() && !lending) return bad(Wire::kMessages, Flaw::kLoan, header.word);
+  if (!is_form(header.form())) return bad(Wire::kMessages, Flaw::kDType, header.form());
+  if (header.tag < 0) return bad(Wire::kMessages, Flaw::kTag, static_cast<uint32_t>(int32_t{header.tag}));
+  const uint64_t item = itemsize(static_cast<DType>(dtype_of_form(header.form())));
+  if (header.nbytes > kMostBytes || header.nbytes % item != 0)
+    return bad(Wire::kMessages, Flaw::kLength, header.nbytes);
+  return {};
+}
+
+ControlBytes encode(const ControlFrame& frame) {
+  ControlBytes bytes;
+  Mover<true> mover(bytes.data());
+  move_frame(mover, frame);
+  return bytes;
+}
+
+BadFrame parse(const ControlBytes& bytes, int ranks, ControlFrame& frame) {
+  Mover<false> mover(bytes.data());
+  move_frame(mover, frame);
+  using Kind = ControlFrame::Kind;
+  if (frame.kind < Kind::kAsk || frame.kind > Kind::kLeft)
+    return bad_control(Flaw::kKind, static_cast<int64_t>(frame.kind));
+  if (frame.kind == Kind::kAbort)
+    if (const BadFrame found = check(frame.fault, ranks); found.flaw != Flaw::kNone) return found;
+  return check(frame.standing);
+}
+
+std::string describe(const BadFrame& bad) {
+  return std::string("its ") + kWireNames[static_cast<size_t>(bad.wire)] + " connection sent " +
+         kFlawTexts[static_cast<size_t>(bad.flaw)] + " (" + std::to_string(bad.value) + ")";
+}
+
+}  // namespace unisono

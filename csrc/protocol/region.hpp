@@ -1,0 +1,223 @@
+// The memory that the ranks of one group on one host share, and its layout. One mapping of one
+// nameless memfd: nothing to clean up after a kill.
+//
+//   header | one RankCell per rank | one Lane per ordered pair | Channels | staging per rank | Channels'
+//   buffers
+//
+// Fields that different ranks write lie on different cache lines (128 bytes apart: the prefetcher
+// fetches lines in pairs). A field that is added here goes into the table of layout.hpp, too.
+//
+// Who writes and reads each field, in which memory order and why: docs/protocol.md. Its rules are named in
+// comments: R1 publish, R2 announce and look, R3 read and check, R4 own counter.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "protocol/arena.hpp"
+#include "protocol/flaw.hpp"
+#include "protocol/loan.hpp"
+
+namespace unisono {
+
+constexpr size_t kLineBytes = 128;
+constexpr size_t kPageBytes = 4096;
+constexpr uint32_t kHistory = 16;             // operations a rank remembers of itself, for error messages
+constexpr uint32_t kLaneEntries = 16;         // messages in flight on one edge
+constexpr size_t kInlineBytes = 40;           // a message this small travels inside its lane entry
+constexpr size_t kChannelBytes = 128 * 1024;  // point-to-point buffer of one ordered pair
+constexpr size_t kRemarkBytes = 240;
+
+// What went wrong; also the values that reach Python.
+enum class FaultKind : uint32_t {
+  kNone,
+  kTimeout,
+  kPeerLost,
+  kPeerLeft,
+  kMismatch,
+  kInterrupted,
+  kAborted,
+  kNoMemory,
+  kBadFrame,
+  kHostSilent
+};
+
+// A message that is not what its receiver asked for. `seq`: the collective in which only sizes differ; 0: it
+// was a message between two ranks, or calls differ. No bytes wanted and got: only that there were too many.
+struct SizeMismatch {
+  int32_t tag = 0;  // of a collective: the number of the chunk
+  uint32_t wanted_form = 0, got_form = 0;
+  uint64_t wanted_nbytes = 0, got_nbytes = 0;
+  uint64_t seq = 0;
+  uint32_t more = 0;     // whether more may have followed what was got
+  uint32_t scratch = 0;  // whether the chunk is one of scratch memory: it is only passed on
+};
+
+struct Fault {
+  FaultKind kind = FaultKind::kNone;
+  int32_t by = -1;     // the rank that found out
+  int32_t about = -1;  // the rank that died, differed or did not come
+  int32_t signal = 0;  // what ended `about`, when known
+  int32_t exit_code = -1;
+  uint64_t seq = 0;       // the operation of `by` that was running; 0: a message
+  SizeMismatch misfit{};  // kMismatch of sizes
+  BadFrame frame{};       // kBadFrame: what `about` sent
+};
+
+// The group's abort cell. The first fault wins; the group stays aborted. One exchange decides, so that a rank
+// that dies on its way leaves nothing half done.
+struct alignas(kLineBytes) AbortCell {
+  std::atomic<uint32_t> state;  // 0: fine; else 1 + the place of the rank in whose cell the fault is
+};
+
+// One operation as a rank called it.
+struct CallRecord {
+  uint64_t seq;
+  uint64_t fingerprint;
+  uint64_t numel;
+  int32_t root;
+  uint8_t kind, dtype, op, algorithm;
+};
+static_assert(sizeof(CallRecord) == 32);
+
+// A futex word and who sleeps on it.
+struct alignas(kLineBytes) EventCount {
+  std::atomic<uint32_t> epoch;
+  std::atomic<uint32_t> sleepers;
+};
+
+// What a rank has to say to the others: of the fault that ended the group, or of why it leaves. Written once.
+struct alignas(kLineBytes) Remark {
+  std::atomic<uint32_t> state;  // 0 none, 1 being written, 2 set
+  uint64_t seq;                 // the operation it speaks of; 0: a message; 2^64-1: why this rank leaves
+  char text[kRemarkBytes];      // ends with a zero
+};
+
+struct alignas(kLineBytes) RankCell {
+  std::atomic<int32_t> pid;       // of its process, as are `token_address` and `token`: see Identity
+  std::atomic<uint32_t> left;     // closed the group in an orderly way
+  std::atomic<uint64_t> started;  // number of the newest operation begun; the first is 1
+  std::atomic<uint64_t> finished;
+  std::atomic<uint64_t> token_address, token;
+  alignas(kLineBytes) std::atomic<int64_t> moved_ns;  // when it last chose its core; see placement.hpp
+  std::atomic<int32_t> core;      // on which its thread was seen last, counted from 1; 0: unknown
+  std::atomic<int32_t> arena_fd;  // before it first tells of what lies in its arena; see arena.hpp
+  std::atomic<uint64_t> arena_base, arena_bytes;
+  EventCount collective_event;  // notified by peers for the thread that runs collectives
+  EventCount message_event;     // ... and for the one that moves point-to-point messages
+  std::atomic<uint64_t> history[kHistory][sizeof(CallRecord) / sizeof(uint64_t)];
+  Remark remark;
+  alignas(kLineBytes) Fault fault;  // that this rank found; never written again once the abort cell names it
+
+  Identity process() const {
+    return {pid.load(std::memory_order_relaxed), token_address.load(std::memory_order_relaxed),
+            token.load(std::memory_order_relaxed)};
+  }
+  void set_process(const Identity& who) {
+    token_address.store(who.token_address, std::memory_order_relaxed);
+    token.store(who.token, std::memory_order_relaxed);
+    pid.store(who.pid, std::memory_order_release);  // R1
+  }
+  ArenaPlace arena() const {
+    const uint64_t bytes = arena_bytes.load(std::memory_order_acquire);  // R1: before the other two
+    return {arena_fd.load(std::memory_order_relaxed), arena_base.load(std::memory_order_relaxed), bytes};
+  }
+  void set_arena(const ArenaPlace& place) {
+    arena_fd.store(place.fd, std::memory_order_relaxed);
+    arena_base.store(place.base, std::memory_order_relaxed);
+    arena_bytes.store(place.bytes, std::memory_order_release);  // R1: behind the other two
+  }
+};
+
+// Here or in the sender's staging memory, in its own memory, or there and to be mapped.
+enum class Place : uint32_t { kStaged, kLent, kOpen };
+
+// A message on an edge. The receiver sees it when `number` becomes the number it expects.
+struct alignas(64) LaneEntry {
+  std::atomic<uint32_t> number;
+  Place place;  // where the bytes are
+  uint64_t fingerprint;
+  uint64_t nbytes;
+  union {
+    Loan loan;
+    uint64_t offset;
+    unsigned char payload[kInlineBytes];
+  };
+};
+static_assert(sizeof(LaneEntry) == 64 && sizeof(Loan) <= kInlineBytes && kInlineBytes == 40);
+
+// An edge: sender -> receiver. `acked` counts the messages the receiver has done with.
+struct alignas(kLineBytes) Lane {
+  LaneEntry entries[kLaneEntries];
+  alignas(kLineBytes) std::atomic<uint32_t> acked;
+};
+
+// A point-to-point channel: a byte ring in shared memory, and the message that is lent. Positions only grow.
+struct alignas(kLineBytes) Channel {
+  alignas(kLineBytes) std::atomic<uint64_t> written;
+  alignas(kLineBytes) std::atomic<uint64_t> consumed;
+  alignas(kLineBytes) Loan loan;
+  alignas(kLineBytes) std::atomic<uint64_t> returned;  // loans the receiver has done with
+};
+
+struct alignas(kLineBytes) RegionHeader {
+  uint64_t magic;
+  uint32_t ranks;
+  uint32_t unused;
+  uint64_t staging_bytes;
+  AbortCell abort;
+};
+
+class Region {
+ public:
+  // Maps `fd` (a memfd of `bytes_needed`), or, with fd < 0, private memory for ranks that are threads.
+  Region(int fd, uint32_t ranks, size_t staging_bytes, bool create);
+  ~Region();
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+
+  static size_t bytes_needed(uint32_t ranks, size_t staging_bytes);
+
+  uint32_t ranks() const { return ranks_; }
+  // The place, which has to be one of a rank here: throws std::invalid_argument.
+  int member(int64_t place) const;
+  size_t staging_bytes() const { return staging_bytes_; }
+  AbortCell& abort() { return header_->abort; }
+  RankCell& cell(int rank) { return cells_[rank]; }
+  Lane& lane(int sender, int receiver) { return lanes_[static_cast<size_t>(sender) * ranks_ + receiver]; }
+  Channel& channel(int sender, int receiver) {
+    return channels_[static_cast<size_t>(sender) * ranks_ + receiver];
+  }
+  unsigned char* staging(int rank) { return staging_ + static_cast<size_t>(rank) * staging_bytes_; }
+  unsigned char* channel_bytes(int sender, int receiver) {
+    return channel_bytes_ + (static_cast<size_t>(sender) * ranks_ + receiver) * kChannelBytes;
+  }
+  // Makes sure that the pages of a channel exist before they are touched: running out of memory
+  // must be an error, never a SIGBUS. Returns false when there is no memory.
+  bool back_channel(int sender, int receiver);
+  // Whether its ranks may lend each other their own memory: each can read all the others'.
+  bool lending() const { return lending_; }
+  void allow_lending() { lending_ = true; }
+
+ private:
+  struct Descriptor {
+    int number;
+    ~Descriptor();
+  };
+  const Descriptor fd_;  // first: closed also when the rest of the constructor throws
+  uint32_t ranks_;
+  size_t staging_bytes_;
+  size_t bytes_;
+  bool lending_ = false;
+  unsigned char* base_ = nullptr;
+  RegionHeader* header_ = nullptr;
+  RankCell* cells_ = nullptr;
+  Lane* lanes_ = nullptr;
+  Channel* channels_ = nullptr;
+  unsigned char* staging_ = nullptr;
+  unsigned char* channel_bytes_ = nullptr;
+};
+
+}  // namespace unisono

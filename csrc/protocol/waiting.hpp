@@ -1,0 +1,186 @@
+// How a rank waits: spin, then yield, then sleep on its event count; always with a deadline, always with an
+// eye on the abort cell and on the lives of the others. A wait ends by its condition or by throwing a
+// Fault, never otherwise.
+#pragma once
+
+#include <poll.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "protocol/placement.hpp"
+#include "protocol/world.hpp"
+
+namespace unisono {
+
+using Nanoseconds = int64_t;
+constexpr Nanoseconds kMicrosecond = 1000;
+constexpr Nanoseconds kMillisecond = 1000 * kMicrosecond;
+Nanoseconds now_ns();
+Nanoseconds later(Nanoseconds timeout);  // now + timeout, or for ever
+
+inline void cpu_pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// The other ranks on this host as processes: who is dead, and of what.
+class Peers {
+ public:
+  // pidfds[rank]: a descriptor of that rank's process, or -1 (this rank; a rank that is a thread of this
+  // process). Takes them over. status_fd: the launcher's board of how its children ended, or -1.
+  Peers(std::vector<int> pidfds, int status_fd);
+  ~Peers();
+  Peers(const Peers&) = delete;
+  Peers& operator=(const Peers&) = delete;
+
+  // A rank that has ended, or -1. Fills how it ended when the launcher knows.
+  int find_dead(World& world, Fault& fault) const;
+  int pidfd(int rank) const { return pidfds_[static_cast<size_t>(rank)]; }
+  bool dead(int rank) const;
+  // Waits for its end; a signal ends the wait, too.
+  void await_end(int rank, Nanoseconds deadline) const;
+  // How the process ended, when the launcher tells in a moment.
+  void look_up(int pid, Fault& fault) const;
+
+ private:
+  std::vector<int> pidfds_;
+  std::vector<pollfd> watched_;  // those that are open, for one call that asks for all
+  std::vector<int> watched_ranks_;
+  const int32_t* board_ = nullptr;
+  size_t board_records_ = 0;
+};
+
+class Control;
+
+// What a waiting thread does for the sockets of its rank: keeps them moving, and sleeps on them.
+class Sockets {
+ public:
+  virtual ~Sockets() = default;
+  // Sends what the kernel did not take before.
+  virtual void flush() = 0;
+  // Whether something is left to flush.
+  virtual bool busy() const = 0;
+  // Changes when another thread of this rank has done what this one may wait for.
+  virtual uint32_t epoch() const { return 0; }
+  // Sleeps until something of `awaited` (-1: of anybody) may have come, or can go, or `epoch` is past.
+  virtual void sleep(int awaited, Nanoseconds slice, uint32_t epoch) = 0;
+  // Whether nothing more will come from a rank of another host.
+  virtual bool ended(int peer) const = 0;
+};
+
+// What a thread holds that other threads may want, such as an interpreter's lock: it is kept over short waits
+// and let go of before a long one. May be told so twice.
+class HeldLock {
+ public:
+  virtual ~HeldLock() = default;
+  virtual void let_go() = 0;
+};
+
+struct WaitPolicy {
+  int spins;             // polls before the clock is looked at
+  int socket_spins;      // ... of a socket, which takes as long as thirty others
+  Nanoseconds spin_ns;   // then poll this long
+  Nanoseconds yield_ns;  // then give the core away between polls this long, then sleep
+  bool spread = false;   // move to another core when this one carries more ranks; see Placement
+};
+
+// One per thread of execution (collectives; point-to-point): holds what a wait has to know.
+class Waiter {
+ public:
+  // sockets, control: nullptr when all ranks are on one host.
+  Waiter(World& world, const Peers& peers, int rank, EventCount RankCell::* event, WaitPolicy patience,
+         Sockets* sockets = nullptr, Control* control = nullptr)
+      : world_(world),
+        peers_(peers),
+        rank_(rank),
+        event_(event),
+        patience_(patience),
+        placement_(world, rank),
+        sockets_(sockets),
+        control_(control) {}
+
+  // Begins an operation that ends by `deadline`; 0: `timeout` after its first wait that is not short,
+  // which spares those that never wait long from looking at the clock.
+  void begin(uint64_t seq, uint64_t fingerprint, Nanoseconds deadline, Nanoseconds timeout = INT64_MAX,
+             std::span<const int> sources = {}) {
+    placement_.tell();
+    sources_ = sources;
+    seq_ = seq;
+    fingerprint_ = fingerprint;
+    deadline_ = deadline;
+    timeout_ = timeout;
+  }
+  void set_patience(WaitPolicy patience) { patience_ = patience; }
+  void set_interrupt(const std::function<bool()>* interrupted) { interrupted_ = interrupted; }
+  void set_held(HeldLock* held) { held_ = held; }
+
+  // Waits for `ready`, which depends on rank `awaited` (-1: on anybody), and may change whom it depends on.
+  template <class Ready>
+  void until(const int& awaited, Ready ready) {
+    if (ready()) return;
+    for (int i = spins(awaited); i > 0; --i) {
+      cpu_pause();
+      if (ready()) return;
+    }
+    slowly(awaited, [](void* r) { return (*static_cast<Ready*>(r))(); }, &ready);
+  }
+
+  // Records the first fault of the group, wakes everybody, throws the fault that stands.
+  [[noreturn]] void fail(Fault fault);
+  // The same for a message of `peer` that is not the one of this operation and of this size.
+  // sizes: what was wanted in all, and what had come before this message.
+  [[noreturn]] void refuse(int peer, uint64_t fingerprint, uint64_t nbytes, SizeMismatch sizes);
+  void throw_if_aborted() {
+    if (world_.aborted()) [[unlikely]]
+      rethrow();
+  }
+  // Looks for what makes waiting pointless: an abort, a death, a mismatch, an interrupt, the deadline.
+  // `gone`: the awaited rank has closed the group.
+  void check_for_faults(int awaited, bool gone);
+  // Whether whoever is awaited has closed the group; for a message from anybody: whether all others have.
+  bool gone(int awaited) const;
+
+ private:
+  using Poll = bool (*)(void*);
+  void slowly(const int& awaited, Poll ready, void* context);
+  bool ready_though_aborted(Poll ready, void* context);
+  bool sleep_once(int awaited, Poll ready, void* context, Nanoseconds slice);
+  bool spin_and_yield(int awaited, Poll ready, void* context);
+  bool poll_once(Poll ready, void* context);
+  int spins(int awaited) const {
+    if (far(awaited)) return patience_.socket_spins;
+    return awaited >= 0 && core_in_the_way(awaited) ? 0 : patience_.spins;
+  }
+  // Whether somebody needs this very core before what is waited for can come.
+  bool core_in_the_way(int awaited) const;
+  // Whether what is waited for comes through a socket.
+  bool far(int awaited) const { return sockets_ != nullptr && (awaited < 0 || !world_.near(awaited)); }
+  [[noreturn]] void rethrow();
+  int find_mismatch();
+  int find_absent();
+
+  World& world_;
+  const Peers& peers_;
+  const int rank_;
+  EventCount RankCell::* const event_;
+  WaitPolicy patience_;
+  Placement placement_;
+  Sockets* const sockets_;
+  Control* const control_;
+  const std::function<bool()>* interrupted_ = nullptr;
+  HeldLock* held_ = nullptr;
+  std::span<const int> sources_;
+  uint64_t seq_ = 0;
+  uint64_t fingerprint_ = 0;
+  Nanoseconds deadline_ = INT64_MAX;
+  Nanoseconds timeout_ = INT64_MAX;
+};
+
+}  // namespace unisono

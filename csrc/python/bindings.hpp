@@ -1,0 +1,97 @@
+// What the files of the bindings share.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <optional>
+#include <tuple>
+
+#include "engine/engine.hpp"
+
+using Address = uintptr_t;
+
+void bind_engine(nanobind::module_& m);
+void bind_calls(nanobind::module_& m);
+void bind_calibrate(nanobind::module_& m);
+void bind_fields(nanobind::module_& m);
+void bind_futures(nanobind::module_& m);
+void bind_memory(nanobind::module_& m);
+
+// A C-contiguous buffer of a known dtype.
+struct BufferView {
+  Address address;
+  Py_ssize_t numel;
+  int dtype;
+  bool readonly;
+};
+std::optional<BufferView> look(nanobind::handle object);
+std::optional<BufferView> look_at_tensor(nanobind::handle tensor);
+// The same of a NumPy array, where its layout is known.
+std::optional<BufferView> look_at_array(nanobind::handle array);
+
+inline unisono::Nanoseconds duration(double timeout_s) {
+  if (!(timeout_s < 9e9)) return INT64_MAX;
+  return timeout_s > 0 ? static_cast<unisono::Nanoseconds>(timeout_s * 1e9) : 0;
+}
+inline unisono::Nanoseconds deadline_after(double timeout_s) { return unisono::later(duration(timeout_s)); }
+
+// The interpreter's lock, held by the thread that makes one of these.
+class Gil final : public unisono::HeldLock {
+ public:
+  Gil() = default;
+  Gil(const Gil&) = delete;
+  Gil& operator=(const Gil&) = delete;
+  ~Gil() override {
+    if (state_ != nullptr) PyEval_RestoreThread(state_);
+  }
+  void let_go() override {
+    if (state_ == nullptr) state_ = PyEval_SaveThread();
+  }
+
+ private:
+  PyThreadState* state_ = nullptr;
+};
+
+// Waits without the GIL; what a signal handler raised meanwhile goes on as what it is. `brief`: no work of
+// more than some microseconds is to be done but for waiting, so that the GIL is let go of by long waits only.
+template <class Waiting>
+int waiting(unisono::Engine& engine, bool brief, Waiting wait) {
+  struct Calling {
+    explicit Calling(std::atomic<int>& callers) : callers(callers) {
+      callers.fetch_add(1, std::memory_order_relaxed);
+    }
+    ~Calling() { callers.fetch_sub(1, std::memory_order_relaxed); }
+    std::atomic<int>& callers;
+  } const calling(engine.callers);
+  unisono::FaultKind kind;
+  {
+    Gil gil;
+    if (!brief || engine.shares_process()) gil.let_go();
+    kind = wait(gil);
+  }
+  if (PyErr_Occurred() != nullptr) throw nanobind::python_error();
+  return static_cast<int>(kind);
+}
+
+// The part of a call that does not depend on how its buffers are given.
+struct Operation {
+  const unisono::Program* program;
+  uint8_t kind;
+  unisono::DType dtype;
+  unisono::ReduceOp op;
+
+  unisono::Call call(int root, size_t numel, double factor, double timeout_s,
+                     unisono::Binding binding) const {
+    return {kind, dtype, op, root, numel, factor, program, std::move(binding), duration(timeout_s)};
+  }
+  unisono::Binding bind(Address out, size_t out_numel, Address in, size_t in_numel) const {
+    using unisono::Space;
+    return {cut(Space::kOut, out, out_numel), cut(Space::kIn, in, in_numel)};
+  }
+
+  unisono::Chunks cut(unisono::Space space, Address address, size_t numel) const {
+    return unisono::Chunks(reinterpret_cast<unsigned char*>(address), numel, program->chunks(space),
+                           unisono::itemsize(dtype), program->equal_blocks());
+  }
+};

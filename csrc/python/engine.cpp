@@ -1,0 +1,327 @@
+// What Python sees of a rank's engine. No logic: numbers in, numbers out.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <unistd.h>
+
+#include <cstring>
+
+#include "python/bindings.hpp"
+#include "python/status.hpp"
+
+namespace nb = nanobind;
+using namespace unisono;
+
+namespace {
+
+constexpr Nanoseconds kComeOut = 5'000'000'000;
+
+// Tells the others which exception a signal handler has raised. Ctrl-C needs no words.
+void tell_cause(Engine& engine) {
+  if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) != 0) return;
+  nb::python_error raised;
+  try {
+    const nb::object why = nb::module_::import_("unisono.diagnosis.cause").attr("why");
+    auto text = nb::cast<std::string>(why(raised.value()));
+    if (text.empty()) text = nb::cast<std::string>(raised.type().attr("__name__"));  // such as SystemExit(0)
+    engine.remark(kLeaving, text);
+  } catch (const nb::python_error&) {  // at the interpreter's end: then nobody is told more
+  }
+  raised.restore();
+}
+
+// Runs Python's signal handlers. True: one of them raised, and the exception is set in this thread.
+// They run in the main thread only: others need not take the GIL for it.
+bool interrupted(Engine& engine) {
+  if (getpid() != gettid()) return false;
+  const nb::gil_scoped_acquire gil;
+  engine.handling.fetch_add(1, std::memory_order_relaxed);
+  const bool raised = PyErr_CheckSignals() != 0;
+  engine.handling.fetch_sub(1, std::memory_order_relaxed);
+  if (raised) tell_cause(engine);
+  return raised;
+}
+
+Operation operation(Engine& engine, const std::vector<int32_t>& code, int kind, int dtype, int op,
+                    uint64_t plan) {
+  if (dtype < 0 || static_cast<size_t>(dtype) >= kDTypeCount || op < 0 ||
+      static_cast<size_t>(op) >= kReduceOpCount || kind < 0 || kind > UINT8_MAX)
+    throw std::invalid_argument("no such kind, dtype or operation");
+  return {engine.load(code, plan), static_cast<uint8_t>(kind), static_cast<DType>(dtype),
+          static_cast<ReduceOp>(op)};
+}
+
+std::shared_ptr<Request> post(Engine& engine, bool sending, int peer, int tag, int dtype, bool object,
+                              bool exact, Address data, size_t nbytes, double timeout_s) {
+  engine.check_process();
+  if (sending || peer != kAnyRank) engine.member(peer);
+  if (tag < (sending ? 0 : kAnyTag)) throw std::invalid_argument("a tag is 0 or more");
+  if (dtype < 0 || static_cast<size_t>(dtype) >= kDTypeCount) throw std::invalid_argument("no such dtype");
+  auto request = std::make_shared<Request>();
+  request->sending = sending;
+  request->exact = exact;
+  request->peer = peer;
+  request->tag = tag;
+  request->form = form_of(static_cast<DType>(dtype), object ? MessageKind::kObject : MessageKind::kArray);
+  request->data = reinterpret_cast<unsigned char*>(data);
+  request->nbytes = nbytes;
+  request->deadline = deadline_after(timeout_s);
+  engine.channels().post(request);
+  return request;
+}
+
+// (fault, status of the message if one has come).
+using Probed = std::tuple<int, std::optional<Status>>;
+
+template <class Look>
+Probed probed(Engine& engine, int peer, Look look) {
+  engine.check_process();
+  if (peer != kAnyRank) engine.member(peer);
+  std::optional<Envelope> found;
+  const int fault = waiting(engine, false, [&](HeldLock&) { return look(found); });
+  if (!found) return {fault, std::nullopt};
+  return {fault, Status::of(found->source, found->tag, found->form, found->nbytes)};
+}
+
+Probed look_for(Engine& engine, int peer, int tag) {
+  return probed(engine, peer, [&](auto& found) { return engine.channels().look(peer, tag, found); });
+}
+
+Probed probe(Engine& engine, int peer, int tag, double timeout_s) {
+  return probed(engine, peer, [&](auto& found) {
+    return engine.channels().probe(peer, tag, deadline_after(timeout_s), engine.interrupt(), found);
+  });
+}
+
+// (kind, by, about, signal, exit_code, seq) of the fault that aborted the group; kind 0: none.
+using FaultNumbers = std::tuple<int, int, int, int, int, uint64_t>;
+
+FaultNumbers numbers(const Fault& f) {
+  return {static_cast<int>(f.kind), f.by, f.about, f.signal, f.exit_code, f.seq};
+}
+
+FaultNumbers fault(Engine& engine) { return numbers(engine.fault()); }
+
+FaultNumbers lacking(Engine& engine, const std::vector<int>& ranks, size_t needed, bool abort) {
+  engine.check_process();
+  for (const int rank : ranks) engine.member(rank);
+  const Fault found = engine.lacking(ranks, needed);
+  if (abort && found.kind != FaultKind::kNone) engine.abort(found);
+  return numbers(found);
+}
+
+// (tag, form wanted, form got, bytes wanted, bytes got, seq, more, scratch) of the message that ended the
+// group.
+std::tuple<int, uint32_t, uint32_t, uint64_t, uint64_t, uint64_t, bool, bool> misfit(Engine& engine) {
+  const SizeMismatch m = engine.fault().misfit;
+  return {m.tag,        m.wanted_form, m.got_form,  m.wanted_nbytes,
+          m.got_nbytes, m.seq,         m.more != 0, m.scratch != 0};
+}
+
+// What was wrong with the frame that ended the group, for people.
+std::string bad_frame(Engine& engine) { return describe(engine.fault().frame); }
+
+// (pid, started, finished, left) of a rank.
+std::tuple<int, uint64_t, uint64_t, bool> standing(Engine& engine, int rank) {
+  RankCell& cell = engine.world().cell(engine.member(rank));
+  return {cell.pid.load(), cell.started.load(), cell.finished.load(), cell.left.load() != 0};
+}
+
+// (kind, dtype, op, root, numel, algorithm) of a rank's operation number `seq`, or None when forgotten.
+std::optional<std::tuple<int, int, int, int, uint64_t, int>> remembered(Engine& engine, int rank,
+                                                                        uint64_t seq) {
+  const CallRecord record = engine.world().record_of(engine.member(rank), seq);
+  if (record.seq != seq || seq == 0) return std::nullopt;
+  return std::tuple<int, int, int, int, uint64_t, int>{record.kind, record.dtype, record.op,
+                                                       record.root, record.numel, record.algorithm};
+}
+
+// Whatever bytes a rank has left there, they are text afterwards.
+std::optional<std::pair<uint64_t, nb::str>> remark_of(Engine& engine, int rank) {
+  const auto found = engine.remark_of(engine.member(rank));
+  if (!found) return std::nullopt;
+  const std::string& text = found->second;
+  const auto length = static_cast<Py_ssize_t>(text.size());
+  PyObject* const decoded = PyUnicode_DecodeUTF8(text.data(), length, "replace");
+  if (decoded == nullptr) throw nb::python_error();
+  return std::pair(found->first, nb::steal<nb::str>(decoded));
+}
+
+void leave(Engine& engine) {
+  const nb::gil_scoped_release no_gil;
+  engine.leave();
+  // A thread that is still in a call needs the GIL to come out of it, which it cannot get once the
+  // interpreter ends: give it a moment. A call of this thread ends only after its signal handler.
+  if (engine.within()) return;
+  const int own = getpid() == gettid() ? engine.handling.load(std::memory_order_relaxed) : 0;
+  const Nanoseconds end = later(kComeOut);
+  while (engine.callers.load(std::memory_order_relaxed) > own && now_ns() < end) usleep(200);
+}
+
+void abort_group(Engine& engine) {
+  engine.check_process();
+  engine.abort(Fault{FaultKind::kAborted, engine.rank(), engine.rank()});
+}
+
+void bind_messages(nb::class_<Engine>& engine) {
+  engine
+      .def("post_send",
+           [](Engine& self, int peer, int tag, int dtype, bool object, Address data, size_t nbytes,
+              double timeout_s) {
+             return post(self, true, peer, tag, dtype, object, false, data, nbytes, timeout_s);
+           })
+      .def("post_recv",
+           [](Engine& self, int peer, int tag, int dtype, bool object, bool exact, Address data,
+              size_t nbytes, double timeout_s) {
+             return post(self, false, peer, tag, dtype, object, exact, data, nbytes, timeout_s);
+           })
+      .def("look", &look_for, nb::arg("peer"), nb::arg("tag"),
+           "(fault, `Status` or None) of the message that a receive would get now.")
+      .def("probe", &probe, nb::arg("peer"), nb::arg("tag"), nb::arg("timeout_s"),
+           "As `look`, once such a message has come. A timeout ends nothing.")
+      .def(
+          "cancel", [](Engine& self, Request& request) { return self.channels().cancel(request); },
+          nb::arg("request"), nb::call_guard<nb::gil_scoped_release>(),
+          "Takes back a receive that no message has met; whether that was so.")
+      .def(
+          "hold",
+          [](Engine& self, nb::object buffers) {
+            if (self.unsettled()) buffers.release();  // never freed
+          },
+          nb::arg("buffers").none(),
+          "After a failure: keeps buffers for ever if a rank that was stopped may still write to them.")
+      .def("detach", [](Engine& self) { self.channels().detach(); })
+      .def(
+          "unexpected",
+          [](Engine& self) {
+            self.check_process();
+            std::vector<std::tuple<int, int, uint32_t, uint64_t>> found;
+            for (const Envelope& one : self.channels().unexpected())
+              found.emplace_back(one.source, one.tag, one.form, one.nbytes);
+            return found;
+          },
+          nb::call_guard<nb::gil_scoped_release>(),
+          "(source, tag, form, bytes) of whole messages that nobody here has asked for, in order.")
+      .def(
+          "wait_request",
+          [](Engine& self, Request& request, double timeout_s, bool fatal) {
+            self.check_process();
+            return waiting(self, false, [&](HeldLock&) {
+              return self.channels().wait(request, deadline_after(timeout_s), fatal, self.interrupt());
+            });
+          },
+          nb::arg("request"), nb::arg("timeout_s"), nb::arg("fatal"));
+}
+
+void bind_faults(nb::class_<Engine>& engine) {
+  engine
+      .def(
+          "await_end",
+          [](Engine& self, int rank, double patience_s) { self.await_end(rank, deadline_after(patience_s)); },
+          nb::arg("rank"), nb::arg("patience_s"), nb::call_guard<nb::gil_scoped_release>(),
+          "Waits for the end of a rank's process, at most `patience_s` after somebody first asked for one.")
+      .def("fault", &fault)
+      .def("lacking", &lacking, nb::arg("ranks"), nb::arg("needed"), nb::arg("abort"),
+           nb::call_guard<nb::gil_scoped_release>(),
+           "As `fault`: why fewer than `needed` of these ranks are left; kind 0: enough are. `abort`: that "
+           "ends the group.")
+      .def("misfit", &misfit)
+      .def("bad_frame", &bad_frame, "What was wrong with the frame that ended the group, for people.");
+}
+
+void bind_request(nb::module_& m) {
+  nb::class_<Request>(m, "Request", "A send or a receive on its way.")
+      .def_prop_ro("done", [](const Request& r) { return r.done.load(std::memory_order_acquire); })
+      .def_prop_ro("fault", [](const Request& r) { return static_cast<int>(r.fault.load()); })
+      .def_ro("peer", &Request::peer)
+      .def_ro("cancelled", &Request::cancelled)
+      .def_prop_ro(
+          "status", [](const Request& r) { return Status::of(r.peer, r.tag, r.form, r.nbytes); },
+          "Of a receive that has ended well.");
+}
+
+void bind_region(nb::module_& m) {
+  nb::class_<Region>(m, "Region", "Memory that the ranks of one group on one host share.")
+      .def(nb::init<int, uint32_t, size_t, bool>(), nb::arg("fd"), nb::arg("ranks"), nb::arg("staging_bytes"),
+           nb::arg("create"))
+      .def("allow_lending", &Region::allow_lending, "Its ranks may read each other's own memory.")
+      .def(
+          "joined",
+          [](Region& region, int place) {
+            return region.cell(region.member(place)).pid.load(std::memory_order_acquire) != 0;
+          },
+          nb::arg("place"), "Whether the engine of the rank in this place has ever been there.")
+      .def(
+          "give_up",
+          [](Region& region, int place, const std::string& why) {
+            give_up(region, region.member(place), why);
+          },
+          nb::arg("place"), nb::arg("why"),
+          "The rank in that place has failed before it had an engine: for the others it has left.");
+  m.def("landmark", &landmark, "The address of a word by which others see that they can read this process.");
+  m.def("reaches", &reaches, nb::arg("pid"), nb::arg("landmark"),
+        "Whether this process can read the memory of another one.");
+}
+
+}  // namespace
+
+void bind_engine(nb::module_& m) {
+  bind_region(m);
+  nb::class_<Connections>(m, "Connections", "How the ranks of a group are joined across hosts.")
+      .def(
+          "__init__",
+          [](Connections* self, std::vector<int> places, std::vector<int> hosts, std::vector<int> pids,
+             std::vector<int> control, std::vector<int> data, std::vector<int> messages) {
+            new (self) Connections{std::move(places),  std::move(hosts), std::move(pids),
+                                   std::move(control), std::move(data),  std::move(messages)};
+          },
+          nb::arg("places"), nb::arg("hosts"), nb::arg("pids"), nb::arg("control"), nb::arg("data"),
+          nb::arg("messages"),
+          "Lists by rank: place in the shared memory or -1, host, process id, and sockets, -1 on this host. "
+          "An engine takes the sockets over.");
+  bind_status(m);
+  bind_request(m);
+  nb::class_<Engine> engine(m, "Engine", "One rank of one group.");
+  bind_calls(m);
+  bind_messages(engine);
+  bind_faults(engine);
+  engine
+      .def(
+          "__init__",
+          [](Engine* self, std::shared_ptr<Region> region, int rank, std::vector<int> pidfds, int status_fd,
+             int cores, double spin_us, size_t segment_bytes, bool spread, const Connections& connections) {
+            new (self)
+                Engine(std::move(region), rank,
+                       {std::move(pidfds), status_fd, cores, spin_us, segment_bytes, spread}, connections);
+            self->set_interrupt([self] { return interrupted(*self); });
+          },
+          nb::arg("region"), nb::arg("rank"), nb::arg("pidfds"), nb::arg("status_fd"), nb::arg("cores"),
+          nb::arg("spin_us"), nb::arg("segment_bytes"), nb::arg("spread") = true,
+          nb::arg("connections") = Connections{})
+      .def("operation", &operation, nb::arg("code"), nb::arg("kind"), nb::arg("dtype"), nb::arg("op"),
+           nb::arg("plan") = 0,
+           "Loads a lowered plan for one element type and reduction. plan: what stands for it where ranks "
+           "compare their calls; 0: its number in the catalogue does.",
+           nb::keep_alive<0, 1>())
+      .def_prop_ro("issued", &Engine::issued, "Collectives issued up to now.")
+      .def_prop_ro("opened", &Engine::opened, "Messages of peers that this rank has read where they lay.")
+      .def("remark", &Engine::remark, nb::arg("seq"), nb::arg("text"),
+           "Tells the others what this rank knows of the fault; only the first word counts.")
+      .def("remark_of", &remark_of, nb::arg("rank"), "(seq, text) of what a rank had to say, or None.")
+      .def("refresh", &Engine::refresh, nb::call_guard<nb::gil_scoped_release>(),
+           "Learns where the ranks of other hosts stand; takes a moment.")
+      .def("standing", &standing, nb::arg("rank"))
+      .def("remembered", &remembered, nb::arg("rank"), nb::arg("seq"))
+      .def("abort", &abort_group)
+      .def("close_copies", &Engine::close_copies,
+           "In a fork's child: closes its copies of the connections to other hosts.")
+      .def("leave", &leave)
+      .def(
+          "abandon", [](nb::handle_t<Engine> self) { self.inc_ref(); },
+          "In a fork's child: never destroy this copy, whose locks are the parent's.");
+}

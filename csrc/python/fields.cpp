@@ -1,0 +1,72 @@
+// The fields of PyTorch's options, read where they lie.
+//
+// Read as Python's attributes, the options of one all-reduce take three times as long as the all-reduce.
+// Where a field lies is not known here: unisono/torch/fields.py finds it out, by writing to it and looking.
+#include <malloc.h>
+
+#include <cstring>
+
+#include "python/bindings.hpp"
+
+namespace nb = nanobind;
+
+namespace {
+
+// How an object of a pybind11 class begins.
+struct Instance {
+  PyObject head;
+  const unsigned char* value;
+};
+
+const unsigned char* value_of(PyObject* object) { return reinterpret_cast<Instance*>(object)->value; }
+
+nb::bytes value_bytes(nb::handle object) {
+  const unsigned char* const value = value_of(object.ptr());
+  return nb::bytes(value, malloc_usable_size(const_cast<unsigned char*>(value)));
+}
+
+// Where the fields of one class of options lie, in bytes from the beginning; -1: it has no such field.
+class Fields {
+ public:
+  Fields(nb::object kind, int async_op, int timeout, int op, int root, int ops)
+      : kind_(std::move(kind)), async_op_(async_op), timeout_(timeout), op_(op), root_(root), ops_(ops) {}
+
+  // 256 times the root's rank plus the number of the reduce operation; -1: look closer.
+  int64_t read(PyObject* options) const {
+    if (Py_TYPE(options) != reinterpret_cast<PyTypeObject*>(kind_.ptr())) return -1;
+    const unsigned char* const value = value_of(options);
+    if (value == nullptr || value[async_op_] != 0 || number(value + timeout_) >= 0) return -1;
+    const int64_t op = op_ < 0 ? 0 : value[op_], root = root_ < 0 ? 0 : number(value + root_);
+    return op < ops_ && root >= 0 && root <= INT32_MAX ? root * 256 + op : -1;
+  }
+
+ private:
+  static int64_t number(const unsigned char* place) {
+    int64_t read;
+    std::memcpy(&read, place, sizeof read);
+    return read;
+  }
+
+  nb::object kind_;
+  int async_op_, timeout_, op_, root_, ops_;
+};
+
+PyObject* read(PyObject* self, PyObject* options) {
+  return PyLong_FromLongLong(nb::inst_ptr<Fields>(self)->read(options));
+}
+
+PyMethodDef kRead = {
+    "read", read, METH_O,
+    "256 x root + number of the reduce operation; -1: asynchronous, with a timeout, or other."};
+
+}  // namespace
+
+void bind_fields(nb::module_& m) {
+  m.def("value_bytes", &value_bytes, nb::arg("object"), "The bytes of the C++ object in one of pybind11's.");
+  nb::class_<Fields>(m, "Fields", "Where the fields of a class of PyTorch's options lie.")
+      .def(nb::init<nb::object, int, int, int, int, int>(), nb::arg("kind"), nb::arg("async_op"),
+           nb::arg("timeout"), nb::arg("op"), nb::arg("root"), nb::arg("ops"))
+      .def_prop_ro("read", [](nb::handle_t<Fields> fields) {
+        return nb::steal<nb::any>(PyCFunction_New(&kRead, fields.ptr()));
+      });
+}

@@ -1,0 +1,58 @@
+// Memory for arrays that other ranks read where they are.
+#include <nanobind/ndarray.h>
+
+#include <system_error>
+#include <utility>
+
+#include "protocol/arena.hpp"
+#include "python/bindings.hpp"
+
+namespace nb = nanobind;
+
+namespace {
+
+struct Pages {
+  std::shared_ptr<unisono::Arena> arena;
+  void* data = nullptr;
+  size_t nbytes = 0;
+  ~Pages() {
+    if (data != nullptr) arena->give_back(data);
+  }
+};
+
+using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
+
+// To make many pages and to give them back may take seconds, in which other threads go on.
+constexpr size_t kMany = 64 << 20;
+
+void end(void* kept) noexcept {
+  const std::unique_ptr<Pages> pages(static_cast<Pages*>(kept));
+  if (pages->nbytes < kMany) return;
+  const nb::gil_scoped_release released;
+  pages->arena->give_back(std::exchange(pages->data, nullptr));
+}
+
+// The arena keeps what it gave until the array and all views of it are gone.
+Bytes shared_bytes(size_t nbytes) {
+  auto pages = std::make_unique<Pages>();
+  try {
+    const nb::gil_scoped_release released;
+    pages->arena = unisono::Arena::own();
+    pages->data = pages->arena->take(nbytes);
+    pages->nbytes = nbytes;
+  } catch (const std::system_error& error) {
+    PyErr_SetString(PyExc_OSError, error.what());
+    throw nb::python_error();
+  }
+  void* const data = pages->data;
+  const nb::capsule owner(pages.get(), end);
+  pages.release();
+  return Bytes(data, {nbytes}, owner);
+}
+
+}  // namespace
+
+void bind_memory(nb::module_& m) {
+  m.def("shared_bytes", &shared_bytes, nb::arg("nbytes"),
+        "Memory that other ranks of this host can map; OSError where the system has no such memory.");
+}

@@ -1,0 +1,110 @@
+// A message as a program passes it all day: seen and checked natively, sent or received at once.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+
+#include "python/buffers.hpp"
+#include "python/status.hpp"
+
+class Transfer {
+ public:
+  // exact: a shorter message than its buffer holds is refused.
+  Transfer(bool sending, unisono::MessageKind kind, bool exact, double timeout_s)
+      : sending(sending), timeout_s(timeout_s), kind_(kind), exact_(exact) {}
+
+  const bool sending;
+  double timeout_s;  // the group's, unless the call names one
+
+  // Arguments: x, peer, tag, timeout. False: something is wrong, or has to be looked at more closely.
+  bool read(PyObject* const* given, const unisono::Engine& engine) {
+    PyObject* const from = given[1];
+    const bool anybody = !sending && from == Py_None;
+    if (!(anybody || PyLong_CheckExact(from)) || !PyLong_CheckExact(given[2])) return false;
+    const long rank = anybody ? unisono::kAnyRank : PyLong_AsLong(from), number = PyLong_AsLong(given[2]);
+    if (PyErr_Occurred() != nullptr) {  // too large a number, which reads as -1
+      PyErr_Clear();
+      return false;
+    }
+    const bool named = rank >= 0 && rank < engine.size();
+    const bool tagged = (number >= 0 && number <= INT32_MAX) || (number == unisono::kAnyTag && !sending);
+    if (!(named || anybody) || !tagged || !side_.see(given[0]) || side_.count != 1) return false;
+    if (!sending && side_.readonly) return false;
+    peer_ = static_cast<int>(rank);
+    tag_ = static_cast<int>(number);
+    if (given[3] == Py_None) return true;
+    timeout_s = PyFloat_CheckExact(given[3]) ? PyFloat_AS_DOUBLE(given[3]) : 0;
+    return timeout_s > 0;
+  }
+
+  // For people.
+  nanobind::object name() const {
+    const bool object = kind_ == unisono::MessageKind::kObject;
+    const char* const what = sending ? (object ? "send_object" : "send") : (object ? "recv_object" : "recv");
+    return nanobind::steal(tag_ > 0 ? PyUnicode_FromFormat("%s(tag=%d)", what, tag_)
+                                    : PyUnicode_FromString(what));
+  }
+
+  // What has come, once it has been passed; of what was sent: true.
+  nanobind::object outcome() const {
+    if (sending) return nanobind::bool_(true);
+    return nanobind::cast(Status::of(peer_, tag_, form(), nbytes_));
+  }
+
+  // Whether it could be passed at once. One that has not come is looked for as long as it would take to make
+  // a request for it.
+  bool pass_now(unisono::Engine& engine) { return at_once(engine, kBriefSpins); }
+
+  unisono::FaultKind pass(unisono::Engine& engine, unisono::HeldLock& held) {
+    unisono::Channels& channels = engine.channels();
+    if (at_once(engine, channels.spins())) return unisono::FaultKind::kNone;
+    held.let_go();
+    const auto posted = request();
+    channels.post(posted);
+    const auto fault = channels.wait(*posted, posted->deadline, true, engine.interrupt());
+    come(*posted);
+    return fault;
+  }
+
+ private:
+  static constexpr int kBriefSpins = 64;
+
+  bool at_once(unisono::Engine& engine, int spins) {
+    engine.check_process();
+    unisono::Channels& channels = engine.channels();
+    if (sending) return channels.send_now(peer_, tag_, form(), data(), side_.nbytes());
+    unisono::Request wanted;
+    fill(wanted);
+    if (!channels.receive_now(wanted, std::min(spins, channels.spins()))) return false;
+    come(wanted);
+    return true;
+  }
+  void come(const unisono::Request& met) {
+    peer_ = met.peer;
+    tag_ = met.tag;
+    nbytes_ = met.nbytes;
+  }
+  uint32_t form() const { return unisono::form_of(static_cast<unisono::DType>(side_.dtype), kind_); }
+  unsigned char* data() const { return side_.extents[0].data; }
+  std::shared_ptr<unisono::Request> request() const {
+    auto made = std::make_shared<unisono::Request>();
+    fill(*made);
+    made->deadline = deadline_after(timeout_s);
+    return made;
+  }
+  void fill(unisono::Request& request) const {
+    request.sending = sending;
+    request.exact = exact_;
+    request.peer = peer_;
+    request.tag = tag_;
+    request.form = form();
+    request.data = data();
+    request.nbytes = side_.nbytes();
+  }
+
+  const unisono::MessageKind kind_;
+  const bool exact_;
+  CallBuffers side_;
+  int peer_ = 0, tag_ = 0;
+  uint64_t nbytes_ = 0;  // of the message that has come
+};

@@ -1,0 +1,152 @@
+// The native module: its tables and its view of buffers. No logic: errors are explained in Python.
+#include "python/bindings.hpp"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <system_error>
+
+#include "kernels/reduce.hpp"
+#include "protocol/layout.hpp"
+#include "protocol/region.hpp"
+
+namespace nb = nanobind;
+using namespace unisono;
+
+namespace {
+
+// The dtype of a buffer-protocol format, or -1.
+int dtype_of_format(const char* format, Py_ssize_t itemsize) {
+  if (format == nullptr) return static_cast<int>(DType::kU8);
+  if (*format == '@' || *format == '=' || *format == '<') ++format;
+  const bool complex = *format == 'Z';
+  if (complex) ++format;
+  if (format[0] == '\0' || format[1] != '\0') return -1;
+  const auto code = [](DType dtype) { return static_cast<int>(dtype); };
+  switch (*format) {
+    case '?':
+      return code(DType::kBool);
+    case 'B':
+      return code(DType::kU8);
+    case 'b':
+      return code(DType::kI8);
+    case 'e':
+      return code(DType::kF16);
+    case 'f':
+      return code(complex ? DType::kC64 : DType::kF32);
+    case 'd':
+      return code(complex ? DType::kC128 : DType::kF64);
+    case 'h':
+    case 'i':
+    case 'l':
+    case 'q':
+      return code(itemsize == 2 ? DType::kI16 : itemsize == 4 ? DType::kI32 : DType::kI64);
+    default:
+      return -1;
+  }
+}
+
+// NumPy's scalars say that their memory may be written to, and lose what is written.
+bool is_scalar(nb::handle object) {
+  return nb::isinstance(object, nb::module_::import_("numpy").attr("generic"));
+}
+
+}  // namespace
+
+std::optional<BufferView> look(nb::handle object) {
+  if (const auto seen = look_at_array(object)) return seen;
+  if (PyObject_CheckBuffer(object.ptr()) == 0) return look_at_tensor(object);
+  Py_buffer buffer;
+  if (PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) != 0) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  const int dtype = dtype_of_format(buffer.format, buffer.itemsize);
+  const auto address = reinterpret_cast<Address>(buffer.buf);
+  const Py_ssize_t nbytes = buffer.len, itemsize = buffer.itemsize;
+  const bool readonly = buffer.readonly != 0 || (buffer.ndim == 0 && is_scalar(object));
+  PyBuffer_Release(&buffer);
+  if (dtype < 0) return std::nullopt;
+  return BufferView{address, nbytes / itemsize, dtype, readonly};
+}
+
+namespace {
+
+void bind_tables(nb::module_& m) {
+  m.def(
+      "dtypes",
+      [] {
+        return std::vector<std::tuple<std::string, size_t>>{
+#define X(enumerator, name, bytes) {name, bytes},
+            UNISONO_DTYPES(X)
+#undef X
+        };
+      },
+      "Element types as (name, bytes per element); a dtype's code is its place in this list.");
+  m.def(
+      "reduce_ops",
+      [] {
+        return std::vector<std::string>{
+#define X(enumerator, name) name,
+            UNISONO_REDUCE_OPS(X)
+#undef X
+        };
+      },
+      "Names of the reduction operations; an operation's code is its place in this list.");
+  m.def(
+      "reducible",
+      [](int dtype, int op) {
+        return dtype >= 0 && static_cast<size_t>(dtype) < kDTypeCount && op >= 0 &&
+               static_cast<size_t>(op) < kReduceOpCount &&
+               reducible(static_cast<DType>(dtype), static_cast<ReduceOp>(op));
+      },
+      nb::arg("dtype"), nb::arg("op"), "Whether the operation has a meaning for the element type.");
+  m.def("isa", [] { return std::string(kernels().isa); }, "The instruction set the reductions use.");
+  m.def(
+      "view",
+      [](nb::handle object, bool writable) -> std::optional<std::tuple<Address, Py_ssize_t, int>> {
+        const auto seen = look(object);
+        if (!seen || (writable && seen->readonly)) return std::nullopt;
+        return std::tuple(seen->address, seen->numel, seen->dtype);
+      },
+      nb::arg("object"), nb::arg("writable"),
+      "(address, numel, dtype) of a C-contiguous buffer or torch CPU tensor, or None.");
+  nb::enum_<FaultKind>(m, "FaultKind", nb::is_arithmetic(),
+                       "What the engine answers: how an operation ended.")
+      .value("NONE", FaultKind::kNone)
+      .value("TIMEOUT", FaultKind::kTimeout)
+      .value("PEER_LOST", FaultKind::kPeerLost)
+      .value("PEER_LEFT", FaultKind::kPeerLeft)
+      .value("MISMATCH", FaultKind::kMismatch)
+      .value("INTERRUPTED", FaultKind::kInterrupted)
+      .value("ABORTED", FaultKind::kAborted)
+      .value("NO_MEMORY", FaultKind::kNoMemory)
+      .value("BAD_FRAME", FaultKind::kBadFrame)
+      .value("HOST_SILENT", FaultKind::kHostSilent);
+  m.attr("LANE_ENTRIES") = kLaneEntries;
+  m.attr("HISTORY") = kHistory;
+  m.attr("LAYOUT") = kLayout;
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const std::system_error& error) {  // an OSError, whose errno says which limit was met
+      const nb::object arguments = nb::make_tuple(error.code().value(), error.what());
+      PyErr_SetObject(PyExc_OSError, arguments.ptr());
+    }
+  });
+  nb::set_leak_warnings(false);  // groups that live until the interpreter ends are closed, not leaked
+  m.doc() = "The engine: shared memory, reductions, the executor of lowered plans.";
+  bind_tables(m);
+  bind_engine(m);
+  bind_calibrate(m);
+  bind_fields(m);
+  bind_futures(m);
+  bind_memory(m);
+}

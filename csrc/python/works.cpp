@@ -1,0 +1,168 @@
+// Asynchronous collectives as Python sees them.
+#include <nanobind/stl/string.h>
+
+#include <cstring>
+#include <limits>
+
+#include "python/calls.hpp"
+
+namespace nb = nanobind;
+using namespace unisono;
+
+namespace {
+
+constexpr double kForever = std::numeric_limits<double>::infinity();
+
+// Frames of these packages are not where the caller's program made a call.
+bool ours(PyObject* globals) {
+  static PyObject* const name = PyUnicode_InternFromString("__name__");
+  PyObject* const module = PyDict_GetItemWithError(globals, name);
+  if (module == nullptr || !PyUnicode_Check(module)) {
+    PyErr_Clear();
+    return false;
+  }
+  const char* const text = PyUnicode_AsUTF8(module);
+  if (text == nullptr) PyErr_Clear();
+  return text != nullptr && (std::strncmp(text, "unisono.", 8) == 0 || std::strncmp(text, "torch.", 6) == 0);
+}
+
+nb::object globals_of(PyFrameObject* frame) {
+#if PY_VERSION_HEX >= 0x030B0000
+  return nb::steal(PyFrame_GetGlobals(frame));
+#else
+  return nb::borrow(frame->f_globals);
+#endif
+}
+
+int offset_in(PyFrameObject* frame) {
+#if PY_VERSION_HEX >= 0x030B0000
+  return PyFrame_GetLasti(frame);
+#else
+  return frame->f_lasti * 2;
+#endif
+}
+
+// Reads a code object, which nothing changes: also in a thread without the GIL.
+std::string file_and_line(const CallSite& site) {
+  auto* const code = static_cast<PyCodeObject*>(const_cast<void*>(site.code));
+  const std::string place = std::string(site.file) + ":" + std::to_string(PyCode_Addr2Line(code, site.at));
+  return site.note == nullptr ? place : place + " with " + site.note;
+}
+
+// The innermost frame that is neither Unisono's nor PyTorch's. `code` keeps alive what it points into.
+CallSite here(nb::object& code) {
+  static PyObject* last = nullptr;  // who called last; held, so that no other code has its address
+  nb::object frame = nb::steal(reinterpret_cast<PyObject*>(PyThreadState_GetFrame(PyThreadState_Get())));
+  while (frame.is_valid()) {
+    auto* const raw = reinterpret_cast<PyFrameObject*>(frame.ptr());
+    code = nb::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(raw)));
+    if (code.ptr() == last || !ours(globals_of(raw).ptr())) {
+      if (code.ptr() != last) Py_XSETREF(last, code.inc_ref().ptr());
+      const char* const file = PyUnicode_AsUTF8(reinterpret_cast<PyCodeObject*>(code.ptr())->co_filename);
+      if (file != nullptr) return {file_and_line, code.ptr(), file, nullptr, offset_in(raw)};
+      PyErr_Clear();
+      return {};
+    }
+    frame = nb::steal(reinterpret_cast<PyObject*>(PyFrame_GetBack(raw)));
+  }
+  return {};
+}
+
+}  // namespace
+
+double seconds(nb::handle timeout, double otherwise, nb::handle planner) {
+  if (timeout.is_none()) return otherwise;
+  if (PyFloat_CheckExact(timeout.ptr())) {
+    const double value = PyFloat_AS_DOUBLE(timeout.ptr());
+    if (value > 0) return value;
+  }
+  return nb::cast<double>(planner.attr("seconds")(timeout));
+}
+
+void CollectiveWork::start(Call call, const nb::object& note) {
+  site_ = here(code_);
+  if (!note.is_none()) {
+    note_ = note();
+    site_.note = PyUnicode_AsUTF8(note_.ptr());
+  }
+  call.site = site_;
+  try {
+    ticket_ = engine().start(std::move(call));
+  } catch (...) {
+    ticket_ = 0;  // the engine did not take it: any engine is past it
+    throw;
+  }
+}
+
+// How it ended; kTimeout when it has not.
+int CollectiveWork::ended(double timeout_s) {
+  Engine& engine = this->engine();
+  int kind = waiting(engine, brief_,
+                     [&](HeldLock& held) { return engine.wait(ticket_, deadline_after(timeout_s), &held); });
+  if (kind == static_cast<int>(FaultKind::kTimeout) && done())  // it ended in this very moment
+    kind = static_cast<int>(engine.wait(ticket_, INT64_MAX));
+  return kind;
+}
+
+nb::object CollectiveWork::error() {
+  let_go();
+  heard_ = true;
+  return planner_.attr("failure")(name_, timeout_s_, engine_, site_.text());
+}
+
+void CollectiveWork::wait(nb::handle timeout) {
+  const double timeout_s = seconds(timeout, kForever, planner_);
+  const int kind = ended(timeout_s);
+  if (kind == 0) return;
+  const bool goes_on =
+      kind == static_cast<int>(FaultKind::kTimeout) && engine().fault().kind == FaultKind::kNone;
+  const nb::object raised =
+      goes_on ? planner_.attr("late")(name_, timeout_s, engine_, site_.text()) : error();
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(raised.ptr())), raised.ptr());
+  throw nb::python_error();
+}
+
+nb::object CollectiveWork::exception() {
+  if (!done() || ended(kForever) == 0) return nb::none();
+  return error();
+}
+
+nb::object CollectiveWork::result() {
+  wait(nb::none());
+  return result_.is_none() ? nb::none() : result_();
+}
+
+nb::object CollectiveWork::text() const {
+  const nb::object group = planner_.attr("name");
+  return nb::steal(PyUnicode_FromFormat("%U, queued as %llu of group %R", name_.ptr(),
+                                        static_cast<unsigned long long>(ticket_), group.ptr()));
+}
+
+nb::object CollectiveWork::described(nb::handle self) const { return planner_.attr("describe")(self); }
+
+void bind_works(nb::module_& m) {
+  nb::class_<CollectiveWork>(m, "CollectiveWork",
+                             "A collective that was started: done when the engine has come to its ticket.")
+      .def("done", &CollectiveWork::done, "Whether it has ended, well or not.")
+      .def("wait", &CollectiveWork::wait, nb::arg("timeout").none() = nb::none(),
+           "Wait until it has ended, and raise what went wrong; see `Work.wait`.")
+      .def("exception", &CollectiveWork::exception, nb::sig("def exception(self) -> BaseException | None"),
+           "What went wrong, None when nothing did or it is still under way.")
+      .def("result", &CollectiveWork::result, nb::sig("def result(self) -> typing.Any"),
+           "Wait for it; then the array that the call allocated, None where it was given one.")
+      .def("let_go", &CollectiveWork::let_go,
+           "After its end: keep its buffers for ever if a rank that was stopped may still write to them.")
+      .def("_what", &CollectiveWork::text, "The operation, for people.")
+      .def("__repr__",
+           [](nb::handle_t<CollectiveWork> self) {
+             return nb::str(nb::inst_ptr<CollectiveWork>(self)->described(self));
+           })
+      .def_prop_ro(
+          "status", [](const CollectiveWork&) { return nb::none(); }, nb::sig("def status(self) -> None"),
+          "None: see `Work.status`.")
+      .def(
+          "cancel", [](const CollectiveWork&) { return false; }, "False: see `Work.cancel`.")
+      .def_prop_ro(
+          "cancelled", [](const CollectiveWork&) { return false; }, "False: see `Work.cancelled`.")
+      .def_prop_ro("heard", &CollectiveWork::heard, "Whether its error has been raised.");
+}

@@ -1,0 +1,86 @@
+// Edges through shared memory. A message is written once into the sender's staging ring, whoever and
+// however many its receivers are, and announced in the lane of each; small ones travel in the lane.
+#pragma once
+
+#include <deque>
+#include <vector>
+
+#include "protocol/waiting.hpp"
+#include "transport/transport.hpp"
+
+namespace unisono {
+
+class ShmTransport final : public Transport {
+ public:
+  // Edges to the ranks of this host.
+  ShmTransport(World& world, const Peers& peers, int rank);
+
+  void* reserve(std::span<const int> peers, size_t nbytes) override;
+  int blocking_peer() const override { return blocking_peer_; }
+  void commit(std::span<const int> peers, size_t nbytes, uint64_t fingerprint, const void* from) override;
+  bool peek(int peer, size_t nbytes, void* into, Message& message) override;
+  void release(int peer) override;
+  bool lends(std::span<const int> peers) const override;
+  bool opens(const void* from, size_t nbytes) const override;
+  bool lend(std::span<const int> peers, size_t nbytes, uint64_t fingerprint, const void* from,
+            bool open) override;
+  void assist() override;
+  bool returned() override;
+  bool fetch(int peer, const Message& message, void* into) override;
+  bool abandon(int peer) override;
+  // What one sender's messages may take together: a message lies in one piece, wherever the ring begins.
+  static size_t capacity(const Region& region) { return region.staging_bytes() / 2; }
+
+ private:
+  // The two lanes between this rank and a peer, and how far they are.
+  struct Edge {
+    Lane* out;
+    Lane* in;
+    EventCount* event;
+    const unsigned char* staging;  // the peer's
+    uint32_t sent;                 // messages sent to it
+    uint32_t known_acked;
+    uint32_t received;  // messages released of it
+  };
+  // A message in the staging ring that a receiver may still read.
+  struct Staged {
+    int peer;
+    uint32_t number;
+    uint64_t free_to;  // the ring is free up to here once this loan and all before it are returned
+  };
+
+  // A message of this rank's own memory that its receiver has not released.
+  struct Lent {
+    int peer;
+    uint32_t number;
+    size_t nbytes;
+    Place place;
+  };
+
+  LaneEntry& announced(Lane& lane, uint32_t number) { return lane.entries[(number - 1) % kLaneEntries]; }
+  Edge& edge(int peer) { return edges_[static_cast<size_t>(peer)]; }
+  bool lanes_have_room(std::span<const int> peers);
+  bool acked(int peer, uint32_t number);
+  unsigned char* ring_room(size_t nbytes);
+  bool reclaim();
+  void start_over();
+  const void* read_in_place(int peer, const LaneEntry& entry);
+  void forget_returned();
+
+  World& world_;
+  const Peers& peers_;
+  const int rank_;
+  unsigned char* const ring_;
+  const size_t ring_bytes_;
+  std::vector<Edge> edges_;
+
+  std::vector<Staged> loans_;  // a circular queue
+  uint64_t first_loan_ = 0, last_loan_ = 0;
+  uint64_t ring_head_ = 0, ring_tail_ = 0;  // positions only grow; modulo ring_bytes_ they are offsets
+  uint64_t reserved_ = 0;
+  int blocking_peer_ = -1;
+  std::deque<Lent> lent_;
+  alignas(64) unsigned char small_[kInlineBytes] = {};
+};
+
+}  // namespace unisono

@@ -1,0 +1,270 @@
+#include "accounting.hpp"
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <new>
+
+namespace unisono::virtual_gpu {
+
+namespace {
+
+constexpr int64_t kMiB = 1 << 20;
+constexpr int64_t kMinBlock = 512, kSmallSize = kMiB, kSmallSegment = 2 * kMiB;
+constexpr int64_t kLargeSegment = 20 * kMiB, kMinLarge = 10 * kMiB, kRoundLarge = 2 * kMiB;
+
+int64_t up(int64_t size, int64_t unit) { return (size + unit - 1) / unit * unit; }
+
+int64_t segment_size(int64_t rounded) {
+  if (rounded <= kSmallSize) return kSmallSegment;
+  return rounded < kMinLarge ? kLargeSegment : up(rounded, kRoundLarge);
+}
+
+bool alive(int32_t pid) { return kill(pid, 0) == 0 || errno == EPERM; }
+
+}  // namespace
+
+// ---- what other processes use ----
+
+size_t Neighbours::size() { return sizeof(Slot) * kSlots; }
+
+void Neighbours::open(int descriptor) {
+  const int flags = descriptor < 0 ? MAP_SHARED | MAP_ANONYMOUS : MAP_SHARED;
+  void* const at = mmap(nullptr, size(), PROT_READ | PROT_WRITE, flags, descriptor, 0);
+  if (at == MAP_FAILED) throw std::bad_alloc();
+  slots_ = static_cast<Slot*>(at);
+}
+
+// A slot is found by the process's number, so that a fork gets its own.
+Neighbours::Slot& Neighbours::mine() {
+  const int32_t me = getpid();
+  for (int i = 0; i < kSlots; ++i) {
+    if (slots_[i].pid.load(std::memory_order_relaxed) == me) return slots_[i];
+  }
+  for (int i = 0; i < kSlots; ++i) {
+    int32_t there = slots_[i].pid.load();
+    if ((there == 0 || !alive(there)) && slots_[i].pid.compare_exchange_strong(there, me)) {
+      for (auto& bytes : slots_[i].reserved) bytes = 0;
+      return slots_[i];
+    }
+  }
+  throw std::bad_alloc();
+}
+
+void Neighbours::set(int device, int64_t reserved) { mine().reserved[device] = reserved; }
+
+int64_t Neighbours::of(int device, int32_t* pids, int64_t* bytes, int most) const {
+  int found = 0;
+  for (int i = 0; i < kSlots && found < most; ++i) {
+    const int32_t pid = slots_[i].pid;
+    if (pid == 0 || pid == getpid() || slots_[i].reserved[device] == 0 || !alive(pid)) continue;
+    pids[found] = pid;
+    bytes[found++] = slots_[i].reserved[device];
+  }
+  return found;
+}
+
+int64_t Neighbours::others(int device) const {
+  int32_t pids[kSlots];
+  int64_t bytes[kSlots], sum = 0;
+  for (int64_t i = of(device, pids, bytes, kSlots); i > 0; --i) sum += bytes[i - 1];
+  return sum;
+}
+
+Neighbours& neighbours() {
+  static Neighbours made;
+  return made;
+}
+
+// ---- one device ----
+
+void Count::add(int64_t n) {
+  current += n;
+  peak = std::max(peak, current);
+  (n > 0 ? allocated : freed) += n > 0 ? n : -n;
+}
+
+bool Account::Order::operator()(const Block* a, const Block* b) const {
+  if (a->stream != b->stream) return a->stream < b->stream;
+  return a->size != b->size ? a->size < b->size : a->address < b->address;
+}
+
+void Account::configure(int device, int physical, int64_t capacity, bool limited) {
+  device_ = device;
+  physical_ = physical;
+  capacity_ = capacity;
+  limited_ = limited;
+}
+
+void Account::count(Counted what, bool small, int64_t n) {
+  auto& counts = statistics_.counts[what];
+  counts[kAll].add(n);
+  counts[small ? kSmall : kLarge].add(n);
+}
+
+// A new segment as one free block. Cached ones are given back first when memory runs short.
+Block* Account::segment(int64_t rounded, int64_t stream, int64_t requested) {
+  const int64_t size = segment_size(rounded);
+  const auto fits = [&] {
+    const double allowed = fraction_ * static_cast<double>(capacity_);
+    return !limited_ || (static_cast<double>(reserved_ + size) <= allowed &&
+                         reserved_ + size + neighbours().others(physical_) <= capacity_);
+  };
+  if (!fits()) {
+    ++statistics_.retries;
+    drop_cached();
+    if (!fits()) {
+      ++statistics_.ooms;
+      const int64_t allocated = statistics_.counts[kAllocatedBytes][kAll].current;
+      const int64_t others = neighbours().others(physical_);
+      const int64_t free = std::max<int64_t>(0, capacity_ - reserved_ - others);
+      throw OutOfMemory{requested, capacity_, free, others, reserved_, allocated, reserved_ - allocated};
+    }
+  }
+  const bool small = rounded <= kSmallSize;
+  ++statistics_.device_allocs;
+  reserved_ += size;
+  neighbours().set(physical_, reserved_);
+  count(kSegment, small, 1);
+  count(kReservedBytes, small, size);
+  const int64_t address = next_address_;
+  next_address_ += size + kRoundLarge;
+  return new Block{size, 0, address, stream, small, false, nullptr, nullptr, device_};
+}
+
+Block* Account::charge(int64_t size, int64_t stream) {
+  const std::lock_guard lock(mutex_);
+  const int64_t rounded = up(std::max(size, kMinBlock), kMinBlock);
+  const bool small = rounded <= kSmallSize;
+  Free& free = pool(small);
+  Block key{rounded, 0, 0, stream, small, false, nullptr, nullptr, device_};
+  const auto found = free.lower_bound(&key);
+  Block* block = nullptr;
+  if (found != free.end() && (*found)->stream == stream) {
+    block = *found;
+    free.erase(found);
+    if (block->prev || block->next) {
+      count(kInactiveSplit, small, -1);
+      count(kInactiveSplitBytes, small, -block->size);
+    }
+  } else {
+    block = segment(rounded, stream, size);
+  }
+  const int64_t left = block->size - rounded;
+  if (small ? left >= kMinBlock : left > kSmallSize) {
+    auto* const rest =
+        new Block{left, 0, block->address + rounded, stream, small, false, block, block->next, device_};
+    if (rest->next) rest->next->prev = rest;
+    block->next = rest;
+    block->size = rounded;
+    free.insert(rest);
+    count(kInactiveSplit, small, 1);
+    count(kInactiveSplitBytes, small, left);
+  }
+  block->allocated = true;
+  block->requested = size;
+  count(kAllocation, small, 1);
+  count(kActive, small, 1);
+  count(kAllocatedBytes, small, block->size);
+  count(kActiveBytes, small, block->size);
+  count(kRequestedBytes, small, size);
+  return block;
+}
+
+void Account::absorb(Block* block, Block* other) {
+  if (!other || other->allocated) return;
+  pool(block->small).erase(other);
+  count(kInactiveSplit, block->small, -1);
+  count(kInactiveSplitBytes, block->small, -other->size);
+  if (other == block->prev) {
+    block->address = other->address;
+    block->prev = other->prev;
+    if (block->prev) block->prev->next = block;
+  } else {
+    block->next = other->next;
+    if (block->next) block->next->prev = block;
+  }
+  block->size += other->size;
+  delete other;
+}
+
+void Account::release(Block* block) {
+  const std::lock_guard lock(mutex_);
+  const bool small = block->small;
+  count(kAllocation, small, -1);
+  count(kActive, small, -1);
+  count(kAllocatedBytes, small, -block->size);
+  count(kActiveBytes, small, -block->size);
+  count(kRequestedBytes, small, -block->requested);
+  block->allocated = false;
+  absorb(block, block->prev);
+  absorb(block, block->next);
+  if (block->prev || block->next) {
+    count(kInactiveSplit, small, 1);
+    count(kInactiveSplitBytes, small, block->size);
+  }
+  pool(small).insert(block);
+}
+
+void Account::drop_cached() {
+  for (Free* const free : {&small_, &large_}) {
+    for (auto it = free->begin(); it != free->end();) {
+      Block* const block = *it;
+      if (block->prev || block->next) {
+        ++it;
+        continue;
+      }
+      it = free->erase(it);
+      ++statistics_.device_frees;
+      reserved_ -= block->size;
+      count(kSegment, block->small, -1);
+      count(kReservedBytes, block->small, -block->size);
+      delete block;
+    }
+  }
+  neighbours().set(physical_, reserved_);
+}
+
+void Account::empty_cache() {
+  const std::lock_guard lock(mutex_);
+  drop_cached();
+}
+
+Statistics Account::statistics() const {
+  const std::lock_guard lock(mutex_);
+  return statistics_;
+}
+
+void Account::reset_peak() {
+  const std::lock_guard lock(mutex_);
+  for (auto& counts : statistics_.counts)
+    for (auto& count : counts) count.peak = count.current;
+}
+
+void Account::reset_accumulated() {
+  const std::lock_guard lock(mutex_);
+  for (auto& counts : statistics_.counts)
+    for (auto& count : counts) count.allocated = count.freed = 0;
+  statistics_.retries = statistics_.ooms = 0;
+}
+
+void Account::set_fraction(double fraction) {
+  const std::lock_guard lock(mutex_);
+  fraction_ = fraction;
+  limited_ = true;  // who sets a fraction wants it kept
+}
+
+int64_t Account::free_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return std::max<int64_t>(0, capacity_ - reserved_ - neighbours().others(physical_));
+}
+
+Account& account(int device) {
+  static auto* const accounts = new Account[kMaxDevices];  // tensors outlive static objects
+  return accounts[device];
+}
+
+}  // namespace unisono::virtual_gpu

@@ -1,0 +1,41 @@
+// The tensors of one operation: from a virtual GPU to the CPU kernel that does the work, and back.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+namespace unisono::virtual_gpu {
+
+// A CPU tensor over the memory of a tensor of a virtual GPU; no copy. Keeps the memory, not the tensor.
+at::Tensor host_view(const at::Tensor& x);
+
+class Crossing {
+ public:
+  // The CPU tensor that stands for `x` in this operation; `x` itself if it is on no GPU.
+  at::Tensor over(const at::Tensor& x);
+  // What becomes of a result: the argument it is, a view of an argument, or a new tensor of `device`.
+  at::Tensor back(at::Tensor result, c10::Device device);
+  // The kernel may have resized what it has written: does the same to the arguments.
+  void settle();
+
+ private:
+  struct Pair {
+    at::Tensor device, host;
+  };
+  struct Storages {
+    c10::Storage device, host;
+  };
+  at::Tensor dense_over(const at::Tensor& x);
+  at::Tensor sparse_over(const at::Tensor& x);
+  at::Tensor compressed_over(const at::Tensor& x);
+  at::Tensor dense_back(at::Tensor result, c10::Device device);
+  at::Tensor sparse_back(const at::Tensor& result, c10::Device device);
+  at::Tensor compressed_back(const at::Tensor& result, c10::Device device);
+  void settle_dense(const Pair& pair);
+  const c10::Storage* device_of(const c10::StorageImpl* host) const;
+
+  c10::SmallVector<Pair, 4> pairs_;
+  c10::SmallVector<Storages, 4> storages_;
+};
+
+}  // namespace unisono::virtual_gpu

@@ -1,0 +1,226 @@
+#include "fallback.hpp"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <torch/library.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+
+#include "checks.hpp"
+#include "crossing.hpp"
+#include "device.hpp"
+#include "generator.hpp"
+
+namespace unisono::virtual_gpu {
+
+using at::Tensor;
+using c10::Device;
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::IValue;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+namespace {
+
+// Composite operations that choose among kernels by device: the CPU's choice, as a whole.
+const std::set<std::string> kWhole{
+    "aten::convolution",     "aten::convolution_backward",     "aten::_convolution",
+    "aten::convolution.out", "aten::convolution_backward.out", "aten::_convolution.out"};
+// Operations with a kernel of their own: see kernels.cpp.
+const std::set<std::string> kOwn{"aten::copy_",
+                                 "aten::empty.memory_format",
+                                 "aten::empty_strided",
+                                 "aten::as_strided",
+                                 "aten::view",
+                                 "aten::_reshape_alias",
+                                 "aten::resize_",
+                                 "aten::set_",
+                                 "aten::set_.source_Storage_storage_offset",
+                                 "aten::native_dropout",
+                                 "aten::set_.source_Tensor",
+                                 "aten::set_.source_Storage",
+                                 "aten::record_stream",
+                                 "aten::_softmax",
+                                 "aten::_log_softmax",
+                                 "aten::_softmax_backward_data",
+                                 "aten::_log_softmax_backward_data",
+                                 "aten::_pin_memory",
+                                 "aten::is_pinned"};
+
+bool is_cuda(const IValue& value) { return value.isDevice() && value.toDevice().is_cuda(); }
+
+c10::List<Tensor> over(Crossing& crossing, const c10::List<Tensor>& given) {
+  c10::List<Tensor> made;
+  made.reserve(given.size());
+  for (const Tensor& x : given) made.push_back(crossing.over(x));
+  return made;
+}
+
+c10::List<std::optional<Tensor>> over(Crossing& crossing, const c10::List<std::optional<Tensor>>& given) {
+  c10::List<std::optional<Tensor>> made;
+  made.reserve(given.size());
+  for (const std::optional<Tensor>& x : given)
+    made.push_back(x ? std::optional<Tensor>(crossing.over(*x)) : std::nullopt);
+  return made;
+}
+
+class OnCpu final : public c10::OperatorKernel {
+ public:
+  OnCpu(const c10::FunctionSchema& schema, DispatchKey key, Checks checks)
+      : key_(key), checks_(std::move(checks)) {
+    for (size_t i = 0; i < schema.arguments().size(); ++i) {
+      const c10::Argument& argument = schema.arguments()[i];
+      const bool written = argument.alias_info() && argument.alias_info()->isWrite();
+      checks_.arguments.push_back(argument.name());
+      checks_.written.push_back(written);
+      writes_ = writes_ || written;
+      const c10::Type* type = argument.type().get();
+      if (const auto optional = argument.type()->cast<c10::OptionalType>())
+        type = optional->getElementType().get();
+      if (type->kind() == c10::TypeKind::GeneratorType) generator_ = static_cast<int>(i);
+    }
+    arguments_ = schema.arguments().size();
+    results_ = schema.returns().size();
+  }
+
+  void operator()(const OperatorHandle& op, DispatchKeySet, Stack* stack) {
+    const size_t base = stack->size() - arguments_;
+    checks_(*stack, base, arguments_);
+    std::optional<Device> device;
+    Crossing crossing;
+    for (size_t i = 0; i < arguments_; ++i) carry((*stack)[base + i], crossing, device);
+    TORCH_CHECK(device || generator_ < 0 || !(*stack)[base + generator_].isGenerator(),
+                "Expected a 'cpu' device type for generator but found 'cuda'");
+    const Device where = device ? *device : Device(c10::kCUDA, current_device());
+    {
+      std::unique_lock<std::mutex> drawing;
+      if (generator_ >= 0) drawing = seed((*stack)[base + generator_], where);
+      const at::AutoDispatchBelowADInplaceOrView below;
+      op.redispatchBoxed(DispatchKeySet(key_), stack);
+    }
+    if (writes_) crossing.settle();
+    for (size_t i = stack->size() - results_; i < stack->size(); ++i) bring((*stack)[i], crossing, where);
+  }
+
+ private:
+  static void carry(IValue& value, Crossing& crossing, std::optional<Device>& device) {
+    if (value.isTensor()) {
+      const Tensor& x = value.toTensor();
+      if (!x.defined() || !x.is_cuda()) return;
+      if (!device) device = x.device();
+      value = crossing.over(x);
+    } else if (value.isTensorList()) {
+      auto list = value.toTensorList();
+      for (const Tensor& x : list)
+        if (!device && x.defined() && x.is_cuda()) device = x.device();
+      value = over(crossing, list);
+    } else if (value.isOptionalTensorList()) {
+      value = over(crossing, value.toOptionalTensorList());
+    } else if (is_cuda(value)) {
+      device = resolved(value.toDevice());
+      value = Device(c10::kCPU);
+    }
+  }
+
+  static void bring(IValue& value, Crossing& crossing, Device where) {
+    if (value.isTensor()) {
+      value = crossing.back(std::move(value).toTensor(), where);
+    } else if (value.isTensorList()) {
+      c10::List<Tensor> made;
+      auto list = std::move(value).toTensorList().vec();
+      for (Tensor& x : list) made.push_back(crossing.back(std::move(x), where));
+      value = made;
+    }
+  }
+
+  static std::unique_lock<std::mutex> seed(IValue& value, Device where) {
+    const at::Generator given = value.isNone() ? default_generator(where.index()) : value.toGenerator();
+    VirtualGenerator& ours = checked(given);
+    std::unique_lock<std::mutex> lock(ours.mutex_);
+    TORCH_CHECK(ours.device() == where, "Expected a '", where, "' generator device but found '",
+                ours.device(), "'");
+    value = ours.next();
+    return lock;
+  }
+
+  DispatchKey key_;
+  Checks checks_;
+  size_t arguments_, results_;
+  int generator_ = -1;
+  bool writes_ = false;
+};
+
+Checks checks_of(const std::string& name, const Entry& entry) {
+  Checks checks;
+  checks.method = entry.method;
+  if (name == "aten::index.Tensor" || name == "aten::_index_put_impl_" || name == "aten::index.Tensor_out") {
+    checks.kind = Checks::kIndex;
+  } else if (kWhole.count(name)) {
+    checks.kind = Checks::kConvolution;
+    checks.method = name.find("backward") == std::string::npos ? "wrapper_CUDA__cudnn_convolution"
+                                                               : "wrapper_CUDA__cudnn_convolution_backward";
+  } else {
+    checks.kind = entry.iterator ? Checks::kIterator : Checks::kEach;
+  }
+  return checks;
+}
+
+torch::Library& library(const std::string& space, DispatchKey key) {
+  static std::map<std::pair<std::string, DispatchKey>, std::unique_ptr<torch::Library>> made;
+  auto& entry = made[{space, key}];
+  if (!entry) entry = std::make_unique<torch::Library>(torch::Library::IMPL, space, key, __FILE__, __LINE__);
+  return *entry;
+}
+
+void register_on_cpu(const OperatorHandle& op, const std::string& name, DispatchKey from, DispatchKey to) {
+  auto kernel = std::make_unique<OnCpu>(op.schema(), to, checks_of(name, entry_of(name)));
+  library(op.schema().getNamespace()->data() ? std::string(*op.schema().getNamespace()) : "aten", from)
+      .impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor<OnCpu>(std::move(kernel)));
+}
+
+// In PyTorch's CUDA build: kernels that would look for a real device.
+void refuse(const OperatorHandle& op, Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, "Could not run '", op.operator_name(),
+      "' on a virtual GPU: PyTorch has this operation in CUDA only. See docs/virtual-gpus.md.");
+}
+
+// There, too: kernels for CUDA of what PyTorch can also do with other operations.
+void compose(const OperatorHandle& op, Stack* stack) {
+  op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU),
+                     stack);  // the composite one: there is no other for the CPU
+}
+
+void register_operation(const OperatorHandle& op, const std::string& name) {
+  const bool cpu = op.hasKernelForDispatchKey(DispatchKey::CPU);
+  const bool cuda = op.hasKernelForDispatchKey(DispatchKey::CUDA);  // in PyTorch's CUDA build
+  if (kWhole.count(name) || (cpu && (cuda || entry_of(name).known)))
+    register_on_cpu(op, name, DispatchKey::CUDA, DispatchKey::CPU);
+  else if (cuda && op.hasComputedKernelForDispatchKey(DispatchKey::CPU))
+    library("aten", DispatchKey::CUDA)
+        .impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&compose>());
+  else if (cuda)
+    library("aten", DispatchKey::CUDA)
+        .impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&refuse>());
+  if (op.hasKernelForDispatchKey(DispatchKey::SparseCPU))
+    register_on_cpu(op, name, DispatchKey::SparseCUDA, DispatchKey::SparseCPU);
+  if (op.hasKernelForDispatchKey(DispatchKey::SparseCsrCPU))
+    register_on_cpu(op, name, DispatchKey::SparseCsrCUDA, DispatchKey::SparseCsrCPU);
+}
+
+}  // namespace
+
+void register_operations() {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& each : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findOp(each);
+    if (!op || !op->hasSchema() || each.name.rfind("aten::", 0) != 0) continue;
+    const std::string name = each.overload_name.empty() ? each.name : each.name + "." + each.overload_name;
+    if (!kOwn.count(name)) register_operation(*op, name);
+  }
+}
+
+}  // namespace unisono::virtual_gpu

@@ -1,0 +1,163 @@
+// What Python calls (through ctypes), and what PyTorch finds registered when it looks for CUDA.
+#include <ATen/Context.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/impl/GPUTrace.h>
+#include <torch/csrc/distributed/c10d/reducer_timer.hpp>
+
+#include "accounting.hpp"
+#include "device.hpp"
+#include "fallback.hpp"
+#include "generator.hpp"
+#include "memory.hpp"
+
+namespace unisono::virtual_gpu {
+
+void register_kernels();
+
+namespace {
+
+using c10::Device;
+using c10::DeviceIndex;
+
+bool give_default = false;  // see unisono_virtual_give_default
+
+struct Hooks final : at::CUDAHooksInterface {
+  explicit Hooks(at::CUDAHooksArgs) {}
+  void init() const override {}
+  bool hasCUDA() const override { return true; }
+  bool hasCUDART() const override { return true; }
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return device_count() > 0; }
+  bool hasPrimaryContext(DeviceIndex) const override { return true; }
+  DeviceIndex deviceCount() const override { return device_count(); }
+  int getNumGPUs() const override { return device_count(); }
+  DeviceIndex current_device() const override { return virtual_gpu::current_device(); }
+  DeviceIndex getCurrentDevice() const override { return virtual_gpu::current_device(); }
+  void setCurrentDevice(DeviceIndex d) const override { set_current_device(d); }
+  DeviceIndex exchangeDevice(DeviceIndex d) const override {
+    const DeviceIndex before = virtual_gpu::current_device();
+    set_current_device(d);
+    return before;
+  }
+  DeviceIndex maybeExchangeDevice(DeviceIndex d) const override { return exchangeDevice(d); }
+  Device getDeviceFromPtr(void*) const override { return Device(c10::kCUDA, virtual_gpu::current_device()); }
+  c10::Allocator* getCUDADeviceAllocator() const override { return device_allocator(); }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return pinned_allocator(); }
+  bool isPinnedPtr(const void* at) const override { return is_pinned(at); }
+  const at::Generator& getDefaultGenerator(DeviceIndex d) const override { return default_generator(d); }
+  at::Generator getNewGenerator(DeviceIndex d) const override {
+    const DeviceIndex index = resolved(Device(c10::kCUDA, d)).index();
+    if (give_default) return default_generator(index);
+    return at::make_generator<VirtualGenerator>(index);
+  }
+  void deviceSynchronize(DeviceIndex d) const override { guard()->synchronizeDevice(d); }
+  std::string showConfig() const override { return "Virtual GPUs of Unisono"; }
+  long versionCuDNN() const override { return 0; }
+  long versionRuntimeCuDNN() const override { return 0; }
+  long versionCuDNNFrontend() const override { return 0; }
+  long versionCUDART() const override { return 0; }
+  double batchnormMinEpsilonCuDNN() const override { return 1e-5; }
+  int64_t cuFFTGetPlanCacheMaxSize(DeviceIndex) const override { return 4096; }
+  void cuFFTSetPlanCacheMaxSize(DeviceIndex, int64_t) const override {}
+  int64_t cuFFTGetPlanCacheSize(DeviceIndex) const override { return 0; }
+  void cuFFTClearPlanCache(DeviceIndex) const override {}
+};
+
+struct Silent final : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+// Work is done when it is called for, so the host's clock tells when.
+struct Timer final : c10d::Timer {
+  explicit Timer(Device) {}
+  std::optional<int64_t> measureDifference(Event start, Event end) override {
+    const int64_t from = getTimeRef(start), to = getTimeRef(end);
+    if (from == c10d::kUnsetTime || to == c10d::kUnsetTime || to < from) return std::nullopt;
+    return to - from;
+  }
+};
+
+}  // namespace
+}  // namespace unisono::virtual_gpu
+
+// PyTorch makes the hooks once, when it first asks for them: hence this library comes before libtorch_python.
+namespace at {
+static RegistererCUDAHooksRegistry virtual_hooks(
+    "CUDAHooks", c10::REGISTRY_PREFERRED, CUDAHooksRegistry(),
+    RegistererCUDAHooksRegistry::DefaultCreator<unisono::virtual_gpu::Hooks>, "virtual GPUs");
+}
+namespace c10d {
+static RegistererTimerRegistry virtual_timer(
+    c10::kCUDA, c10::REGISTRY_PREFERRED, TimerRegistry(),
+    RegistererTimerRegistry::DefaultCreator<unisono::virtual_gpu::Timer>, "virtual GPUs");
+}
+
+using namespace unisono::virtual_gpu;
+
+extern "C" {
+
+// Before PyTorch is imported. `memory`: bytes of each device; `limited`: more is an error.
+// `physical`: which of the machine's devices each is.
+void unisono_virtual_open(int devices, const int* physical, int64_t memory, int limited, int poisoned,
+                          int shared_descriptor) {
+  set_device_count(devices);
+  for (int i = 0; i < devices; ++i) account(i).configure(i, physical[i], memory, limited != 0);
+  set_poison(poisoned != 0);
+  neighbours().open(shared_descriptor);
+}
+
+// As soon as PyTorch's libraries are there. That kernels of its CUDA build are replaced is not worth a
+// warning.
+void unisono_virtual_register() {
+  Silent silent;
+  const c10::WarningUtils::WarningHandlerGuard quiet(&silent);
+  static const c10::impl::DeviceGuardImplRegistrar registered(c10::kCUDA, guard());
+  c10::SetAllocator(c10::kCUDA, device_allocator(), 200);
+  register_kernels();
+  register_operations();
+}
+
+// From now on torch.Generator("cuda:i") is the device's default one (Python has no other way to get it), or a
+// new one.
+void unisono_virtual_give_default(int yes) { give_default = yes != 0; }
+
+void unisono_virtual_trace(const c10::impl::PyInterpreter* interpreter) {
+  c10::impl::GPUTrace::set_trace(interpreter);
+}
+
+size_t unisono_virtual_shared_size() { return Neighbours::size(); }
+int unisono_virtual_count() { return device_count(); }
+int unisono_virtual_current() { return current_device(); }
+// 0, or 1 if there is no such device.
+int unisono_virtual_set(int device) {
+  if (device >= device_count()) return 1;
+  if (device >= 0) set_current_device(static_cast<DeviceIndex>(device));
+  return 0;
+}
+
+int64_t unisono_virtual_stream(int device) { return current_stream(static_cast<DeviceIndex>(device)).id(); }
+void unisono_virtual_set_stream(int device, int64_t id) {
+  guard()->exchangeStream(
+      c10::Stream(c10::Stream::UNSAFE, Device(c10::kCUDA, static_cast<DeviceIndex>(device)), id));
+}
+int64_t unisono_virtual_stream_handle(int device, int64_t id) {
+  return stream_handle(
+      c10::Stream(c10::Stream::UNSAFE, Device(c10::kCUDA, static_cast<DeviceIndex>(device)), id));
+}
+
+// kCounted x kPools x (current, peak, allocated, freed), then retries, ooms, allocs, frees.
+void unisono_virtual_statistics(int device, int64_t* out) {
+  const Statistics seen = account(device).statistics();
+  for (const auto& pools : seen.counts)
+    for (const Count& count : pools)
+      for (const int64_t n : {count.current, count.peak, count.allocated, count.freed}) *out++ = n;
+  for (const int64_t n : {seen.retries, seen.ooms, seen.device_allocs, seen.device_frees}) *out++ = n;
+}
+void unisono_virtual_reset_peak(int device) { account(device).reset_peak(); }
+void unisono_virtual_reset_accumulated(int device) { account(device).reset_accumulated(); }
+void unisono_virtual_empty_cache() { device_allocator()->emptyCache({0, 0}); }
+void unisono_virtual_set_fraction(int device, double fraction) { account(device).set_fraction(fraction); }
+double unisono_virtual_fraction(int device) { return account(device).fraction(); }
+int64_t unisono_virtual_free(int device) { return account(device).free_bytes(); }
+int64_t unisono_virtual_capacity(int device) { return account(device).capacity(); }
+}

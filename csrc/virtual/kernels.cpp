@@ -1,0 +1,177 @@
+// Operations that are about memory, and those PyTorch has in CUDA only.
+#include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/_log_softmax_backward_data_ops.h>
+#include <ATen/ops/_log_softmax_ops.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/_softmax_backward_data_ops.h>
+#include <ATen/ops/_softmax_ops.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/bernoulli_ops.h>
+#include <ATen/ops/copy_ops.h>
+#include <ATen/ops/empty_like_ops.h>
+#include <ATen/ops/mul_ops.h>
+#include <ATen/ops/ones_like_ops.h>
+#include <ATen/ops/resize_native.h>
+#include <ATen/ops/set_native.h>
+#include <ATen/ops/view_native.h>
+#include <torch/library.h>
+
+#include "crossing.hpp"
+#include "device.hpp"
+#include "memory.hpp"
+
+namespace unisono::virtual_gpu {
+namespace {
+
+using at::IntArrayRef;
+using at::ScalarType;
+using at::Tensor;
+using c10::Device;
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::Storage;
+
+const DispatchKeySet kCuda(DispatchKey::CUDA);
+
+Device target(std::optional<Device> device) { return resolved(device.value_or(Device(c10::kCUDA))); }
+
+ScalarType type_or_default(std::optional<ScalarType> type) {
+  return type.value_or(at::get_default_dtype_as_scalartype());
+}
+
+Tensor poisoned(at::TensorBase made) {
+  poison(made.unsafeGetTensorImpl()->storage().unsafeGetStorageImpl()->mutable_data(),
+         made.storage().nbytes(), made.scalar_type());
+  return Tensor(std::move(made));
+}
+
+void check_factory(std::optional<at::Layout> layout, std::optional<bool> pin) {
+  TORCH_CHECK(!pin.value_or(false), "Only dense CPU tensors can be pinned");
+  TORCH_CHECK(layout.value_or(at::kStrided) == at::kStrided, "expected a strided layout");
+}
+
+Tensor empty(IntArrayRef size, std::optional<ScalarType> type, std::optional<at::Layout> layout,
+             std::optional<Device> device, std::optional<bool> pin, std::optional<at::MemoryFormat> format) {
+  check_factory(layout, pin);
+  const On on(target(device));
+  return poisoned(at::detail::empty_generic(size, device_allocator(), kCuda, type_or_default(type), format));
+}
+
+Tensor empty_strided(IntArrayRef size, IntArrayRef stride, std::optional<ScalarType> type,
+                     std::optional<at::Layout> layout, std::optional<Device> device,
+                     std::optional<bool> pin) {
+  check_factory(layout, pin);
+  const On on(target(device));
+  return poisoned(
+      at::detail::empty_strided_generic(size, stride, device_allocator(), kCuda, type_or_default(type)));
+}
+
+// Between any two devices, or a device and the host.
+Tensor& copy(Tensor& self, const Tensor& source, bool non_blocking) {
+  if (self.is_same(source)) return self;
+  const at::AutoDispatchBelowADInplaceOrView below;
+  Crossing crossing;
+  Tensor to = crossing.over(self);
+  at::_ops::copy_::redispatch(DispatchKeySet(DispatchKey::CPU), to, crossing.over(source), non_blocking);
+  return self;
+}
+
+const Tensor& resize(const Tensor& self, IntArrayRef size, std::optional<at::MemoryFormat> format) {
+  const On on(self.device());
+  return at::native::resize_(self, size, format);
+}
+
+Tensor& set_storage(Tensor& self, Storage source, int64_t offset, IntArrayRef size, IntArrayRef stride) {
+  const On on(self.device());
+  return at::native::set_storage_cpu_(self, std::move(source), offset, size, stride);
+}
+
+Tensor& set_empty(Tensor& self) {
+  const On on(self.device());
+  Storage none(Storage::use_byte_size_t(), 0, device_allocator(), true);
+  return at::native::set_storage_cpu_(self, std::move(none), 0, {0}, {});
+}
+
+std::tuple<Tensor, Tensor> native_dropout(const Tensor& x, double p, std::optional<bool> train) {
+  if (!train.value_or(true) || p == 0)
+    return {at::_ops::mul_Scalar::call(x, 1), at::_ops::ones_like::call(x, at::kBool, {}, {}, {}, {})};
+  const Tensor mask = at::_ops::bernoulli__float::call(
+      const_cast<Tensor&>(
+          static_cast<const Tensor&>(at::_ops::empty_like::call(x, at::kBool, {}, {}, {}, {}))),
+      1 - p, std::nullopt);
+  const Tensor scaled = at::_ops::mul_Scalar::call(x, p == 1 ? 0.0 : 1 / (1 - p));
+  return {at::_ops::mul_Tensor::call(scaled, mask), mask};
+}
+
+void record_stream(Tensor&, c10::Stream) {}  // nothing is under way when a tensor is let go
+
+// What Python's UntypedStorage.resize_ does, also to fewer bytes: 0 gives the memory back. `x` is any tensor
+// over it.
+void resize_storage(const Tensor& x, int64_t nbytes) {
+  const On on(x.device());
+  c10::StorageImpl* const storage = x.storage().unsafeGetStorageImpl();
+  TORCH_CHECK(storage->resizable(), "Trying to resize storage that is not resizable");
+  c10::DataPtr fresh = device_allocator()->allocate(nbytes);
+  const size_t kept = std::min<size_t>(nbytes, storage->nbytes());
+  if (kept) std::memcpy(fresh.get(), storage->data(), kept);
+  storage->set_data_ptr_noswap(std::move(fresh));
+  storage->set_nbytes(nbytes);
+}
+
+// The four softmax kernels: on CUDA they read half precision and write float, as autocast asks for.
+template <typename Op>
+Tensor softmax(const Tensor& x, int64_t dim, bool half_to_float) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  Crossing crossing;
+  Tensor host = crossing.over(x);
+  if (half_to_float) host = host.to(at::kFloat);
+  return crossing.back(Op::redispatch(DispatchKeySet(DispatchKey::CPU), host, dim, false), x.device());
+}
+template <typename Op>
+Tensor softmax_backward(const Tensor& grad, const Tensor& output, int64_t dim, ScalarType type) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  Crossing crossing;
+  Tensor host = Op::redispatch(DispatchKeySet(DispatchKey::CPU), crossing.over(grad), crossing.over(output),
+                               dim, grad.scalar_type());
+  return crossing.back(host.scalar_type() == type ? std::move(host) : host.to(type), grad.device());
+}
+
+Tensor host(const Tensor& x) { return host_view(x); }
+
+}  // namespace
+
+// Called when everything of PyTorch is registered.
+void register_kernels() {
+  static torch::Library library(torch::Library::IMPL, "aten", DispatchKey::CUDA, __FILE__, __LINE__);
+  library.impl("empty.memory_format", &empty);
+  library.impl("empty_strided", &empty_strided);
+  library.impl("copy_", &copy);
+  library.impl("resize_", &resize);
+  library.impl("set_", &set_empty);
+  library.impl("set_.source_Storage_storage_offset", &set_storage);
+  library.impl("set_.source_Storage", static_cast<Tensor& (*)(Tensor&, Storage)>(&at::native::set_));
+  library.impl("set_.source_Tensor",
+               static_cast<Tensor& (*)(Tensor&, const Tensor&)>(&at::native::set_tensor_));
+  library.impl("as_strided", &at::native::as_strided_tensorimpl);
+  library.impl("view", static_cast<Tensor (*)(const Tensor&, IntArrayRef)>(&at::native::view));
+  library.impl("_reshape_alias", &at::native::_reshape_alias);
+  library.impl("_softmax", &softmax<at::_ops::_softmax>);
+  library.impl("_log_softmax", &softmax<at::_ops::_log_softmax>);
+  library.impl("_softmax_backward_data", &softmax_backward<at::_ops::_softmax_backward_data>);
+  library.impl("_log_softmax_backward_data", &softmax_backward<at::_ops::_log_softmax_backward_data>);
+  library.impl("record_stream", &record_stream);
+  library.impl("native_dropout", &native_dropout);
+}
+
+TORCH_LIBRARY(unisono_virtual, m) {
+  m.def("host(Tensor x) -> Tensor");
+  m.def("resize_storage(Tensor x, int nbytes) -> ()");
+}
+TORCH_LIBRARY_IMPL(unisono_virtual, CUDA, m) {
+  m.impl("host", &host);
+  m.impl("resize_storage", &resize_storage);
+}
+
+}  // namespace unisono::virtual_gpu

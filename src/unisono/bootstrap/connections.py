@@ -1,0 +1,372 @@
+"""Connects every rank with those on other hosts.
+
+Each rank listens on one port and publishes it in the store; of two ranks the lower connects to the higher,
+once for each kind of connection. Both show that they know a secret of this group before a byte is believed.
+When all ranks have all their connections nobody listens any more: a group at work cannot be reached by
+strangers.
+
+Kinds: `control` (who is where, who left or died; the engine reads it at all times), `data` (collectives),
+`messages` (point to point). A connection that is full says nothing of its peer, so only `control` carries the
+timeouts by which a vanished host is noticed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
+
+from unisono.authentication import handshake
+from unisono.bootstrap.admission import Guests
+from unisono.bootstrap.connecting import Dialler, started
+from unisono.bootstrap.failures import (
+    GRACE_S,
+    POLL_S,
+    await_key,
+    fail,
+    left,
+    patience_s,
+    raise_if_failed,
+)
+from unisono.bootstrap.interfaces import advertised, is_loopback, listen, local_addresses, via
+from unisono.bootstrap.membership import Roster, gather
+from unisono.bootstrap.sockets import KINDS, Sockets, prepare
+from unisono.env import Settings
+from unisono.errors import AuthenticationError, RendezvousError, StoreError, StoreTimeout, message
+from unisono.limits import described, is_limit
+from unisono.store import Store
+from unisono.store.address import shown
+
+if TYPE_CHECKING:
+    from unisono.bootstrap.tls_relay import Relays
+
+__all__ = ["connect_hosts"]
+
+STRANGER_S = 2.0  # all the time a stranger gets
+GUESTS = 64  # connections looked at at once
+PATIENCE_S = 0.5  # what a stranger gets, at least, when others wait behind it
+DIAL_S = 20.0  # until a connection is given up that nobody answers
+DIAL_SHARE = 0.75  # of the time left, so that who is not answered tells so before the others give up
+FULL_S = 1.0  # without a descriptor for a connection: strangers have let go of theirs by then
+WELCOME = b"\1"
+
+
+class Endpoint(msgspec.Struct, frozen=True, array_like=True):
+    """Where a rank listens, on one of its interfaces."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return shown(self.host, self.port)
+
+
+def connect_hosts(
+    store: Store,
+    roster: Roster,
+    rank: int,
+    *,
+    deadline: float,
+    master: str | None,
+    peer_timeout_s: float,
+    buffer_bytes: int = 0,
+    settings: Settings | None = None,
+) -> Sockets:
+    """The connections of `rank` to all ranks on other hosts.
+
+    Args:
+        master: name or address of the host that everybody reaches; tells which interface to use.
+        peer_timeout_s: seconds after which a host that does not answer counts as lost.
+        buffer_bytes: of the kernel's buffers; 0: as the kernel sees fit.
+        settings: interfaces, ports and the job's token; None: any and none.
+    Raises:
+        RendezvousError: two ranks cannot reach each other; all ranks raise it, naming the two.
+        ValueError: TLS without a token.
+    """
+    settings = settings or Settings()
+    return _Connector(store, roster, rank, deadline, master, peer_timeout_s, buffer_bytes, settings).connect()
+
+
+class _Connector:
+    def __init__(
+        self,
+        store: Store,
+        roster: Roster,
+        rank: int,
+        deadline: float,
+        master: str | None,
+        peer_timeout_s: float,
+        buffer_bytes: int,
+        settings: Settings,
+    ) -> None:
+        self._store = store
+        self._roster = roster
+        self._rank = rank
+        self._size = len(roster.cards)
+        self._deadline = deadline
+        self._master = master
+        self._peer_timeout_s = peer_timeout_s
+        self._buffer_bytes = buffer_bytes
+        self._settings = settings
+        self._addresses: list[str] = []  # of the interfaces in use
+        self._secret = settings.token + roster.nonce  # without a token: what only the store's clients know
+        self._relays = _relays(settings.token, peer_timeout_s) if settings.tls else None
+        self._sockets = Sockets(self._size)
+        mates = roster.mates(rank)
+        far = [card.rank for card in roster.cards if card.rank not in mates]
+        self._lower = [peer for peer in far if peer < rank]
+        self._higher = [peer for peer in far if peer > rank]
+        self._stopped = threading.Event()
+        self._dialler = Dialler(self._stopped)
+
+    def connect(self) -> Sockets:
+        """Listen, tell where, connect and be connected, and wait until all ranks have done so."""
+        try:
+            with contextlib.ExitStack() as open_doors:
+                doors = [open_doors.enter_context(each) for each in self._listen()]
+                told = [Endpoint(*advertised(self._settings, door)) for door in doors]
+                endpoints = self._exchange(told)
+                accepting: list[threading.Thread] = []
+                try:
+                    accepting.extend(started(self._accept, door) for door in doors)
+                    calls = [(peer, kind) for peer in self._higher for kind in KINDS]
+                    self._dialler.each(lambda peer, kind: self._dial(peer, kind, endpoints[peer]), calls)
+                    self._await_lower()
+                    self._await_everybody()
+                finally:
+                    self._stopped.set()
+                    for thread in accepting:
+                        thread.join()
+        except BaseException:
+            self._sockets.close()
+            raise
+        finally:
+            if self._relays is not None:
+                self._relays.close()
+        return self._sockets
+
+    # -- where to listen
+
+    def _listen(self) -> list[socket.socket]:
+        """One listening socket for each interface."""
+        here = self._roster.in_one_network() and not self._settings.socket_ifname
+        doors: list[socket.socket] = []
+        try:
+            self._addresses = ["127.0.0.1"] if here else local_addresses(self._master, self._settings)
+            doors.extend(listen(self._settings, address) for address in self._addresses)
+        except (RendezvousError, StoreError) as error:
+            for door in doors:
+                door.close()
+            self._fail(f"rank {self._rank} (host {self._host(self._rank)}) cannot listen: {error}")
+        return doors
+
+    def _exchange(self, mine: list[Endpoint]) -> list[list[Endpoint]]:
+        """Everybody's endpoints, by rank."""
+        told = msgspec.msgpack.encode(mine)
+        found = gather(self._store, "endpoint", self._rank, self._size, told, self._deadline)
+        if self._rank == 0:
+            endpoints = [msgspec.msgpack.decode(each, type=list[Endpoint]) for each in found]
+            self._refuse_loopback(endpoints)
+            self._store.set("endpoints", msgspec.msgpack.encode(endpoints))
+            return endpoints
+        return msgspec.msgpack.decode(self._await("endpoints"), type=list[list[Endpoint]])
+
+    def _refuse_loopback(self, endpoints: list[list[Endpoint]]) -> None:
+        """A loopback address means another host on every host."""
+        if self._roster.in_one_network():
+            return
+        for rank, places in enumerate(endpoints):
+            for place in places:
+                if _is_loopback(place.host):
+                    self._fail(
+                        message(
+                            f"rank {rank} (host {self._host(rank)}) can only be reached at {place.host}, "
+                            "which no other host can use",
+                            remedy="Give MASTER_ADDR as an address of the network that joins the hosts, "
+                            "not as localhost or a name that means it, or set UNISONO_SOCKET_IFNAME.",
+                        )
+                    )
+
+    def _host(self, rank: int) -> str:
+        return self._roster.cards[rank].name
+
+    # -- connecting to higher ranks
+
+    def _dial(self, peer: int, kind: str, places: list[Endpoint]) -> None:
+        """Connect, until the other side has said that it took the connection in.
+
+        One that is busy for long may take this rank for a stranger who says nothing: then once more. Where
+        hosts have several interfaces the pairs of ranks take turns.
+        """
+        turn = self._rank + peer
+        endpoint = places[turn % len(places)]
+        several = len(self._addresses) > 1
+        source = self._addresses[turn % len(self._addresses)] if several else None
+        while True:
+            try:
+                limit = min(DIAL_SHARE * self._left(), DIAL_S)
+                sock = self._dialler.connect(endpoint.host, endpoint.port, limit, source)
+            except OSError as error:
+                self._refuse_limit(error)
+                self._unreachable(peer, endpoint, str(error))
+            if sock is None:
+                return None
+            try:
+                channel = self._introduce(sock, peer, kind)
+            except (OSError, AuthenticationError) as error:
+                sock.close()
+                if self._stopped.is_set():
+                    return None
+                if time.monotonic() >= self._deadline:
+                    self._unreachable(peer, endpoint, str(error))
+            else:
+                return self._sockets.put(kind, peer, self._secured(sock, channel, server=False))
+            raise_if_failed(self._store)
+            self._stopped.wait(POLL_S)
+
+    def _introduce(self, sock: socket.socket, peer: int, kind: str) -> str:
+        met = handshake(
+            sock,
+            self._secret,
+            role="connect",
+            me=f"{kind} of rank {self._rank}",
+            expect=f"rank {peer}",
+            job="data",
+            deadline_s=min(self._left(), DIAL_S),
+        )
+        if sock.recv(1) != WELCOME:
+            raise ConnectionResetError("it closed the connection")
+        self._prepare(sock, kind)
+        return met.channel
+
+    def _refuse_limit(self, error: BaseException) -> None:
+        """Fail, where it is a limit of this process that has been met, and no fault of the network."""
+        if is_limit(error):
+            connections = len(KINDS) * (len(self._lower) + len(self._higher))
+            takes = f"the ranks on other hosts take {connections} here"
+            who = f"rank {self._rank} (host {self._host(self._rank)})"
+            self._fail(f"{who} cannot connect to the others: {described(error, takes)}")
+
+    def _unreachable(self, peer: int, endpoint: Endpoint, why: str) -> NoReturn:
+        self._fail(
+            message(
+                f"rank {self._rank} (host {self._host(self._rank)}) cannot reach rank {peer} "
+                f"(host {self._host(peer)}) at {endpoint} through {via(endpoint.host)}",
+                observed=why,
+                remedy="Check firewalls and routes between these hosts, or choose other interfaces "
+                "(UNISONO_SOCKET_IFNAME) or ports (UNISONO_PORT_RANGE).",
+            )
+        )
+
+    # -- being connected to by lower ranks
+
+    def _accept(self, listener: socket.socket) -> None:
+        listener.settimeout(POLL_S)
+        ushers: list[threading.Thread] = []  # each sees to one guest
+        full_since = 0.0
+        with Guests(GUESTS, PATIENCE_S) as guests:
+            while not self._stopped.is_set():
+                guests.make_room()
+                try:
+                    guest, _ = listener.accept()
+                except TimeoutError:
+                    continue
+                except OSError as error:  # that one has gone, or there are no descriptors for now
+                    full_since = (full_since or time.monotonic()) if is_limit(error) else 0.0
+                    if full_since and time.monotonic() > full_since + FULL_S:
+                        with contextlib.suppress(RendezvousError, StoreError):  # all hear of it by the store
+                            self._refuse_limit(error)
+                        return
+                    time.sleep(0.01)
+                    continue
+                full_since = 0.0
+                guests.came(guest)
+                ushers = [each for each in ushers if each.is_alive()]
+                ushers.append(started(self._receive, guest, guests))
+        for each in ushers:
+            each.join()
+
+    def _receive(self, guest: socket.socket, guests: Guests) -> None:
+        """Take in a guest who turns out to be a lower rank; strangers are turned away."""
+        try:
+            name, channel = handshake(
+                guest,
+                self._secret,
+                role="accept",
+                me=f"rank {self._rank}",
+                expect=None,
+                job="data",
+                deadline_s=STRANGER_S,
+            )
+            kind, _, text = name.partition(" of rank ")
+            peer = int(text) if text.isdecimal() else -1
+            known = kind in KINDS and peer in self._lower
+            if not known or not guests.went(guest):  # it may have been turned away just now
+                raise AuthenticationError(f"{name!r} has no business here")
+            guest.sendall(WELCOME)
+            self._prepare(guest, kind)
+        except (OSError, AuthenticationError):
+            guests.went(guest)
+            guest.close()
+            return
+        with contextlib.suppress(RendezvousError, StoreError):  # which all hear of through the store
+            self._sockets.put(kind, peer, self._secured(guest, channel, server=True))
+
+    def _await_lower(self) -> None:
+        while missing := self._sockets.missing(self._lower, min(patience_s(self._size), self._left())):
+            raise_if_failed(self._store)
+            if time.monotonic() >= self._deadline:
+                names = ", ".join(map(str, missing))
+                me = f"rank {self._rank} (host {self._host(self._rank)})"
+                remedy = "Look at its output, or raise timeout=."
+                self._fail(message(f"rank {names} did not connect to {me} in time", remedy=remedy))
+
+    # -- all together
+
+    def _await_everybody(self) -> None:
+        if self._store.add("connected", 1) == self._size:
+            self._store.set("all connected", b"")
+        self._await("all connected")
+
+    def _await(self, key: str) -> bytes:
+        """The value of a key, unless somebody fails first."""
+        try:
+            return await_key(self._store, key, self._size, self._deadline + GRACE_S)
+        except StoreTimeout as error:
+            raise RendezvousError(f"not all ranks were connected in time: {error}") from error
+
+    def _fail(self, text: str) -> NoReturn:
+        fail(self._store, text)
+
+    def _prepare(self, sock: socket.socket, kind: str) -> None:
+        prepare(sock, kind, peer_timeout_s=self._peer_timeout_s, buffer_bytes=self._buffer_bytes)
+
+    def _secured(self, sock: socket.socket, channel: str, *, server: bool) -> socket.socket:
+        if self._relays is None:
+            return sock
+        try:
+            return self._relays.carry(sock, server=server, channel=channel)
+        except OSError as error:
+            self._fail(
+                f"rank {self._rank} (host {self._host(self._rank)}) cannot encrypt connections: {error}"
+            )
+
+    def _left(self) -> float:
+        return left(self._deadline)
+
+
+def _relays(token: bytes, peer_timeout_s: float) -> Relays:
+    from unisono.bootstrap.tls_relay import Relays  # the TLS library takes its time to load
+
+    return Relays(token, peer_timeout_s)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return is_loopback(host)
+    except ValueError:  # a name, as UNISONO_ADVERTISE may give
+        return host == "localhost"

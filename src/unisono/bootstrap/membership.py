@@ -1,0 +1,228 @@
+"""Who the ranks of a group are, and which of them share a host.
+
+Every rank puts its card into the store; the first gathers them and publishes the roster, which all read.
+Two ranks are on one host when they can map the same memory: when they run under one kernel and in one network
+and one process namespace, the roads by which a descriptor is passed and a death is seen, as one user. Mapping
+it then proves it.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import reduce
+from operator import or_
+
+import msgspec
+
+from unisono import _native
+from unisono.bootstrap.failures import GRACE_S, await_key
+from unisono.costs.machine import DEFAULTS, Calibration
+from unisono.errors import RendezvousError, StoreTimeout, message
+from unisono.store import Store
+
+__all__ = ["Card", "Roster", "born", "gather", "meet", "write_card"]
+
+_NONCE_BYTES = 32
+
+
+class Build(msgspec.Struct, frozen=True, array_like=True):
+    """How a card begins in all versions of Unisono: what is to be known of a rank with another one.
+
+    Attributes:
+        layout: the version of the engine, of what ranks read of each other.
+        name: of its host.
+    """
+
+    layout: int
+    rank: int
+    name: str
+
+
+class Card(Build, frozen=True, array_like=True):
+    """A rank as the others see it.
+
+    Attributes:
+        born: start time of the process in clock ticks, so that a reused pid is recognised.
+        network: equal where loopback leads from one rank to the other.
+        home: equal for ranks that share memory.
+        landmark: where in its memory a rank's mates read to see whether they can; 0: they need not try.
+        cores: on which it may run, a bit for each, in hexadecimal digits.
+    """
+
+    pid: int
+    born: int
+    kernel: str
+    network: str
+    home: str
+    landmark: int
+    cores: str
+
+
+class Roster(msgspec.Struct, frozen=True, array_like=True):
+    """All cards by rank, and what all must agree on.
+
+    Attributes:
+        nonce: a number used once that tells members of the group from strangers.
+        staging_bytes: staging memory per rank, as rank 0 has it.
+        machine: the figures by which all choose algorithms, as rank 0 has them.
+    """
+
+    cards: list[Card]
+    nonce: bytes
+    staging_bytes: int
+    machine: Calibration
+
+    def mates(self, rank: int) -> list[int]:
+        """The ranks of the host of `rank`, itself included, in order."""
+        return [card.rank for card in self.cards if card.home == self.cards[rank].home]
+
+    def on_one_host(self) -> bool:
+        """Whether all ranks share memory."""
+        return len({card.home for card in self.cards}) == 1
+
+    def in_one_network(self) -> bool:
+        """Whether loopback leads from every rank to every other."""
+        return len({card.network for card in self.cards}) == 1
+
+    def cores(self, rank: int) -> int:
+        """How many cores the ranks of the host of `rank` have together; all of them find the same number.
+
+        Hosts that share a machine share its cores by their ranks. Where some ranks have to share fewer cores
+        than others, it is as if all were as short of them.
+
+        Example: of four ranks three are bound to core 0, the fourth to core 1 -> 1.
+        """
+        masks = [int(card.cores, 16) for card in self.cards if card.kernel == self.cards[rank].kernel]
+        mates = len(self.mates(rank))
+        bound = {
+            places: sum(mask | places == places for mask in masks) for places in {*masks, reduce(or_, masks)}
+        }
+        return max(1, min(places.bit_count() * mates // ranks for places, ranks in bound.items()))
+
+    def names(self) -> tuple[str, ...]:
+        """The name of every rank's host; hosts of one name are told apart by a number."""
+        seen: dict[str, list[str]] = {}
+        names = []
+        for card in self.cards:
+            homes = seen.setdefault(card.name, [])
+            if card.home not in homes:
+                homes.append(card.home)
+            number = homes.index(card.home)
+            names.append(card.name if number == 0 else f"{card.name}#{number + 1}")
+        return tuple(names)
+
+
+def write_card(rank: int, ranks_per_host: int, lending: bool = True) -> Card:
+    """This process's card. At most `ranks_per_host` successive ranks share memory; 0: as many as can.
+
+    `lending`: others may read this process's own memory, where the system lets them.
+    """
+    kernel = _kernel()
+    network = f"{kernel} {os.stat('/proc/self/ns/net').st_ino}"
+    home = f"{network} {os.stat('/proc/self/ns/pid').st_ino} {os.getuid()}"
+    if ranks_per_host:
+        home += f" {rank // ranks_per_host}"
+    landmark = _native.landmark() if lending else 0
+    cores = f"{sum(1 << core for core in os.sched_getaffinity(0)):x}"
+    name, pid = os.uname().nodename, os.getpid()
+    return Card(_native.LAYOUT, rank, name, pid, born(pid), kernel, network, home, landmark, cores)
+
+
+def _kernel() -> str:
+    """What tells this running kernel from every other."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return os.uname().nodename
+
+
+def born(pid: int) -> int:
+    """When a process was started, in clock ticks since the kernel was."""
+    with open(f"/proc/{pid}/stat", "rb") as stat:
+        return int(stat.read().rpartition(b")")[2].split()[19])
+
+
+def meet(
+    store: Store, card: Card, size: int, deadline: float, staging_bytes: int, machine: Calibration = DEFAULTS
+) -> Roster:
+    """Show the own card, and read everybody's.
+
+    Raises:
+        RendezvousError: somebody's did not come in time, or is of another version of the engine; or somebody
+            failed.
+    """
+    cards = gather(store, "card", card.rank, size, msgspec.msgpack.encode(card), deadline)
+    if card.rank == 0:
+        if unlike := _unlike(card, cards):
+            store.set("roster", msgspec.msgpack.encode(unlike))
+            raise RendezvousError(unlike)
+        decoded = [msgspec.msgpack.decode(each, type=Card) for each in cards]
+        roster = Roster(decoded, os.urandom(_NONCE_BYTES), staging_bytes, machine)
+        if not roster.in_one_network():
+            roster = msgspec.structs.replace(roster, machine=machine.between_networks())
+        store.set("roster", msgspec.msgpack.encode(roster))
+        return roster
+    try:
+        value = await_key(store, "roster", size, deadline + GRACE_S)
+    except StoreTimeout as error:
+        missing = [each for each in range(1, size) if not store.check([f"card/{each}"])]
+        raise RendezvousError(
+            message(
+                "rank 0 did not publish who is in the group in time",
+                observed=f"no word of rank {', '.join(map(str, missing))} either" if missing else "",
+                remedy="Look at that rank's output, or raise timeout=.",
+            )
+        ) from error
+    found: str | Roster = msgspec.msgpack.decode(value, type=str | Roster)
+    if isinstance(found, str):  # why there is none
+        raise RendezvousError(found)
+    return found
+
+
+def _unlike(first: Card, cards: list[bytes]) -> str:
+    """What is to be told of the first rank whose engine is of another version; "": there is none."""
+    for rank, card in enumerate(cards):
+        build = _build(rank, card)
+        if build.layout != first.layout:
+            return message(
+                f"rank {rank} (host {build.name}) and rank 0 (host {first.name}) run different builds of "
+                "Unisono, whose engines cannot talk to each other",
+                observed=f"version {build.layout or 'unknown'} on rank {rank}",
+                expected=f"{first.layout}, as on rank 0",
+                remedy="Install the same build on all hosts.",
+            )
+    return ""
+
+
+def _build(rank: int, card: bytes) -> Build:
+    try:
+        return msgspec.msgpack.decode(card, type=Build)
+    except msgspec.DecodeError:  # it is older than this beginning of a card
+        return Build(0, rank, "unknown")
+
+
+def gather(store: Store, what: str, rank: int, size: int, mine: bytes, deadline: float) -> list[bytes]:
+    """Put `mine` into the store; on rank 0, everybody's by rank.
+
+    Raises:
+        RendezvousError: somebody's did not come in time, or somebody failed.
+    """
+    if rank:
+        store.set(f"{what}/{rank}", mine)
+        return []
+    found = [mine]
+    for other in range(1, size):
+        try:
+            found.append(await_key(store, f"{what}/{other}", size, deadline))
+        except StoreTimeout as error:
+            missing = [each for each in range(1, size) if not store.check([f"{what}/{each}"])]
+            raise RendezvousError(
+                message(
+                    f"rank {', '.join(map(str, missing or [other]))} did not come to the group",
+                    observed=f"{size - len(missing)} of {size} ranks",
+                    expected="all",
+                    remedy="Look at that rank's output, or raise timeout=.",
+                )
+            ) from error
+    return found

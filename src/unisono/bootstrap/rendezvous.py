@@ -1,0 +1,162 @@
+"""Bring the ranks of a job together: find the store, agree on who is who.
+
+`init_method` says where the store is:
+
+    env://             (default) MASTER_ADDR and MASTER_PORT; rank 0 serves the store, or the launcher does
+    tcp://host:port    rank 0 serves the store there
+    file:///path       a file all ranks can reach
+
+`?rank=0&world_size=2` may follow any of them. Where rank and world size are not given so, nor as arguments,
+they come from the environment (see `env`). What rank 0 serves is listened to on the master's address only.
+
+Under torchrun MASTER_PORT belongs to torchrun's agent, which speaks another protocol. Rank 0 then serves on
+one of sixteen ports that every rank computes from the job's identity (run id, restart count, master's address
+and port). It takes the first it can bind; the others try them in turn until the server that answers names
+this very job. A port of another program, or of another job, is passed over. See `probe_ports`.
+
+In the store, under "unisono/meet/<generation>/" (the world's own keys: "unisono/world/<generation>/"):
+
+    world_size       "4 rank 0 (host a, pid 17)": the first to come writes it, the others compare
+    rank/2           who has rank 2, a `Member`; written only when nobody else has
+    came             a counter; who makes it world_size writes the verdict
+    verdict          "ok", or what is wrong; all wait for it, so all raise the same error at once. Who
+                     gives up writes one, too: a rank that comes later must not wait for it
+    members          who is who, for all to read; "know" counts those who have, then "all know" is set
+    bye/2            rank 2 has closed
+
+A store may be used for one world after the other: a rank that said bye in one generation goes to the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from unisono.bootstrap.numbering import GOODBYE_S, Meeting, Member
+from unisono.bootstrap.opening import open_store, probe_ports
+from unisono.bootstrap.target import Place, Target, find_place, parse
+from unisono.env import Settings
+from unisono.errors import StoreError
+from unisono.store import PrefixStore, Store, TCPStore
+
+if TYPE_CHECKING:
+    from unisono.store import FileStore
+
+__all__ = ["Member", "Rendezvous", "probe_ports", "rendezvous"]
+
+FAILED_LINGER_S = 2.0  # for the others to come and read what went wrong
+
+
+class Rendezvous(msgspec.Struct, frozen=True):
+    """Ranks that have come together.
+
+    Attributes:
+        store: for this world alone; its timeout is that of the rendezvous.
+        members: who is who, by rank.
+        master: name or address of a host that all ranks reach; None: unknown.
+    """
+
+    store: Store
+    members: tuple[Member, ...]
+    rank: int
+    world_size: int
+    master: str | None
+    _room: Store
+    _owned: TCPStore | FileStore | None
+
+    def close(self) -> None:
+        """Say goodbye, and close the store if it was opened here. Bounded in time, and never an error.
+
+        The rank that serves the store waits up to 5 s for the others to say goodbye.
+        """
+        with contextlib.suppress(StoreError):  # nobody is left to say goodbye to, or closed before
+            self._room.set(f"bye/{self.rank}", b"", timeout_s=GOODBYE_S)
+        if isinstance(self._owned, TCPStore):
+            self._owned.close(world_size=self.world_size)
+        elif self._owned is not None:
+            self._owned.close()
+
+
+def rendezvous(
+    init_method: str | None,
+    *,
+    store: Store | None,
+    rank: int,
+    world_size: int,
+    timeout_s: float,
+    settings: Settings,
+) -> Rendezvous:
+    """Meet the other ranks.
+
+    Args:
+        init_method: a URL as above; None is "env://".
+        store: an open store to meet in, instead of `init_method`. It stays the caller's to close.
+        rank, world_size: -1 takes them from the URL or the environment.
+        timeout_s: seconds for everything.
+    Raises:
+        ValueError: an argument, the URL or a variable is wrong.
+        RendezvousError: something is missing in the environment, two ranks have one number, the ranks
+            disagree on the world size, or not all came in time (it names those missing).
+        StoreError: the store cannot be reached.
+    """
+    deadline = time.monotonic() + timeout_s
+    if store is not None and init_method is not None:
+        raise ValueError("init_method and store exclude each other: give one of them")
+    target = parse(init_method) if init_method is not None else Target("env" if store is None else "store")
+    if store is None and init_method is None and world_size == 1 and rank in (-1, 0) and not _led(settings):
+        from unisono.store import HashStore
+
+        alone = HashStore(timeout_s)
+        return _meet(Meeting(alone, Place(0, 1), deadline, timeout_s), alone, Place(0, 1), None)
+    place = find_place(target, rank, world_size, settings)
+    if store is not None:
+        return _meet(Meeting(store, place, deadline, timeout_s), store, place, None)
+    while True:
+        opened = open_store(target, place, deadline, settings)
+        opened.timeout_s = timeout_s
+        meeting = Meeting(opened, place, deadline, timeout_s)
+        try:
+            return _meet(meeting, opened, place, opened, target.host or None)
+        except Exception as error:
+            # A quick rank may come back while rank 0 is still closing the store of the world before.
+            early = meeting.generation > 0 or not meeting.claimed
+            outlived = early and place.rank > 0 and type(error) is StoreError
+            served = isinstance(opened, TCPStore)
+            left = FAILED_LINGER_S if served else max(0.0, deadline - time.monotonic())
+            _linger(opened, min(left, FAILED_LINGER_S), place)
+            if not outlived or time.monotonic() >= deadline:
+                raise
+        except BaseException:  # an interrupt waits for nobody
+            opened.close(linger_s=0.0)
+            raise
+
+
+def _led(settings: Settings) -> bool:
+    """Whether the environment says where to meet. A world of one does without."""
+    return settings.store_address is not None or settings.master_addr is not None
+
+
+def _linger(opened: TCPStore | FileStore, seconds: float, place: Place) -> None:
+    """Close, but first let those who have yet to come read what went wrong; they cannot elsewhere."""
+    if isinstance(opened, TCPStore):
+        opened.close(linger_s=seconds, world_size=place.world_size)
+    else:
+        opened.close(linger_s=seconds)
+
+
+def _meet(
+    meeting: Meeting,
+    base: Store,
+    place: Place,
+    owned: TCPStore | FileStore | None,
+    master: str | None = None,
+) -> Rendezvous:
+    room, members = meeting.meet()
+    if isinstance(owned, TCPStore) and owned.serves:
+        meeting.see_everybody_off(room)
+    store = PrefixStore(f"unisono/world/{meeting.generation}", base)
+    store.timeout_s = room.timeout_s
+    return Rendezvous(store, members, *place, master, room, owned)

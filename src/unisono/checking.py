@@ -1,0 +1,71 @@
+"""Checks of plain arguments: whole numbers, flags, texts. Arrays are looked at in `buffers`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from operator import index
+from typing import Any
+
+__all__ = ["flag", "instance", "listed", "text", "whole"]
+
+
+def whole(value: Any, name: str, least: int | None = None, most: int | None = None) -> int:
+    """A whole number as a plain int; it may be one of NumPy's.
+
+    Raises:
+        TypeError: it is no whole number.  ValueError: it is less than `least` or more than `most`.
+    """
+    try:
+        number = index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}, expected a whole number") from None
+    if (least is not None and number < least) or (most is not None and number > most):
+        limits = f"{'' if least is None else least}..{'' if most is None else most}"
+        raise ValueError(f"{name} is {number}, expected {limits}")
+    return number
+
+
+def flag(value: Any, name: str) -> bool:
+    """True or False; NumPy's count."""
+    if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
+        return bool(value)
+    raise TypeError(f"{name} is a {type(value).__name__}, expected True or False")
+
+
+def text(value: Any, name: str) -> str:
+    """A str that UTF-8 can hold."""
+    given: str = instance(value, str, name)
+    given.encode()
+    return given
+
+
+def instance(value: Any, kind: Any, name: str) -> Any:
+    """The value, when it is of `kind`.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if isinstance(value, kind):
+        return value
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    expected = " or ".join(each.__name__ for each in kinds)
+    raise TypeError(f"{name} is a {type(value).__name__}, expected {expected}")
+
+
+def listed(values: Iterable[Any], name: str, most: int | None = None) -> list[Any]:
+    """What can be gone through once, as a list.
+
+    Raises:
+        TypeError: it cannot, as a memoryview of several dimensions.  ValueError: there are more than `most`.
+    """
+    found: list[Any] = []
+    if not isinstance(values, Iterable):
+        raise TypeError(f"{name} is a {type(values).__name__}, expected a list")
+    try:
+        for value in values:  # list() would take memory for as many as `values` says it has
+            found.append(value)
+            if most is not None and len(found) > most:
+                raise ValueError(f"{name}: there are more than {most}")
+        return found
+    except NotImplementedError as error:
+        raise TypeError(f"{name} is a {type(values).__name__}, expected a list: {error}") from None

@@ -1,0 +1,115 @@
+"""Calls and messages in words, and which ranks called something else than most. Knows no engine."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from unisono.buffers import DTYPES, ITEMSIZES
+from unisono.diagnosis.report import Called
+from unisono.kinds import KINDS, kind_of
+from unisono.plans import CONTRACTS, algorithm_names
+from unisono.reduction import PremulSum, ReduceOp
+
+__all__ = ["KIND_SHIFT", "called", "kind_name", "message_text", "odd_ones", "said_of_list", "said_of_ranks"]
+
+_LISTED = 8  # ranks of a subgroup that a call's number has room for, a byte each
+_HASH_BYTES = 6
+OWN = "the caller's own"
+
+KIND_SHIFT = 8
+"""Of the form of a message: below it the dtype, above it 1 where it is part of an object."""
+
+
+def kind_name(kind: int) -> str:
+    """The name of a call by its number, which another rank may have sent."""
+    return KINDS[kind] if kind < len(KINDS) else f"unknown call {kind}"
+
+
+def called(call: tuple[int, int, int, int, int, int]) -> Called:
+    """Words for the numbers by which the engine remembers a call: kind, dtype, op, root, numel, algorithm."""
+    kind, dtype, op, root, numel, algorithm = call
+    name = kind_name(kind)
+    if name not in KINDS:
+        return Called(name, ())
+    if name == "subgroup":
+        return Called(name, (_ranks(numel, root),))
+    contract = CONTRACTS[kind_of(name).plan]
+    arguments = _buffers(name, dtype, numel)
+    if contract.reduces and name != "barrier":
+        arguments.append(PremulSum(1.0).name if op == PremulSum(1.0).value else ReduceOp(op).name)
+    if contract.rooted:
+        arguments.append(f"root={root}")
+    names = algorithm_names()
+    arguments.append(f"algorithm={names[algorithm] if algorithm < len(names) else OWN}")
+    return Called(name, tuple(arguments))
+
+
+def _buffers(name: str, dtype: int, numel: int) -> list[str]:
+    """What of its buffers a call shows."""
+    if name == "barrier" or name == "split" or name.endswith("_object"):
+        return []
+    if name.endswith("_coalesced"):
+        count = numel >> 8 * _HASH_BYTES
+        return [f"{DTYPES[dtype]}", f"{count} buffers" if count > 1 else "1 buffer"]
+    return [f"{DTYPES[dtype]}[{numel}]" if numel else f"{DTYPES[dtype]}"]
+
+
+def message_text(form: int, nbytes: int) -> str:
+    """A message in words. form: the code of its dtype, and above that 1 where it is part of an object."""
+    dtype, is_object = form & ((1 << KIND_SHIFT) - 1), form >> KIND_SHIFT
+    if not is_object:
+        return f"{DTYPES[dtype]}[{nbytes // ITEMSIZES[dtype]}]"
+    return "an object" if DTYPES[dtype] == "int64" else f"{nbytes} bytes of an object"
+
+
+def said_of_list(buffers: Sequence[tuple[int, int]]) -> int:
+    """The number that stands for a list of (dtype, numel) in its order: their count above, a hash below."""
+    numbers = array("q", [number for pair in buffers for number in pair])
+    return min(len(buffers), 0xFFFF) << 8 * _HASH_BYTES | _hash(numbers)
+
+
+def said_of_ranks(ranks: Sequence[int]) -> int:
+    """The number that stands for a list of ranks in its order: they themselves where it has room, or a hash.
+
+    Example: [2, 0] -> 0x0103
+    """
+    if len(ranks) <= _LISTED and max(ranks) < 255:
+        return sum(rank + 1 << 8 * place for place, rank in enumerate(ranks))
+    return _hash(array("q", ranks))
+
+
+def _ranks(said: int, count: int) -> str:
+    """The ranks in `said_of_ranks`, or how many they are."""
+    listed = [byte - 1 for byte in said.to_bytes(8, "little") if byte]
+    return str(listed) if len(listed) == count <= _LISTED else f"{count} ranks"
+
+
+def _hash(numbers: array[int]) -> int:
+    return int.from_bytes(blake2b(numbers.tobytes(), digest_size=_HASH_BYTES).digest(), "little")
+
+
+def odd_ones(calls: Sequence[Called | None]) -> str:
+    """Who called something else than most, in a sentence; "" where more than half do not agree on a call,
+    or those that differ from it differ among themselves.
+
+    Args:
+        calls: of every rank; None: not known.
+    Example: [A, A, B, A] -> "rank 2 called broadcast, the others all_reduce"
+    """
+    known = [call for call in calls if call is not None]
+    usual, count = Counter(known).most_common(1)[0] if known else (None, 0)
+    odd = {rank: call for rank, call in enumerate(calls) if call is not None and call != usual}
+    different = set(odd.values())
+    if usual is None or 2 * count <= len(known) or len(different) != 1:
+        return ""
+    ranks = f"rank{'s' if len(odd) > 1 else ''} {', '.join(map(str, odd))}"
+    others = "the others" if len(known) == len(calls) else "most others"
+    one = different.pop()
+    if one.name != usual.name:
+        return f"{ranks} called {one.name}, {others} {usual.name}"
+    pairs = [pair for pair in zip(one.arguments, usual.arguments, strict=True) if pair[0] != pair[1]]
+    theirs, usually = (", ".join(each) for each in zip(*pairs, strict=True))
+    return f"{ranks} called {one.name} with {theirs}, {others} with {usually}"

@@ -1,0 +1,136 @@
+"""An error that nobody catches goes to the launcher, which shows what many ranks say once.
+
+`install` puts a hook before Python's own. It hands every uncaught error to the launcher on the socket that
+the rank inherited. An error of Unisono is then shown by the launcher alone; any other one is also printed
+here at once, and so is each that cannot be handed over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from unisono.diagnosis.report import Uncaught
+from unisono.errors import Aborted, GroupError, PeerLost, RendezvousError, Timeout, UnisonoError
+from unisono.settings import Settings
+
+if TYPE_CHECKING:
+    from traceback import TracebackException
+
+__all__ = ["MOST_NBYTES", "install", "uncaught"]
+
+MOST_NBYTES = 96 << 10
+"""The longest record; a longer one is sent without its report and with shortened texts."""
+
+MOST_CHARACTERS = 16 << 10
+HAND_OVER_S = 2.0  # for a launcher that is behind
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
+
+
+class _HandOver:
+    """The hook in `sys.excepthook`."""
+
+    def __init__(self, fd: int, inode: int, rank: int, before: _Hook) -> None:
+        self._fd = fd
+        self._inode = inode
+        self._rank = rank
+        self._pid = os.getpid()
+        self._before = before
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        quiet = isinstance(error, UnisonoError) and self._before is sys.__excepthook__
+        handed = False
+        with contextlib.suppress(Exception):  # an error of the caller's class may raise in its __str__
+            handed = os.getpid() == self._pid and self._hand_over(error, printed=not quiet)
+        if not (quiet and handed):
+            self._before(kind, error, trace)
+
+    def _hand_over(self, error: BaseException, *, printed: bool) -> bool:
+        data = _encoded(uncaught(error, self._rank, printed=printed))
+        status = os.fstat(self._fd)
+        if not stat.S_ISSOCK(status.st_mode) or status.st_ino != self._inode:
+            return False  # closed, and something else has its number
+        with socket.socket(fileno=os.dup(self._fd)) as launcher:
+            launcher.settimeout(HAND_OVER_S)
+            launcher.send(data)
+        return True
+
+
+def install(settings: Settings) -> None:
+    """Let uncaught errors of this process go to its launcher, if that asks for them."""
+    if settings.report_fd is None or settings.rank is None or isinstance(sys.excepthook, _HandOver):
+        return
+    sys.excepthook = _HandOver(*settings.report_fd, settings.rank, sys.excepthook)
+
+
+def uncaught(error: BaseException, rank: int, *, printed: bool) -> Uncaught:
+    """The record of an error that ends this process."""
+    from traceback import TracebackException
+
+    summary = TracebackException.from_exception(error)
+    message = "".join(summary.format_exception_only())
+    all_frames = _before_message(summary, message)
+    _hide_own_frames(summary)
+    return Uncaught(
+        rank=rank,
+        pid=os.getpid(),
+        at=time.time(),
+        type=f"{type(error).__module__}.{type(error).__qualname__}",
+        message=message,
+        frames=_before_message(summary, message),
+        all_frames=all_frames,
+        lost=_is_consequence(error),
+        printed=printed,
+        missing=error.missing if isinstance(error, (RendezvousError, Timeout)) else (),
+        report=error.report if isinstance(error, GroupError) else None,
+    )
+
+
+def _before_message(summary: TracebackException, message: str) -> str:
+    return "".join(summary.format()).removesuffix(message)
+
+
+def _hide_own_frames(summary: TracebackException) -> None:
+    """Leave out the frames of this package, in the errors it is chained to, too."""
+    from traceback import StackSummary
+
+    left: list[TracebackException | None] = [summary]
+    while left:
+        each = left.pop()
+        if each is None:
+            continue
+        frames = [frame for frame in each.stack if not frame.filename.startswith(_OURS)]
+        each.stack = StackSummary.from_list(frames)
+        left += [each.__cause__, each.__context__]
+
+
+def _is_consequence(error: BaseException) -> bool:
+    if isinstance(error, Aborted):
+        return error.report is None or error.report.found_by != error.report.reporter
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return isinstance(error, (PeerLost, ConnectionError)) or "DistNetworkError" in names
+
+
+def _encoded(record: Uncaught) -> bytes:
+    data = msgspec.json.encode(record)
+    if len(data) <= MOST_NBYTES:
+        return data
+    shorter = msgspec.structs.replace(
+        record,
+        message=record.message[:MOST_CHARACTERS],
+        frames=record.frames[-MOST_CHARACTERS // 2 :],
+        all_frames=record.all_frames[-MOST_CHARACTERS // 2 :],
+        report=None,
+    )
+    return msgspec.json.encode(shorter)

@@ -1,0 +1,58 @@
+"""Algorithms of the caller's own, as one group knows them: each is proved once."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from unisono.errors import PlanError
+from unisono.plans import StepFunction
+
+__all__ = ["CustomAlgorithms", "Known"]
+
+
+class Known(NamedTuple):
+    """A proved algorithm. code: of this rank. For the others see `plans.custom.CustomPlan`."""
+
+    name: str
+    code: list[int]
+    number: int
+    canonical: bool
+
+
+class CustomAlgorithms:
+    """The caller's algorithms in a group of `size` ranks on these hosts."""
+
+    def __init__(self, rank: int, size: int, hosts: tuple[int, ...]) -> None:
+        self._rank = rank
+        self._size = size
+        self._hosts = hosts
+        # Weakly: a function may lead back to the group, whose finalizer leads here.
+        self._known: WeakKeyDictionary[StepFunction, dict[tuple[str, int], Known]] = WeakKeyDictionary()
+
+    def plan(self, collective: str, function: StepFunction, root: int) -> Known:
+        """The plan of a function.
+
+        Raises:
+            PlanError: it is wrong; the message shows the rank and the step.
+            TypeError: it gives no steps, or cannot be remembered.
+        """
+        try:
+            plans = self._known.setdefault(function, {})
+        except TypeError as error:
+            raise TypeError(f"{collective}: algorithm {function!r} cannot be remembered: {error}") from None
+        found = plans.get((collective, root))
+        if found is None:
+            found = plans[collective, root] = self._prove(collective, function, root)
+        return found
+
+    def _prove(self, collective: str, function: StepFunction, root: int) -> Known:
+        from unisono.plans.custom import prepare  # most programs write none
+
+        try:
+            plan = prepare(collective, function, self._size, root, self._hosts)
+        except PlanError as error:
+            raise PlanError(
+                f"{collective}: the algorithm is refused before a byte has moved: {error}"
+            ) from None
+        return Known(plan.name, plan.code[self._rank], plan.number, plan.canonical)

@@ -1,0 +1,100 @@
+"""`init_process_group`: ranks meet by URL or environment, and form a group."""
+
+from __future__ import annotations
+
+import warnings
+from datetime import timedelta
+
+from unisono import env
+from unisono.bootstrap.engine import EngineSettings, open_engine
+from unisono.bootstrap.rendezvous import rendezvous
+from unisono.checking import instance, whole
+from unisono.diagnosis import uncaught
+from unisono.errors import message
+from unisono.group.group import Group
+from unisono.group.parent import making
+from unisono.group.work import seconds
+from unisono.store import Store
+
+__all__ = ["init_process_group"]
+
+
+def init_process_group(
+    backend: str | None = None,
+    init_method: str | None = None,
+    *,
+    timeout: float | timedelta | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Store | None = None,
+    group_name: str = "world",
+    reproducible: bool = False,
+) -> Group:
+    """Meet the other ranks and form a group with them.
+
+    Args:
+        backend: None or "native", the only one yet.
+        init_method: `env://` (default), `tcp://host:port` or `file:///path`; excludes `store`.
+        timeout: seconds for the meeting and for every operation; default UNISONO_TIMEOUT_S, 300 s.
+        world_size, rank: -1 takes them from the URL or the environment.
+        store: an open store to meet in; it stays the caller's.
+        group_name: appears in error texts.
+        reproducible: of the group and its subgroups, see `Group`.
+    Raises:
+        ValueError: an argument, the URL or an environment variable is wrong.
+        RendezvousError: the ranks did not come together; says who is missing.
+    """
+    if backend is not None and instance(backend, str, "backend") != "native":
+        raise ValueError(_other_backend(backend))
+    world_size, rank = whole(world_size, "world_size"), whole(rank, "rank")
+    settings = env.read(strict=False)
+    uncaught.install(settings)
+    _warn_of_unknown(settings)
+    timeout_s = seconds(timeout, settings.timeout_s)
+    with making(world_size):
+        meeting = rendezvous(
+            init_method, store=store, rank=rank, world_size=world_size, timeout_s=timeout_s, settings=settings
+        )
+        try:
+            opened = open_engine(
+                meeting.store,
+                meeting.rank,
+                meeting.world_size,
+                timeout_s=timeout_s,
+                settings=EngineSettings.of(settings, meeting.master),
+            )
+        except BaseException:
+            meeting.close()
+            raise
+    return Group(
+        opened.engine,
+        meeting.rank,
+        meeting.world_size,
+        group_name,
+        timeout_s,
+        meeting.store,
+        meeting,
+        reproducible=reproducible,
+        hosts=opened.hosts,
+        machine=opened.machine,
+    )
+
+
+def _warn_of_unknown(settings: env.Settings) -> None:
+    if settings.launcher != "unisono run":  # which has said it once for all ranks
+        for text in env.unknown():
+            warnings.warn(text, stacklevel=3)
+
+
+def _other_backend(backend: object) -> str:
+    torchs = backend in ("gloo", "nccl", "mpi", "unisono")
+    where = "a backend of torch.distributed" if torchs else "no backend"
+    remedy = (
+        f"Leave backend out; for PyTorch's API write torch.distributed.init_process_group({backend!r})"
+        + (", after `import unisono.torch`." if backend == "unisono" else ".")
+        if torchs
+        else "Leave backend out."
+    )
+    return message(
+        f"unisono.init_process_group has one backend, 'native', and {backend!r} is {where}", remedy=remedy
+    )

@@ -1,0 +1,329 @@
+"""A call is checked, its plan chosen and lowered, and bound to its buffers: what the engine runs.
+
+The native half of `Group` asks `Planner.plan` for every call that it does not remember.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from operator import index
+from typing import Any, NamedTuple, NoReturn, SupportsIndex
+
+from unisono import _native
+from unisono.buffers import DTYPES, ITEMSIZES
+from unisono.costs.choice import Choice, Chooser
+from unisono.costs.machine import DEFAULTS, Calibration
+from unisono.diagnosis.calls import said_of_ranks
+from unisono.diagnosis.read import Scene, read, read_late
+from unisono.diagnosis.render import error
+from unisono.diagnosis.site import site
+from unisono.errors import Aborted, GroupClosed, GroupError, message
+from unisono.group.canon import Canon
+from unisono.group.custom import CustomAlgorithms
+from unisono.group.layout import Extents, lay_out
+from unisono.group.results import allocate
+from unisono.group.work import Work, seconds
+from unisono.kinds import KINDS, kind_of
+from unisono.plans import StepFunction, lower_rank
+from unisono.plans.lowering import lower_agreement
+from unisono.reduction import Op, PremulSum, ReduceOp
+
+__all__ = ["Planner", "Prepared", "named"]
+
+_OPS = (ReduceOp, PremulSum)
+_OP_NAMES = ", ".join(f"un.{op.name}" for op in ReduceOp)
+
+
+class Prepared(NamedTuple):
+    """An operation of the engine, ready to be bound to buffers. note: what a Mismatch shows of it, too."""
+
+    operation: _native.Operation
+    name: str
+    root: int
+    note: Callable[[], str] | None = None
+
+
+class Planner:
+    """Checks and plans the calls of one rank of one group, and makes the errors of those that fail.
+
+    Attributes:
+        name, rank, size: of the group.  timeout_s: of an operation that names none.
+        hosts: the number of the host of each rank, by which algorithms are chosen; alike on all ranks.
+        reproducible: all reductions are, whether they ask for it or not.
+        told: whether a call has raised what aborted the group.
+    """
+
+    def __init__(
+        self,
+        engine: _native.Engine,
+        name: str,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        host_names: tuple[str, ...],
+        reproducible: bool,
+        machine: Calibration = DEFAULTS,
+    ) -> None:
+        self.name = name
+        self.rank = rank
+        self.size = size
+        self.timeout_s = timeout_s
+        self.reproducible = reproducible
+        self.told = False
+        self._host_names = host_names
+        self._machine = machine
+        self._engine: _native.Engine | None = engine
+        distinct = list(dict.fromkeys(host_names))
+        self.place(tuple(distinct.index(name) for name in host_names))
+
+    def place(self, hosts: tuple[int, ...]) -> None:
+        """Choose and plan for this placement from now on."""
+        if len(hosts) != self.size:
+            raise ValueError(f"got the hosts of {len(hosts)} ranks, expected {self.size}")
+        self.hosts = tuple(hosts)
+        self._chooser = Chooser(self.size, self.hosts, self._machine)
+        self._canon = Canon(self.size, self.hosts)
+        self._custom = CustomAlgorithms(self.rank, self.size, self.hosts)
+        self._prepared: dict[tuple[str, str, int, int, int], Prepared] = {}
+        self._code: dict[tuple[str, str, int], list[int]] = {}
+        self._agreements: dict[tuple[str | int, ...], _native.Operation] = {}
+
+    @property
+    def engine(self) -> _native.Engine:
+        """The engine.
+
+        Raises:
+            GroupClosed: the group was closed.
+        """
+        if self._engine is None:
+            raise GroupClosed(f"group {self.name!r} was closed; rank {self.rank} used it afterwards")
+        return self._engine
+
+    def close(self) -> _native.Engine | None:
+        """Let go of the engine; it, unless that has happened before."""
+        engine, self._engine = self._engine, None
+        self._prepared.clear()
+        self._agreements.clear()
+        return engine
+
+    def close_copies(self) -> None:
+        """In a fork's child: close its copies of connections, which would hide the parent's death."""
+        if self._engine is not None:
+            self._engine.close_copies()
+
+    # ---- plans -----------------------------------------------------------------------------------------
+
+    def plan(
+        self,
+        kind: str,
+        out: Any,
+        given: Any,
+        op: Op,
+        root: int,
+        algorithm: str | StepFunction | None,
+        reproducible: bool,
+    ) -> _native.BoundCall:
+        """Check a call, choose its plan, lower it, bind it.
+
+        Args:
+            kind: of the call, see `kinds`.
+            out: its buffer, or its output.  given: its input, where it has one; see `layout`.
+        Raises:
+            ValueError, TypeError: an argument is wrong.  GroupClosed: the group was closed.
+        """
+        root = self.member(kind, root, "the root")
+        if algorithm is not None and not isinstance(algorithm, str) and not callable(algorithm):
+            raise TypeError(
+                f"{kind}: algorithm is a {type(algorithm).__name__}, expected a name or a function"
+            )
+        try:
+            out, given, result = allocate(kind, out, given, self.size, self.rank, root)
+            laid = lay_out(kind_of(kind).layout, out, given, self.size, self.rank, root)
+        except (TypeError, ValueError) as error:
+            raise named(kind, error) from None
+        if laid.blocks and algorithm not in (None, "direct"):
+            self._check_alike(kind, laid.blocks)
+        operation, name, root, note = self.prepare(
+            kind, algorithm, laid.dtype, laid.typical, op, root, reproducible
+        )
+        factor = op.factor if type(op) is PremulSum else 1.0
+        sides = laid.target, laid.source
+        keep = (out, given)
+        return _native.BoundCall(
+            name, operation, root, laid.numel, factor, *sides, keep, laid.writes, result=result, note=note
+        )
+
+    def prepare(
+        self,
+        collective: str,
+        algorithm: str | StepFunction | None,
+        dtype: int,
+        numel: int,
+        op: Op = ReduceOp.SUM,
+        root: int = 0,
+        reproducible: bool = False,
+    ) -> Prepared:
+        """The operation for a call.
+
+        Args:
+            algorithm: a name of the catalogue, or a function that gives the steps; None chooses by size.
+            numel: elements per rank, by which an algorithm is chosen; the same on every rank.
+            reproducible: it has to combine contributions in the order of ranks.
+        Raises:
+            ValueError: there is no such root or algorithm.  TypeError: the dtype has no such operation.
+            GroupClosed: the group was closed.
+        """
+        if type(op) not in _OPS:
+            raise TypeError(f"{collective}: op is {op!r}, expected {_OP_NAMES} or premul_sum(factor)")
+        plan = kind_of(collective).plan
+        if callable(algorithm):
+            return self._prepare_custom(collective, algorithm, dtype, op, root, reproducible)
+        asked = algorithm is not None
+        if algorithm is None:
+            whole = numel * ITEMSIZES[dtype]
+            in_order = reproducible or self.reproducible
+            ask = self._chooser.direct if in_order else self._chooser.choose
+            algorithm = ask(plan, whole)
+        if reproducible or self.reproducible:
+            self.member(collective, root, "the root")
+            algorithm = self._canon.algorithm(plan, algorithm, root, asked)
+        key = (collective, algorithm, root, dtype, op.value)
+        found = self._prepared.get(key)
+        if found is None:
+            found = self._prepared[key] = self._prepare(collective, algorithm, root, dtype, op)
+        return found
+
+    def agree(self, kind: str, ranks: tuple[int, ...]) -> _native.BoundCall:
+        """A call in which all ranks compare a list of ranks: those in it wait for everybody, the others only
+        tell.
+        """
+        first = ranks[0]
+        others = sorted(ranks[1:]) if self.rank == first else [self.rank] * (self.rank in ranks)
+        key: tuple[str | int, ...] = (kind, first, *others)  # all that its own steps depend on
+        operation = self._agreements.get(key)
+        if operation is None:
+            code = lower_agreement(self.rank, self.size, (first, *others))
+            operation = self.engine.operation(code, KINDS.index(kind), DTYPES.index("uint8"), ReduceOp.SUM)
+            self._agreements[key] = operation
+        return _native.BoundCall(kind, operation, len(ranks), said_of_ranks(ranks), 1.0, [], [], None)
+
+    def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> Choice:
+        """The algorithm and the predicted time of a collective; `nbytes` of the whole buffer."""
+        return self._chooser.explain(collective, nbytes, algorithm)
+
+    def _prepare(self, collective: str, algorithm: str, root: int, dtype: int, op: Op) -> Prepared:
+        engine = self.engine
+        self.member(collective, root, "the root")
+        self._check_operation(collective, dtype, op)
+        code = self._lowered(kind_of(collective).plan, algorithm, root)
+        operation = engine.operation(code, KINDS.index(collective), dtype, op.value)
+        return Prepared(operation, collective, root)
+
+    def _prepare_custom(
+        self, collective: str, function: StepFunction, dtype: int, op: Op, root: int, reproducible: bool
+    ) -> Prepared:
+        """The operation for an algorithm of the caller's own, which is proved when it is first seen."""
+        engine = self.engine
+        root = self.member(collective, root, "the root")
+        self._check_operation(collective, dtype, op)
+        custom = self._custom.plan(kind_of(collective).plan, function, root)
+        if (reproducible or self.reproducible) and not custom.canonical:
+            raise ValueError(
+                f"{collective}: algorithm {custom.name!r} does not combine contributions in the order of "
+                "ranks, which reproducible=True asks for"
+            )
+        key = (collective, f"#{custom.number:x}", root, dtype, op.value)
+        found = self._prepared.get(key)
+        if found is None:
+            kind = KINDS.index(collective)
+            operation = engine.operation(custom.code, kind, dtype, op.value, custom.number)
+            note = f"algorithm {custom.name}, plan {custom.number:016x}"
+            found = self._prepared[key] = Prepared(operation, collective, root, lambda: note)
+        return found
+
+    def _check_operation(self, collective: str, dtype: int, op: Op) -> None:
+        if not _native.reducible(dtype, op.value):
+            raise TypeError(f"{collective}: {op.name} has no meaning for {DTYPES[dtype]}{_hint(op, dtype)}")
+        if collective in ("scan", "exclusive_scan") and op is ReduceOp.AVG:
+            raise ValueError(f"{collective}: AVG has no meaning for a prefix; use SUM")
+
+    def _lowered(self, collective: str, algorithm: str, root: int) -> list[int]:
+        """This rank's code of a plan; the same for every dtype and operation."""
+        key = (collective, algorithm, root)
+        code = self._code.get(key)
+        if code is None:
+            code = lower_rank(self.rank, collective, algorithm, self.size, root, self.hosts)
+            self._code[key] = code
+        return code
+
+    def _check_alike(self, collective: str, blocks: Extents) -> None:
+        """Blocks may differ in size where each goes straight to its rank; others on the way cannot know."""
+        sizes = {numel for _, numel in blocks}
+        if len(sizes) > 1:
+            raise ValueError(
+                f"{collective}: blocks have {min(sizes)} to {max(sizes)} elements; sizes may differ with "
+                "algorithm='direct' only"
+            )
+
+    def member(self, operation: str, rank: SupportsIndex, name: str = "the rank") -> int:
+        """A rank of this group as a plain int: it may be one of NumPy's, as `argmax` gives it.
+
+        Raises:
+            TypeError: it is no integer.  ValueError: there is no such rank.
+        """
+        try:
+            number = index(rank)
+        except TypeError:
+            what = f"{operation}: {name} is {rank!r}, expected the number of a rank"
+            raise TypeError(what) from None
+        if not 0 <= number < self.size:
+            raise ValueError(f"{operation}: rank {number} is not in group {self.name!r} of {self.size} ranks")
+        return number
+
+    # ---- errors ----------------------------------------------------------------------------------------
+
+    def scene(self, engine: _native.Engine, operation: str, timeout_s: float, where: str = "") -> Scene:
+        """What an error of an operation has to say of its place."""
+        return Scene(engine, self.name, self.rank, self.size, self._host_names, operation, timeout_s, where)
+
+    def failure(
+        self, operation: str, timeout_s: float, engine: _native.Engine | None = None, where: str = ""
+    ) -> GroupError:
+        """The error for what aborted the group; `engine` is its engine, when the group may be closed."""
+        self.told = True
+        return error(read(self.scene(engine or self.engine, operation, timeout_s, where)))
+
+    def fail(self, operation: str, timeout_s: float, note: Callable[[], str] | None) -> NoReturn:
+        """Raise the error for what aborted the group. note: for what a Mismatch shows of it."""
+        if self._engine is None:  # closed by a signal handler or another thread, while the call was under way
+            where = f"group={self.name} rank={self.rank}/{self.size}"
+            raise Aborted(message(f"{operation} failed: this rank closed the group meanwhile", where=where))
+        raise self.failure(operation, timeout_s, None, f"{site()} with {note()}" if note else "")
+
+    def late(self, operation: str, waited_s: float, engine: _native.Engine, where: str) -> GroupError:
+        """The error of a wait that ran out of time while its operation goes on."""
+        return error(read_late(self.scene(engine, operation, waited_s, where), waited_s))
+
+    def describe(self, work: Work) -> str:
+        """A work for people."""
+        return Work.__repr__(work)
+
+    def seconds(self, timeout: float | timedelta) -> float:
+        """The seconds of a timeout that a call names.
+
+        Raises:
+            ValueError, TypeError: it is none.
+        """
+        return seconds(timeout, self.timeout_s)
+
+
+def named(collective: str, error: Exception) -> Exception:
+    """The same error, beginning with the name of the call."""
+    return type(error)(f"{collective}: {error}")
+
+
+def _hint(op: Op, dtype: int) -> str:
+    if op is ReduceOp.AVG:
+        return "; use SUM and divide, or a floating-point dtype"
+    return "; complex numbers have no order" if DTYPES[dtype].startswith("complex") else ""

@@ -1,0 +1,110 @@
+"""Limits of the process or the machine that end a call: which one, what is needed, how to raise it.
+
+The one place that puts errors of the system into words. It takes no resources itself: there may be none left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import resource
+from collections.abc import Iterator
+
+from unisono.errors import UnisonoError
+
+__all__ = ["described", "explained", "is_limit"]
+
+_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EFBIG, *_SPACE)
+
+
+@contextlib.contextmanager
+def explained(kind: type[UnisonoError], doing: str, descriptors: str = "") -> Iterator[None]:
+    """Raise what a limit ends in this block as an error of that kind. For the rest see `described`."""
+    try:
+        yield
+    except UnisonoError:
+        raise
+    except (OSError, MemoryError, RuntimeError) as error:
+        if not is_limit(error):
+            raise
+        raise kind(f"{doing}: {described(error, descriptors)}") from error
+
+
+def is_limit(error: BaseException | None) -> bool:
+    """Whether an error says that something of the process or the machine is used up."""
+    if isinstance(error, OSError):
+        return error.errno in _ERRNOS
+    return isinstance(error, MemoryError) or _is_no_thread(error)
+
+
+def described(error: BaseException, descriptors: str = "") -> str:
+    """What an error says; of a limit, which one it is and how to raise it.
+
+    Args:
+        descriptors: how many it takes here, in words.
+    Example: OSError(EMFILE) -> "too many open files (the limit RLIMIT_NOFILE is 1024; a group of 64 ranks
+    takes up to 208). Raise it before the start: `ulimit -n 4096`, or in the program by resource.setrlimit."
+    """
+    if not is_limit(error):
+        return f"{type(error).__name__}: {error}".rstrip(": ")
+    what, limit, remedy = _limit_of(error)
+    if descriptors and isinstance(error, OSError) and error.errno == errno.EMFILE:
+        limit += f"; {descriptors}"
+    return f"{what} ({limit}). {remedy}" if limit else f"{what}. {remedy}"
+
+
+def _limit_of(error: BaseException) -> tuple[str, str, str]:
+    """What is used up, the limit that was met, and how to raise it."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number == errno.EMFILE:
+        return "too many open files", _shown("RLIMIT_NOFILE"), _raise("RLIMIT_NOFILE", "n")
+    if number == errno.ENFILE:
+        return "too many open files on this machine", "fs.file-max", "Raise it: `sysctl fs.file-max=...`."
+    if number == errno.EFBIG:
+        return "the file may not grow so large", _shown("RLIMIT_FSIZE"), _raise("RLIMIT_FSIZE", "f", 1024)
+    if number in _SPACE:
+        text = _own_words(error)
+        return text, "", "Free some space there, or choose a place on another file system."
+    if _is_no_thread(error):
+        shown = f"{_shown('RLIMIT_NPROC')}, {_shown('RLIMIT_AS')}"
+        remedy = "Raise them (`ulimit -u`, `ulimit -v`), or the container's limit of processes (pids.max)."
+        return "no more threads can be started", shown, remedy
+    return _own_words(error) or "out of memory", _shown("RLIMIT_AS"), _more_memory()
+
+
+def _more_memory() -> str:
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        return _raise("RLIMIT_AS", "v", 1024)
+    return "Use a machine or a container (memory.max of its cgroup) with more memory, or fewer ranks on it."
+
+
+def _own_words(error: BaseException) -> str:
+    if isinstance(error, OSError):
+        path = f": {error.filename!r}" if error.filename else ""
+        return f"{(error.strerror or str(error)).lower()}{path}"
+    return "out of memory" if str(error) in ("", "std::bad_alloc") else f"out of memory: {error}"
+
+
+def _is_no_thread(error: BaseException | None) -> bool:
+    """What Python and C++ raise that could not start a thread."""
+    if isinstance(error, BlockingIOError):  # of std::thread: no call of ours that may block lets it out
+        return "temporarily" in str(error)
+    return isinstance(error, RuntimeError) and "start new thread" in str(error)
+
+
+def _shown(name: str) -> str:
+    soft, _ = resource.getrlimit(getattr(resource, name))
+    return f"the limit {name} is {soft}" if soft != resource.RLIM_INFINITY else f"{name} is unlimited"
+
+
+def _raise(name: str, letter: str, unit: int = 1) -> str:
+    """How to raise a limit of the process. unit: what the shell counts it in."""
+    soft, hard = resource.getrlimit(getattr(resource, name))
+    if hard != resource.RLIM_INFINITY and soft >= hard:
+        return (
+            "The administrator raises it (/etc/security/limits.conf, `docker run --ulimit`, "
+            f"Limit{name[7:]}= of a service)."
+        )
+    most = "unlimited" if hard == resource.RLIM_INFINITY else str(hard // unit)
+    return f"Raise it before the start: `ulimit -{letter} {most}`, or in the program by resource.setrlimit."

@@ -1,0 +1,38 @@
+"""Parallel training: say how to split, and everything else follows. Needs PyTorch.
+
+    plan = up.Plan(data=2, tensor=2, pipeline=2, zero=1, micro_batches=8)
+    run = up.parallelize(model, plan, optimizer=lambda params: torch.optim.AdamW(params, lr=3e-4),
+    loss=loss_fn)
+    for batch in run.shard(loader):
+        loss = run.step(batch)
+
+It speaks `torch.distributed`, so it runs over whatever backend that was given. docs/parallel.md is the guide.
+"""
+
+from .build import Parameters
+from .layouts.price import Link
+from .layouts.record import Record, record
+from .layouts.shard import Sharded, shard, whole
+from .metrics import Average, Progress
+from .plan import Plan
+from .run import Run, parallelize
+from .spill import Disk, Host
+from .swap import Swapped
+
+__all__ = [
+    "Average",
+    "Disk",
+    "Host",
+    "Link",
+    "Parameters",
+    "Plan",
+    "Progress",
+    "Record",
+    "Run",
+    "Sharded",
+    "Swapped",
+    "parallelize",
+    "record",
+    "shard",
+    "whole",
+]

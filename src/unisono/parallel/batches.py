@@ -1,0 +1,117 @@
+"""Batches: which rows are a rank's own, and how they are cut into micro-batches.
+
+A batch is (inputs, targets). Inputs: a tensor, a tuple of arguments, or a dict of keyword arguments.
+Dimension 0 of every
+tensor counts the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+__all__ = ["Part", "cut_rows", "micro_batches", "rows_of", "sizes"]
+
+
+def sizes(rows: int, parts: int) -> list[int]:
+    """Cut `rows` into `parts` that differ by one at most, larger ones first. Example: 7, 3 -> [3, 2, 2]."""
+    return [rows // parts + (part < rows % parts) for part in range(parts)]
+
+
+def tensors_of(batch: Any) -> Iterator[Tensor]:
+    """Yield every tensor in nested tuples, lists and dicts."""
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, dict):
+        yield from tensors_of(list(batch.values()))
+    elif isinstance(batch, (tuple, list)):
+        for part in batch:
+            yield from tensors_of(part)
+
+
+def rows_of(batch: Any) -> int:
+    """Return the rows of a batch.
+
+    Raises:
+        ValueError: it has no tensor, or its tensors disagree.
+    """
+    counts = {len(tensor) for tensor in tensors_of(batch)}
+    if len(counts) != 1:
+        raise ValueError(
+            f"the tensors of a batch must have one number of rows in dimension 0, not {sorted(counts)}"
+        )
+    return counts.pop()
+
+
+def cut_rows(batch: Any, first: int, stop: int) -> Any:
+    """Take rows [first, stop) of every tensor in `batch`; what is no tensor stays."""
+    if isinstance(batch, Tensor):
+        return batch[first:stop]
+    if isinstance(batch, dict):
+        return {key: cut_rows(value, first, stop) for key, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(cut_rows(value, first, stop) for value in batch)
+    return batch
+
+
+def micro_batches(batch: Any, parts: int) -> list[Any]:
+    """Cut `batch` into `parts`; the first ones have a row more where it does not come out even."""
+    cut, first = [], 0
+    for size in sizes(rows_of(batch), parts):
+        cut.append(cut_rows(batch, first, first + size))
+        first += size
+    return cut
+
+
+class Part(Iterable[Any]):
+    """A loader of whole batches, seen by one of `parts` data ranks: it yields that rank's rows of each.
+
+    A DataLoader over a map-style dataset loads these rows only; rank 0 draws the order for all, once an
+    epoch. Any other
+    iterable must yield the same batches on every rank.
+    """
+
+    def __init__(self, loader: Iterable[Any], part: int, parts: int) -> None:
+        self._loader, self._part, self._parts = loader, part, parts
+
+    def __iter__(self) -> Iterator[Any]:
+        loader = self._loader
+        if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
+            yield from self._indexed(loader)
+            return
+        for batch in loader:
+            yield cut_rows(batch, *self._own(rows_of(batch)))
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def _own(self, rows: int) -> tuple[int, int]:
+        if rows < self._parts:
+            raise ValueError(
+                f"a batch of {rows} rows is too small for {self._parts} data ranks; use drop_last=True"
+            )
+        counts = sizes(rows, self._parts)
+        first = sum(counts[: self._part])
+        return first, first + counts[self._part]
+
+    def _indexed(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        drawn = [list(loader.batch_sampler or ())] if dist.get_rank() == 0 else [None]
+        dist.broadcast_object_list(drawn, src=0, device=torch.device("cpu"))
+        own = []
+        for batch in drawn[0] or ():
+            first, stop = self._own(len(batch))
+            own.append(batch[first:stop])
+        yield from DataLoader(
+            loader.dataset,
+            batch_sampler=own,
+            num_workers=loader.num_workers,
+            collate_fn=loader.collate_fn,
+            pin_memory=loader.pin_memory,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+        )

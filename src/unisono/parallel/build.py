@@ -1,0 +1,206 @@
+"""From a model and a plan to what trains: cut on the tensor axis, staged, wrapped on the data axis."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .families import Family, family_of
+from .gradients import Tie
+from .mesh import Mesh
+from .pipeline.runtime import Runtime
+from .pipeline.schedule import schedule
+from .pipeline.stages import Stages, balanced, forget, measured
+from .tensor import cut_modules
+from .units import shard_units
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+
+    from .plan import Plan
+
+__all__ = ["Built", "Optimizer", "Parameters", "build"]
+
+
+class Parameters(list[nn.Parameter]):
+    """The parameters of this rank that are trained, as a list; `named` has them by their names in the model.
+
+    Example of groups: lambda p: AdamW([{"params": [v for k, v in p.named.items() if "bias" in k]}, ...])
+    """
+
+    def __init__(self, named: dict[str, nn.Parameter]) -> None:
+        super().__init__(named.values())
+        self.named = named
+
+
+Optimizer = Callable[[Parameters], torch.optim.Optimizer]
+
+
+@dataclass
+class Built:
+    """A model ready to train, and what is known of it."""
+
+    model: nn.Module
+    root: FSDPModule
+    mesh: Mesh
+    family: Family
+    runtime: Runtime
+    ties: list[Tie]
+    cuts: tuple[int, ...]  # the first piece of each stage but the first
+    names: dict[str, str]  # every path of a parameter -> its first path, which is its name
+
+    @property
+    def named(self) -> dict[str, nn.Parameter]:
+        """Every parameter of this rank by its name in the user's model."""
+        return {self.names[path]: value for path, value in self.model.named_parameters() if not value.is_meta}
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """Every persistent buffer of this rank's stages by its name in the user's model."""
+        root: Any = self.root
+        here = set(root.modules())
+        return {
+            f"{path}.{name}".lstrip("."): buffer
+            for path, module in self.model.named_modules()
+            if module in here
+            for name, buffer in module.named_buffers(recurse=False)
+            if name not in module._non_persistent_buffers_set
+        }
+
+
+def build(
+    model: nn.Module,
+    plan: Plan,
+    *,
+    pieces: Sequence[nn.Module] | None = None,
+    cuts: dict[str, str] | None = None,
+    sample: Any = None,
+) -> Built:
+    """See `parallelize`."""
+    device = next((parameter.device.type for parameter in model.parameters()), "cpu")
+    mesh = Mesh.of(plan, device)
+    family = family_of(model, pieces, cuts)
+    _same_everywhere(model)
+    names = _names(model)
+    if plan.tensor > 1:
+        _cut(model, family, mesh)
+    if plan.pipeline == 1:
+        root = shard_units(model, family.units, mesh, last=True)
+        return Built(
+            model, root, mesh, family, Runtime(root, mesh, family.output, single=True), [], (), names
+        )
+    return _staged(model, family, mesh, sample, names)
+
+
+def _same_everywhere(model: nn.Module) -> None:
+    """Rank 0's parameters and buffers go to all."""
+    with torch.no_grad():
+        for value in [*model.parameters(), *model.buffers()]:
+            dist.broadcast(value.data, src=0)
+
+
+def _names(model: nn.Module) -> dict[str, str]:
+    first: dict[nn.Parameter, str] = {}
+    for path, parameter in model.named_parameters(remove_duplicate=False):
+        first.setdefault(parameter, path)
+    return {path: first[value] for path, value in model.named_parameters(remove_duplicate=False)}
+
+
+def _cut(model: nn.Module, family: Family, mesh: Mesh) -> None:
+    if not any(kind != "whole" for kind in family.cuts.values()):
+        kinds = sorted(
+            {
+                type(module).__name__
+                for module in model.modules()
+                if next(module.parameters(False), None) is not None
+            }
+        )
+        raise ValueError(
+            f"tensor={mesh.plan.tensor}: no rule says how to cut {type(model).__name__}, whose parameters "
+            f"are in {', '.join(kinds)}. Write parallelize(..., "
+            'cuts={"path.of.module": "column", "path.of.next": "row"})'
+        )
+    cut_modules(model, family.cuts, mesh.axes["tensor"])
+    family.localize(mesh.plan.tensor)
+
+
+def _staged(model: nn.Module, family: Family, mesh: Mesh, sample: Any, names: dict[str, str]) -> Built:
+    plan = mesh.plan
+    if not family.pieces:
+        raise ValueError(
+            f"pipeline={plan.pipeline}: no rule says in which order {type(model).__name__} runs its "
+            f"modules. Make it an "
+            "nn.Sequential, or write parallelize(..., pieces=[first, second, ...])"
+        )
+    starts = plan.cuts or _balance(family.pieces, plan.stages, sample)
+    if starts and not 0 < starts[0] <= starts[-1] < len(family.pieces):
+        raise ValueError(f"cuts={starts} do not fit a model of {len(family.pieces)} pieces")
+    bounds = [0, *starts, len(family.pieces)]
+    rank_of = schedule(plan.schedule, plan.pipeline, 1, plan.chunks).rank_of
+    stages: list[Sequence[nn.Module]] = [
+        family.pieces[first:stop] for first, stop in itertools.pairwise(bounds)
+    ]
+    here = {stage: stages[stage] for stage, rank in enumerate(rank_of) if rank == mesh.stage}
+    ties = _ties(model, stages, rank_of, mesh)
+    kept = [piece for pieces in here.values() for piece in pieces]
+    forget(model, kept)
+    inside = {module for piece in kept for module in piece.modules()}
+    container = Stages(here)
+    root = shard_units(
+        container, [unit for unit in family.units if unit in inside], mesh, last=plan.stages - 1 in here
+    )
+    return Built(
+        model,
+        root,
+        mesh,
+        family,
+        Runtime(root, mesh, family.output, single=False),
+        ties,
+        tuple(starts),
+        names,
+    )
+
+
+def _balance(pieces: Sequence[nn.Module], stages: int, sample: Any) -> tuple[int, ...]:
+    """Where stages begin: rank 0 measures, or counts parameters, and says."""
+    costs: list[Any] = [None]
+    if dist.get_rank() == 0:
+        counted = [1.0 + sum(parameter.numel() for parameter in piece.parameters()) for piece in pieces]
+        costs = [counted if sample is None else measured(pieces, sample)]
+    dist.broadcast_object_list(costs, src=0, device=torch.device("cpu"))
+    return balanced(costs[0], stages)
+
+
+def _ties(
+    model: nn.Module, stages: Sequence[Sequence[nn.Module]], rank_of: Sequence[int], mesh: Mesh
+) -> list[Tie]:
+    """Parameters that stages on several ranks have. All ranks make the groups, in one order."""
+    owners: dict[nn.Parameter, set[int]] = {}
+    for stage, pieces in enumerate(stages):
+        for parameter in {p for piece in pieces for p in piece.parameters()}:
+            owners.setdefault(parameter, set()).add(rank_of[stage])
+    ties = []
+    for name, parameter in model.named_parameters():
+        ranks = sorted(owners.get(parameter, ()))
+        if len(ranks) > 1:
+            group = _group(mesh, ranks)
+            if mesh.stage in ranks:
+                ties.append(Tie(name, group, len(ranks)))
+    return ties
+
+
+def _group(mesh: Mesh, ranks: list[int]) -> Any:
+    """Make one group of these pipeline ranks for each place on the other axes; return this rank's."""
+    columns = mesh.axes.mesh[ranks].flatten(1).t()
+    mine = None
+    for column in columns.tolist():
+        group = dist.new_group(column)
+        if dist.get_rank() in column:
+            mine = group
+    return mine

@@ -1,0 +1,204 @@
+"""Checkpoints by PyTorch's DCP: any plan loads what any other saved. A crash during a save leaves the
+previous one whole.
+
+A folder holds `step-00000020`, `step-00000040`, ... What is being written is called `.partial` until all
+ranks are done.
+Names are those of the user's model, so ranks, stages and cuts do not show in a checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint
+from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.fsdp import FSDPModule
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from torch.distributed.checkpoint.metadata import Metadata
+
+dcp: Any = torch.distributed.checkpoint  # its names are there, but PyTorch does not declare them exported
+
+__all__ = ["Checkpoints", "State", "newest"]
+
+
+class State:
+    """What a rank saves: its parameters, buffers, optimizer state, and what the run says of itself.
+
+    Args:
+        about: the run's own numbers, equal on all ranks; becomes JSON.
+    """
+
+    def __init__(
+        self,
+        root: nn.Module,
+        named: dict[str, nn.Parameter],
+        buffers: dict[str, Tensor],
+        optimizer: torch.optim.Optimizer | None,
+        about: dict[str, Any],
+    ) -> None:
+        self._root, self._named, self._buffers = root, named, buffers
+        self._optimizer, self.about = optimizer, about
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything by name. Hyperparameters and the run's numbers are JSON, as bytes."""
+        self._gathered_no_more()
+        found: dict[str, Tensor] = {f"model.{name}": p.data for name, p in self._named.items()}
+        found |= {f"buffers.{name}": buffer for name, buffer in self._buffers.items()}
+        for name, group, state in self._trained():
+            found[f"options.{name}"] = _bytes({key: value for key, value in group.items() if key != "params"})
+            for key, value in state.items():
+                found[f"optimizer.{name}.{key}"] = value if isinstance(value, Tensor) else _bytes(value)
+        return found | {"run": _bytes(self.about)}
+
+    def load(self, folder: Path) -> None:
+        """Fill all of it from a checkpoint that any plan saved."""
+        self._gathered_no_more()
+        described = dcp.FileSystemReader(folder).read_metadata()
+        wanted: dict[str, Tensor] = {f"model.{name}": p.data for name, p in self._named.items()}
+        wanted |= {f"buffers.{name}": buffer for name, buffer in self._buffers.items()}
+        wanted["run"] = _room(described, "run")
+        for name, _, _ in self._trained():
+            wanted[f"options.{name}"] = _room(described, f"options.{name}")
+            wanted |= _moments(described, name, self._named[name])
+        missing = [key for key in wanted if key not in described.state_dict_metadata]
+        if missing:
+            raise ValueError(
+                f"{folder} has no {missing[0]!r} ({len(missing)} missing): it is of another model"
+            )
+        dcp.load(wanted, checkpoint_id=folder)
+        self._take(wanted)
+
+    def _take(self, loaded: dict[str, Tensor]) -> None:
+        self.about = _value(loaded["run"])
+        for name, group, state in self._trained():
+            for key, value in _value(loaded[f"options.{name}"]).items():
+                group[key] = tuple(value) if isinstance(value, list) else value
+            start = f"optimizer.{name}."
+            state.update({key.removeprefix(start): v for key, v in loaded.items() if key.startswith(start)})
+
+    def _trained(self) -> list[tuple[str, dict[str, Any], Any]]:
+        """(name, its group of the optimizer, its optimizer state) of each parameter the optimizer has."""
+        if self._optimizer is None:
+            return []
+        names = {id(parameter): name for name, parameter in self._named.items()}
+        groups = self._optimizer.param_groups
+        return [(names[id(p)], group, self._optimizer.state[p]) for group in groups for p in group["params"]]
+
+    def _gathered_no_more(self) -> None:
+        """Leave each parameter as the optimizer has it."""
+        for module in self._root.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+
+def _bytes(value: Any) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def _value(tensor: Tensor) -> Any:
+    return json.loads(bytes(tensor.tolist()))
+
+
+def _room(described: Metadata, key: str) -> Tensor:
+    """An empty tensor as the checkpoint describes it."""
+    item = described.state_dict_metadata.get(key)
+    if not isinstance(item, TensorStorageMetadata):
+        raise ValueError(f"the checkpoint has no {key!r}: it is of another model, or no run saved it")
+    return torch.empty(item.size, dtype=item.properties.dtype)
+
+
+def _moments(described: Metadata, name: str, parameter: nn.Parameter) -> dict[str, Tensor]:
+    """Room for the optimizer state of one parameter, cut as the parameter is."""
+    found = {}
+    for key, item in described.state_dict_metadata.items():
+        if key.rpartition(".")[0] == f"optimizer.{name}" and isinstance(item, TensorStorageMetadata):
+            like = item.size == parameter.shape and parameter.dim() > 0
+            found[key] = (
+                torch.zeros_like(parameter.data, dtype=item.properties.dtype)
+                if like
+                else _room(described, key)
+            )
+    return found
+
+
+class Checkpoints:
+    """Saves of one run, one at a time."""
+
+    def __init__(self) -> None:
+        self._group: Any = None
+        self._pending: threading.Thread | None = None
+        self._failed: list[BaseException] = []
+
+    def save(self, state: State, folder: Path, step: int, *, keep: int | None, background: bool) -> None:
+        """Write `folder/step-N`; all ranks call this. In the background: what is written is as it was at the
+        call.
+        """
+        self.wait()
+        if self._group is None:
+            self._group = dist.new_group()
+        final = folder / f"step-{step:08}"
+        partial = final.with_suffix(".partial")
+        if dist.get_rank() == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+        dist.barrier(group=self._group)
+        if not background:
+            dcp.save(state.tensors(), checkpoint_id=partial, process_group=self._group)
+            self._publish(partial, final, keep)
+            dist.barrier(group=self._group)
+            return
+        writing = dcp.async_save(state.tensors(), checkpoint_id=partial, process_group=self._group)
+        self._pending = threading.Thread(target=self._finish, args=(writing, partial, final, keep))
+        self._pending.start()
+
+    def wait(self) -> None:
+        """Wait for the save in the background; raise what went wrong in it."""
+        if self._pending is not None:
+            self._pending.join()
+            self._pending = None
+        if self._failed:
+            raise self._failed.pop()
+
+    def _finish(self, writing: Future[Any], partial: Path, final: Path, keep: int | None) -> None:
+        try:
+            writing.result()
+            self._publish(partial, final, keep)
+        except BaseException as error:  # noqa: BLE001  (raised by wait, in the caller's thread)
+            self._failed.append(error)
+
+    def _publish(self, partial: Path, final: Path, keep: int | None) -> None:
+        """Rank 0, to which DCP reports when all have written, makes it a checkpoint and prunes old ones."""
+        if dist.get_rank() != 0:
+            return
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+        for old in _steps(final.parent)[:-keep] if keep else []:
+            shutil.rmtree(old)
+
+
+def newest(folder: Path) -> Path:
+    """Return the newest whole checkpoint in `folder`, or `folder` if it is one.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    if (folder / ".metadata").exists():
+        return folder
+    steps = _steps(folder)
+    if not steps:
+        raise FileNotFoundError(f"{folder} has no checkpoint: no step-N that was written to its end")
+    return steps[-1]
+
+
+def _steps(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("step-????????") if (path / ".metadata").exists())

@@ -1,0 +1,253 @@
+"""What is known of families of models: their pieces in order, their units, and how each module is cut.
+
+A piece is a module that takes what the piece before it returns. Stages are runs of pieces. A unit is a
+module whose
+parameters are gathered and reduced together. Rules go by the type and the name of modules.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .tensor import KINDS
+
+__all__ = ["Family", "family_of"]
+
+ELEMENTWISE = (
+    nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.Softplus, nn.Dropout, nn.Identity
+)  # fmt: skip
+COLUMN = re.compile(
+    r"(^|\.)(q|k|v|query|key|value|[qkv]_proj|gate_proj|up_proj|fc1|w1|w3|mlp_in|linear1|c_fc)$"
+)
+ROW = re.compile(r"(^|\.)(o_proj|out_proj|attention_out|down_proj|fc2|w2|mlp_out|linear2)$")
+LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
+
+
+def as_it_is(output: Any) -> Any:
+    """Return what a model returned."""
+    return output
+
+
+def nothing_to_tell(tensor: int) -> None:
+    """Leave a model alone that does not ask how many ranks share its layers."""
+
+
+@dataclass
+class Family:
+    """One model, seen by a rule. `pieces` is empty where the rule does not know their order."""
+
+    name: str
+    pieces: list[nn.Module] = field(default_factory=list)
+    units: list[nn.Module] = field(default_factory=list)
+    cuts: dict[str, str] = field(default_factory=dict)
+    output: Callable[[Any], Any] = as_it_is
+    localize: Callable[[int], None] = nothing_to_tell  # tells attention how many heads are here
+
+
+def family_of(model: nn.Module, pieces: Sequence[nn.Module] | None, cuts: dict[str, str] | None) -> Family:
+    """Find the rule for `model`; what the caller gave goes first.
+
+    Args:
+        pieces: modules of the model in the order they run, each taking what the one before returns.
+        cuts: pattern of paths ("blocks.*.fc") -> kind of cut, over the rule's.
+    """
+    name = type(model).__name__
+    if name == "GPT2LMHeadModel":
+        family = _gpt2(model)
+    elif name in LLAMA_LIKE:
+        family = _llama(model, name)
+    else:
+        family = _by_names(model)
+    if pieces is not None:
+        family.pieces = list(pieces)
+        family.units = [piece for piece in pieces if any(True for _ in piece.parameters())]
+    for pattern, kind in (cuts or {}).items():
+        _override(family, model, pattern, kind)
+    return family
+
+
+def _override(family: Family, model: nn.Module, pattern: str, kind: str) -> None:
+    if kind not in KINDS:
+        raise ValueError(f'cuts: "{pattern}" is to be cut by "{kind}"; known are {", ".join(KINDS)}')
+    paths = [path for path, _ in model.named_modules() if path and fnmatchcase(path, pattern)]
+    if not paths:
+        raise ValueError(f'cuts: no module of {type(model).__name__} is called "{pattern}"')
+    family.cuts |= dict.fromkeys(paths, kind)
+
+
+# ---- any model ----
+
+
+def _by_names(model: nn.Module) -> Family:
+    """Pieces of an nn.Sequential are its children; units are the entries of the outermost containers."""
+    pieces = list(model.children()) if isinstance(model, nn.Sequential) else []
+    family = Family("sequential" if pieces else "any module", pieces, list(_entries(model)))
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Sequential):
+            family.cuts |= _pairs(path, module)
+        elif isinstance(module, nn.Linear) and COLUMN.search(path):
+            family.cuts[path] = "column"
+        elif isinstance(module, nn.Linear) and ROW.search(path):
+            family.cuts[path] = "row"
+    return family
+
+
+def _entries(module: nn.Module) -> list[nn.Module]:
+    if isinstance(module, (nn.Sequential, nn.ModuleList)):
+        return [child for child in module if any(True for _ in child.parameters())]
+    return [entry for child in module.children() for entry in _entries(child)]
+
+
+def _pairs(path: str, module: nn.Sequential) -> dict[str, str]:
+    """Linear layers with only elementwise functions between them: column, row, column, row."""
+    cuts: dict[str, str] = {}
+    column = None
+    for name, child in module.named_children():
+        here = f"{path}.{name}".lstrip(".")
+        if isinstance(child, nn.Linear):
+            if column is None:
+                column = here
+            else:
+                cuts |= {column: "column", here: "row"}
+                column = None
+        elif not isinstance(child, ELEMENTWISE):
+            column = None
+    return cuts
+
+
+# ---- Hugging Face ----
+
+
+def _logits(output: Any) -> Tensor:
+    value: Tensor = output.logits
+    return value
+
+
+def _first(output: Any) -> Tensor:
+    value: Tensor = output[0] if isinstance(output, tuple) else output
+    return value
+
+
+def _check_attention(model: Any) -> None:
+    kind = getattr(model.config, "_attn_implementation", "sdpa")
+    if kind != "sdpa":
+        raise ValueError(
+            f"{type(model).__name__} computes attention by {kind!r}, which takes its causal mask from the "
+            f"model; pieces "
+            'have none. Make the model with attn_implementation="sdpa"'
+        )
+
+
+class SplitColumns(nn.Module):
+    """A fused Conv1D [width, 3 width] as three linear layers, each of which can be cut by column."""
+
+    q: nn.Module
+    k: nn.Module
+    v: nn.Module
+
+    def __init__(self, fused: Any) -> None:
+        super().__init__()
+        width = fused.weight.shape[0]
+        for index, name in enumerate(("q", "k", "v")):
+            part, columns = nn.Linear(width, width), slice(index * width, (index + 1) * width)
+            part.weight = nn.Parameter(fused.weight.data[:, columns].t().contiguous())
+            part.bias = nn.Parameter(fused.bias.data[columns].clone())
+            self.add_module(name, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.q(x), self.k(x), self.v(x)], dim=-1)
+
+
+class GPT2Embed(nn.Module):
+    """Tokens and positions of a GPT-2."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.wte, self.wpe, self.drop = model.wte, model.wpe, model.drop
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        wte: Any = self.wte
+        wpe: Any = self.wpe
+        hidden: Tensor = self.drop(wte(tokens) + wpe(torch.arange(tokens.shape[-1], device=tokens.device)))
+        return hidden
+
+
+class Block(nn.Module):
+    """A decoder layer that needs nothing but the hidden states."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return _first(self.layer(hidden))
+
+
+class RotaryBlock(Block):
+    """A decoder layer that also takes rotary positions, which each stage computes for itself."""
+
+    def __init__(self, layer: nn.Module, rotary: nn.Module) -> None:
+        super().__init__(layer)
+        self.rotary = rotary
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)
+        rotation = self.rotary(hidden, position_ids=positions)
+        return _first(self.layer(hidden, position_embeddings=rotation, position_ids=positions))
+
+
+def _gpt2(model: Any) -> Family:
+    _check_attention(model)
+    body = model.transformer
+    for block in body.h:
+        if not isinstance(block.attn.c_attn, SplitColumns):
+            block.attn.c_attn = SplitColumns(block.attn.c_attn)
+    cuts = {"transformer.wte": "vocabulary", "lm_head": "column, gathered"}
+    for index in range(len(body.h)):
+        at = f"transformer.h.{index}"
+        cuts |= {f"{at}.attn.c_attn.{name}": "column" for name in "qkv"}
+        cuts |= {f"{at}.attn.c_proj": "row", f"{at}.mlp.c_fc": "column", f"{at}.mlp.c_proj": "row"}
+
+    def localize(tensor: int) -> None:
+        _check_heads(model, model.config.n_head, tensor)
+        for block in body.h:
+            block.attn.split_size //= tensor
+
+    pieces = [GPT2Embed(body), *map(Block, body.h), nn.Sequential(body.ln_f, model.lm_head)]
+    return Family("GPT-2", pieces, list(body.h), cuts, _logits, localize)
+
+
+def _llama(model: Any, name: str) -> Family:
+    _check_attention(model)
+    body, config = model.model, model.config
+    if getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None):
+        raise ValueError(
+            f"{name} has a sliding window, which pieces cannot carry; set config.sliding_window=None"
+        )
+    cuts = {"model.embed_tokens": "vocabulary", "lm_head": "column, gathered"}
+    for index in range(len(body.layers)):
+        at = f"model.layers.{index}"
+        cuts |= {f"{at}.self_attn.{x}_proj": "column" for x in "qkv"} | {f"{at}.self_attn.o_proj": "row"}
+        cuts |= {f"{at}.mlp.{x}_proj": "column" for x in ("gate", "up")} | {f"{at}.mlp.down_proj": "row"}
+
+    def localize(tensor: int) -> None:
+        _check_heads(model, config.num_attention_heads, tensor)
+        _check_heads(model, config.num_key_value_heads, tensor)
+
+    blocks = [RotaryBlock(layer, body.rotary_emb) for layer in body.layers]
+    pieces = [body.embed_tokens, *blocks, nn.Sequential(body.norm, model.lm_head)]
+    return Family("Llama", pieces, list(body.layers), cuts, _logits, localize)
+
+
+def _check_heads(model: nn.Module, heads: int, tensor: int) -> None:
+    if heads % tensor:
+        raise ValueError(
+            f"{type(model).__name__} has {heads} attention heads, which tensor={tensor} does not divide"
+        )

@@ -1,0 +1,88 @@
+"""Gradients of all ranks seen as one vector: its norm, its verdict, its clipping, and tied parameters.
+
+A parameter that several ranks hold is counted once. Sums are made in f64, so that a finite gradient never
+overflows them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.profiler import record_function
+from torch.distributed.tensor import DTensor, Shard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .mesh import Mesh
+
+__all__ = ["Tie", "add_up", "copies", "local", "scale_", "squared_norm"]
+
+
+class Tie(NamedTuple):
+    """A parameter that stages on several ranks have, and the group of those ranks."""
+
+    name: str
+    group: dist.ProcessGroup
+    ranks: int
+
+
+def local(value: Tensor) -> Tensor:
+    """Return this rank's part of a DTensor, or the tensor itself."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def copies(parameter: Tensor, mesh: Mesh) -> int:
+    """Return how many ranks of a stage hold the same part of `parameter`.
+
+    Example: data=4, tensor=2, zero=1: 2 for a norm's weight, 1 for a matrix that is cut by column.
+    """
+    cut = 1
+    if isinstance(parameter, DTensor):
+        placed = zip(parameter.placements, parameter.device_mesh.shape, strict=True)
+        cut = math.prod(
+            size for placement, size in placed if isinstance(placement, Shard) or _strided(placement)
+        )
+    return mesh.plan.data * mesh.plan.tensor // cut
+
+
+def _strided(placement: object) -> bool:
+    """fully_shard's placement of what the tensor axis cuts in the same dimension; no Shard in PyTorch
+    2.13.
+    """
+    return type(placement).__name__ == "_StridedShard"
+
+
+def squared_norm(named: dict[str, nn.Parameter], ties: Iterable[Tie], mesh: Mesh) -> Tensor:
+    """Return this rank's part of the squared norm, f64 []. The sum over all ranks is that of the whole
+    gradient.
+    """
+    shared = {tie.name: tie.ranks for tie in ties}
+    total = torch.zeros((), dtype=torch.float64, device=mesh.axes.device_type)
+    for name, parameter in named.items():
+        if parameter.grad is not None:
+            norm = torch.linalg.vector_norm(local(parameter.grad), dtype=torch.float64)
+            total += norm * norm / (copies(parameter, mesh) * shared.get(name, 1))
+    return total
+
+
+def scale_(parameters: Iterable[nn.Parameter], factor: float) -> None:
+    """Multiply all gradients by `factor`, in place."""
+    grads = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    if grads and factor != 1.0:
+        torch._foreach_mul_(grads, factor)
+
+
+def add_up(named: dict[str, nn.Parameter], ties: Iterable[Tie]) -> None:
+    """Sum the gradients of tied parameters over the stages that have them."""
+    for tie in ties:
+        parameter = named[tie.name]
+        if parameter.requires_grad:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            with record_function(f"up::tied|{tie.name}"):
+                dist.all_reduce(local(parameter.grad), group=tie.group)

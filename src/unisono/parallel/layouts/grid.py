@@ -1,0 +1,67 @@
+"""The ranks as a mesh of prime sizes: 8 ranks are 2 x 2 x 2, 6 are 2 x 3. Every divisor is a product of
+axes.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Grid", "grid_of", "primes"]
+
+
+def primes(number: int) -> tuple[int, ...]:
+    """Prime factors, smallest first; (1,) for 1. Example: 12 -> (2, 2, 3)."""
+    found, factor = [], 2
+    while number > 1:
+        while number % factor == 0:
+            found.append(factor)
+            number //= factor
+        factor += 1
+    return tuple(found) or (1,)
+
+
+class Grid:
+    """All ranks of the default group, by their coordinates on the axes; the last axis is the fastest."""
+
+    def __init__(self, device_type: str = "cpu") -> None:
+        self.sizes = primes(dist.get_world_size())
+        names = tuple(f"axis{index}" for index in range(len(self.sizes)))
+        self.mesh = init_device_mesh(device_type, self.sizes, mesh_dim_names=names)
+        self.here = tuple(self.mesh.get_coordinate() or ())
+        self._groups: dict[tuple[int, ...], Any] = {}
+
+    def ranks(self, axes: Sequence[int]) -> int:
+        """Ranks that differ in `axes` only."""
+        return math.prod(self.sizes[axis] for axis in axes)
+
+    def place(self, axes: Sequence[int]) -> int:
+        """This rank's number among those, the last axis fastest."""
+        number = 0
+        for axis in axes:
+            number = number * self.sizes[axis] + self.here[axis]
+        return number
+
+    def group(self, axes: tuple[int, ...]) -> Any:
+        """The process group of those ranks. All ranks of the job ask for it in the same order."""
+        if axes not in self._groups:
+            others = [axis for axis in range(len(self.sizes)) if axis not in axes]
+            columns = self.mesh.mesh.permute(*others, *axes).reshape(-1, self.ranks(axes))
+            for column in columns.tolist():
+                group = dist.new_group(column)
+                if dist.get_rank() in column:
+                    self._groups[axes] = group
+        return self._groups[axes]
+
+
+@functools.lru_cache(maxsize=1)
+def grid_of(world: Any) -> Grid:  # noqa: ARG001  (the key: another group, another grid)
+    """Return the grid of the default group `world`; made once."""
+    return Grid()

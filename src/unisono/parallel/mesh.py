@@ -1,0 +1,68 @@
+"""Where a rank stands: the device mesh of a plan, and what is asked of it.
+
+Example: Plan(data=2, tensor=2, pipeline=2) on 8 ranks; rank 5 has pipeline 1, data 0, tensor 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+__all__ = ["AXES", "Mesh"]
+
+AXES = ("pipeline", "replica", "shard", "tensor")
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The ranks of a plan, as PyTorch's DeviceMesh with the axes pipeline, replica, shard, tensor."""
+
+    axes: DeviceMesh
+    plan: Plan
+
+    @classmethod
+    def of(cls, plan: Plan, device_type: str) -> Mesh:
+        """Make the mesh, and with it its process groups. All ranks call this.
+
+        Raises:
+            ValueError: the job has another number of ranks than the plan.
+            RuntimeError: torch.distributed has not been initialised.
+        """
+        if not dist.is_initialized():
+            raise RuntimeError(
+                'there is no process group; call torch.distributed.init_process_group("unisono") first'
+            )
+        if dist.get_world_size() != plan.ranks:
+            raise ValueError(
+                f"{plan} needs {plan.ranks} ranks (data {plan.data} x tensor {plan.tensor} x pipeline "
+                f"{plan.pipeline}), but this job has {dist.get_world_size()}"
+            )
+        shape = (plan.pipeline, plan.data // plan.shards, plan.shards, plan.tensor)
+        return cls(init_device_mesh(device_type, shape, mesh_dim_names=AXES), plan)
+
+    @property
+    def stage(self) -> int:
+        """This rank's place in its pipeline."""
+        return self.axes.get_local_rank("pipeline")
+
+    @property
+    def row(self) -> int:
+        """This rank's place among the data ranks: which rows of a batch are its own."""
+        return self.axes.get_local_rank("replica") * self.plan.shards + self.axes.get_local_rank("shard")
+
+    @property
+    def sharding(self) -> DeviceMesh:
+        """What `fully_shard` gets: one axis, or (replica, shard) for hybrid sharding."""
+        return self.axes["replica", "shard"] if self.axes.size(1) > 1 else self.axes["shard"]
+
+    def peer(self, stage: int) -> int:
+        """Return the global rank with this rank's data and tensor place, and another stage's."""
+        here = list(self.axes.get_coordinate() or ())
+        place: Any = (stage, *here[1:])
+        return int(self.axes.mesh[place].item())

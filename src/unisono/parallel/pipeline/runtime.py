@@ -1,0 +1,222 @@
+"""Runs the actions of one rank: forward, backward, and what lies between stages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd.profiler import record_function
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+
+from unisono.parallel.batches import tensors_of
+from unisono.parallel.units import before_backward, reduce_now
+
+from .messages import Messages, Spec
+from .schedule import Action, Message, Schedule
+from .timeline import Span
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed.fsdp import FSDPModule
+
+    from unisono.parallel.mesh import Mesh
+
+__all__ = ["Runtime", "Work"]
+
+
+@dataclass
+class Work:
+    """What one step is asked to do.
+
+    Args:
+        micros: (inputs, targets) of each micro-batch.
+        weights: the share of each micro-batch's loss in the step's.
+        factor: what losses are multiplied by before backward.
+    """
+
+    micros: Sequence[tuple[Any, Any]]
+    weights: Sequence[float]
+    loss: Callable[[Any, Any], Tensor]
+    factor: float = 1.0
+    train: bool = True
+
+
+@dataclass
+class _Passed:
+    """One micro-batch that has gone forward through one stage."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]  # on the last stage: the loss
+    grads: list[Tensor] | None = None
+    groups: Any = None
+    shape: Hashable = None
+
+
+@dataclass
+class _Step:
+    """What lives for one step."""
+
+    schedule: Schedule
+    work: Work
+    passed: dict[tuple[int, int], _Passed] = field(default_factory=dict)
+    here: dict[Message, tuple[Tensor, ...]] = field(default_factory=dict)
+    loss: Tensor | float = 0.0
+    spans: list[Span] = field(default_factory=list)
+
+
+class Runtime:
+    """The stages of one rank.
+
+    Args:
+        root: called as `root(stage, *inputs)`.
+        single: the plan has one stage, and `root` is the user's model: called as `root(*inputs)`.
+    """
+
+    def __init__(self, root: FSDPModule, mesh: Mesh, output: Callable[[Any], Any], *, single: bool) -> None:
+        self._root, self._mesh, self._output, self._single = root, mesh, output, single
+        self._device = torch.device(mesh.axes.device_type)
+        self._messages = Messages(mesh.axes.get_group("pipeline"), self._device)
+
+    def run(self, schedule: Schedule, work: Work) -> tuple[Tensor | float, list[Span]]:
+        """Run this rank's actions; return its part of the loss, and when each action ran."""
+        step = _Step(schedule, work)
+        order = [a for a in schedule.orders[self._mesh.stage] if work.train or a.kind == "F"]
+        final = next((action for action in reversed(order) if action.kind != "F"), None)
+        split = any(action.kind == "W" for action in order)
+        with torch.set_grad_enabled(work.train):
+            for action in order:
+                self._take(step, action)
+                start = time.perf_counter()
+                if action.kind in "BI":
+                    before_backward(self._root, self._mesh.plan, last=action is final and not split)
+                with record_function(f"up::pipeline|{action}"):
+                    {"F": self._forward, "B": self._backward, "I": self._inputs, "W": self._weights}[
+                        action.kind
+                    ](step, action)
+                step.spans.append(Span(self._mesh.stage, action, start, time.perf_counter()))
+                self._give(step, action)
+        if split:
+            reduce_now(self._root)
+        self._messages.finish()
+        return step.loss, step.spans
+
+    # ---- between stages ----
+
+    def _take(self, step: _Step, action: Action) -> None:
+        """Have at hand what `action` needs."""
+        message = step.schedule.needs(action)
+        if message is None or message in step.here:
+            return
+        source = self._mesh.peer(step.schedule.rank_of[message.stage])
+        if message.kind == "F":
+            shape = _shape(step.work.micros[action.micro][0])
+            step.here[message] = self._messages.recv(message, source, shape)
+        else:
+            outputs = [t for t in step.passed[action.stage, action.micro].outputs if t.requires_grad]
+            specs = [Spec(tuple(t.shape), t.dtype, False) for t in outputs]
+            step.here[message] = self._messages.recv_known(message, specs, source)
+
+    def _give(self, step: _Step, action: Action) -> None:
+        """Hand on what `action` made."""
+        given = step.schedule.gives(action)
+        if given is None:
+            return
+        message, stage = given
+        rank, passed = step.schedule.rank_of[stage], step.passed[action.stage, action.micro]
+        if action.kind == "F":
+            if rank == self._mesh.stage:
+                step.here[message] = tuple(t.detach().requires_grad_(t.requires_grad) for t in passed.outputs)
+            else:
+                shape = _shape(step.work.micros[action.micro][0])
+                self._messages.send(message, passed.outputs, self._mesh.peer(rank), shape)
+            return
+        wanted = [t for t in passed.inputs if t.requires_grad]
+        grads = [torch.zeros_like(t) if t.grad is None else t.grad for t in wanted]
+        if rank == self._mesh.stage:
+            step.here[message] = tuple(grads)
+        else:
+            self._messages.send_known(message, grads, self._mesh.peer(rank))
+        if action.kind == "B":
+            del step.passed[action.stage, action.micro]
+
+    # ---- actions ----
+
+    def _forward(self, step: _Step, action: Action) -> None:
+        _, stage, micro = action
+        inputs, targets = step.work.micros[micro]
+        came = () if stage == 0 else step.here.pop(Message("F", stage - 1, micro))
+        output = self._call(stage, inputs if stage == 0 else came)
+        if stage + 1 < step.schedule.stages:
+            outputs = tuple(output) if isinstance(output, (tuple, list)) else (output,)
+            _check_outputs(stage, outputs)
+        else:
+            loss = step.work.loss(output, targets)
+            step.loss = step.loss + loss.detach().double() * step.work.weights[micro]
+            outputs = (loss * (step.work.weights[micro] * step.work.factor),)
+        step.passed[stage, micro] = _Passed(came, outputs)
+
+    def _call(self, stage: int, inputs: Any) -> Any:
+        root: Any = self._root if self._single else lambda *args, **named: self._root(stage, *args, **named)  # type: ignore[operator]
+        if isinstance(inputs, dict):
+            output = root(**inputs)
+        else:
+            output = root(*inputs) if isinstance(inputs, (tuple, list)) else root(inputs)
+        return self._output(output) if self._single else output
+
+    def _arrived(self, step: _Step, action: Action) -> tuple[_Passed, list[Tensor], list[Tensor] | None]:
+        """The micro-batch, its outputs that require gradients, and those gradients."""
+        passed = step.passed[action.stage, action.micro]
+        outputs = [t for t in passed.outputs if t.requires_grad]
+        if action.stage + 1 == step.schedule.stages:
+            return passed, outputs, None
+        return passed, outputs, list(step.here.pop(Message("B", action.stage + 1, action.micro)))
+
+    def _backward(self, step: _Step, action: Action) -> None:
+        passed, outputs, grads = self._arrived(step, action)
+        if outputs:
+            torch.autograd.backward(outputs, grads)
+        passed.outputs = ()
+        if action.stage == 0:
+            del step.passed[action.stage, action.micro]
+
+    def _inputs(self, step: _Step, action: Action) -> None:
+        passed, outputs, grads = self._arrived(step, action)
+        passed.grads = grads
+        if not any(t.requires_grad for t in passed.inputs) or not outputs:
+            return  # nobody wants these; _weights does all of backward
+        wanted = [t for t in passed.inputs if t.requires_grad]
+        outputs = [t.clone() if t._is_view() else t for t in outputs]  # it detaches them in place
+        found, passed.groups = stage_backward_input(outputs, grads, wanted, self._parameters(action.stage))
+        for tensor, grad in zip(wanted, found, strict=True):
+            tensor.grad = grad
+
+    def _weights(self, step: _Step, action: Action) -> None:
+        passed = step.passed.pop((action.stage, action.micro))
+        outputs = [t for t in passed.outputs if t.requires_grad]
+        if passed.groups is not None:
+            stage_backward_weight(self._parameters(action.stage), passed.groups)
+        elif outputs:
+            torch.autograd.backward(outputs, passed.grads)
+
+    def _parameters(self, stage: int) -> Iterator[nn.Parameter]:
+        root: Any = self._root
+        found: Iterator[nn.Parameter] = root.stages[str(stage)].parameters()
+        return found
+
+
+def _shape(inputs: Any) -> Hashable:
+    """What the shapes of all stages follow from."""
+    return tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors_of(inputs))
+
+
+def _check_outputs(stage: int, outputs: tuple[Any, ...]) -> None:
+    for output in outputs:
+        if not isinstance(output, Tensor):
+            raise TypeError(
+                f"stage {stage} returned a {type(output).__name__}; a stage hands on a tensor or a tuple "
+                f"of tensors"
+            )

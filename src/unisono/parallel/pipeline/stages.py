@@ -1,0 +1,93 @@
+"""Stages: which pieces of a model each one has, and what this rank keeps of the model."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Stages", "balanced", "forget", "measured"]
+
+
+class Stages(nn.Module):
+    """The stages of one rank. Called with the number of the stage, then with what that stage takes."""
+
+    def __init__(self, stages: dict[int, Sequence[nn.Module]]) -> None:
+        super().__init__()
+        self.stages = nn.ModuleDict({str(stage): nn.ModuleList(pieces) for stage, pieces in stages.items()})
+
+    def forward(self, stage: int, *args: Any, **named: Any) -> Any:
+        pieces: Any = self.stages[str(stage)]
+        value = pieces[0](*args, **named)
+        for piece in pieces[1:]:
+            value = piece(*value) if isinstance(value, tuple) else piece(value)
+        return value
+
+
+def balanced(costs: Sequence[float], stages: int) -> tuple[int, ...]:
+    """Cut pieces into `stages` runs whose largest cost is smallest; return the first piece of each but the
+    first.
+
+    Example: costs 1 1 1 3, 2 stages -> (3,).
+    """
+    if len(costs) < stages:
+        raise ValueError(f"the model has {len(costs)} pieces, too few for {stages} stages")
+    sums = [0.0]
+    for cost in costs:
+        sums.append(sums[-1] + cost)
+
+    @functools.cache
+    def best(first: int, left: int) -> tuple[float, float, tuple[int, ...]]:
+        """(largest cost, sum of squares, cuts) of pieces from `first` in `left` stages."""
+        if left == 1:
+            cost = sums[-1] - sums[first]
+            return cost, cost * cost, ()
+        found = []
+        for cut in range(first + 1, len(costs) - left + 2):
+            cost = sums[cut] - sums[first]
+            largest, squares, cuts = best(cut, left - 1)
+            found.append((max(cost, largest), squares + cost * cost, (cut, *cuts)))
+        return min(found)
+
+    return best(0, stages)[2]
+
+
+def measured(pieces: Sequence[nn.Module], inputs: Any, rounds: int = 3) -> list[float]:
+    """Run forward and backward of each piece on `inputs` of the first; return seconds for each, the least of
+    `rounds`.
+    """
+    costs = [float("inf")] * len(pieces)
+    with torch.random.fork_rng():
+        for _ in range(rounds):
+            value: Any = inputs if isinstance(inputs, tuple) else (inputs,)
+            for index, piece in enumerate(pieces):
+                start = time.perf_counter()
+                value = piece(*value)
+                value = value if isinstance(value, tuple) else (value,)
+                outputs = [t for t in value if t.requires_grad]
+                if outputs:
+                    torch.autograd.grad(
+                        outputs, _leaves(piece), [torch.ones_like(t) for t in outputs], allow_unused=True
+                    )
+                costs[index] = min(costs[index], time.perf_counter() - start)
+                value = tuple(t.detach().requires_grad_(t.requires_grad) for t in value)
+    return costs
+
+
+def _leaves(piece: nn.Module) -> list[Tensor]:
+    return [parameter for parameter in piece.parameters() if parameter.requires_grad]
+
+
+def forget(model: nn.Module, kept: Iterable[nn.Module]) -> None:
+    """Free the parameters of modules of `model` that are in none of `kept`: they go to the meta device."""
+    inside = {module for top in kept for module in top.modules()}
+    for module in model.modules():
+        if module in inside:
+            continue
+        for name, parameter in module.named_parameters(recurse=False):
+            gone = nn.Parameter(parameter.data.to("meta"), requires_grad=parameter.requires_grad)
+            module.register_parameter(name, gone)

@@ -1,0 +1,137 @@
+"""The plan: how many ranks each kind of parallelism gets, and what the ranks do. It starts nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+__all__ = ["SCHEDULES", "Plan"]
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv")
+SPLIT_BACKWARD = ("zb-h1", "zbv")
+PRECISIONS = ("f32", "bf16", "fp16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How to train on `data * tensor * pipeline` ranks.
+
+    Rank order: tensor is the fastest axis, then data, then pipeline. With data=2, tensor=2, pipeline=2 ranks
+    0 and 1
+    share one tensor group, ranks 0 and 2 one data group, ranks 0 and 4 one pipeline.
+
+    Args:
+        data: copies of the model, each with its own rows of a batch.
+        tensor: ranks that share each matrix.
+        pipeline: ranks that share the layers.
+        zero: what data ranks share: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters.
+        shard: data ranks that share (hybrid sharding); the others are replicas. None: all data ranks.
+        micro_batches: parts of a rank's batch; gradients add up over them.
+        schedule: one of gpipe, 1f1b, interleaved, zb-h1, zbv.
+        stages_per_rank: stages on each pipeline rank; None: 2 for interleaved and zbv, else 1.
+        cuts: the first piece of each stage but the first; None: balanced by cost.
+        precision: the type of compute; parameters are kept in f32. fp16 scales the loss.
+        reduce: the type in which gradients are reduced: f32, or low for that of compute.
+        clip: largest global norm of gradients; None: not clipped.
+        recompute: keep only the inputs of each unit in forward and compute the rest again in backward.
+        uneven_use: ranks may leave different parameters unused. Their gradients are zero, not None.
+        tf32: allow TF32 in f32 matrix products on GPUs.
+
+    Raises:
+        ValueError: the plan cannot run on any number of ranks; it says why.
+    Example: Plan(data=2, tensor=2, pipeline=2, zero=1, micro_batches=4) runs on 8 ranks.
+    """
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    zero: int = 0
+    shard: int | None = None
+    micro_batches: int = 1
+    schedule: str = "1f1b"
+    stages_per_rank: int | None = None
+    cuts: tuple[int, ...] | None = None
+    precision: Literal["f32", "bf16", "fp16"] = "f32"
+    reduce: Literal["f32", "low"] = "f32"
+    clip: float | None = None
+    recompute: bool = False
+    uneven_use: bool = False
+    tf32: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("data", "tensor", "pipeline", "micro_batches"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"Plan: {name} is {getattr(self, name)}; it must be at least 1")
+        _one_of("zero", self.zero, (0, 1, 2, 3))
+        _one_of("schedule", self.schedule, SCHEDULES)
+        _one_of("precision", self.precision, PRECISIONS)
+        _one_of("reduce", self.reduce, ("f32", "low"))
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"Plan: clip is {self.clip}; it must be positive, or None")
+        self._check_sharding()
+        self._check_schedule()
+
+    def _check_sharding(self) -> None:
+        if self.shard is None:
+            return
+        if self.zero == 0:
+            raise ValueError(f"Plan: shard={self.shard} with zero=0 shards nothing; set zero to 1, 2 or 3")
+        if self.shard < 1 or self.data % self.shard:
+            raise ValueError(f"Plan: {self.data} data ranks cannot be cut into groups of shard={self.shard}")
+
+    def _check_schedule(self) -> None:
+        split = self.schedule in SPLIT_BACKWARD and self.pipeline > 1
+        if split and self.zero > 1:
+            raise ValueError(
+                f"Plan: schedule {self.schedule} computes gradients of weights in a pass of their own, "
+                f"which zero={self.zero} does not reduce; use zero=1, or schedule 1f1b"
+            )
+        if split and self.recompute:
+            raise ValueError(
+                f"Plan: schedule {self.schedule} would recompute each unit twice; use 1f1b with recompute"
+            )
+        stages = self.stages_per_rank
+        if stages is not None and stages < 1:
+            raise ValueError(f"Plan: stages_per_rank is {stages}; it must be at least 1")
+        if self.schedule == "zbv" and stages not in (None, 2):
+            raise ValueError(f"Plan: zbv has 2 stages on each rank, not {stages}")
+        if self.schedule in ("gpipe", "1f1b", "zb-h1") and stages not in (None, 1):
+            raise ValueError(f"Plan: {self.schedule} has 1 stage on each rank, not {stages}; use interleaved")
+        if self.cuts is not None and (
+            len(self.cuts) != self.stages - 1 or list(self.cuts) != sorted(set(self.cuts))
+        ):
+            raise ValueError(f"Plan: cuts={self.cuts} must be {self.stages - 1} growing numbers of pieces")
+
+    @property
+    def ranks(self) -> int:
+        """Ranks the plan runs on."""
+        return self.data * self.tensor * self.pipeline
+
+    @property
+    def shards(self) -> int:
+        """Data ranks that share: 1 under zero=0."""
+        return 1 if self.zero == 0 else self.shard or self.data
+
+    @property
+    def chunks(self) -> int:
+        """Stages on each pipeline rank."""
+        if self.pipeline == 1:
+            return 1
+        return self.stages_per_rank or (2 if self.schedule in ("interleaved", "zbv") else 1)
+
+    @property
+    def stages(self) -> int:
+        """Stages in all."""
+        return self.pipeline * self.chunks
+
+    def __str__(self) -> str:
+        """What differs from Plan(), such as "Plan(data=2, zero=1)"."""
+        said = (
+            f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default
+        )
+        return f"Plan({', '.join(said)})"
+
+
+def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"Plan: {name} is {value!r}; it must be one of {', '.join(map(str, allowed))}")

@@ -1,0 +1,261 @@
+"""A run: a model, a plan and an optimizer, stepped batch by batch."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.profiler import record_function
+
+from .batches import Part, micro_batches, rows_of
+from .build import Built, Optimizer, Parameters, build
+from .checkpoint import Checkpoints, State, newest
+from .gradients import add_up, scale_, squared_norm
+from .layouts.price import Link
+from .pipeline.proof import prove
+from .pipeline.runtime import Work
+from .pipeline.schedule import Schedule, schedule
+from .pipeline.timeline import Span, Timeline
+from .precision import LossScaler
+from .watch import Report, Watched, write_trace
+from .watch import watch as watching
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+__all__ = ["Run", "parallelize"]
+
+
+def parallelize(
+    model: nn.Module,
+    plan: Plan,
+    *,
+    optimizer: Optimizer,
+    loss: Callable[[Any, Any], Tensor],
+    pieces: Sequence[nn.Module] | None = None,
+    cuts: dict[str, str] | None = None,
+    sample: Any = None,
+) -> Run:
+    """Make `model` train as `plan` says. All ranks call this; rank 0's parameters go to all.
+
+    Args:
+        optimizer: makes the optimizer from this rank's parameters, a list with the attribute `named`.
+        loss: (output, targets) -> the mean over rows of a micro-batch. Hugging Face models give their logits.
+        pieces: for pipelines, the modules in order, where no rule knows it. Each takes what the last returns.
+        cuts: for the tensor axis, pattern of paths -> "column", "column, gathered", "row", "vocabulary".
+        sample: inputs of one micro-batch; the pieces' cost is measured on them, to balance stages.
+    Raises:
+        ValueError: model and plan do not go together; it says which module, and what to write.
+    """
+    if plan.tf32:
+        torch.set_float32_matmul_precision("high")
+    return Run(build(model, plan, pieces=pieces, cuts=cuts, sample=sample), plan, optimizer, loss)
+
+
+class Run:
+    """What `parallelize` returns.
+
+    Attributes:
+        model: the user's model; on a pipeline's rank the parameters of other stages are on the meta device.
+        optimizer: what the caller's function made; None where this rank trains nothing.
+        grad_norm: the global norm of the last step's gradients before clipping; None if the plan asks for
+            none.
+        steps: batches trained on, over all runs that were saved and loaded.
+        skipped: steps that overflowed under fp16 and changed nothing.
+    """
+
+    def __init__(
+        self, built: Built, plan: Plan, optimizer: Optimizer, loss: Callable[[Any, Any], Tensor]
+    ) -> None:
+        self.plan, self.model, self.mesh = plan, built.model, built.mesh
+        self.scaler = LossScaler.of(plan.precision)
+        self.grad_norm: float | None = None
+        self.skipped = 0
+        self._built, self._loss = built, loss
+        self._named = built.named
+        self._trained = {name: value for name, value in self._named.items() if value.requires_grad}
+        self.optimizer = optimizer(Parameters(self._trained)) if self._trained else None
+        self.steps = 0
+        self._spans: list[Span] = []
+        self._watched: Watched | None = None
+        self._checkpoints = Checkpoints()
+
+    def shard(self, loader: Iterable[Any]) -> Part:
+        """Yield this rank's rows of each batch of `loader`, whose batches are those of all ranks together."""
+        return Part(loader, self.mesh.row, self.plan.data)
+
+    def step(self, batch: tuple[Any, Any], *, watch: bool = False) -> float:
+        """Train on this rank's part of a batch: forward, backward, communication, optimizer.
+
+        Args:
+            batch: (inputs, targets). Ranks of one pipeline and of one tensor group give the same rows.
+            watch: run under PyTorch's profiler, for `explain` and `trace`. Such a step is slower.
+        Returns:
+            The mean loss over the rows of all ranks, the same on every rank.
+        Raises:
+            ValueError: ranks that should have the same rows have different numbers of them.
+        """
+        if watch:
+            mean, self._watched = watching(lambda: self.step(batch))
+            return mean
+        made, work = self._work(batch, train=True)
+        loss, self._spans = self._built.runtime.run(made, work)
+        add_up(self._trained, self._built.ties)
+        mean, norm = self._agree(loss)
+        self._update(norm)
+        self._clear()
+        self.steps += 1
+        return mean
+
+    @torch.no_grad()
+    def evaluate(self, batch: tuple[Any, Any]) -> float:
+        """Return the mean loss on a batch, as `step` does, and change nothing. Call `run.model.eval()`
+        first.
+        """
+        made, work = self._work(batch, train=False)
+        loss, _ = self._built.runtime.run(made, work)
+        return self._agree(loss, norm=False)[0]
+
+    def explain(self, link: Link | None = None) -> Report:
+        """Return every collective of the last watched step on this rank: where, why, bytes, predicted and
+        measured seconds.
+
+        Args:
+            link: the prices behind the predicted seconds.
+        Raises:
+            RuntimeError: no step was watched.
+        """
+        return Report(self._seen().calls(self.mesh, link or Link()))
+
+    def trace(self, path: str | Path) -> None:
+        """Write the last watched step of all ranks for ui.perfetto.dev. All ranks call this; rank 0
+        writes.
+        """
+        write_trace(self._seen(), Path(path))
+
+    def communication_share(self) -> float:
+        """Return the share of the last watched step in which this rank was in a collective or a message."""
+        return self._seen().share()
+
+    def _seen(self) -> Watched:
+        if self._watched is None:
+            raise RuntimeError("no step was watched; call run.step(batch, watch=True) on all ranks first")
+        return self._watched
+
+    def timeline(self) -> Timeline:
+        """Return when each action of the last step ran, on all ranks of this pipeline. All its ranks call
+        this.
+        """
+        group = self.mesh.axes.get_group("pipeline")
+        gathered: list[Any] = [None] * self.plan.pipeline
+        dist.all_gather_object(gathered, self._spans, group=group)
+        return Timeline(
+            f"{self.plan.schedule}, measured", self.plan.pipeline, [s for spans in gathered for s in spans]
+        )
+
+    def save(self, folder: str | Path, *, keep: int | None = None, background: bool = False) -> None:
+        """Write a checkpoint to `folder/step-N`, which all ranks see. All ranks call this.
+
+        Args:
+            keep: whole checkpoints to leave in the folder, the newest ones; None: all.
+            background: return once the state is copied; `wait` waits for the rest, and so does the next save.
+        """
+        self._checkpoints.save(self._state(), Path(folder), self.steps, keep=keep, background=background)
+
+    def wait(self) -> None:
+        """Wait until a save in the background is done; raise what went wrong in it."""
+        self._checkpoints.wait()
+
+    def load(self, folder: str | Path) -> None:
+        """Go on from a checkpoint that any plan saved: a `step-N`, or the newest whole one in a folder of
+        them.
+
+        Raises:
+            FileNotFoundError: there is none.    ValueError: it is of another model.
+        """
+        state = self._state()
+        state.load(newest(Path(folder)))
+        self.steps, self.skipped = state.about["steps"], state.about["skipped"]
+        if self.scaler.active and state.about["scale"] != 1.0:
+            self.scaler.scale, self.scaler.succeeded = state.about["scale"], state.about["succeeded"]
+
+    def _state(self) -> State:
+        about: dict[str, Any] = {"steps": self.steps, "skipped": self.skipped}
+        about |= {"scale": self.scaler.scale, "succeeded": self.scaler.succeeded}
+        root: Any = self._built.root
+        return State(root, self._named, self._built.buffers, self.optimizer, about)
+
+    # ---- one step ----
+
+    def _work(self, batch: tuple[Any, Any], *, train: bool) -> tuple[Schedule, Work]:
+        inputs, targets = batch
+        rows = self._rows(rows_of([inputs, targets]))
+        parts = min(self.plan.micro_batches, *rows)
+        micros = micro_batches((inputs, targets), parts)
+        weights = [rows_of([x, y]) / sum(rows) for x, y in micros]
+        # fully_shard averages over the data ranks; weights are shares of the sum
+        work = Work(micros, weights, self._loss, self.scaler.scale * self.plan.data, train)
+        return self._schedule(parts), work
+
+    def _rows(self, mine: int) -> list[int]:
+        """The rows of each data rank; ranks that share rows must agree on them."""
+        device = self.mesh.axes.device_type
+        everyone = torch.empty(self.plan.ranks, dtype=torch.int64, device=device)
+        with record_function("up::rows|batch"):
+            dist.all_gather_single(everyone, torch.tensor([mine], device=device))
+        table = everyone.view(self.plan.pipeline, self.plan.data, self.plan.tensor)
+        if bool((table != table[:1, :, :1]).any()):
+            raise ValueError(
+                f"ranks of one pipeline or tensor group have different numbers of rows: "
+                f"{everyone.tolist()} on ranks 0 to "
+                f"{self.plan.ranks - 1}. Give them the same part of each batch; run.shard(loader) does"
+            )
+        return [int(rows) for rows in table[0, :, 0].tolist()]
+
+    @functools.lru_cache(maxsize=8)  # noqa: B019  (a run lives as long as its schedules)
+    def _schedule(self, parts: int) -> Schedule:
+        made = schedule(self.plan.schedule, self.plan.pipeline, parts, self.plan.chunks)
+        prove(made)
+        return made
+
+    def _agree(self, loss: Tensor | float, *, norm: bool = True) -> tuple[float, float | None]:
+        """Sum over all ranks, in one message: the loss, and the squared norm where it is asked for."""
+        device = self.mesh.axes.device_type
+        wanted = norm and (self.plan.clip is not None or self.scaler.active)
+        counts = self.mesh.axes.get_local_rank("tensor") == 0  # its ranks have the same loss
+        both = torch.zeros(2, dtype=torch.float64, device=device)
+        both[0] = loss if counts else 0.0
+        if wanted:
+            both[1] = squared_norm(self._trained, self._built.ties, self.mesh)
+        with record_function("up::agree|step"):
+            dist.all_reduce(both)
+        mean, squared = both.tolist()
+        return mean, squared if wanted else None
+
+    def _update(self, squared: float | None) -> None:
+        """Unscale, clip, step; or skip the step, if any rank overflowed."""
+        if squared is not None:
+            overflowed = self.scaler.active and not math.isfinite(squared)
+            scale = self.scaler.scale
+            if self.scaler.active:
+                self.scaler.update(overflowed)
+            self.grad_norm = math.sqrt(squared) / scale if squared >= 0 else squared
+            if overflowed:
+                self.skipped += 1
+                return
+            factor = 1 / scale
+            if self.plan.clip is not None:
+                factor *= min(1.0, self.plan.clip / (self.grad_norm + 1e-6))
+            scale_(self._trained.values(), factor)
+        if self.optimizer is not None:
+            self.optimizer.step()
+
+    def _clear(self) -> None:
+        for parameter in self._trained.values():
+            parameter.grad = None

@@ -1,0 +1,120 @@
+"""Parameters on the data axis: `fully_shard` for ZeRO 1 to 3, its twin `replicate` for ZeRO 0, unit by unit.
+
+The masters are f32 and belong to the optimizer. What computes is gathered and cast when a unit runs.
+
+| zero | gathered | gradients are reduced | kept on a rank between micro-batches |
+|---|---|---|---|
+| 0 | never | once a step | parameters, gradients |
+| 1 | once a step | once a step | parameters, gradients |
+| 2 | once a step | after each micro-batch | parameters, its part of gradients |
+| 3 | before each use | after each micro-batch | its part of both |
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed._composable.checkpoint_activation import checkpoint
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+
+    from .mesh import Mesh
+    from .plan import Plan
+
+__all__ = ["TYPES", "before_backward", "reduce_now", "shard_units"]
+
+TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def shard_units(root: nn.Module, units: Sequence[nn.Module], mesh: Mesh, *, last: bool) -> FSDPModule:
+    """Wrap `units` and then `root`, in place. What no unit has, shared parameters too, belongs to `root`.
+
+    Args:
+        last: `root` returns what the loss takes, so floating outputs are cast to f32.
+    """
+    plan = mesh.plan
+    own = [unit for unit in units if unit is not root and not _shares(unit, root)]
+    for module in [*own, root]:
+        module.register_forward_hook(_own_memory)
+    for unit in own if plan.recompute else ():
+        checkpoint(unit)
+    wrapped = [] if plan.uneven_use or plan.zero == 0 else own  # replicas reduce all gradients in one message
+    for unit in wrapped:
+        _wrap(unit, mesh, _policy(plan))
+    _wrap(root, mesh, _policy(plan, torch.float32 if last else None))
+    assert isinstance(root, FSDPModule)
+    if plan.uneven_use:
+        root.set_reduce_scatter_unused_params(True)
+    if plan.shards > 1:
+        _gather_ahead(root, wrapped)
+    return root
+
+
+def _own_memory(_module: nn.Module, _args: Any, output: Any) -> Any:
+    """Return no views: fully_shard loses its hook on one that is written into, as nn.ReLU(True) does."""
+    if isinstance(output, torch.Tensor):
+        return output.clone() if output._is_view() else output
+    if type(output) is tuple:
+        return tuple(_own_memory(_module, _args, part) for part in output)
+    return output
+
+
+def _shares(unit: nn.Module, root: nn.Module) -> bool:
+    """Whether a parameter of `unit` is one of a module outside it, too."""
+    inside = set(unit.modules())
+    mine = set(unit.parameters())
+    outside = (module for module in root.modules() if module not in inside)
+    return any(parameter in mine for module in outside for parameter in module.parameters(recurse=False))
+
+
+def _policy(plan: Plan, output: torch.dtype | None = None) -> MixedPrecisionPolicy:
+    if plan.precision == "f32":
+        return MixedPrecisionPolicy()
+    reduce = torch.float32 if plan.reduce == "f32" else None
+    return MixedPrecisionPolicy(param_dtype=TYPES[plan.precision], reduce_dtype=reduce, output_dtype=output)
+
+
+def _wrap(module: nn.Module, mesh: Mesh, policy: MixedPrecisionPolicy) -> None:
+    if mesh.plan.zero == 0:
+        replicate(module, mesh=mesh.axes["replica"], mp_policy=policy)
+    else:
+        fully_shard(module, mesh=mesh.sharding, mp_policy=policy, reshard_after_forward=mesh.plan.zero == 3)
+
+
+def _gather_ahead(root: FSDPModule, units: Sequence[Any]) -> None:
+    """Gather the next unit's parameters while one computes."""
+    root._set_unshard_async_op(True)
+    for unit, following in itertools.pairwise(units):
+        unit.set_modules_to_forward_prefetch([following])
+
+
+def before_backward(root: FSDPModule, plan: Plan, *, last: bool) -> None:
+    """Say what the next backward does with gradients: reduce them or let them add up. `last`: of this
+    step.
+    """
+    root.set_is_last_backward(last)
+    root.set_requires_gradient_sync(last or plan.zero >= 2)
+    root.set_requires_all_reduce(last)
+    root.set_reshard_after_backward(last or plan.zero == 3)
+
+
+def reduce_now(root: FSDPModule) -> None:
+    """Reduce what has added up. For schedules whose weights' gradients come after the hooks of backward
+    ran.
+    """
+    root.set_is_last_backward(True)
+    root.set_requires_gradient_sync(True)
+    root.set_requires_all_reduce(True)
+    root.set_reshard_after_backward(True)
+    state = root._get_fsdp_state()
+    for inner in state._state_ctx.all_states:
+        for group in inner._fsdp_param_groups:
+            group.post_backward()
+    state._root_post_backward_final_callback()

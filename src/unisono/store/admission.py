@@ -1,0 +1,153 @@
+"""The store's door: who is let in, and what strangers may cost.
+
+A stranger is a connection that has not yet said who it is and, where the job has a token, proved it. It may
+send `wire.HELLO_LIMIT` bytes and stay for two seconds. When all places for strangers are taken, the one that
+has stood there longest makes room, once it had time enough for an honest handshake: whoever fills the door
+with silent connections delays a newcomer by a fraction of a second, and those inside by nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from unisono import authentication
+from unisono.store import wire
+
+if TYPE_CHECKING:
+    import ssl
+
+__all__ = ["PATIENCE_S", "Caller", "Door", "Rules"]
+
+PATIENCE_S = 0.3  # what a stranger gets, at least, when others wait behind it
+SERVER = "store"  # our name in the handshake
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """What is asked of clients, and how many strangers are borne; see `StoreServer`."""
+
+    job: str
+    token: bytes
+    tls: bool
+    max_frame_bytes: int
+    hello_timeout_s: float
+    max_strangers: int
+
+
+class Caller:
+    """Where one connection stands in its greeting. `name` and `channel` are set once it is let in."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.channel = ""
+        self.hello: wire.Hello | None = None
+        self.nonce = b""
+
+
+class Door:
+    """Answers strangers."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self._server = os.urandom(8).hex()
+        if rules.tls:
+            authentication.check_for_tls(rules.token)
+        self._tls: ssl.SSLContext | None = _tls().context(rules.token, server=True) if rules.tls else None
+
+    def answer(
+        self, caller: Caller, head: bytearray, full: Callable[[str], bool]
+    ) -> wire.Welcome | wire.Challenge | wire.Refused:
+        """What to say to the next frame of a stranger. Raises `wire.Unreadable` for nonsense.
+
+        Args:
+            full: whether a client of that name comes too late, because the job is ending.
+        """
+        if caller.hello is not None:
+            return self._judge(caller, caller.hello, wire.read_proof(head))
+        hello = wire.read_hello(head)
+        refusal = self._refusal(hello, full)
+        if refusal is not None:
+            return refusal
+        if self.rules.token:
+            caller.hello, caller.nonce = hello, authentication.fresh_nonce()
+            return wire.Challenge(wire.MAGIC, caller.nonce, self._proof("accept", hello, caller.nonce))
+        return self._let_in(caller, hello)
+
+    def _judge(self, caller: Caller, hello: wire.Hello, given: wire.Proof) -> wire.Welcome | wire.Refused:
+        if not authentication.verify(given.proof, self._proof("connect", hello, caller.nonce)):
+            return wire.Refused(wire.MAGIC, "token", "the job's token here is another one")
+        caller.channel = authentication.channel_of(self._proof("channel", hello, caller.nonce))
+        return self._let_in(caller, hello)
+
+    def _let_in(self, caller: Caller, hello: wire.Hello) -> wire.Welcome:
+        caller.name, caller.hello = hello.client, None
+        most = self.rules.max_frame_bytes
+        me = (socket.gethostname(), os.getpid(), self._server)
+        return wire.Welcome(wire.MAGIC, wire.VERSION, most, *me)
+
+    def _proof(self, role: str, hello: wire.Hello, nonce: bytes) -> bytes:
+        return store_proof(self.rules.token, role, hello, nonce)
+
+    def _refusal(self, hello: wire.Hello, full: Callable[[str], bool]) -> wire.Refused | None:
+        rules = self.rules
+        if hello.version != wire.VERSION:
+            text = (
+                f"it speaks version {wire.VERSION}, the client {hello.version}: install the same everywhere"
+            )
+            return wire.Refused(wire.MAGIC, "version", text)
+        if hello.server not in ("", self._server):
+            return wire.Refused(wire.MAGIC, "server", "the client means the server that was here before")
+        if hello.job != rules.job:
+            text = f"it belongs to job {rules.job!r}, not to {hello.job!r}"
+            return wire.Refused(wire.MAGIC, "job", text)
+        if bool(rules.token) != (len(hello.nonce) == authentication.NONCE_BYTES):
+            return wire.Refused(wire.MAGIC, "token", _PROVE_IT if rules.token else _NO_PROOF)
+        if rules.tls != hello.tls:
+            text = "TLS is on " + ("there and not here" if rules.tls else "here and not there")
+            return wire.Refused(wire.MAGIC, "token", f"{text}: set UNISONO_TLS alike everywhere")
+        if not hello.client:
+            return wire.Refused(wire.MAGIC, "version", "the client gave no name")
+        if full(hello.client):
+            return wire.Refused(wire.MAGIC, "closing", "its job is ending")
+        return None
+
+    def secured(self, sock: socket.socket, caller: Caller) -> socket.socket:
+        """The socket on which a client that was let in goes on: `sock`, or TLS over it."""
+        if self._tls is None:
+            return sock
+        tls: socket.socket = _tls().wrapped(sock, self._tls, server=True, channel=caller.channel)
+        return tls
+
+    def has_deciphered(self, sock: Any) -> bool:
+        """Whether TLS holds bytes ready to be read, of which no selector tells."""
+        return self._tls is not None and isinstance(sock, _tls().TlsSocket) and sock.pending() > 0
+
+
+def _tls() -> Any:
+    """The module, loaded when it is used: the TLS library takes its time."""
+    from unisono.store import tls
+
+    return tls
+
+
+_PROVE_IT = (
+    "it asks for the job's token and none was given. Set UNISONO_TOKEN_FILE (or UNISONO_TOKEN) to that of "
+    "the process that serves it"
+)
+_NO_PROOF = (
+    "it has no token and one was given here. Set UNISONO_TOKEN_FILE (or UNISONO_TOKEN) for the process "
+    "that serves it, too"
+)
+
+
+def store_proof(token: bytes, role: str, hello: wire.Hello, nonce: bytes) -> bytes:
+    """The proof of either side of a store's connection: everything the client said is bound into it."""
+    said = msgspec.msgpack.encode(hello)
+    return authentication.proof(
+        token, role=role, job=f"store {hello.job}", names=(hello.client, SERVER), nonces=(hello.nonce, nonce),
+        binding=said,
+    )  # fmt: skip

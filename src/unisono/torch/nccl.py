@@ -1,0 +1,225 @@
+"""The name "nccl" on virtual GPUs: a process group of Unisono that moves their memory.
+
+The memory of a virtual GPU is host memory, so the engine takes it where it lies. What NCCL refuses is refused
+in its words; what would hang there is an error here. On real GPUs this module is not used: see cuda.py.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+import zlib
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed.distributed_c10d as c10d
+from torch._C._distributed_c10d import AllgatherOptions, ReduceOptions, ReduceScatterOptions
+
+from unisono import env
+
+from .arguments import Call, options, single
+from .collectives import Collectives, flat
+from .cuda import first_tensor
+from .process_group import NOWHERE, ProcessGroupUnisono, Within, world
+from .tracing import skip
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["ProcessGroupVirtual", "make"]
+
+# mypy must pass with and without PyTorch installed.
+# mypy: disallow-subclassing-any=False, warn-unused-ignores=False
+
+MEANT = ("NCCL_SOCKET_IFNAME", "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE", "NCCL_VERSION")
+CHECKED = tuple(
+    name
+    for name, method in vars(Collectives).items()
+    if callable(method) and not name.startswith("__") and name not in ("barrier", "monitored_barrier")
+)
+CUDA = torch.device("cuda")
+
+
+class ProcessGroupVirtual(ProcessGroupUnisono):
+    """`torch.distributed` over one `unisono.Group`, for tensors of virtual GPUs."""
+
+    _moves_cuda = True
+    bound_device_id: Any = None
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        name: str,
+        *,
+        devices: tuple[str, ...] = ("cuda",),
+        options: Any = None,
+        backend: str = "nccl",
+        within: Within = NOWHERE,
+    ) -> None:
+        super().__init__(store, rank, size, timeout, name, backend=backend, within=within)
+        self._takes = frozenset(devices)
+        self._options = options
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """The devices whose tensors it takes."""
+        return [torch.device(kind) for kind in sorted(self._takes)]
+
+    def _get_backend(self, device: torch.device | str) -> Any:
+        """Return itself.
+
+        Raises:
+            RuntimeError: it takes no tensors of that device.
+        """
+        self._check(torch.device(device).type)
+        return self
+
+    @property
+    def options(self) -> Any:
+        """What `ProcessGroupNCCL.Options` the group was made with."""
+        return super().options if self._options is None else self._options
+
+    def _check(self, kind: str) -> None:
+        if kind not in self._takes:
+            raise RuntimeError(f"No backend type associated with device type {kind}")
+
+    def _make(
+        self, store: Any, rank: int, size: int, timeout: timedelta, name: str, within: Within
+    ) -> ProcessGroupVirtual:
+        """Make a group of this one's kind."""
+        kind = {"devices": tuple(self._takes), "options": self._options, "backend": self._backend}
+        return ProcessGroupVirtual(store, rank, size, timeout, name, within=within, **kind)
+
+
+class _Uneven:
+    """What NCCL takes and others do not: another size from each rank."""
+
+    def allgather(self: Any, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
+        """Collect everybody's tensor; NCCL takes one of another size from each rank."""
+        lists, x = flat(outputs), single("all_gather", inputs)
+        if all(out.numel() == x.numel() for out in lists) or any(out.dim() == 0 for out in lists):
+            return PLAIN_METHODS["allgather"](self, outputs, inputs, opts, timeout)
+        opts = options(AllgatherOptions, opts, timeout=timeout)
+        call = Call("all_gather", moves_only=True)
+        written = [call.write(out) for out in lists]
+        return self._run(self._group.all_gather_v, opts, lists, call, written, call.read(x))
+
+    def reduce_scatter(
+        self: Any, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, op: Any = None
+    ) -> Any:
+        """Reduce a list of tensors, also of several sizes: as NCCL does it, one reduction to each rank."""
+        out, given = single("reduce_scatter", outputs), flat(inputs)
+        opts = options(ReduceScatterOptions, opts, reduceOp=opts if op is None else op, timeout=timeout)
+        if len(given) != self._size or all(x.numel() == out.numel() for x in given):
+            return PLAIN_METHODS["reduce_scatter"](self, outputs, inputs, opts)
+        works = []
+        for root, x in enumerate(given):
+            each = options(ReduceOptions, None, rootRank=root, reduceOp=opts.reduceOp, timeout=opts.timeout)
+            each.asyncOp = opts.asyncOp
+            works.append(self.reduce([out.copy_(x) if root == self._rank else x], each))
+        return self._each(works)
+
+
+INSTEAD = {name: method for name, method in vars(_Uneven).items() if callable(method)}
+PLAIN_METHODS: dict[str, Any] = {}
+
+
+def _checked(name: str) -> Callable[..., Any]:
+    """Make a method that looks at the device of its first tensor, and then is that of Collectives."""
+    method = getattr(Collectives, name)
+    plain = PLAIN_METHODS[name] = getattr(method, "__wrapped__", method)
+    made = INSTEAD.get(name, plain)
+
+    def call(self: ProcessGroupVirtual, *args: Any, **kwargs: Any) -> Any:
+        tensor = first_tensor(args or tuple(kwargs.values()))
+        if tensor is not None:
+            self._check(tensor.device.type)
+        return made(self, *args, **kwargs)
+
+    call.__name__, call.__doc__ = name, plain.__doc__
+    return call
+
+
+for _name in CHECKED:
+    setattr(ProcessGroupVirtual, _name, _checked(_name))
+skip(ProcessGroupVirtual, _Uneven)
+
+
+class Options:
+    """`ProcessGroupNCCL.Options`: taken, and without effect but for the timeout."""
+
+    def __init__(self, is_high_priority_stream: bool = False) -> None:
+        self.is_high_priority_stream = is_high_priority_stream
+        self._timeout = timedelta(minutes=10)
+        self.backend = "nccl"
+        self.config = NCCLConfig()
+        self.split_from: Any = None
+        self.split_color = 0
+        self.global_ranks_in_group: list[int] = []
+        self.group_name = ""
+
+
+class NCCLConfig(SimpleNamespace):
+    """`ProcessGroupNCCL.NCCLConfig`: taken, and without effect."""
+
+    def __init__(self) -> None:
+        super().__init__(blocking=1, cga_cluster_size=4, min_ctas=1, max_ctas=32, net_name="", split_share=0)
+
+
+class StandIn(type):
+    """The type of what stands where PyTorch looks for the class ProcessGroupNCCL."""
+
+    def __call__(cls, store: Any, rank: int, size: int, options: Any = None) -> Any:
+        """Make a group that answers to the name "nccl"."""
+        given = options if isinstance(options, (Options, timedelta)) else Options()
+        timeout = given if isinstance(given, timedelta) else given._timeout
+        everybody = c10d.GroupMember.WORLD
+        name = "world" if everybody is None else "group"
+        ranks = given.global_ranks_in_group if isinstance(given, Options) else []
+        within = Within(world(), ranks) if everybody is not None and ranks else NOWHERE
+        devices, bound = _asked(sys._getframe(1))
+        group = ProcessGroupVirtual(
+            store, rank, size, timeout, name, devices=devices, options=given, within=within
+        )
+        group.bound_device_id = bound
+        return group
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        """Say yes to the groups made here."""
+        return isinstance(instance, ProcessGroupVirtual)
+
+
+def _asked(frame: Any) -> tuple[tuple[str, ...], Any]:
+    """Return the devices PyTorch's caller wants one group for ("cpu:gloo,cuda:nccl"), and its `device_id`."""
+    config = frame.f_locals.get("backend_config")
+    kinds = tuple(config.get_device_backend_map()) if config is not None else ("cuda",)
+    backends = set(config.get_device_backend_map().values()) if config is not None else {"nccl"}
+    return ("cuda",) if backends == {"nccl"} else kinds, frame.f_locals.get("device_id")
+
+
+def _hash_tensors(tensors: list[torch.Tensor], mode: int = 0) -> int:  # noqa: ARG001
+    """Return a number that differs where the contents do; PyTorch logs it."""
+    return sum(zlib.crc32(x.cpu().numpy().tobytes()) for x in tensors)
+
+
+def make() -> None:
+    """Let PyTorch find a ProcessGroupNCCL. Called once virtual GPUs are on."""
+    namespace = {"Options": Options, "NCCLConfig": NCCLConfig, "__module__": c10d.__name__}
+    stand_in: Any = StandIn("ProcessGroupNCCL", (), namespace)
+    low: Any = torch._C._distributed_c10d
+    module: Any
+    for module in (c10d, torch.distributed, low):
+        module.ProcessGroupNCCL = stand_in
+    low._hash_tensors = _hash_tensors
+    named: Any = c10d
+    named._NCCL_AVAILABLE = True
+    named.default_pg_nccl_timeout = low._DEFAULT_PG_NCCL_TIMEOUT = timedelta(minutes=10)
+    without = sorted(name for name in env.copy() if name.startswith("NCCL_") and name not in MEANT)
+    if without:
+        text = f"Unisono: {', '.join(without)} change nothing on virtual GPUs"
+        warnings.warn(text, UserWarning, stacklevel=2)

@@ -1,0 +1,14 @@
+"""Virtual GPUs: CUDA devices of host memory, so that code for several GPUs runs, and fails, on any machine.
+
+    unisono run --virtual-gpus 4 train.py       # or, in a program, before PyTorch is imported:
+    import unisono.virtual
+    unisono.virtual.enable(4)
+
+See docs/virtual-gpus.md. Importing this module imports neither PyTorch nor NumPy.
+"""
+
+from __future__ import annotations
+
+from .start import Settings, enable, enabled
+
+__all__ = ["Settings", "enable", "enabled"]

@@ -1,0 +1,149 @@
+"""Compiles the native library against the installed PyTorch, once; keeps it in the cache folder.
+
+It is compiled at first use because it needs PyTorch's headers and only fits the version it was compiled for.
+Two translation units, because nearly all the time goes into reading PyTorch's headers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from unisono.errors import message
+
+from . import operations
+
+__all__ = ["build", "sources", "torch_folder"]
+
+UNITS = (
+    ("checks", "crossing", "fallback", "kernels"),
+    ("accounting", "device", "memory", "generator", "interface"),
+)
+FLAGS = ("-std=c++20", "-O1", "-fPIC", "-fvisibility-inlines-hidden", "-w")
+COMPILERS = ("g++", "c++", "clang++")
+
+
+def torch_folder() -> Path:
+    """Return where PyTorch is installed, without importing it.
+
+    Raises:
+        ImportError: it is not.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.origin:
+        raise ImportError("virtual GPUs need PyTorch: pip install torch==2.13.0")
+    return Path(spec.origin).parent
+
+
+def sources() -> Path:
+    """Return the folder of the C++ sources: in the wheel beside this file, else in the source tree."""
+    here = Path(__file__).resolve().parent
+    packed = here / "csrc"
+    return packed if packed.is_dir() else here.parents[2] / "csrc" / "virtual"
+
+
+def build(torch: Path, cache: Path, version: str, extra: tuple[str, ...] = ()) -> Path:
+    """Return the library for the PyTorch in folder `torch`; compile it if it is not in `cache`.
+
+    Other processes that need it meanwhile wait. Shows progress on stderr.
+
+    Raises:
+        RuntimeError: no compiler, or it failed; says what to do.
+    """
+    name = f"virtual-torch{version}-{_digest(torch, extra)}.so"
+    made = cache / name
+    if made.exists():
+        return made
+    cache.mkdir(parents=True, exist_ok=True)
+    with _locked(cache / (name + ".lock")):
+        if not made.exists():
+            _compile(torch, made, extra)
+    return made
+
+
+def _digest(torch: Path, extra: tuple[str, ...]) -> str:
+    """Tell apart what the library depends on besides PyTorch's version: our sources, the place of PyTorch."""
+    hashed = hashlib.sha256(f"{torch}{FLAGS}{extra}".encode())
+    for path in sorted([*sources().glob("*.?pp"), Path(operations.__file__)]):
+        hashed.update(path.read_bytes())
+    return hashed.hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with open(path, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _compile(torch: Path, made: Path, extra: tuple[str, ...]) -> None:
+    compiler = next((found for found in map(shutil.which, COMPILERS) if found), None)
+    if compiler is None:
+        raise RuntimeError(
+            message(
+                "virtual GPUs need a C++ compiler, once, to build their library against PyTorch",
+                observed=f"none of {', '.join(COMPILERS)} in PATH",
+                remedy="Install one (apt install g++), then run again.",
+            )
+        )
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        room = Path(folder)
+        yaml = torch.parent / "torchgen" / "packaged" / "ATen" / "native" / "native_functions.yaml"
+        (room / "cuda_operations.inc").write_text(operations.table(yaml.read_text()))
+        paths = [torch / "include", torch / "include/torch/csrc/api/include"]
+        flags = [*FLAGS, *extra, f"-I{room}", *(f"-isystem{path}" for path in paths)]
+        commands = []
+        for number, unit in enumerate(UNITS):
+            source = room / f"{number}.cpp"
+            source.write_text("".join(f'#include "{sources() / name}.cpp"\n' for name in unit))
+            commands.append([compiler, *flags, "-c", str(source), "-o", str(room / f"{number}.o")])
+        _run(commands, began)
+        objects = [str(room / f"{number}.o") for number in range(len(UNITS))]
+        libraries = [f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{torch / 'lib'}"]
+        fresh = made.with_name(f"{made.name}.{os.getpid()}")
+        _run([[compiler, "-shared", *extra, *objects, "-o", str(fresh), *libraries]], began)
+        fresh.rename(made)
+    _say(f"virtual GPUs: library built in {time.monotonic() - began:.0f} s, kept in {made.parent}\n")
+
+
+def _run(commands: list[list[str]], began: float) -> None:
+    """Run all at once; show the seconds while they run."""
+    running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
+    try:
+        for process in running:
+            while True:
+                try:
+                    _, errors = process.communicate(timeout=1)
+                    break
+                except subprocess.TimeoutExpired:
+                    seconds = time.monotonic() - began
+                    _say(f"virtual GPUs: building their library for this PyTorch, once ... {seconds:.0f} s")
+            if process.returncode:
+                raise RuntimeError(
+                    message(
+                        "the library of virtual GPUs could not be compiled",
+                        observed=f"{' '.join(process.args)}\n{errors[-2000:]}",  # type: ignore[arg-type]
+                        expected="a compiler for C++20 and PyTorch 2.13",
+                    )
+                )
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def _say(text: str) -> None:
+    end = "" if text.endswith("\n") or not sys.stderr.isatty() else "\r"
+    if text.endswith("\n") or sys.stderr.isatty():
+        print(f"unisono: {text}", end=end, file=sys.stderr, flush=True)

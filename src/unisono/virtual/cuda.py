@@ -1,0 +1,340 @@
+"""The functions of `torch._C` that only PyTorch's CUDA build has. `torch.cuda` calls them.
+
+What a virtual GPU cannot do is refused here, with a reason. docs/virtual-gpus.md lists it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from . import build, comm, streams
+from .native import TorchPython
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .native import Library
+    from .start import Settings
+
+__all__ = ["REFUSED", "install", "refusal"]
+
+CUDA = 1
+NCCL_VERSION = 2 << 32 | 29 << 16 | 7  # that of PyTorch 2.13's CUDA build
+INVALID_DEVICE = (
+    "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?\n"
+    "Search for `cudaErrorInvalidDevice' in "
+    "https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more information.\n"
+    "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below "
+    "might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+)
+
+KERNELS = "it runs the CPU's kernels, no CUDA code"
+REFUSED = {
+    "_cuda_jiterator_compile_and_launch_kernel": KERNELS,
+    "_cuda_cudaCachingAllocator_raw_alloc": "its memory belongs to tensors",
+    "_cuda_cudaCachingAllocator_raw_delete": "its memory belongs to tensors",
+    "_cuda_customAllocator": "its memory is counted by Unisono",
+    "_cuda_changeCurrentAllocator": "its memory is counted by Unisono",
+    "_cuda_getAllocator": "its memory is counted by Unisono",
+    "_cuda_getStreamFromExternal": "it has no streams of other libraries",
+    "_cuda_record_memory_history": "it keeps no history of allocations; see memory_stats",
+    "_cuda_record_memory_history_legacy": "it keeps no history of allocations; see memory_stats",
+    "_cuda_getCheckpointState": "it has no private memory pools",
+    "_cuda_setCheckpointPoolState": "it has no private memory pools",
+    "_cuda_beginAllocateCurrentStreamToPool": "it has no private memory pools",
+    "_cuda_beginAllocateToPool": "it has no private memory pools",
+    "_cuda_beginAllocateCurrentThreadToPool": "it has no private memory pools",
+    "_cuda_endAllocateToPool": "it has no private memory pools",
+    "_cuda_releasePool": "it has no private memory pools",
+    "_graph_pool_handle": "it runs no graphs of kernels",
+    "_nccl_unique_id": "use torch.distributed",
+    "_nccl_init_rank": "use torch.distributed",
+    **{
+        f"_gds_{name}": "it reads no files by itself"
+        for name in (
+            "register_buffer", "deregister_buffer", "register_handle", "deregister_handle", "load_storage",
+            "save_storage",
+        )
+    },
+}  # fmt: skip
+TUNABLE = (
+    ("enable", None), ("is_enabled", False), ("tuning_enable", None), ("tuning_is_enabled", False),
+    ("set_max_tuning_duration", None), ("get_max_tuning_duration", 30), ("set_max_tuning_iterations", None),
+    ("get_max_tuning_iterations", 100), ("set_filename", None), ("get_filename", ""), ("get_results", ()),
+    ("get_validators", ()), ("read_file", False), ("set_rotating_buffer_size", None), ("write_file", False),
+    ("get_rotating_buffer_size", 0), ("set_numerical_check_tolerances", None), ("write_file_on_exit", None),
+)  # fmt: skip
+
+
+class DeviceProperties:
+    """What `torch.cuda.get_device_properties` returns: the figures of an A100, the name and memory apart."""
+
+    name = "Virtual GPU"
+    major, minor = 8, 0
+    is_multi_gpu_board = is_integrated = 0
+    multi_processor_count = 108
+    max_threads_per_multi_processor = 2048
+    max_threads_per_block = 1024
+    warp_size = 32
+    regs_per_multiprocessor = 65536
+    shared_memory_per_block = 48 << 10
+    shared_memory_per_block_optin = 163 << 10
+    shared_memory_per_multiprocessor = 164 << 10
+    L2_cache_size = 40 << 20
+    clock_rate, memory_clock_rate, memory_bus_width = 1410000, 1215000, 5120
+    gcnArchName = ""
+    pci_domain_id = pci_device_id = 0
+
+    def __init__(self, index: int, memory: int) -> None:
+        self.total_memory = memory
+        self.pci_bus_id = index + 1
+        self.uuid = f"00000000-0000-0000-0000-{index:012x}"
+
+    def __repr__(self) -> str:
+        return (
+            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, "
+            f"total_memory={self.total_memory >> 20}MB, multi_processor_count={self.multi_processor_count}, "
+            f"uuid={self.uuid}, pci_bus_id={self.pci_bus_id}, pci_device_id=0, pci_domain_id=0, "
+            f"L2_cache_size={self.L2_cache_size >> 20}MB)"
+        )
+
+
+def install(c: ModuleType, library: Library, settings: Settings) -> None:
+    """Put everything into `torch._C`, whose import is just over."""
+    python = TorchPython(build.torch_folder() / "lib" / "libtorch_python.so")
+    given: dict[str, Any] = {
+        **{name: refusal(name, why) for name, why in REFUSED.items()},
+        **_devices(c, library, python),
+        **_memory(c, library),
+        **_streams(c, library),
+        **streams.classes(library),
+        **_rest(),
+        **comm.functions(c),
+    }
+    given["_cuda_init"] = _initialize(library, python, settings)
+    for name, value in given.items():
+        plain = not callable(value) or isinstance(value, type)
+        setattr(c, name, value if plain else _function(name, value))
+    c._has_cuda, c._has_cudnn = True, False  # type: ignore[attr-defined]
+
+
+def _function(name: str, called: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function of its own for each name: PyTorch's compiler keeps rules by function."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return called(*args, **kwargs)
+
+    function.__name__ = name
+    return function
+
+
+def refusal(name: str, why: str) -> Callable[..., NoReturn]:
+    """Make a function that refuses, for a reason. ("_cuda_x", "it has none") -> "x: not on a ..."."""
+    shown = name.removeprefix("_").removeprefix("cuda_")
+
+    def refuse(*args: object, **kwargs: object) -> NoReturn:
+        raise RuntimeError(f"{shown}: not on a virtual GPU, {why}. See docs/virtual-gpus.md.")
+
+    return refuse
+
+
+def _devices(c: Any, library: Library, python: TorchPython) -> dict[str, Any]:
+    def set_device(device: int) -> None:
+        if library.set(device):
+            raise c.AcceleratorError(INVALID_DEVICE)
+
+    def exchange(device: int) -> int:
+        before: int = library.current()
+        set_device(device)
+        return before if device >= 0 else -1
+
+    def synchronize() -> None:
+        c._accelerator_synchronizeDevice(library.current())
+
+    return {
+        "_cuda_getDeviceCount": library.count,
+        "_cuda_getDevice": library.current,
+        "_cuda_setDevice": set_device,
+        "_cuda_exchangeDevice": exchange,
+        "_cuda_maybeExchangeDevice": exchange,
+        "_cuda_synchronize": synchronize,
+        "_cuda_canDeviceAccessPeer": lambda device, peer: device != peer,
+        "_cuda_hasPrimaryContext": lambda device: True,
+        "_cuda_isInBadFork": lambda: python.in_bad_fork(CUDA),
+        "_cuda_getCompiledVersion": lambda: 0,
+        "_cuda_getArchFlags": lambda: None,
+        "_CudaDeviceProperties": DeviceProperties,
+        "_activate_gpu_trace": lambda: library.trace(python.interpreter()),
+    }
+
+
+def _memory(c: Any, library: Library) -> dict[str, Any]:
+    def set_fraction(fraction: float, device: int) -> None:
+        if not 0 <= fraction <= 1:
+            raise RuntimeError(f"invalid fraction:{fraction}. Please set within (0, 1].")
+        library.set_fraction(device, fraction)
+
+    def snapshot(asked: object = None) -> dict[str, Any]:
+        return {
+            "segments": [],
+            "device_traces": [[] for _ in range(library.count())],
+            "allocator_settings": {},
+            "external_annotations": [],
+        }
+
+    def statistics(device: int) -> dict[str, object]:
+        return library.memory_stats(device)
+
+    def nothing(*args: object) -> None:
+        pass
+
+    class MemPool:
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            raise RuntimeError("MemPool: not on a virtual GPU, it has no private memory pools")
+
+    return {
+        "_MemPool": MemPool,
+        "_cuda_memoryStats": statistics,
+        "_cuda_resetPeakMemoryStats": library.reset_peak,
+        "_cuda_resetAccumulatedMemoryStats": library.reset_accumulated,
+        "_cuda_emptyCache": library.empty_cache,
+        "_cuda_setMemoryFraction": set_fraction,
+        "_cuda_getMemoryFraction": library.fraction,
+        "_cuda_hostMemoryStats": dict,
+        "_cuda_resetPeakHostMemoryStats": nothing,
+        "_cuda_resetAccumulatedHostMemoryStats": nothing,
+        "_cuda_memorySnapshot": snapshot,
+        "_cuda_getAllocatorBackend": lambda: "native",
+        "_cuda_cudaCachingAllocator_enable": nothing,
+        "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
+        "_cuda_cudaCachingAllocator_set_allocator_settings": nothing,
+        "_cuda_isHistoryEnabled": lambda: False,
+        "_cuda_attach_out_of_memory_observer": nothing,
+        "_cuda_setMemoryMetadata": nothing,
+        "_cuda_getMemoryMetadata": lambda: "",
+        "_cuda_allocationTraceback": lambda pointer: [],
+        "_cuda_checkPoolLiveAllocations": lambda *args: True,
+        "_cuda_ipc_collect": nothing,
+        "_cuda_cudaHostAllocator": lambda: 0,
+        "_cudart": _runtime(library),
+    }
+
+
+def _module(name: str, **functions: Any) -> ModuleType:
+    """Make a module of `torch._C`."""
+    made = ModuleType(f"torch._C.{name}")
+    made.__dict__.update(functions)
+    return made
+
+
+def _runtime(library: Library) -> ModuleType:
+    """Stand in for the module `torch._C._cudart`."""
+    error = type("cudaError", (int,), {"success": 0})
+    return _module(
+        "_cudart",
+        cudaError=error,
+        cudaGetErrorString=lambda code: "no error" if code == 0 else "unknown error",
+        cudaMemGetInfo=lambda device: (library.free(device), library.capacity(device)),
+        cudaProfilerStart=lambda: 0,
+        cudaProfilerStop=lambda: 0,
+        cudaHostRegister=lambda pointer, nbytes, flags: 0,
+        cudaHostUnregister=lambda pointer: 0,
+        cudaStreamCreate=lambda pointer: 0,
+        cudaStreamDestroy=lambda pointer: 0,
+    )
+
+
+def _streams(c: Any, library: Library) -> dict[str, Any]:
+    def current(device: int) -> tuple[int, int, int]:
+        index = library.current() if device < 0 else device
+        return library.stream(index), index, CUDA
+
+    def set_stream(stream_id: int, device_index: int, device_type: int) -> None:
+        library.set(device_index)
+        library.set_stream(device_index, stream_id)
+
+    class Graph:
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            raise RuntimeError(
+                "CUDAGraph: not on a virtual GPU, whose work is done when it is called for: there is nothing "
+                "to record. Leave the graph out, the results are the same."
+            )
+
+        def __new__(cls, *args: object, **kwargs: object) -> Any:
+            return super().__new__(cls)
+
+    return {
+        "_cuda_getCurrentStream": current,
+        "_cuda_getDefaultStream": lambda device: (0, library.current() if device < 0 else device, CUDA),
+        "_cuda_getCurrentRawStream": lambda device: library.stream_handle(device, library.stream(device)),
+        "_cuda_setStream": set_stream,
+        "_cuda_isCurrentStreamCapturing": lambda: False,
+        "_CUDAGraph": Graph,
+    }
+
+
+def _rest() -> dict[str, Any]:
+    def nothing(*args: object, **kwargs: object) -> None:
+        pass
+
+    mode = [0]  # of set_sync_debug_mode
+    limit = [10]  # of cudnn's benchmark
+
+    tunable = {f"_cuda_tunableop_{name}": (lambda *args, value=value: value) for name, value in TUNABLE}
+    return {
+        **tunable,
+        "_cuda_record_untuned_enable": nothing,
+        "_cuda_record_untuned_is_enabled": lambda: False,
+        "_cuda_sleep": lambda cycles: time.sleep(min(cycles / 1.41e9, 10.0)),
+        "_cuda_set_sync_debug_mode": lambda value: mode.__setitem__(0, value),
+        "_cuda_get_sync_debug_mode": lambda: mode[0],
+        "_cuda_get_cudnn_benchmark_limit": lambda: limit[0],
+        "_cuda_set_cudnn_benchmark_limit": lambda value: limit.__setitem__(0, value),
+        "_cuda_get_conv_benchmark_empty_cache": lambda: True,
+        "_cuda_getCurrentBlasHandle": lambda: 0,
+        "_cuda_getCurrentSolverHandle": lambda: 0,
+        "_cuda_clearCublasWorkspaces": nothing,
+        "_cuda_getCublasWorkspaceSize": lambda: 0,
+        "_cuda_setCublasWorkspaceSize": nothing,
+        "_cuda_resetCublasWorkspaceSize": nothing,
+        "_cuda_getCublasLtWorkspaceSize": lambda: 0,
+        "_cuda_setCublasLtWorkspaceSize": nothing,
+        "_cuda_resetCublasLtWorkspaceSize": nothing,
+        "_nvtx": _module(
+            "_nvtx",
+            rangePushA=lambda text: 0,
+            rangePop=lambda: 0,
+            rangeStartA=lambda text: 0,
+            rangeEnd=nothing,
+            markA=nothing,
+            deviceRangeStart=lambda text, stream: 0,
+            deviceRangeEnd=nothing,
+        ),
+        "_nccl_version": lambda: NCCL_VERSION,
+        "_nccl_version_suffix": lambda: b"",
+    }
+
+
+def _initialize(library: Library, python: TorchPython, settings: Settings) -> Callable[[], None]:
+    """Make `torch._C._cuda_init`: the first use of a device."""
+
+    def initialize() -> None:
+        torch = sys.modules["torch"]
+        if library.count() == 0:
+            raise RuntimeError("No CUDA GPUs are available")
+        library.give_default(1)
+        generators = tuple(torch.Generator(f"cuda:{index}") for index in range(library.count()))
+        library.give_default(0)
+        torch.cuda.default_generators = generators
+        torch.cuda._get_device_properties = lambda device: DeviceProperties(device, library.capacity(device))
+        python.watch_forks(CUDA)
+        if settings.check_streams:
+            from torch.cuda import _sanitizer
+
+            sanitizer: Any = _sanitizer
+            sanitizer.enable_cuda_sanitizer()
+
+    return initialize

@@ -1,0 +1,40 @@
+"""The environment variables of virtual GPUs: read at the start of a process, set for its children."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, MutableMapping
+from typing import NamedTuple
+
+from unisono import env
+
+__all__ = ["Asked", "asked", "set_for_children"]
+
+SITE = os.path.join(os.path.dirname(__file__), "site")
+
+
+class Asked(NamedTuple):
+    """What the environment says. `visible`: CUDA_VISIBLE_DEVICES; an empty one hides all devices."""
+
+    settings: env.Settings
+    visible: str | None
+
+
+def asked(environ: Mapping[str, str] | None = None) -> Asked:
+    """Read what virtual GPUs ask for, and nothing else: this runs before anything of a job is looked at."""
+    environ = env.copy() if environ is None else environ
+    ours = {k: v for k, v in environ.items() if k.startswith("UNISONO_VIRTUAL") or k == "XDG_CACHE_HOME"}
+    return Asked(env.read(ours), environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def set_for_children(
+    environ: MutableMapping[str, str], gpus: int, memory: str, *, poison: bool, check_streams: bool
+) -> None:
+    """Turn virtual GPUs on in every Python that starts with `environ`: a sitecustomize comes first there."""
+    environ.update(
+        UNISONO_VIRTUAL_GPUS=str(gpus),
+        UNISONO_VIRTUAL_MEMORY=memory,
+        UNISONO_VIRTUAL_POISON=str(int(poison)),
+        UNISONO_VIRTUAL_CHECK_STREAMS=str(int(check_streams)),
+        PYTHONPATH=os.pathsep.join(filter(None, (SITE, environ.get("PYTHONPATH", "")))),
+    )

@@ -1,0 +1,34 @@
+"""Python runs this at its start, in the processes of `unisono run --virtual-gpus` and in their children.
+
+The folder of this file is the first in PYTHONPATH there. A sitecustomize that it hides runs after it.
+"""
+
+import importlib.util
+import os
+import sys
+
+
+def _hidden() -> None:
+    here = os.path.dirname(os.path.abspath(__file__))
+    before, sys.path = sys.path, [path for path in sys.path if os.path.abspath(path) != here]
+    try:
+        spec = importlib.util.find_spec("sitecustomize") if "sitecustomize" not in sys.modules else None
+        found = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path) if spec is None else spec
+    finally:
+        sys.path = before
+    if found is not None and found.loader is not None:
+        found.loader.exec_module(importlib.util.module_from_spec(found))
+
+
+def _start() -> None:
+    try:
+        from unisono.virtual.start import enable_from_environment
+
+        enable_from_environment()
+    except Exception as error:  # a traceback of `site` would hide the reason
+        sys.exit(f"unisono: {error}")
+
+
+if os.environ.get("UNISONO_VIRTUAL_GPUS"):
+    _start()
+_hidden()

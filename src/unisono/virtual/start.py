@@ -1,0 +1,205 @@
+"""Turns virtual GPUs on in this process, before PyTorch is imported."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import glob
+import importlib.metadata
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from unisono import env
+from unisono.errors import message
+
+from . import build, hook
+from .environment import asked
+from .native import Library
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+__all__ = ["Settings", "enable", "enable_from_environment", "enabled", "prepare"]
+
+MOST = 64
+DEFAULT_MEMORY = 80 << 30
+SUPPORTED = "2.13"
+
+
+class Settings(NamedTuple):
+    """What virtual GPUs are like.
+
+    Attributes:
+        gpus: how many this machine has; CUDA_VISIBLE_DEVICES may hide some from this process.
+        memory: bytes of each; 0: 80 GiB in the books, and no limit.
+        poison: `torch.empty` is filled with a pattern.
+        check_streams: report what uses a tensor on a stream that did not wait for the one that wrote it.
+        shared: file in which processes of one machine note what they use; "": this one and its forks only.
+    """
+
+    gpus: int
+    memory: int = 0
+    poison: bool = True
+    check_streams: bool = False
+    shared: str = ""
+
+
+_STATE: dict[str, Settings] = {}  # "on": what was asked for. PyTorch itself can have only one set of devices.
+
+
+def enabled() -> Settings | None:
+    """Return what was asked for in this process; None without virtual GPUs."""
+    return _STATE.get("on")
+
+
+def enable(
+    gpus: int, memory: str | int = 0, *, poison: bool = True, check_streams: bool = False, shared: str = ""
+) -> None:
+    """Give this process virtual GPUs. Call it before `import torch`; a second call changes nothing.
+
+    Args:
+        gpus: 1 to 64.
+        memory: of each, as in "16G"; 0: counted, without a limit.
+        poison: fill new memory with NaN (floating point) or numbers out of every range.
+        check_streams: report missing waits between streams; see `torch.cuda._sanitizer`.
+        shared: set by `unisono run`.
+    Raises:
+        ValueError: a value out of range, or other settings than those of the first call.
+        RuntimeError: PyTorch was imported before, or the library cannot be built.
+        ImportError: PyTorch is not installed, or is another version.
+    """
+    if not 1 <= gpus <= MOST:
+        raise ValueError(message("virtual GPUs", observed=str(gpus), expected=f"1 to {MOST}"))
+    limit = env.parse_size(memory) if isinstance(memory, str) else memory
+    wanted = Settings(gpus, limit, poison, check_streams, shared)
+    if enabled():
+        if enabled() != wanted:
+            raise ValueError(message("virtual GPUs are on", observed=str(enabled()), expected=str(wanted)))
+        return
+    if hook.already_imported():
+        raise RuntimeError(
+            message(
+                "virtual GPUs must be turned on before PyTorch is imported",
+                remedy="Use `unisono run --virtual-gpus N`, or call unisono.virtual.enable first.",
+            )
+        )
+    _STATE["on"] = wanted
+    start = _Start(wanted)
+    after = {"torch._C": start.after_c, "torch": start.after_torch}
+    sys.meta_path.insert(0, hook.Importing({"torch": start.before_torch}, after))
+
+
+def enable_from_environment() -> None:
+    """Do what `unisono run --virtual-gpus` asked for."""
+    settings = asked().settings
+    if settings.virtual_gpus:
+        enable(
+            settings.virtual_gpus,
+            settings.virtual_memory,
+            poison=settings.virtual_poison,
+            check_streams=settings.virtual_check_streams,
+            shared=settings.virtual_shared,
+        )
+
+
+def prepare() -> None:
+    """Build the library now if it is not there, so that ranks need not; without PyTorch do nothing.
+
+    Raises:
+        RuntimeError: it cannot be built; says why.
+    """
+    with contextlib.suppress(ImportError, importlib.metadata.PackageNotFoundError):
+        _built(build.torch_folder())
+
+
+def _built(torch: Path) -> Path:
+    """Return the library for PyTorch in folder `torch`.
+
+    Raises:
+        ImportError: it is a version the library does not fit.
+    """
+    version = importlib.metadata.version("torch")
+    if not version.startswith(SUPPORTED + "."):
+        raise ImportError(
+            message("virtual GPUs fit one version of PyTorch", observed=version, expected=f"{SUPPORTED}.x")
+        )
+    cache = Path(asked().settings.cache_home or Path.home() / ".cache") / "unisono"
+    return build.build(torch, cache, version)
+
+
+class _Start:
+    """The two steps of the start, around the import of PyTorch."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._torch = Path()
+        self._library: Any = None
+
+    def before_torch(self) -> None:
+        """Build the library if need be, and load it with PyTorch's libraries."""
+        self._torch = build.torch_folder()
+        path = _built(self._torch)
+        names = ("libc10.so", "libtorch_cpu.so")
+        self._library = Library(path, [self._torch / "lib" / name for name in names])
+        devices = visible(self._settings.gpus, asked().visible)
+        memory = self._settings.memory
+        shared = _opened(self._settings.shared)
+        self._library.open(
+            len(devices), (ctypes.c_int * MOST)(*devices), memory or DEFAULT_MEMORY, int(memory > 0),
+            int(self._settings.poison), shared,
+        )  # fmt: skip
+        if shared >= 0:
+            os.close(shared)
+        if glob.glob("/dev/nvidia[0-9]*"):
+            print(f"unisono: the {self._settings.gpus} GPUs of this process are virtual", file=sys.stderr)
+
+    def after_c(self, module: ModuleType) -> None:
+        """Put into `torch._C` what PyTorch's CUDA build has there."""
+        from . import cuda
+
+        self._library.register()
+        cuda.install(module, self._library, self._settings)
+
+    def after_torch(self, module: ModuleType) -> None:
+        """Add what needs all of PyTorch."""
+        from . import cuda, kernels, storages, tensor_types
+
+        storages.install()
+        tensor_types.install()
+        self._kernels = kernels.register()
+        for fused in ("flash", "mem_efficient", "cudnn"):  # kernels of the CUDA build; the others do the same
+            getattr(module.backends.cuda, f"enable_{fused}_sdp")(False)
+        module.backends.cudnn.is_acceptable = _not_acceptable  # without its warning
+        module.cuda._get_pynvml_handler = cuda.refusal("pynvml", "it has no sensors")
+        module.cuda._device_count_nvml = lambda: -1  # a real driver knows real devices only
+
+
+def _not_acceptable(tensor: object) -> bool:  # noqa: ARG001
+    """Stand in for `torch.backends.cudnn.is_acceptable`."""
+    return False
+
+
+def _opened(path: str) -> int:
+    """Open the shared file; -1 where there is none. It goes with the job, whose children may live on."""
+    try:
+        return os.open(path, os.O_RDWR) if path else -1
+    except FileNotFoundError:
+        return -1
+
+
+def visible(gpus: int, text: str | None) -> list[int]:
+    """Return the devices CUDA_VISIBLE_DEVICES leaves of `gpus`, as CUDA reads it.
+
+    Example: (4, "2,0") -> [2, 0]; (4, "1,9,2") -> [1]: what follows an unknown one is not seen.
+    """
+    if text is None:
+        return list(range(gpus))
+    seen: list[int] = []
+    for word in text.split(","):
+        number = int(word) if word.strip().isdecimal() else -1
+        if not 0 <= number < gpus or number in seen:
+            break
+        seen.append(number)
+    return seen

@@ -1,0 +1,102 @@
+"""`torch.cuda.Stream` and `torch.cuda.Event`: their base classes, which PyTorch's CUDA build has in C++.
+
+Work runs when it is called for, in the order of the calls. That is one of the orders a GPU may take. So a
+stream is always idle, an event that was recorded has happened, and waiting takes no time.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from torch import _C
+
+if TYPE_CHECKING:
+    from .native import Library
+
+__all__ = ["classes"]
+
+CUDA = 1  # the number of PyTorch's device type
+HIGH = 32  # streams above it have high priority: see csrc/virtual/device.cpp
+
+# mypy must pass with and without PyTorch installed.
+# mypy: disallow-subclassing-any=False, warn-unused-ignores=False
+
+
+def classes(library: Library) -> dict[str, type]:
+    """Return the two base classes by the names torch.cuda.streams looks for."""
+    return {"_CudaStreamBase": _stream_class(library), "_CudaEventBase": _CudaEventBase}
+
+
+def _stream_class(library: Library) -> type:
+    class _CudaStreamBase(_C.Stream):  # type: ignore[misc]
+        def __new__(
+            cls,
+            priority: int = 0,
+            stream_id: int = 0,
+            device_index: int = 0,
+            device_type: int = 0,
+            stream_ptr: int = 0,
+        ) -> Any:
+            if stream_ptr:
+                raise RuntimeError("a virtual GPU has no streams of other libraries (ExternalStream)")
+            if stream_id or device_index or device_type:
+                place = {"stream_id": stream_id, "device_index": device_index, "device_type": CUDA}
+                return super().__new__(cls, **place)
+            device = _C._cuda_getDevice()  # type: ignore[attr-defined]
+            return super().__new__(cls, device=f"cuda:{device}", priority=priority)
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+        @property
+        def cuda_stream(self) -> int:
+            handle: int = library.stream_handle(self.device_index, self.stream_id)
+            return handle
+
+        @property
+        def priority(self) -> int:
+            return -1 if self.stream_id > HIGH else 0
+
+        @staticmethod
+        def priority_range() -> tuple[int, int]:
+            return 0, -1
+
+    return _CudaStreamBase
+
+
+class _CudaEventBase(_C.Event):  # type: ignore[misc]
+    _timed: bool
+    _at: float | None
+
+    def __new__(
+        cls,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+        external: bool = False,
+    ) -> Any:
+        if interprocess:
+            raise RuntimeError("a virtual GPU has no events between processes (interprocess=True)")
+        made: Any = super().__new__(cls, device="cuda", enable_timing=enable_timing, blocking=blocking)
+        made._timed, made._at = enable_timing, None
+        return made
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def record(self, stream: Any = None) -> None:
+        super().record(stream)
+        self._at = time.perf_counter()
+
+    def elapsed_time(self, end: Any) -> float:
+        if not (self._timed and end._timed):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self._at is None or end._at is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        return 1e3 * float(end._at - self._at)
+
+    @property
+    def cuda_event(self) -> int:
+        event: int = self.event_id
+        return event

@@ -1,0 +1,37 @@
+"""`torch.cuda.FloatTensor` and its like: PyTorch's oldest way to name a type of tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["install"]
+
+NAMES = {
+    "Byte": torch.uint8, "Char": torch.int8, "Short": torch.int16, "Int": torch.int32, "Long": torch.int64,
+    "Half": torch.float16, "BFloat16": torch.bfloat16, "Float": torch.float32, "Double": torch.float64,
+    "Bool": torch.bool,
+}  # fmt: skip
+
+
+class _Type(type):
+    """The type of such a name: called, it makes a tensor; asked, it looks at dtype and device."""
+
+    dtype: torch.dtype
+
+    def __call__(cls, *args: Any) -> Any:
+        if args and isinstance(args[0], int):
+            return torch.empty(args, dtype=cls.dtype, device="cuda")
+        return torch.tensor(args[0] if args else [], dtype=cls.dtype, device="cuda")
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, torch.Tensor) and instance.is_cuda and instance.dtype == cls.dtype
+
+
+def install() -> None:
+    """Put them into `torch.cuda`."""
+    module: Any = torch.cuda
+    for name, dtype in NAMES.items():
+        made = _Type(f"{name}Tensor", (), {"dtype": dtype, "__module__": "torch.cuda", "is_cuda": True})
+        setattr(module, made.__name__, made)

@@ -1,0 +1,68 @@
+"""A new part of the fuzzer of arguments each time; all of it by command, see arguments.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ranks
+import unisono as un
+from loops import each
+
+PROGRAM = Path(__file__).with_name("arguments.py")
+SECONDS = 20
+
+
+def test_no_argument_crashes_or_raises_something_foreign() -> None:
+    # One seed, so that a run can be repeated; the program alone takes a new one each time.
+    command = [sys.executable, str(PROGRAM), "--seconds", str(SECONDS), "--seed", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS + 70)
+    assert done.returncode == 0, f"{done.stdout[-6000:]}{done.stderr[-2000:]}"
+
+
+@each("rank", [-1, 1, 2, 63, 10**6, 2**31, 2**63, 2**64, -(2**70)])
+def test_last_seen_of_a_rank_outside_the_group(rank: int) -> None:
+    def work(group: un.Group) -> None:
+        for function in (group.last_seen, group.host_of):
+            with pytest.raises(ValueError, match="is not in group"):
+                function(rank)
+        with pytest.raises(ValueError, match="is not in group"):
+            group.send(np.ones(1), rank)
+        group.all_reduce(x := np.ones(1))
+        assert x[0] == 1
+
+    ranks.threads(1, work)
+
+
+@each("rank", [-1, 1, 63, 2**31 - 1, -(2**31)])
+def test_native_accessors_refuse_what_is_outside_the_group(rank: int) -> None:
+    def work(group: un.Group) -> None:
+        engine = group._planner.engine
+        for call in (engine.standing, engine.remark_of, lambda each: engine.remembered(each, 1)):
+            with pytest.raises(ValueError, match="is not in this group of 1 ranks"):
+                call(rank)
+        with pytest.raises(ValueError, match="is not in this group"):
+            engine.post_send(rank, 0, 0, False, 0, 0, 1.0)
+        for dtype in (-1, 12, 255):
+            with pytest.raises(ValueError, match="no such dtype"):
+                engine.post_recv(0, 0, dtype, False, False, 0, 0, 1.0)
+            with pytest.raises(ValueError, match="no such kind, dtype or operation"):
+                engine.operation([1, 0, 0, 0, 0, 1, 0], 0, dtype, 0)
+        for kind in (-1, 256):
+            with pytest.raises(ValueError, match="no such kind"):
+                engine.operation([1, 0, 0, 0, 0, 1, 0], kind, 0, 0)
+
+    ranks.threads(1, work)
+
+
+def test_reproducible_takes_a_flag_only() -> None:
+    def work(group: un.Group) -> None:
+        with pytest.raises(TypeError, match="expected True or False"):
+            group.reproducible = "no"  # type: ignore[assignment]
+        group.all_reduce(np.ones(1))
+
+    ranks.threads(1, work)

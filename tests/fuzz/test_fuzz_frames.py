@@ -1,0 +1,117 @@
+"""Bytes from a peer: fuzzed against real ranks, stores and hand-shakes; and what is said of a bad frame."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ranks
+import unisono as un
+
+PROGRAM = Path(__file__).with_name("frames.py")
+FRAMES = os.environ.get("FUZZ_FRAMES", "4000")  # a hundred thousand by command
+LIMIT_S = 60 + int(FRAMES) // 10
+
+
+def fuzzer() -> Any:
+    spec = importlib.util.spec_from_file_location("fuzz_frames", PROGRAM)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.timeout(LIMIT_S + 60)
+def test_no_frame_crashes_a_rank_or_takes_its_memory() -> None:
+    command = [sys.executable, str(PROGRAM), "--frames", FRAMES]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, f"{done.returncode}: {done.stdout}{done.stderr[-4000:]}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "frame", "what"),
+    [
+        ("messages", struct.pack("<QiI", (1 << 63) + 5, 0, 9), "an impossible length (9223372036854775813)"),
+        ("messages", struct.pack("<QiI", 7, 0, 9), "an impossible length (7)"),
+        ("messages", struct.pack("<QiI", 8, -2, 9), "a negative tag"),
+        ("messages", struct.pack("<QiI", 8, 0, 99), "an unknown element type (99)"),
+        ("messages", struct.pack("<QiI", 8, 0, (1 << 31) + 9), "a message lent"),
+        ("data", struct.pack("<QQ", 80, 2) + bytes(80), "a fingerprint that no operation has (2)"),
+        ("data", struct.pack("<QQ", 1 << 63, 1), "an impossible length"),
+        ("control", struct.pack("<I", 77) + bytes(868), "an unknown kind of frame (77)"),
+        ("control", struct.pack("<IIii", 3, 2, 1, 9) + bytes(856), "a rank outside the group (9)"),
+        ("control", struct.pack("<IIii", 3, 99, 1, 1) + bytes(856), "an unknown kind of fault (99)"),
+        ("control", struct.pack("<I", 4).ljust(872, b"\0") * 2, "a frame behind the last one"),
+    ],
+)  # fmt: skip
+def test_a_bad_frame_ends_the_group_and_its_sender_is_named(kind: str, frame: bytes, what: str) -> None:
+    rank = fuzzer().Rank()
+    rank.group.timeout_s = 20.0
+    try:
+        rank.ends[kind].setblocking(True)
+        rank.ends[kind].sendall(frame)
+        with pytest.raises(un.Aborted) as raised:
+            if kind == "messages":
+                rank.group.recv(np.zeros(1), 1)
+            else:
+                rank.group.all_reduce(np.zeros(10))
+        assert f"its {kind} connection sent {what}" in str(raised.value)
+        assert "rank 1 (" in str(raised.value)
+    finally:
+        rank.close()
+
+
+@pytest.mark.parametrize(("per_host", "lending"), [(None, True), (None, False), (1, True)])
+def test_large_unexpected_messages_wait_in_their_sender(per_host: int | None, lending: bool) -> None:
+    """Forty megabytes fit, two hundred do not; all arrive once they are asked for."""
+    count, numel = 20, 10 << 17  # 10 MiB each
+
+    def work(group: un.Group) -> int:
+        if group.rank == 0:
+            sends = [group.isend(np.full(numel, float(number)), 1) for number in range(count)]
+            group.barrier()
+            waiting = sum(not one.done() for one in sends)
+            group.barrier()
+            for one in sends:
+                one.wait()
+            return waiting
+        x = np.zeros(1)
+        with pytest.raises(un.Timeout, match="not done"):  # takes in what it can meanwhile
+            (never := group.irecv(x, 1, 5)).wait(1.0)
+        group.barrier()
+        group.barrier()  # rank 0 has counted
+        y = np.zeros(numel)
+        for number in range(count):
+            group.recv(y, 0)
+            assert (y == number).all()
+        group.send(x, 1, 5)
+        never.wait()
+        return 0
+
+    waiting = ranks.threads(2, work, per_host=per_host, lending=lending)[0]
+    assert waiting >= count // 3  # six are kept; the kernel may hold four more
+
+
+@pytest.mark.parametrize(("per_host", "lending"), [(None, True), (None, False), (1, True)])
+def test_ranks_that_all_send_large_messages_first_do_not_deadlock(
+    per_host: int | None, lending: bool
+) -> None:
+    numel = 12 << 20  # 96 MiB: more than is kept unasked
+
+    def work(group: un.Group) -> None:
+        right, left = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+        group.send(np.full(numel + group.rank, float(group.rank)), right)
+        x = np.zeros(numel + left)
+        group.recv(x, left)
+        assert (x == left).all()
+
+    ranks.threads(3, work, per_host=per_host, lending=lending)

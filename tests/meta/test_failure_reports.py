@@ -1,0 +1,56 @@
+"""A failing test run says why at once, and a shared traceback once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
+TESTS = """
+import pytest
+
+@pytest.mark.parametrize("number", range(40))
+def test_of_one_fault(number):
+    pytest.fail("a long\\ntraceback\\nends in the cause", pytrace=False)
+
+def test_of_its_own():
+    assert 1 + 1 == 3
+
+def test_last():
+    pass
+"""
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_the_reason_comes_first_and_once(tmp_path: Path, workers: str):
+    (tmp_path / "test_some.py").write_text(TESTS)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "failure_reports",
+            "-n",
+            workers,
+            "-v",
+            "-p",
+            "no:cacheprovider",
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(SUPPORT), "PY_COLORS": "0"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    running, _, listed = done.stdout.partition("= FAILURES =")
+    assert running.count(": ends in the cause\n") == 1
+    assert "FAILED test_some.py::test_of_its_own: assert (1 + 1) == 3" in running
+    assert listed.count("traceback\n") == 1
+    assert listed.count("as test_some.py::test_of_one_fault[") >= 39
+    assert "41 failed, 1 passed" in listed

@@ -1,0 +1,117 @@
+"""What `make` does on a new machine: which Python it takes, what it says of PyTorch; and its rehearsal."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from loops import each
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+
+
+def make(*words: str, path: str = "") -> subprocess.CompletedProcess[str]:
+    """What make would run. The variables of a make that runs the tests do not count."""
+    env = {"PATH": f"{path}:/usr/bin:/bin"}
+    return subprocess.run(
+        ["make", "-n", *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@each(
+    "command, options",
+    [
+        (["test"], ""),
+        (["test", "TORCH=0"], None),
+        (["test", "TORCH=1"], "--required"),
+        (["test", "TORCH=cpu"], "--required --index-url https://download.pytorch.org/whl/cpu"),
+        (["test", "TORCH_PIP=--find-links here"], "--find-links here"),
+        (["demo"], None),
+        (["demo", "TORCH=1"], "--required"),
+    ],
+)
+def test_when_pytorch_is_installed(command: list[str], options: str | None):
+    ran = make(*command).stdout
+    found = re.search(r"tools/install_torch.py torch==\S+ *(.*)\n", ran)
+    assert (found[1].strip() if found else None) == options
+    assert found is None or ran.index("install_engine.py" if "install_engine" in ran else "") < found.start()
+
+
+def test_a_wrong_word_for_torch_is_an_error():
+    assert "TORCH is 'yes', expected 0, 1, cpu or nothing" in make("test", "TORCH=yes").stderr
+
+
+@pytest.mark.parametrize(
+    "new_enough, taken",
+    [(["python3"], "python3"), (["python3.12", "python3.10"], "python3.12"), ([], "python3")],
+)
+def test_the_first_python_that_is_new_enough(tmp_path: Path, new_enough: list[str], taken: str):
+    for name in ("python3", "python3.13", "python3.12", "python3.11", "python3.10"):
+        program = tmp_path / name
+        program.write_text(f"#!/bin/sh\nexit {0 if name in new_enough else 1}\n")
+        program.chmod(0o755)
+    ran = make("VENV=.venv-none", ".venv-none/.created", path=str(tmp_path)).stdout
+    assert ran.startswith(f"{taken} tools/preflight.py\n")
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    return importlib.import_module("fresh")
+
+
+SAYS = """
+import subprocess, sys, time
+print("first", flush=True)
+time.sleep(1.5)
+print("last", flush=True)
+subprocess.Popen(["sleep", "300"], start_new_session=True, stdout=subprocess.DEVNULL).returncode = 0
+print("make: *** [Makefile:1: test] Error 3", flush=True)
+sys.exit(3)
+"""
+
+
+def test_a_rehearsal_measures_and_leaves_nothing(
+    fresh: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(fresh, "END_S", 1.0)
+    ran = fresh.run("none", [sys.executable, "-c", SAYS], tmp_path, {"PATH": "/usr/bin:/bin"}, 60.0)
+    assert (ran.code, ran.summary, ran.after) == (3, "last", "first")
+    assert 1.4 < ran.silence_s <= ran.took_s
+    assert [words.partition(" ")[2] for words in fresh.end_strays(tmp_path)] == ["sleep 300"]
+    assert fresh.running_from(tmp_path) == {}
+    assert re.search(r"^none +FAILED +\d+  ", fresh.table([ran]), re.MULTILINE)
+
+
+def test_a_rehearsal_ends_in_time(fresh: ModuleType, tmp_path: Path):
+    begin = time.monotonic()
+    ran = fresh.run("none", ["sleep", "300"], tmp_path, {"PATH": "/usr/bin:/bin"}, 1.0)
+    assert ran.code != 0
+    assert time.monotonic() - begin < 60
+
+
+def test_the_variants_of_a_rehearsal(fresh: ModuleType, monkeypatch: pytest.MonkeyPatch):
+    def commands(*words: str) -> dict[str, list[list[str]]]:
+        monkeypatch.setattr(sys, "argv", ["fresh.py", *words])
+        arguments = fresh.parse()
+        return {name: list(fresh.commands(name, arguments)) for name in arguments.variants or fresh.VARIANTS}
+
+    assert commands() == {
+        "cuda": [["make", "demo"], ["make", "test"]],
+        "cpu": [["make", "demo"], ["make", "test", "TORCH=cpu"]],
+        "none": [["make", "demo"], ["make", "test", "TORCH=0"]],
+    }
+    assert commands("cpu", "--wheels", "/w", "--python", "python3.13", "--only", "test") == {
+        "cpu": [["make", "test", "TORCH_PIP=--find-links /w", "PYTHON=python3.13"]]
+    }
+    with pytest.raises(SystemExit):
+        commands("gpu")

@@ -1,0 +1,218 @@
+"""`unisono run` with real processes: what ranks print and what they are given."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launching import Launcher, launching
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[Launcher]:
+    with launching(tmp_path) as made:
+        yield made
+
+
+# --- output ---------------------------------------------------------------------------------------
+
+
+def test_every_line_has_its_prefix_and_its_stream(launcher: Launcher) -> None:
+    done = launcher.run(
+        "print('a'); print('b', sys.argv[1:]); print('e', file=sys.stderr)", "-n", "3", args=("-n", "x")
+    )
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == sorted(
+        f"[rank {r}] {text}" for r in range(3) for text in ("a", "b ['-n', 'x']")
+    )
+    errors = [line for line in done.stderr.splitlines() if not line.startswith("unisono run:")]
+    assert sorted(errors) == ["[rank 0] e", "[rank 1] e", "[rank 2] e"]
+
+
+def test_long_lines_stay_whole_and_the_tail_arrives(launcher: Launcher) -> None:
+    done = launcher.run(
+        """
+letter = "abcd"[rank]
+for _ in range(3):
+    sys.stdout.write(letter * (1 << 20) + "\\n")
+sys.stdout.write("tail of " + letter)
+sys.stdout.flush()
+os._exit(0)
+""",
+        "-n",
+        "4",
+    )
+    lines = done.stdout.splitlines()
+    for rank, letter in enumerate("abcd"):
+        assert lines.count(f"[rank {rank}] " + letter * (1 << 20)) == 3
+        assert lines.count(f"[rank {rank}] tail of {letter}") == 1
+    assert len(lines) == 16
+
+
+def test_any_bytes_pass(launcher: Launcher) -> None:
+    command = launcher.command("os.write(1, bytes(range(256)) + b'\\n' + b'\\xff\\xfe')")
+    done = subprocess.run(command, env=launcher.environ, capture_output=True)
+    assert (
+        done.stdout
+        == b"[rank 0] " + bytes(range(256)).replace(b"\n", b"\n[rank 0] ") + b"\n[rank 0] \xff\xfe\n"
+    )
+
+
+def test_log_dir_keeps_a_file_per_rank_and_stream(launcher: Launcher) -> None:
+    logs = launcher.folder / "deep" / "logs"
+    script = "print('out', rank); os.write(2, b'err %d' % rank)"
+    done = launcher.run(script, "-n", "2", "--log-dir", str(logs))
+    assert sorted(p.name for p in logs.iterdir()) == [
+        f"rank{r}.{s}.log" for r in range(2) for s in ("stderr", "stdout")
+    ]
+    assert (logs / "rank1.stdout.log").read_text() == "out 1\n"
+    assert (logs / "rank1.stderr.log").read_text() == "err 1"
+    assert "[rank 1] out 1" in done.stdout and "[rank 1] err 1" in done.stderr
+
+
+def test_redirects_tee_and_filter_choose_what_is_shown(launcher: Launcher) -> None:
+    logs = launcher.folder / "logs"
+    flags = ("-n", "3", "--log_dir", str(logs), "-r", "0:3,1:1", "-t", "2:2", "--local_ranks_filter=0,1")
+    done = launcher.run("print('out'); print('err', file=sys.stderr)", *flags)
+    assert done.stdout == "" and "[rank 1] err" in done.stderr and "[rank 2]" not in done.stderr
+    names = sorted(p.name for p in logs.iterdir())
+    assert names == ["rank0.stderr.log", "rank0.stdout.log", "rank1.stdout.log", "rank2.stderr.log"]
+
+
+def test_stdin_goes_to_nobody_unless_asked(launcher: Launcher) -> None:
+    script = "print(repr(sys.stdin.read()))"
+    done = launcher.run(script, "-n", "2", stdin="typed")
+    assert sorted(done.stdout.split()) == sorted(["[rank", "0]", "''", "[rank", "1]", "''"])
+    done = launcher.run(script, "-n", "2", "--stdin", stdin="typed")
+    assert "[rank 0] 'typed'" in done.stdout and "[rank 1] ''" in done.stdout
+
+
+# --- the ranks' place -------------------------------------------------------------------------------
+
+
+def test_environment_of_a_rank(launcher: Launcher) -> None:
+    launcher.environ["SLURM_PROCID"] = "0"
+    script = "print(*(f'{k}={os.environ.get(k)}' for k in sys.argv[1:]))"
+    names = (
+        "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR",
+        "PYTHONUNBUFFERED", "SLURM_PROCID",
+    )  # fmt: skip
+    done = launcher.run(script, "--nproc_per_node=2", "--standalone", args=names)
+    assert (
+        "[rank 1] RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 GROUP_RANK=0 MASTER_ADDR=127.0.0.1 "
+        "PYTHONUNBUFFERED=1 SLURM_PROCID=None" in done.stdout
+    )
+
+
+def test_threads_are_shared_out_unless_chosen(launcher: Launcher) -> None:
+    script = "print(os.environ['OMP_NUM_THREADS'])"
+    cores = len(os.sched_getaffinity(0))
+    done = launcher.run(script, "-n", "2")
+    assert f"[rank 1] {max(1, cores // 2)}\n" in done.stdout and "OMP_NUM_THREADS=" in done.stderr
+    launcher.environ["OMP_NUM_THREADS"] = "7"
+    done = launcher.run(script, "-n", "2")
+    assert "[rank 1] 7\n" in done.stdout and done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("threads_each", "chosen", "policy"),
+    [("all", {}, "PASSIVE"), ("1", {}, None), ("all", {"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"),
+     ("all", {"GOMP_SPINCOUNT": "10"}, None)],
+)  # fmt: skip
+def test_more_threads_than_cores_sleep_when_idle(
+    launcher: Launcher, threads_each: str, chosen: dict[str, str], policy: str | None
+) -> None:
+    """Otherwise OpenMP's threads poll for work on the cores where the other ranks have some."""
+    threads = str(max(2, len(os.sched_getaffinity(0)))) if threads_each == "all" else threads_each
+    launcher.environ.update(OMP_NUM_THREADS=threads, **chosen)
+    done = launcher.run("print(os.environ.get('OMP_WAIT_POLICY'))", "-n", "2")
+    assert f"[rank 1] {policy}\n" in done.stdout
+
+
+def test_the_master_port_is_free_for_rank_0_and_the_store_answers(launcher: Launcher) -> None:
+    done = launcher.run(
+        """
+import socket
+if rank == 0:
+    socket.create_server((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+host, _, port = os.environ["UNISONO_STORE"].rpartition(":")
+socket.create_connection((host, int(port)), timeout=5)
+assert port != os.environ["MASTER_PORT"]
+print("fine")
+""",
+        "-n",
+        "2",
+    )
+    assert done.stdout.count("fine") == 2, done.stderr
+
+
+def test_a_taken_master_port_is_one_line(launcher: Launcher) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = launcher.run("", "-n", "2", "--master-port", port)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.count("\n") == 1 and port in done.stderr and "--master-port" in done.stderr
+
+
+def test_board_says_who_ended_of_what(launcher: Launcher) -> None:
+    done = launcher.run(
+        """
+until(lambda: all(pid for pid, _, _ in board()))
+assert board()[rank][0] == os.getpid()
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+if rank == 2:
+    os._exit(9)
+if rank == 3:
+    os._exit(0)
+until(lambda: all(state > 1 for _, state, _ in board()[1:]))
+print(*(f"{state}:{code}" for _, state, code in board()))
+try:
+    os.pwrite(int(os.environ["UNISONO_STATUS_FD"]), b"x", 0)
+except OSError:
+    print("read-only")
+""",
+        "-n",
+        "4",
+        "--grace",
+        "30",
+    )
+    assert "[rank 0] 1:0 3:9 2:9 2:0" in done.stdout, done.stdout + done.stderr
+    assert "[rank 0] read-only" in done.stdout
+
+
+def test_sixteen_ranks(launcher: Launcher) -> None:
+    done = launcher.run("print(rank)", "-n", "16")
+    assert sorted(done.stdout.splitlines()) == sorted(f"[rank {r}] {r}" for r in range(16))
+
+
+def test_a_program_and_a_module_can_be_run(launcher: Launcher) -> None:
+    run = [sys.executable, "-m", "unisono", "run", "-n", "2"]
+    done = subprocess.run([*run, "--no-python", "sh", "-c", "echo $RANK"], capture_output=True, text=True)
+    assert sorted(done.stdout.splitlines()) == ["[rank 0] 0", "[rank 1] 1"]
+    done = subprocess.run([*run, "-m", "json.tool", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0 and "[rank 1] usage" in done.stdout
+
+
+def test_output_that_cannot_be_written_is_told(launcher: Launcher) -> None:
+    command = launcher.command("print('x')", "-n", "2")
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, env=launcher.environ, stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 0 and done.stderr.count(b"output is lost: No space left on device") == 1
+
+
+def test_started_without_standard_descriptors(launcher: Launcher) -> None:
+    command = [
+        "sh",
+        "-c",
+        'exec "$@" <&- >&- 2>&-',
+        "sh",
+        *launcher.command("print('x'); sys.exit(3)", "-n", "2"),
+    ]
+    assert subprocess.run(command, env=launcher.environ).returncode == 3

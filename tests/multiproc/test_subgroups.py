@@ -1,0 +1,176 @@
+"""Making a group out of another one, some rank of which does not come: the others are told soon, and why."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ranks
+import unisono as un
+from loops import each
+
+pytestmark = pytest.mark.usefixtures("spread")
+
+SOON_S = 10.0  # a second or two, on a machine that is not crowded; the group's timeout is 60 s
+
+LOST = """
+group.barrier()
+if group.rank == 1:
+    time.sleep(AFTER_S)
+    END
+else:
+    began = time.monotonic()
+    try:
+        group.subgroup(range(group.size))
+    except un.GroupError as error:
+        print(type(error).__name__, error)
+        print("soon" if time.monotonic() - began < SOON_S else "late")
+    group.close()
+"""
+
+
+@pytest.mark.parametrize("after_s", [0.0, 1.0], ids=["before", "meanwhile"])
+def test_a_member_that_dies_is_named(after_s: float) -> None:
+    end = "os._exit(0)"  # without a word, but not by a failure, which `run` would report
+    text = LOST.replace("AFTER_S", str(after_s)).replace("SOON_S", str(SOON_S)).replace("END", end)
+    first, _, last = ranks.run(3, text)
+    for told in (first, last):
+        assert "PeerLost subgroup failed: rank 1 (" in told
+        assert "soon" in told
+
+
+def made(end: Any, after_s: float, what: type[Exception], match: str) -> None:
+    """Rank 1 does `end` in place of coming; the others, in other threads, raise."""
+    took: list[float] = []
+
+    def work(group: un.Group) -> None:
+        group.barrier()
+        if group.rank == 1:
+            time.sleep(after_s)
+            end(group)
+            return
+        began = time.monotonic()
+        with pytest.raises(what, match=match):
+            group.subgroup(range(group.size))
+        took.append(time.monotonic() - began)
+
+    ranks.threads(3, work)
+    assert len(took) == 2
+    assert max(took) < SOON_S + after_s
+
+
+@pytest.mark.parametrize("after_s", [0.0, 1.0], ids=["before", "meanwhile"])
+def test_a_member_that_closes_is_named(after_s: float) -> None:
+    made(
+        lambda group: group.close(),
+        after_s,
+        un.PeerLost,
+        r"subgroup failed: rank 1 \(.* has closed the group",
+    )
+
+
+def test_a_member_that_leaves_by_an_exception_tells_of_it() -> None:
+    def leave(group: un.Group) -> None:
+        with pytest.raises(ValueError, match="bad loss"), group:
+            raise ValueError("bad loss")
+
+    made(leave, 1.0, un.PeerLost, "rank 1 .* has closed the group because of ValueError: bad loss")
+
+
+@pytest.mark.parametrize("after_s", [0.0, 1.0], ids=["before", "meanwhile"])
+def test_a_member_that_aborts_the_group_is_named(after_s: float) -> None:
+    made(lambda group: group.abort(), after_s, un.Aborted, "rank 1 aborted the group")
+
+
+def test_who_is_no_member_may_leave_after_the_call() -> None:
+    gone = threading.Event()
+
+    def work(group: un.Group) -> None:
+        group.barrier()
+        if group.rank == 1:
+            assert group.subgroup([0, 2]) is None
+            group.close()
+            gone.set()
+            return
+        assert gone.wait(20)
+        pair = group.subgroup([0, 2])
+        assert pair is not None
+        with pair:
+            pair.all_reduce(x := np.ones(1))
+        assert x[0] == 2
+
+    ranks.threads(3, work)
+
+
+def test_who_is_no_member_makes_the_call_all_the_same() -> None:
+    def work(group: un.Group) -> None:
+        if group.rank == 1:
+            group.close()
+            return
+        with pytest.raises(un.PeerLost, match="subgroup failed: rank 1 .*must make the same calls"):
+            group.subgroup([0, 2])
+
+    ranks.threads(3, work)
+
+
+def test_who_closes_the_parent_as_soon_as_its_child_is_made_does_not_disturb_the_others() -> None:
+    def work(world: un.Group) -> None:
+        for _ in range(20):
+            parent = world.subgroup(range(world.size))
+            assert parent is not None
+            child = parent.subgroup(range(world.size))
+            parent.close()
+            assert child is not None
+            with child:
+                child.barrier()
+
+    ranks.threads(3, work)
+
+
+def test_the_store_forgets_the_groups_that_were_made_in_it() -> None:
+    store = un.HashStore(60.0)
+    kept: dict[int, set[int]] = {}
+    count = 50 if os.environ.get("UNISONO_RANKS_PER_HOST", "0") != "0" else 500  # connections take their time
+
+    def work(rank: int) -> None:
+        with un.init_process_group(store=store, rank=rank, world_size=2, timeout=60) as world:
+            counted = kept[rank] = set()
+            for _ in range(count):
+                group = world.subgroup([1, 0])
+                assert group is not None
+                world.barrier()  # now all have returned from subgroup
+                counted.add(store.num_keys())
+                world.barrier()
+                group.close()
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(work, range(2)))
+    assert all(len(counted) == 1 for counted in kept.values()), kept
+
+
+def test_a_closed_group_has_no_subgroups() -> None:
+    def work(group: un.Group) -> None:
+        group.close()
+        with pytest.raises(un.GroupClosed, match="was closed"):
+            group.subgroup([group.rank])
+
+    ranks.threads(2, work)
+
+
+@each("chosen", [[1.5], ["0"], [None], 1, [[0]]])
+def test_ranks_are_whole_numbers(chosen: Any) -> None:
+    def work(group: un.Group) -> None:
+        with pytest.raises(TypeError, match="expected (the number of a rank|a list)|ranks is a"):
+            group.subgroup(chosen)
+        pair = group.subgroup(np.array([1, 0]))  # type: ignore[arg-type]
+        assert pair is not None
+        with pair:
+            assert pair.members == (1, 0)
+
+    ranks.threads(2, work)

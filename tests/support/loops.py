@@ -1,0 +1,72 @@
+"""Many short cases of a test in one item, each of which passes or fails by itself.
+
+`each` is written like `pytest.mark.parametrize`. Use it where a case takes milliseconds and shares
+nothing with the next. Use parametrize where a case takes long, or needs fixtures of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pytest
+
+Case = dict[str, Any]
+Test = Callable[..., None]
+
+
+def each(names: str | Sequence[str], values: Iterable[Any]) -> Callable[[Test], Test]:
+    """Run a test once for each value, in one item. A failure names its case, and the other cases still run.
+
+    Several on one test make all combinations, as those of parametrize do.
+
+    Args:
+        names: "size", or "size, root", or ("size", "root").
+        values: one value, or one tuple, for each case; or a `pytest.param`.
+    """
+    keys = [key.strip() for key in names.split(",")] if isinstance(names, str) else list(names)
+    cases = [_case(keys, value) for value in values]
+    assert cases, f"there are no cases of {names}"
+
+    def decorate(test: Test) -> Test:
+        others = getattr(test, "cases", [{}])
+        return _looped(inspect.unwrap(test), [one | other for one, other in itertools.product(cases, others)])
+
+    return decorate
+
+
+def _case(keys: list[str], value: Any) -> Case:
+    if isinstance(value, type(pytest.param())):
+        assert not value.marks, f"{value} has marks, which only parametrize knows"
+        value = value.values[0] if len(keys) == 1 else value.values
+    return dict(zip(keys, (value,) if len(keys) == 1 else value, strict=True))
+
+
+def _looped(test: Test, cases: list[Case]) -> Test:
+    @functools.wraps(test)
+    def run(*, subtests: pytest.Subtests, **fixtures: Any) -> None:
+        for case in cases:
+            _run(functools.partial(test, **fixtures, **case), case, subtests)
+
+    parameters = inspect.signature(test).parameters.values()
+    fixtures = [one.replace(kind=one.KEYWORD_ONLY) for one in parameters if one.name not in cases[0]]
+    fixtures.append(inspect.Parameter("subtests", inspect.Parameter.KEYWORD_ONLY))
+    vars(run).update(__signature__=inspect.Signature(fixtures), cases=cases)
+    return run
+
+
+def _run(test: Test, case: Case, subtests: pytest.Subtests) -> None:
+    """Only a case that does not pass becomes a subtest: each costs a report, and a message to xdist."""
+    try:
+        test()
+    except pytest.skip.Exception as skipped:
+        with subtests.test(**case):
+            raise AssertionError(f"a case of `each` cannot be skipped: {skipped}") from skipped
+    except (Exception, pytest.fail.Exception) as error:
+        if "pytest-timeout" in str(error):
+            raise  # nothing ends the next case in time
+        with subtests.test(**case):
+            raise

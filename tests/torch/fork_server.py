@@ -1,0 +1,71 @@
+"""Runs jobs one after the other, each as several processes. Started by suite.py.
+
+A job is a line of JSON on standard input, answered with "done". It names a module with
+`main(rank, size, folder, *args)`.
+PyTorch is imported once; every rank is a fork. What a rank prints goes to FOLDER/out<rank>, how it ended to
+FOLDER/end<rank>.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+
+def main() -> None:
+    for line in sys.stdin:
+        job = json.loads(line)
+        module, size, folder = importlib.import_module(job["module"]), job["size"], Path(job["folder"])
+        os.environ["PYTEST_CURRENT_TEST"] = job["test"]
+        pids = [fork(module, rank, size, folder, job["args"]) for rank in range(size)]
+        for rank, code in enumerate(wait(pids, job["limit_s"], job["grace_s"])):
+            (folder / f"end{rank}").write_text(str(code))
+        print("done", flush=True)
+
+
+def fork(module, rank: int, size: int, folder: Path, arguments: list[str]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        out = os.open(folder / f"out{rank}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        module.main(rank, size, folder, *arguments)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def wait(pids: list[int], limit_s: float, grace_s: float) -> list[int]:
+    """Exit codes, negative for a signal. The rest is killed after `limit_s`, or `grace_s` after a failure."""
+    deadline = time.monotonic() + limit_s
+    codes: dict[int, int] = {}
+    while len(codes) < len(pids):
+        for pid in set(pids) - set(codes):
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                codes[pid] = os.waitstatus_to_exitcode(status)
+                if codes[pid]:
+                    deadline = min(deadline, time.monotonic() + grace_s)
+        if time.monotonic() > deadline:
+            for pid in set(pids) - set(codes):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+    return [codes[pid] for pid in pids]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""Random chains of operators with random legal strategies: values, gradients, and bytes beside DTensor's own
+way.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import unisono.parallel as up
+import unisono.torch  # noqa: F401
+from unisono.parallel.layouts.grid import grid_of
+from unisono.parallel.layouts.operators import rule_of
+from unisono.parallel.layouts.price import Link
+from unisono.parallel.layouts.redistribute import route
+
+CHAINS = 60
+SIZES = (1, 2, 4, 6, 8)
+KINDS = {
+    "all_gather_into_tensor": "all_gather",
+    "all_gather_single": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "all_reduce": "all_reduce",
+    "all_to_all_single": "all_to_all",
+    "shard_dim_alltoall": "all_to_all",
+}
+WIDTHS = (24, 48)  # 6 and 8 parts divide them
+
+
+def steps(seed: int) -> tuple[Tensor, list[tuple[Any, tuple[Any, ...], dict[str, Any]]]]:
+    """A matrix, and operators to apply one after the other: (function, further arguments, named
+    arguments).
+    """
+    dice, noise = random.Random(seed), torch.Generator().manual_seed(seed)
+
+    def value(*shape: int) -> Tensor:
+        return (torch.randn(*shape, generator=noise) / math.sqrt(shape[-1])).requires_grad_()
+
+    x = value(24, dice.choice(WIDTHS))
+    shape, chain = tuple(x.shape), []
+    for _ in range(dice.randint(3, 6)):
+        width, other = shape[-1], dice.choice(WIDTHS)
+        kind = dice.randrange(11)
+        function, args, named = [
+            (torch.matmul, (value(width, other),), {}),
+            (functional.linear, (value(other, width), value(other)), {}),
+            (functional.gelu, (), {}),
+            (torch.tanh, (), {}),
+            (torch.add, (value(width),), {}),
+            (torch.mul, (value(shape[0], 1),), {}),
+            (torch.softmax, (-1,), {}),
+            (functional.layer_norm, (value(width), value(width)), {}),
+            (torch.transpose, (0, 1), {}),
+            (torch.reshape, ((shape[0], 2, width // 2),), {}),
+            (torch.mean, (-1,), {"keepdim": True}),
+        ][kind]
+        chain.append((function, args, named))
+        if kind == 9:
+            chain.append((torch.reshape, ((shape[0], width),), {}))
+        if kind == 10:
+            chain.append((torch.add, (value(shape[0], width),), {}))
+        shape = tuple(apply(x, chain, plain).shape)
+    if dice.random() < 0.5:
+        targets = torch.randint(shape[1], (shape[0],), generator=noise)
+        chain.append((functional.cross_entropy, (targets,), {}))
+    return x, chain
+
+
+def plain(function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+    if function is functional.layer_norm:
+        return functional.layer_norm(args[0], args[0].shape[-1:], *args[1:])
+    return function(*args, **named)
+
+
+def apply(x: Tensor, chain: list[Any], run: Callable[..., Tensor]) -> Tensor:
+    for function, args, named in chain:
+        x = run(function, (x, *args), named)
+    return x
+
+
+def strategy(dice: random.Random, function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Random parts for every index that may be cut, as many in all as divide the ranks."""
+    shapes = [tuple(arg.shape) for arg in args if isinstance(arg, Tensor)]
+    signature = rule_of(function)(*shapes, *(arg for arg in args if not isinstance(arg, Tensor)), **named)
+    left, parts = dist.get_world_size(), {}
+    places = [
+        (i, size)
+        for dims, shape in zip(signature.inputs, shapes, strict=True)
+        for i, size in zip(dims, shape, strict=True)
+    ]
+    for index in dice.sample(
+        sorted({index for index, _ in places if index}), len({i for i, _ in places if i})
+    ):
+        length = math.gcd(*(size for i, size in places if i == index), signature.leads.get(index, 0))
+        legal = [cut for cut in range(1, left + 1) if left % cut == 0 and length % cut == 0]
+        parts[index] = 1 if index in signature.whole else dice.choice(legal)
+        left //= parts[index]
+    return tuple(tuple(parts[i] if i else 1 for i in dims) for dims in signature.inputs)
+
+
+def leaves(x: Tensor, chain: list[Any]) -> list[Tensor]:
+    return [
+        x,
+        *(arg for _, args, _ in chain for arg in args if isinstance(arg, Tensor) and arg.requires_grad),
+    ]
+
+
+def check_chain(seed: int) -> None:
+    """Values and gradients are those of one process."""
+    dice = random.Random(1000 + seed)
+    x, chain = steps(seed)
+    wanted = apply(x, chain, plain)
+    weight = torch.linspace(-1, 1, wanted.numel()).view_as(wanted)
+    grads = torch.autograd.grad((wanted * weight).sum(), leaves(x, chain))
+
+    def run(function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+        return up.shard(function, strategy(dice, function, args, named))(*args, **named)
+
+    got = up.whole(apply(x, chain, run))
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+    ours = torch.autograd.grad((got * weight).sum(), leaves(x, chain))
+    for mine, one in zip(ours, grads, strict=True):
+        torch.testing.assert_close(mine, one, rtol=1e-3, atol=1e-4)
+
+
+class Received(TorchDispatchMode):
+    """Bytes a rank receives in DTensor's functional collectives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nbytes = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        kind = KINDS.get(func.name().partition("::")[2].partition(".")[0])
+        if kind and func.namespace in ("_c10d_functional", "_dtensor"):
+            name = next(arg for arg in reversed(args) if isinstance(arg, str))
+            group = dist.distributed_c10d._resolve_process_group(name)
+            self.nbytes += Link().received(kind, group.size(), args[0].nbytes)
+        return func(*args, **kwargs)
+
+
+def check_bytes() -> dict[str, int]:
+    """Pairs of layouts of a matrix (on 8 ranks a sample): never more bytes than DTensor moves; in how many
+    pairs less.
+    """
+    grid, shape = grid_of(dist.group.WORLD), (24, 48)
+    layouts: list[tuple[Any, ...]] = [()]
+    for _ in grid.sizes:
+        layouts = [(*layout, p) for layout in layouts for p in (Replicate(), Shard(0), Shard(1))]
+    counts = {"less": 0, "same": 0, "theirs": 0}
+    whole = torch.arange(24.0 * 48).view(shape)
+    dice = random.Random(0)
+    for start in dice.sample(layouts, 5) if len(layouts) > 9 else layouts:
+        value = DTensor.from_local(
+            whole, grid.mesh, [Replicate()] * len(start), run_check=False
+        ).redistribute(placements=start)
+        for goal in dice.sample(layouts, 5) if len(layouts) > 9 else layouts:
+            with Received() as theirs:
+                value.redistribute(placements=goal)
+            ours = route(start, goal, shape, 4, grid.sizes, Link()).nbytes
+            assert ours <= theirs.nbytes, (start, goal, ours, theirs.nbytes)
+            counts["theirs"] += int(theirs.nbytes)
+            counts["less" if ours < theirs.nbytes else "same"] += 1
+    return counts
+
+
+def check_matmuls() -> None:
+    """One all_gather of the activation lies between the two, and nothing else; the profiler sees the same."""
+    ranks = dist.get_world_size()
+    x, w, v = torch.randn(8, 16), torch.randn(16, 32), torch.randn(32, 8)
+    first, second = up.shard(torch.matmul, ((ranks, 1), (1, 1))), up.shard(torch.matmul, ((1, 1), (1, ranks)))
+    with up.record() as moves, torch.autograd.profiler.profile(record_shapes=True) as seen:
+        second(first(x, w), v)
+    sent = [entry for entry in moves if entry.move.kind != "slice"]
+    assert [entry.move.kind for entry in sent] == ["all_gather"], str(moves)
+    assert sent[0].nbytes == 8 * 32 * 4 * (ranks - 1) / ranks
+    calls = [e for e in seen.function_events if e.name.startswith("unisono:")]
+    assert [(e.name, e.input_shapes) for e in calls] == [("unisono:all_gather", [[8 // ranks, 32]])]
+
+
+def main(rank: int, size: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), size)
+    dist.init_process_group("unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    for seed in range(SIZES.index(size), CHAINS, len(SIZES)):
+        check_chain(seed)
+    results = {"bytes": check_bytes() if size > 1 else {}}
+    if size in (2, 4, 8):
+        check_matmuls()
+    if rank == 0:
+        (folder / "results.json").write_text(json.dumps(results))
+    dist.destroy_process_group()

@@ -1,0 +1,353 @@
+"""What the sweep does not ask: overflow, frozen and unused parameters, groups, bubbles, memory, reports."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import warnings
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import unisono.parallel as up
+import unisono.torch  # noqa: F401
+from parallel import models
+from unisono.parallel.gradients import local
+
+
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-3)
+
+
+def made(name: str, plan: up.Plan, optimizer: Any = adamw, **more: Any) -> up.Run:
+    case = models.CASES[name]
+    return up.parallelize(models.make(name), plan, optimizer=optimizer, loss=case.loss, **more)
+
+
+def whole(run: up.Run) -> dict[str, Tensor]:
+    """This rank's parameters, gathered over the data and tensor axes."""
+    return {
+        name: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().clone()
+        for name, p in run.model.named_parameters()
+        if not p.is_meta
+    }
+
+
+def check_overflow_on_one_rank_skips_the_step_on_all(folder: Path) -> None:
+    for plan in (up.Plan(data=2, zero=3, precision="fp16"), up.Plan(pipeline=2, precision="fp16")):
+        run = made("mlp", plan)
+        x, y = models.vector_batches(1, 4)[0]
+        run.step((x, y))
+        assert run.skipped == 0
+        before, scale = whole(run), run.scaler.scale
+        if plan.data == 2 and dist.get_rank() == 1:
+            x = x * 1e6  # infinite in fp16, on one rank only
+        elif plan.data == 1:
+            x = x * 1e6
+        run.step((x, y))
+        assert run.skipped == 1
+        assert run.scaler.scale == scale / 2
+        after = whole(run)
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        run.step(models.vector_batches(1, 4)[0])
+        assert run.skipped == 1
+        assert any(not torch.equal(before[name], value) for name, value in whole(run).items())
+
+
+def check_frozen_parameters_stay(folder: Path) -> None:
+    for plan in (up.Plan(data=2, zero=2), up.Plan(pipeline=2, schedule="zb-h1", micro_batches=2)):
+        model = models.make("mlp")
+        for parameter in model[0].parameters():
+            parameter.requires_grad_(False)
+        kept = model[0].weight.detach().clone()
+        run = up.parallelize(model, plan, optimizer=adamw, loss=functional.cross_entropy)
+        losses = [run.step(batch) for batch in run.shard(models.vector_batches(5, 8))]
+        if "0.weight" in whole(run):
+            assert torch.equal(whole(run)["0.weight"], kept)
+        alone = models.make("mlp")
+        optimizer = adamw([p for layer in alone[1:] for p in layer.parameters()])
+        for (x, y), loss in zip(models.vector_batches(5, 8), losses, strict=True):
+            optimizer.zero_grad()
+            mine = functional.cross_entropy(alone(x), y)
+            assert abs(mine.item() - loss) < 1e-5
+            mine.backward()
+            optimizer.step()
+
+
+class Branches(nn.Module):
+    """Each row's rank decides which branch is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.head = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head((self.left if x[0, 0] > 0 else self.right)(x))
+
+
+def check_ranks_may_use_different_parameters(folder: Path) -> None:
+    x = torch.randn(8, 16, generator=torch.Generator().manual_seed(5))
+    x[0, 0], x[4, 0] = 1.0, -1.0  # the first half goes left, the second right
+    y = x[:, :4].argmax(1)
+    for zero in (0, 2):
+        torch.manual_seed(0)
+        model = Branches()
+        alone = Branches()
+        alone.load_state_dict(model.state_dict())
+        run = up.parallelize(
+            model,
+            up.Plan(data=2, zero=zero, uneven_use=True),
+            optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+            loss=functional.cross_entropy,
+        )
+        for batch in run.shard([(x, y)] * 3):
+            run.step(batch)
+        optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            for half in (slice(0, 4), slice(4, 8)):
+                (functional.cross_entropy(alone(x[half]), y[half]) / 2).backward()
+            optimizer.step()
+        for name, value in whole(run).items():
+            torch.testing.assert_close(value, alone.get_parameter(name))
+
+
+def check_parameter_groups_by_name(folder: Path) -> None:
+    def groups(parameters: up.Parameters) -> torch.optim.Optimizer:
+        biases = [p for name, p in parameters.named.items() if name.endswith("bias")]
+        others = [p for name, p in parameters.named.items() if not name.endswith("bias")]
+        return torch.optim.SGD([{"params": biases, "lr": 0.0}, {"params": others}], lr=0.1)
+
+    run = made("mlp", up.Plan(pipeline=2), groups)
+    before = whole(run)
+    run.step(models.vector_batches(1, 4)[0])
+    for name, value in whole(run).items():
+        assert torch.equal(value, before[name]) == name.endswith("bias"), name
+
+
+def check_the_norm_is_that_of_one_process(folder: Path) -> None:
+    case = models.CASES["tied"]
+    batch = case.batches(1, 8)[0]
+    model = models.make("tied")
+    case.loss(model(batch[0]), batch[1]).backward()
+    wanted = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9).item()
+    for plan in (
+        up.Plan(data=2, clip=1.0), up.Plan(data=2, zero=3, clip=1.0), up.Plan(tensor=2, zero=1, clip=1.0),
+        up.Plan(pipeline=2, clip=1.0), up.Plan(pipeline=2, schedule="zbv", clip=1.0),
+    ):  # fmt: skip
+        run = made("tied", plan)
+        for part in run.shard([batch]):
+            run.step(part)
+        assert abs(run.grad_norm - wanted) < 1e-5 * wanted, plan
+
+
+def check_accumulation_moves_no_gradients(folder: Path) -> None:
+    def reductions(micro_batches: int, zero: int) -> int:
+        run = made("mlp", up.Plan(data=2, zero=zero, micro_batches=micro_batches))
+        (batch,) = run.shard(models.vector_batches(1, 8))
+        run.step(batch, watch=True)
+        return sum(
+            call.operation in ("reduce_scatter", "all_reduce") and call.axis != "world"
+            for call in run.explain()
+        )
+
+    assert reductions(1, 0) == reductions(4, 0) > 0
+    assert reductions(1, 1) == reductions(4, 1) > 0
+    assert reductions(4, 2) == 4 * reductions(1, 2)
+
+
+def check_memory_between_steps(folder: Path) -> None:
+    """f32 AdamW: 4 bytes of parameter and 8 of moments; ZeRO keeps 1/N of them, tensor cuts what it can."""
+    total = sum(p.numel() for p in models.make("gpt").parameters())
+    for plan, share in (
+        (up.Plan(data=2), 1.0),
+        (up.Plan(data=2, zero=1), 0.5),
+        (up.Plan(data=2, zero=3), 0.5),
+    ):
+        run = made("gpt", plan)
+        for batch in run.shard(models.text_batches(1, 4)):
+            run.step(batch)
+        kept = [local(p) for p in run.optimizer.param_groups[0]["params"]]
+        kept += [local(s) for state in run.optimizer.state.values() for s in state.values() if s.dim()]
+        nbytes = sum(tensor.nbytes for tensor in kept)
+        assert abs(nbytes / (12 * total * share) - 1) < 0.05, (plan, nbytes, total)
+        gathered = sum(p.numel() for p in run.model.parameters())
+        assert gathered == total  # DTensors say their whole size, and nothing else is registered
+
+
+def check_explain_and_trace(folder: Path) -> None:
+    run = made("gpt", up.Plan(data=2, zero=3))
+    with pytest.raises(RuntimeError, match="no step was watched"):
+        run.explain()
+    (batch,) = run.shard(models.text_batches(1, 4))
+    run.step(batch, watch=True)
+    report = run.explain()
+    parts = {call.where: call.nbytes for call in report if call.operation == "reduce_scatter"}
+    block = sum(p.numel() for p in models.Block().parameters()) * 4
+    assert parts["1"] == pytest.approx(block / 2, rel=0.05)  # a rank receives half of a block's gradients
+    assert {call.axis for call in report} == {"world", "shard"}
+    assert all(call.predicted_s > 0 and call.measured_s > 0 for call in report)
+    assert "gradients are reduced to their owners" in str(report)
+    run.trace(folder / "step.json")
+    dist.barrier()
+    written = json.loads((folder / "step.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in written} == {0, 1}
+    assert any(event["name"] == "pipeline|F0 of stage 0" for event in written)
+    assert any(event["name"] == "unisono:all_gather" and event["args"]["bytes"] for event in written)
+
+
+def check_loaders(folder: Path) -> None:
+    """Each row once, whoever shuffles; a loader of batches is cut alike."""
+    run = made("mlp", up.Plan(data=2))
+    x = torch.arange(22.0).view(22, 1)
+    torch.manual_seed(dist.get_rank())  # ranks would shuffle differently
+    own = [
+        batch[0].flatten().tolist()
+        for batch in run.shard(DataLoader(TensorDataset(x), batch_size=5, shuffle=True))
+    ]
+    everyone: list[Any] = [None] * 2
+    dist.all_gather_object(everyone, own)
+    assert sorted(v for rows in everyone for batch in rows for v in batch) == x.flatten().tolist()
+    assert [len(batch) for batch in everyone[0]] == [3, 3, 3, 3, 1]
+    with pytest.raises(ValueError, match="too small for 2 data ranks"):
+        list(run.shard([(torch.ones(1, 3), torch.ones(1))]))
+
+
+def check_mistakes_are_named(folder: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"needs 4 ranks \(data 4 x tensor 1 x pipeline 1\), but this job has 2"
+    ):
+        made("mlp", up.Plan(data=4))
+    with pytest.raises(
+        ValueError, match="no rule says how to cut Sequential, whose parameters are in Conv2d"
+    ):
+        up.parallelize(models.conv()[:8], up.Plan(tensor=2), optimizer=adamw, loss=functional.cross_entropy)
+    with pytest.raises(ValueError, match="no rule says in which order Branches runs its modules"):
+        up.parallelize(Branches(), up.Plan(pipeline=2), optimizer=adamw, loss=functional.cross_entropy)
+    with pytest.raises(ValueError, match='no module of Sequential is called "nothing"'):
+        made("mlp", up.Plan(tensor=2), cuts={"nothing": "row"})
+    with pytest.raises(
+        ValueError, match='"0" .Linear. cannot be cut by column: dimension 0 of its weight is 5'
+    ):
+        odd = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 4))
+        up.parallelize(odd, up.Plan(tensor=2), optimizer=adamw, loss=functional.cross_entropy)
+    run = made("mlp", up.Plan(pipeline=2))
+    x, y = models.vector_batches(1, 4)[0]
+    with pytest.raises(ValueError, match="have different numbers of rows"):
+        run.step((x[: 2 + dist.get_rank()], y[: 2 + dist.get_rank()]))
+
+
+def check_several_outputs_and_other_shapes(folder: Path) -> None:
+    """A stage may return a tuple, and shapes may change from batch to batch."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(16, 16)
+
+        def forward(self, x: Tensor, count: Tensor | None = None) -> tuple[Tensor, Tensor]:
+            return torch.tanh(self.layer(x)), (
+                torch.ones(len(x), dtype=torch.int64) if count is None else count + 1
+            )
+
+    class Last(nn.Linear):
+        def forward(self, x: Tensor, count: Tensor) -> Tensor:
+            return super().forward(x) * count.unsqueeze(1)
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(Two(), Two(), Last(16, 4))
+
+    for schedule in ("1f1b", "zb-h1"):
+        alone, plan = model(), up.Plan(pipeline=2, micro_batches=3, schedule=schedule)
+        run = up.parallelize(model(), plan, optimizer=adamw, loss=functional.cross_entropy)
+        optimizer = adamw(alone.parameters())
+        for rows in (7, 3, 2, 7):
+            x, y = models.vector_batches(1, rows)[0]
+            value = alone[2](*alone[1](*alone[0](x)))
+            loss = functional.cross_entropy(value, y)
+            assert abs(run.step((x, y)) - loss.item()) < 1e-5
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
+def check_in_place_functions_after_a_cut_layer(folder: Path) -> None:
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(16, 16), nn.ReLU(inplace=True), nn.Linear(16, 4))
+
+    for plan in (up.Plan(tensor=2, zero=3), up.Plan(tensor=2)):
+        alone = model()
+        run = up.parallelize(model(), plan, optimizer=adamw, loss=functional.cross_entropy)
+        optimizer = adamw(alone.parameters())
+        for x, y in models.vector_batches(3, 6):
+            loss = functional.cross_entropy(alone(x), y)
+            assert abs(run.step((x, y)) - loss.item()) < 1e-5
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
+def check_a_stage_may_return_a_view(folder: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Unflatten(1, (4, 4)), nn.Linear(4, 4), nn.Flatten(), nn.Linear(16, 4))
+    alone = nn.Sequential(nn.Unflatten(1, (4, 4)), nn.Linear(4, 4), nn.Flatten(), nn.Linear(16, 4))
+    alone.load_state_dict(model.state_dict())
+    plan = up.Plan(pipeline=2, micro_batches=2, schedule="zbv", cuts=(1, 2, 3))
+    run = up.parallelize(model, plan, optimizer=adamw, loss=functional.cross_entropy)
+    optimizer = adamw(alone.parameters())
+    for x, y in models.vector_batches(3, 6):
+        loss = functional.cross_entropy(alone(x), y)
+        assert abs(run.step((x, y)) - loss.item()) < 1e-5
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def check_metrics_and_progress(folder: Path) -> None:
+    average, loss = up.Average(), torch.tensor(1.0 + 4 * dist.get_rank(), requires_grad=True)
+    average.add("loss", loss * 1, samples=3 - 2 * dist.get_rank())
+    assert average.result() == {"loss": 2.0}
+    assert loss.item() == 1.0 + 4 * dist.get_rank()
+    average.add(f"of rank {dist.get_rank()}", 1.0)
+    with pytest.raises(ValueError, match="different metrics"):
+        average.result()
+    run, out = made("gpt", up.Plan(data=2)), io.StringIO()
+    losses = list(up.Progress(run, every=2, out=out).steps(run.shard(models.text_batches(4, 4))))
+    assert len(losses) == run.steps == 4
+    lines = out.getvalue().splitlines()
+    assert len(lines) == (2 if dist.get_rank() == 0 else 0)
+    assert all(re.fullmatch(LINE, line) for line in lines), lines
+
+
+LINE = r"step \d+  loss [\d.]+  [\d.]+ ms/step  \d+ tokens/s  communication \d+%  memory \d+ MB"
+
+
+def check_evaluate_changes_nothing(folder: Path) -> None:
+    for plan in (up.Plan(data=2, zero=1), up.Plan(pipeline=2), up.Plan(data=2, zero=3)):
+        run = made("mlp", plan)
+        (batch,) = run.shard(models.vector_batches(1, 8))
+        before = whole(run)
+        first = run.evaluate(batch)
+        assert run.evaluate(batch) == first
+        assert abs(run.step(batch) - first) < 1e-6
+        assert run.evaluate(batch) != first
+        assert set(before) == set(whole(run))
+
+
+def main(rank: int, size: int, folder: Path, name: str) -> None:
+    torch.set_num_threads(1)
+    warnings.filterwarnings("error", message=".*returned a view tensor")
+    store = dist.FileStore(str(folder / "store"), size)
+    dist.init_process_group("unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    globals()[name](folder)
+    dist.destroy_process_group()

@@ -1,0 +1,70 @@
+"""Checkpoints: save under one plan, go on under another, crash in between. `main(rank, size, folder, shared,
+*jobs)`.
+
+Jobs are JSON: what to do, the plan, the model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import warnings
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import unisono.parallel as up
+import unisono.torch  # noqa: F401
+from parallel import models
+
+STEPS, ROWS = 6, 12
+
+
+def trained(run: up.Run, batches: list[Any]) -> list[float]:
+    return [run.step(batch) for batch in run.shard(batches)]
+
+
+def main(rank: int, size: int, folder: Path, shared: str, *jobs: str) -> None:
+    torch.set_num_threads(1)
+    warnings.filterwarnings("error", message=".*returned a view tensor")
+    warnings.filterwarnings("ignore", message=".*TypedStorage")
+    store = dist.FileStore(str(folder / "store"), size)
+    dist.init_process_group("unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    losses = [work(Path(shared), json.loads(job)) for job in jobs]
+    if rank == 0:
+        (folder / "losses.json").write_text(json.dumps(losses))
+    dist.destroy_process_group()
+
+
+def work(shared: Path, job: dict[str, Any]) -> list[float]:
+    case = models.CASES[job["model"]]
+    run = up.parallelize(
+        models.make(job["model"]),
+        up.Plan(**job["plan"]),
+        optimizer=lambda p: models.optimizer("adamw", p),
+        loss=case.loss,
+    )
+    batches = case.batches(STEPS, ROWS)
+    if job["do"] == "all":
+        return trained(run, batches)
+    if job["do"] == "first":
+        losses = trained(run, batches[:2])
+        run.save(shared, keep=2)
+        losses += trained(run, batches[2:3])
+        run.save(shared, keep=2, background=True)
+        run.wait()
+        return losses
+    if job["do"] == "crash":
+        run.load(shared)
+        trained(run, batches[3:4])
+        torch.distributed.checkpoint.FileSystemWriter.write_data = lambda *_: os.kill(
+            os.getpid(), signal.SIGKILL
+        )
+        run.save(shared)
+    run.load(shared)
+    assert run.steps == 3
+    return trained(run, batches[3:])

@@ -1,0 +1,130 @@
+"""Plans of the sweep, and the job that trains them one after the other: `main(rank, size, folder, which)`."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import warnings
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+import unisono.parallel as up
+import unisono.torch  # noqa: F401
+from parallel import models, oracle
+
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zbv")
+HAVE_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
+NAMES = ("gpt", "mlp", "tied", "conv", *(("gpt2", "llama") if HAVE_TRANSFORMERS else ()))
+TOLERANCES = {"f32": 1e-5, "bf16": 1e-2, "fp16": 1e-3}  # nats; seen: 1.2e-6, 3.8e-3, 2.8e-4
+STEPS = 20
+SCALE = 2.0**10
+
+
+class Trial(NamedTuple):
+    """One plan and what it trains."""
+
+    model: str
+    optimizer: str
+    rows: int
+    plan: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.optimizer}, {self.rows} rows: {up.Plan(**self.plan)}"
+
+
+def trials(size: int) -> list[Trial]:
+    """Every legal split of `size` ranks x ZeRO x precision; the rest of the plan takes turns."""
+    turn = itertools.count(size)
+    splits = [s for s in itertools.product((1, 2, 4, 8), repeat=3) if s[0] * s[1] * s[2] == size]
+    asked = itertools.product(splits, (0, 1, 2, 3), ("f32", "bf16", "fp16"))
+    return [
+        trial for (split, zero, precision) in asked if (trial := _trial(next(turn), split, zero, precision))
+    ]
+
+
+def _trial(turn: int, split: tuple[int, int, int], zero: int, precision: str) -> Trial | None:
+    data, tensor, pipeline = split
+    asked = {"data": data, "tensor": tensor, "pipeline": pipeline, "zero": zero, "precision": precision}
+    asked |= {"micro_batches": (1, 2, 3, 4)[turn % 4], "clip": (None, 0.5)[turn // 2 % 2]}
+    if zero and data > 2 and turn % 2:
+        asked["shard"] = 2
+    for step in range(len(NAMES) * len(SCHEDULES)):
+        name = NAMES[(turn + step) % len(NAMES)]
+        plan = asked | {
+            "schedule": SCHEDULES[(turn + step // 2) % len(SCHEDULES)],
+            "recompute": turn % 3 == 0,
+        }
+        case = models.CASES[name]
+        try:
+            made = up.Plan(**plan)
+        except ValueError:
+            continue
+        if made.stages <= case.pieces and tensor <= case.tensor:
+            return Trial(name, ("sgd", "adamw")[turn // 3 % 2], (16, 13)[turn // 5 % 2], plan)
+    return None
+
+
+def fast(size: int) -> list[Trial]:
+    """A few that together have every schedule, ZeRO stage, precision and model of our own."""
+    kept, seen = [], set()
+    for trial in trials(size):
+        plan = up.Plan(**trial.plan)
+        marks = {
+            trial.model,
+            f"zero {plan.zero}",
+            plan.precision,
+            f"shard {plan.shard}",
+            f"tensor {plan.tensor}",
+        }
+        marks |= {plan.schedule} if plan.pipeline > 1 else set()
+        if marks - seen and trial.model not in ("gpt2", "llama"):
+            kept.append(trial)
+            seen |= marks
+    return kept
+
+
+def main(rank: int, size: int, folder: Path, which: str) -> None:
+    torch.set_num_threads(1)
+    warnings.filterwarnings("error", message=".*returned a view tensor")
+    store = dist.FileStore(str(folder / "store"), size)
+    dist.init_process_group("unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    steps = STEPS if which == "all" else 5
+    results = {}
+    for trial in trials(size) if which == "all" else fast(size):
+        results[str(trial)] = train(trial, steps)
+        if rank == 0:
+            print(f"{results[str(trial)]:.1e} {trial}", flush=True)
+    if rank == 0:
+        (folder / "results.json").write_text(json.dumps(results))
+    dist.destroy_process_group()
+
+
+def train(trial: Trial, steps: int) -> float:
+    """The largest difference from one process's losses."""
+    plan, case = up.Plan(**trial.plan), models.CASES[trial.model]
+    run = up.parallelize(
+        models.make(trial.model),
+        plan,
+        optimizer=lambda p: models.optimizer(trial.optimizer, p),
+        loss=case.loss,
+    )
+    if run.scaler.active:
+        run.scaler.scale = SCALE
+    losses = [run.step(batch) for batch in run.shard(case.batches(steps, trial.rows))]
+    assert run.skipped == 0, f"{run.skipped} steps overflowed"
+    alone = oracle.losses(
+        trial.model,
+        trial.optimizer,
+        plan.precision,
+        steps,
+        trial.rows,
+        plan.micro_batches,
+        plan.clip,
+        SCALE if run.scaler.active else 1.0,
+    )
+    return max(abs(ours - theirs) for ours, theirs in zip(losses, alone, strict=True))

@@ -1,0 +1,57 @@
+"""What plans promise beside the losses. Each check of parallel/features.py runs on two ranks."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import suite
+from unisono.parallel import Plan
+
+CHECKS = [
+    node.name
+    for node in ast.parse((suite.HERE / "parallel" / "features.py").read_text()).body
+    if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")
+]
+
+
+@pytest.mark.timeout(220)  # a busy machine takes ten times as long as a quiet one
+@pytest.mark.parametrize("check", CHECKS)
+def test_feature(forks: suite.Forks, tmp_path: Path, check: str) -> None:
+    printed = forks.run(tmp_path, {"features": ("parallel.features", 2, [check])}, limit_s=200)["features"]
+    if any("(ended with" in text for text in printed):
+        pytest.fail("\n".join(printed), pytrace=False)
+
+
+@pytest.mark.slow
+@pytest.mark.sweep  # a busy machine idles between actions, too
+def test_measured_bubbles_are_the_formulas(forks: suite.Forks, tmp_path: Path) -> None:
+    printed = forks.run(tmp_path, {"bubbles": ("parallel.bubbles", 2, [])}, limit_s=100)["bubbles"]
+    if any("(ended with" in text for text in printed):
+        pytest.fail("\n".join(printed), pytrace=False)
+
+
+@pytest.mark.parametrize(
+    ("plan", "says"),
+    [
+        ({"data": 0}, "data is 0"),
+        ({"zero": 4}, "zero is 4; it must be one of 0, 1, 2, 3"),
+        ({"data": 4, "zero": 1, "shard": 3}, "4 data ranks cannot be cut into groups of shard=3"),
+        ({"data": 4, "shard": 2}, "shards nothing"),
+        ({"pipeline": 2, "schedule": "zbv", "zero": 2}, "use zero=1, or schedule 1f1b"),
+        ({"pipeline": 2, "schedule": "zb-h1", "recompute": True}, "use 1f1b with recompute"),
+        ({"pipeline": 2, "stages_per_rank": 2}, "1f1b has 1 stage on each rank"),
+        ({"pipeline": 2, "cuts": (3, 2)}, "must be 1 growing numbers"),
+        ({"clip": 0.0}, "clip is 0.0"),
+    ],
+)
+def test_illegal_plans_say_why(plan: dict, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Plan(**plan)
+
+
+def test_a_plan_says_what_differs() -> None:
+    assert str(Plan(data=2, zero=1)) == "Plan(data=2, zero=1)"
+    assert Plan(data=2, tensor=3, pipeline=4).ranks == 24

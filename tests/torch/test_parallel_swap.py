@@ -1,0 +1,146 @@
+"""Swapping: the losses of training in memory, bit for bit, with a quarter of the memory; right in
+backward.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import suite
+from parallel import limited, models
+from unisono.parallel import Disk, Host, Swapped
+
+
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-2)
+
+
+def in_memory(model: nn.Module, loss: Any, batches: Any, parts: int) -> list[float]:
+    optimizer, losses = adamw(model.parameters()), []
+    for x, y in batches:
+        optimizer.zero_grad()
+        total = 0.0
+        for inputs, targets in zip(x.tensor_split(parts), y.tensor_split(parts), strict=True):
+            part, share = loss(model(inputs), targets), len(inputs) / len(x)
+            (part * share).backward()
+            total += part.item() * share
+        optimizer.step()
+        losses.append(total)
+    return losses
+
+
+def same(make: Any, loss: Any, batches: Any, parts: int = 1, **more: Any) -> None:
+    torch.manual_seed(0)
+    alone = make()
+    torch.manual_seed(0)
+    model = make()
+    wanted = in_memory(alone, loss, batches, parts)
+    with Swapped(model, optimizer=adamw, loss=loss, **more) as swapped:
+        assert [swapped.step(batch, micro_batches=parts) for batch in batches] == wanted
+        assert all(parameter.untyped_storage().nbytes() == 0 for parameter in model.parameters())
+    for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("name", ["mlp", "tied", "conv"])
+def test_the_same_bits(name: str, parts: int, tmp_path: Path) -> None:
+    case = models.CASES[name]
+    same(case.make, case.loss, case.batches(4, 9), parts, store=Disk(tmp_path))
+    assert not list(tmp_path.iterdir())  # the file has no name
+
+
+def test_host_memory() -> None:
+    same(models.mlp, functional.cross_entropy, models.vector_batches(3, 4), store=Host())
+
+
+class Recomputed(nn.Module):
+    """Blocks that are recomputed in backward, one of them used twice, and a branch around."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(3))
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = checkpoint(self.blocks[0], x, use_reentrant=False)
+        second = checkpoint(self.blocks[1], first, use_reentrant=False)
+        return self.head(self.blocks[2](second) + self.blocks[1](first))
+
+
+def test_recomputation_reuse_and_branches() -> None:
+    same(Recomputed, functional.cross_entropy, models.vector_batches(4, 6), 2)
+
+
+def test_frozen_parameters_come_and_go_too() -> None:
+    def make() -> nn.Module:
+        model = models.mlp()
+        model[2].requires_grad_(False)
+        return model
+
+    same(make, functional.cross_entropy, models.vector_batches(3, 4))
+
+
+def test_clipping() -> None:
+    case = models.CASES["mlp"]
+    alone, model = models.make("mlp"), models.make("mlp")
+    optimizer = adamw(alone.parameters())
+    with Swapped(model, optimizer=adamw, loss=case.loss, clip=0.1) as swapped:
+        for x, y in case.batches(4, 8):
+            optimizer.zero_grad()
+            loss = case.loss(alone(x), y)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.1)
+            optimizer.step()
+            assert swapped.step((x, y)) == pytest.approx(loss.item(), abs=1e-6)
+
+
+def test_moving_weights_away_before_backward_is_wrong() -> None:
+    """The textbook version: after forward the weights of the first layer go, and other bytes take their
+    place.
+    """
+    model, x = (
+        nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)),
+        torch.randn(2, 4, requires_grad=True),
+    )
+    model(x).sum().backward()
+    right = x.grad.clone()
+    x.grad = None
+    loss = model(x).sum()
+    kept = model[0].weight.data.clone()
+    model[0].weight.data.zero_()  # `model1` is moved away, its memory has a new owner
+    loss.backward()
+    model[0].weight.data.copy_(kept)  # and comes back, too late
+    assert not torch.allclose(x.grad, right)
+
+
+@pytest.mark.timeout(320)
+def test_four_times_the_memory_allowed() -> None:
+    """AdamW's state of 67 MB trains in a quarter of it; in memory it does not."""
+    allowed = limited.STATE_MB / 4
+
+    def run(how: str, megabytes: float) -> subprocess.CompletedProcess[str]:
+        environ = {**os.environ, "PYTHONPATH": f"{suite.HERE}:{suite.HERE.parent / 'support'}"}
+        environ |= {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "parallel.limited", how, str(megabytes)]
+        return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)
+
+    plain = run("plain", 2 * limited.STATE_MB)
+    assert plain.returncode == 0, plain.stderr
+    refused = run("plain", allowed)
+    assert refused.returncode != 0
+    assert "memory" in refused.stderr.lower()
+    swapped = run("swapped", allowed)
+    assert swapped.returncode == 0, swapped.stderr
+    assert swapped.stdout == plain.stdout
+    assert "waiting for the disk" in swapped.stderr

@@ -1,0 +1,120 @@
+"""How ranks are started: torchrun, multiprocessing.spawn."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import suite
+from ports import reserved
+
+EXAMPLE = suite.HERE.parents[1] / "examples" / "ddp.py"
+SPAWN = """
+import os, sys
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+import unisono.torch
+
+def rank_main(rank, port):
+    for attempt in range(2):
+        address = f"tcp://127.0.0.1:{port + attempt}"
+        dist.init_process_group("unisono", init_method=address, rank=rank, world_size=2)
+        x = torch.ones(3)
+        dist.all_reduce(x)
+        assert x[0] == 2
+        dist.destroy_process_group()
+
+if __name__ == "__main__":
+    mp.spawn(rank_main, (int(sys.argv[1]),), nprocs=2)
+    print("fine")
+"""
+
+
+FAILS = """
+import os, sys
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+import unisono.torch
+from torch.nn.parallel import DistributedDataParallel
+
+def rank_main(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("unisono", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    net = DistributedDataParallel(torch.nn.Linear(8, 8))
+    for step in range(10):
+        if rank == 1 and step == 5:
+            raise ValueError("bad loss")
+        net(torch.ones(2, 8)).sum().backward()
+
+if __name__ == "__main__":
+    for attempt in range(int(sys.argv[3])):
+        folder = f"{sys.argv[1]}/{attempt}"
+        os.mkdir(folder)
+        try:
+            mp.start_processes(rank_main, (folder,), nprocs=2, start_method=sys.argv[2])
+        except mp.ProcessRaisedException as error:
+            assert error.error_index == 1 and "ValueError: bad loss" in str(error), error
+    print("fine")
+"""
+LEAVES = """
+import os, sys
+import torch, torch.distributed as dist
+import unisono.torch
+
+for attempt in range(int(sys.argv[2])):
+    pids = []
+    for rank in range(2):
+        pid = os.fork()
+        if pid == 0:
+            store = dist.FileStore(f"{sys.argv[1]}/{attempt}", 2)
+            dist.init_process_group("unisono", store=store, rank=rank, world_size=2)
+            dist.barrier()
+            if rank == 0:
+                works = [dist.all_reduce(torch.ones(10), async_op=True) for _ in range(20)]
+                futures = [work.get_future().then(lambda future: future.value()) for work in works]
+            else:
+                store.wait(["left"])
+            store.set("left", "")
+            sys.exit()
+        pids.append(pid)
+    ends = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    assert ends == [0, 0], ends
+print("fine")
+"""
+
+
+def run(*arguments: str, limit_s: float = 110) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=limit_s, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_spawn_and_a_new_port(tmp_path):
+    path = tmp_path / "spawn.py"
+    path.write_text(SPAWN)
+    with reserved(2) as port:
+        assert "fine" in run(str(path), str(port))
+
+
+def test_the_example_under_torchrun(tmp_path):
+    arguments = ["--standalone", "--nproc-per-node", "2", str(EXAMPLE), "--epochs", "2"]
+    out = run("-m", "torch.distributed.run", *arguments, "--save", str(tmp_path / "net.pt"))
+    assert "epoch 1: loss" in out
+    assert (tmp_path / "net.pt").exists()
+
+
+@pytest.mark.parametrize(("start", "attempts"), [("spawn", 1), ("fork", 8)])
+def test_the_parent_shows_the_error_of_the_rank_that_failed(tmp_path, start, attempts):
+    """Not the PeerLost of the one that was waiting for it, whose process must not end first."""
+    path = tmp_path / "fails.py"
+    path.write_text(FAILS)
+    assert "fine" in run(str(path), str(tmp_path), start, str(attempts))
+
+
+def test_leaving_with_works_under_way_ends_no_process(tmp_path):
+    """Their futures fail while the interpreter ends; PyTorch's C++ must not meet that on its own."""
+    path = tmp_path / "leaves.py"
+    path.write_text(LEAVES)
+    assert "fine" in run(str(path), str(tmp_path), "6")

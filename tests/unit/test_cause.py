@@ -1,0 +1,78 @@
+"""What a rank that leaves says of the reason."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from unisono.diagnosis.cause import uncaught, why
+
+
+class _Silent(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("bad loss\nat step 7"), "ValueError: bad loss"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (SystemExit(3), "SystemExit: 3"),
+        (_Silent(), "_Silent"),
+        (_Silent("quiet"), "_Silent: quiet"),
+        (OSError("\udcff"), "OSError: ?"),
+        (SystemExit(0), ""),
+        (SystemExit(), ""),
+        (GeneratorExit(), ""),
+    ],
+)
+def test_why(error: BaseException, said: str) -> None:
+    assert why(error) == said
+
+
+def handled(code: object) -> BaseException:
+    """The SystemExit with which a handler of a ValueError ends the process."""
+    try:
+        try:
+            raise ValueError("bad loss")
+        except ValueError:
+            sys.exit(code)  # type: ignore[arg-type]
+    except SystemExit as error:
+        return error
+
+
+def test_an_exit_in_a_handler_tells_what_was_handled() -> None:
+    """As `mp.spawn` and multiprocessing end a process; not where the exit has words of its own."""
+    assert why(handled(1)) == "ValueError: bad loss"
+    assert why(handled("no such model")) == "SystemExit: no such model"
+    assert why(handled(0)) == ""
+
+
+def test_what_takes_time_to_say_is_not_said() -> None:
+    """A list of millions of numbers, a tensor whose device is busy."""
+
+    class Slow:
+        def __repr__(self) -> str:
+            raise AssertionError
+
+    class Talkative(ValueError):
+        def __str__(self) -> str:
+            raise AssertionError
+
+        def __len__(self) -> int:
+            return 0
+
+    for slow in (Slow(), [Slow()], "x" * 1_000_000, 1 << 1_000_000, type("Word", (str,), {})("x")):
+        assert why(ValueError("x", slow)) == "ValueError"
+        assert why(SystemExit(slow)) == "SystemExit"
+    assert why(Talkative("x", 1, 2.5, None)) == "Talkative: ('x', 1, 2.5, None)"
+    assert why(FileNotFoundError(2, "No such file", "a")) == "FileNotFoundError: [Errno 2] No such file: 'a'"
+
+
+def test_nobody_says_why_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last error that nobody caught counts at the end of the program only: see the test of processes."""
+    monkeypatch.setattr(sys, "last_value", ValueError("long ago"), raising=False)
+    assert why(None) == ""
+    assert uncaught() is None

@@ -1,0 +1,29 @@
+"""What ranks learn from each other's cards."""
+
+from __future__ import annotations
+
+from loops import each
+from unisono.bootstrap.membership import Card, Roster
+from unisono.costs.machine import DEFAULTS
+
+
+@each(
+    ("hosts", "masks", "cores"),
+    [
+        ("aa", [0b11, 0b11], 2),
+        ("aaaa", [0b11, 0b11, 0b11, 0b11], 2),
+        ("aabb", [0b11, 0b11, 0b11, 0b11], 1),  # two hosts of one machine share its cores
+        ("aa", [0b01, 0b10], 2),
+        ("aa", [0b01, 0b01], 1),
+        ("aaaa", [0b01, 0b01, 0b01, 0b10], 1),  # three have to share one, whatever the fourth has
+        ("aaaa", [0b0011, 0b0011, 0b1100, 0b1100], 4),
+        ("aaa", [0b1, 0b1, 0b1111], 1),
+    ],
+)
+def test_cores_that_the_ranks_of_a_host_have(hosts: str, masks: list[int], cores: int) -> None:
+    cards = [
+        Card(1, rank, "name", 100 + rank, 1, "kernel", "network", home, 0, f"{mask:x}")
+        for rank, (home, mask) in enumerate(zip(hosts, masks, strict=True))
+    ]
+    roster = Roster(cards, b"", 0, DEFAULTS)
+    assert {roster.cores(rank) for rank in range(len(cards))} == {cores}

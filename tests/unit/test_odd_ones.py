@@ -1,0 +1,29 @@
+"""Who called something else than most, in words."""
+
+from __future__ import annotations
+
+from loops import each
+from unisono.diagnosis.calls import odd_ones
+from unisono.diagnosis.report import Called
+
+SUM = Called("all_reduce", ("float64[4]", "SUM", "algorithm=ring"))
+MAX = Called("all_reduce", ("float64[4]", "MAX", "algorithm=ring"))
+OTHER = Called("broadcast", ("float64[4]", "root=0", "algorithm=direct"))
+
+
+@each(
+    ("calls", "said"),
+    [
+        ([SUM, SUM, OTHER], "rank 2 called broadcast, the others all_reduce"),
+        ([MAX, SUM, SUM], "rank 0 called all_reduce with MAX, the others with SUM"),
+        ([SUM, MAX, SUM, MAX, SUM], "ranks 1, 3 called all_reduce with MAX, the others with SUM"),
+        ([SUM, None, OTHER, SUM], "rank 2 called broadcast, most others all_reduce"),
+        ([SUM, OTHER], ""),  # who is to say which of two is odd
+        ([SUM, SUM, MAX, OTHER], ""),  # as many as the rest
+        ([SUM, SUM, SUM, MAX, OTHER], ""),  # two odd ones, each in its own way: the table says it better
+        ([SUM, SUM], ""),
+        ([None, None], ""),
+    ],
+)
+def test_odd_ones(calls: list[Called | None], said: str) -> None:
+    assert odd_ones(calls) == said

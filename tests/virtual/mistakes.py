@@ -1,0 +1,299 @@
+"""Small wrong programs, each a mistake people make with several devices, and what the error must say.
+
+Run as a program: prints one line of JSON per mistake, with the type and the text of what was raised.
+`SAYS` is part of the text that a GPU gives; a mistake that a GPU runs into silently says `QUIET`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+
+from unisono import virtual
+
+MISTAKES: dict[str, tuple[Callable[[], object], str]] = {}
+DEVICES = 4
+TWO = "Expected all tensors to be on the same device, but found at least two devices, "
+SAME = "Expected all tensors to be on the same device, but got "
+
+
+def mistake(says: str) -> Callable[[Callable[[], object]], Callable[[], object]]:
+    def register(program: Callable[[], object]) -> Callable[[], object]:
+        MISTAKES[program.__name__] = (program, says)
+        return program
+
+    return register
+
+
+if __name__ == "__main__":
+    virtual.enable(DEVICES, "1G")
+    import torch
+    from torch import nn
+
+
+@mistake(TWO + "cuda:0 and cuda:1!")
+def adds_tensors_of_two_devices():
+    torch.ones(3, device="cuda:0") + torch.ones(3, device="cuda:1")
+
+
+@mistake(TWO + "cuda:0 and cpu!")
+def adds_a_cpu_tensor():
+    torch.ones(3, device="cuda") + torch.ones(3)
+
+
+@mistake(TWO + "cuda:0 and cpu!")
+def adds_in_place_onto_the_cpu():
+    torch.ones(3).add_(torch.ones(3, device="cuda"))
+
+
+@mistake(SAME + "mat2 is on cpu")
+def multiplies_with_a_cpu_matrix():
+    torch.ones(2, 2, device="cuda") @ torch.ones(2, 2)
+
+
+@mistake(SAME + "mat1 is on cuda:0, different from other tensors on cpu")
+def forgets_to_move_the_model():
+    nn.Linear(2, 2)(torch.ones(1, 2, device="cuda"))
+
+
+@mistake(SAME + "mat1 is on cpu, different from other tensors on cuda:0")
+def forgets_to_move_the_input():
+    nn.Linear(2, 2).cuda()(torch.ones(1, 2))
+
+
+@mistake("Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the same")
+def forgets_to_move_an_image():
+    nn.Conv2d(3, 4, 1).cuda()(torch.ones(1, 3, 2, 2))
+
+
+@mistake(SAME + "weight is on cuda:1, different from other tensors on cuda:0")
+def convolves_on_two_devices():
+    nn.Conv2d(3, 4, 1).cuda(1)(torch.ones(1, 3, 2, 2, device="cuda:0"))
+
+
+@mistake(SAME + "index is on cpu, different from other tensors on cuda:0")
+def forgets_to_move_token_ids():
+    nn.Embedding(4, 2).cuda()(torch.tensor([1, 2]))
+
+
+@mistake(SAME + "target is on cpu")
+def forgets_to_move_labels():
+    nn.functional.cross_entropy(torch.ones(2, 3, device="cuda"), torch.tensor([0, 1]))
+
+
+@mistake(TWO + "cuda:0 and cpu!")
+def forgets_to_move_targets_of_a_regression():
+    nn.functional.mse_loss(torch.ones(2, device="cuda"), torch.ones(2))
+
+
+@mistake(
+    "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory"
+)
+def takes_numpy_of_a_gpu_tensor():
+    torch.ones(3, device="cuda").numpy()
+
+
+@mistake("Can't call numpy() on Tensor that requires grad")
+def takes_numpy_of_a_loss():
+    torch.ones(3, device="cuda", requires_grad=True).cpu().numpy()
+
+
+@mistake("CUDA error: invalid device ordinal")
+def names_a_device_that_is_not_there():
+    torch.ones(3, device="cuda:7")
+
+
+@mistake("CUDA error: invalid device ordinal")
+def sets_a_device_that_is_not_there():
+    torch.cuda.set_device(DEVICES)
+
+
+@mistake("CUDA error: invalid device ordinal")
+def moves_a_model_to_a_device_that_is_not_there():
+    nn.Linear(2, 2).to("cuda:4")
+
+
+@mistake("Invalid device id")
+def asks_for_properties_of_a_device_that_is_not_there():
+    torch.cuda.get_device_properties(9)
+
+
+@mistake("Expected a cuda device, but got: cpu")
+def sets_the_cpu_as_device():
+    torch.cuda.set_device("cpu")
+
+
+@mistake("Expected a 'cuda' device type for generator but found 'cpu'")
+def draws_with_a_generator_of_the_cpu():
+    torch.rand(3, device="cuda", generator=torch.Generator().manual_seed(0))
+
+
+@mistake("Expected a 'cpu' device type for generator but found 'cuda'")
+def draws_on_the_cpu_with_a_generator_of_a_gpu():
+    torch.rand(3, generator=torch.Generator("cuda"))
+
+
+@mistake("Expected a 'cuda:1' generator device but found 'cuda:0'")
+def draws_with_a_generator_of_another_gpu():
+    torch.rand(3, device="cuda:1", generator=torch.Generator("cuda:0"))
+
+
+@mistake("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned")
+def pins_a_gpu_tensor():
+    torch.ones(3, device="cuda").pin_memory()
+
+
+@mistake(SAME + "tensors is on cuda:1, different from other tensors on cuda:0")
+def concatenates_two_devices():
+    torch.cat([torch.ones(2, device="cuda:0"), torch.ones(2, device="cuda:1")])
+
+
+@mistake(SAME + "tensors is on cpu, different from other tensors on cuda:0")
+def stacks_metrics_of_two_devices():
+    torch.stack([torch.tensor(1.0, device="cuda"), torch.tensor(2.0)])
+
+
+@mistake("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
+def indexes_a_cpu_tensor_with_a_gpu_mask():
+    torch.arange(3)[torch.tensor([True, False, True], device="cuda")]
+
+
+@mistake("indices should be either on cpu or on the same device as the indexed tensor (cuda:0)")
+def indexes_with_another_gpu():
+    torch.arange(3, device="cuda:0")[torch.tensor([1], device="cuda:1")]
+
+
+@mistake(TWO + "cuda:0 and cpu!")
+def masks_attention_on_the_cpu():
+    scores = torch.ones(4, 4, device="cuda")
+    scores.masked_fill(torch.ones(4, 4).bool(), 0)
+
+
+@mistake(TWO + "cuda:0 and cpu!")
+def chooses_between_devices():
+    x = torch.ones(3, device="cuda")
+    torch.where(x > 0, x, torch.zeros(3))
+
+
+@mistake(SAME + "index is on cpu")
+def gathers_with_a_cpu_index():
+    torch.ones(2, 2, device="cuda").gather(0, torch.zeros(1, 2, dtype=torch.long))
+
+
+@mistake(TWO + "cuda:0 and cpu!")
+def keeps_a_running_mean_on_the_cpu():
+    mean = torch.zeros(3)
+    mean.lerp_(torch.ones(3, device="cuda"), 0.1)
+
+
+@mistake(SAME + "running_mean is on cpu")
+def replaces_a_buffer():
+    norm = nn.BatchNorm1d(3).cuda()
+    norm.running_mean = torch.zeros(3)
+    norm(torch.ones(2, 3, device="cuda"))
+
+
+@mistake(TWO)
+def loads_the_optimizer_before_the_model_moves():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=False)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    model.cuda()
+    model(torch.ones(1, 2, device="cuda")).sum().backward()
+    optimizer.step()
+
+
+@mistake(
+    "module must have its parameters and buffers on device cuda:0 (device_ids[0]) but found one of them on"
+)
+def wraps_in_data_parallel_on_the_wrong_device():
+    nn.DataParallel(nn.Linear(2, 2).cuda(1), device_ids=[0, 1])(torch.ones(2, 2, device="cuda:0"))
+
+
+@mistake(SAME + "mat1 is on cuda:0, different from other tensors on cuda:1")
+def forgets_to_move_activations_between_stages():
+    first, second = nn.Linear(2, 2).to("cuda:0"), nn.Linear(2, 2).to("cuda:1")
+    second(first(torch.ones(1, 2, device="cuda:0")))
+
+
+@mistake("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 1024.00 MiB")
+def asks_for_too_much_memory():
+    torch.empty(2 << 28, device="cuda")
+
+
+@mistake("CUDA out of memory")
+def grows_until_it_is_full():
+    kept = []
+    for _ in range(20):
+        kept.append(torch.ones(32 << 20, device="cuda:2"))
+
+
+@mistake("a virtual GPU, whose work is done when it is called for")
+def records_a_graph():
+    torch.cuda.CUDAGraph()
+
+
+@mistake("Both events must be created with argument 'enable_timing=True'")
+def times_without_asking_for_it():
+    begin, end = torch.cuda.Event(), torch.cuda.Event()
+    begin.record(), end.record()
+    begin.elapsed_time(end)
+
+
+@mistake("Both events must be recorded before calculating elapsed time.")
+def times_what_was_not_recorded():
+    torch.cuda.Event(enable_timing=True).elapsed_time(torch.cuda.Event(enable_timing=True))
+
+
+@mistake("The size of tensor a (2) must match the size of tensor b (3)")
+def copies_another_shape_to_the_gpu():
+    torch.empty(2, device="cuda").copy_(torch.ones(3))
+
+
+@mistake("CUDA error: invalid device ordinal")
+def loads_to_a_device_that_is_not_there():
+    stored = io.BytesIO()
+    torch.save(torch.ones(2), stored)
+    stored.seek(0)
+    torch.load(stored, map_location=lambda storage, place: storage.cuda(6))
+
+
+@mistake("Attempting to deserialize object on CUDA device 5 but torch.cuda.device_count() is 4")
+def loads_a_checkpoint_of_a_larger_machine():
+    stored = io.BytesIO()
+    torch.save(torch.ones(2), stored)
+    stored.seek(0)
+    torch.load(stored, map_location="cuda:5")
+
+
+@mistake("Attempted to set the storage of a tensor on device")
+def sets_the_data_of_another_device():
+    torch.ones(2).set_(torch.ones(2, device="cuda").untyped_storage())
+
+
+@mistake("Assertion")
+def reads_uninitialised_memory():
+    loss = torch.empty(4, device="cuda").sum()
+    assert not loss.isnan(), "Assertion: the loss is NaN"
+
+
+@mistake(SAME + "max is on cpu, different from other tensors on cuda:0")
+def clamps_with_a_bound_on_the_cpu():
+    torch.ones(3, device="cuda").clamp(max=torch.ones(3))
+
+
+def main() -> None:
+    for name, (program, _) in MISTAKES.items():
+        try:
+            program()
+            seen = ["nothing", ""]
+        except Exception as error:
+            seen = [type(error).__name__, str(error)]
+        print(json.dumps([name, *seen]), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,19 @@
+"""Random programs over several devices: the CPU's bits, or an error; nothing left behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FUZZ = Path(__file__).resolve().parent / "fuzz.py"
+
+
+@pytest.mark.timeout(300)
+def test_a_thousand_programs():
+    done = subprocess.run(
+        [sys.executable, str(FUZZ), "1000", "0"], capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

@@ -1,0 +1,40 @@
+"""What people do wrong with several devices gives the error that a GPU gives."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+_spec = importlib.util.spec_from_file_location("mistakes", HERE / "mistakes.py")
+assert _spec is not None
+assert _spec.loader is not None
+mistakes = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(mistakes)
+
+
+@functools.cache
+def seen() -> dict[str, list[str]]:
+    """Run them all, once."""
+    command = [sys.executable, str(HERE / "mistakes.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {name: rest for name, *rest in rows}
+
+
+@pytest.mark.timeout(300)  # the first one may compile the library
+@pytest.mark.parametrize("name", mistakes.MISTAKES)
+def test_the_error_tells_the_mistake(name: str):
+    kind, text = seen()[name]
+    assert mistakes.MISTAKES[name][1] in text, f"{kind}: {text}"
+
+
+def test_there_are_forty():
+    assert len(mistakes.MISTAKES) >= 40

@@ -1,0 +1,36 @@
+"""Every public name of torch.cuda works, differs, or is refused with a reason; as the page says."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parents[1] / "docs" / "virtual-gpus-names.md"
+
+
+@functools.cache
+def ran(*flags: str) -> str:
+    command = [sys.executable, str(HERE / "names.py"), *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=True).stdout
+
+
+@pytest.mark.timeout(300)
+def test_no_name_is_missing_fails_or_crashes():
+    rows = json.loads(ran("--json"))
+    wrong = [row for row in rows if row[2] not in ("works", "differs", "refused")]
+    assert not wrong
+    assert not [row for row in rows if row[2] == "refused" and not row[3]]
+
+
+@pytest.mark.skipif(
+    "+cpu" not in importlib.metadata.version("torch"), reason="the page is about the CPU build"
+)
+def test_the_page_is_as_generated():
+    assert ran() == PAGE.read_text(), "run: python tests/virtual/names.py > docs/virtual-gpus-names.md"

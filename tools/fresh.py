@@ -1,0 +1,221 @@
+"""README's two commands as a new user's machine runs them: `make test-fresh`.
+
+Every variant is a fresh clone in a temporary folder, with an empty home and none of this environment's
+variables and pip settings: what pip then takes is what PyPI has. What is not committed is not tried.
+
+    cuda    make demo, make test                 PyTorch's CUDA build
+    cpu     make demo, make test TORCH=cpu       PyTorch's CPU build
+    none    make demo, make test TORCH=0         without PyTorch
+
+Examples: make test-fresh ARGS="none cpu"; ARGS="none --python python3.13";
+ARGS="--env PIP_CERT=/etc/ssl/ca.crt" where pip needs that; ARGS="cpu --wheels FOLDER" where the CPU build's
+own index cannot be reached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+PATH = "/usr/local/bin:/usr/bin:/bin"
+VARIANTS = {"cuda": [], "cpu": ["TORCH=cpu"], "none": ["TORCH=0"]}
+SHM = Path("/dev/shm")
+END_S = 10.0  # for what is left to go
+
+
+class Ran(NamedTuple):
+    """A command of a variant, and how it went."""
+
+    variant: str
+    command: str
+    code: int
+    took_s: float
+    silence_s: float  # the longest time without output
+    after: str  # the line before it
+    summary: str  # the last line that pytest or the demo said
+
+
+def parse() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("variants", nargs="*", metavar="VARIANT", help=f"of {', '.join(VARIANTS)}; without any, all")
+    add("--python", help="for PYTHON= of make; else the first that the Makefile finds in the PATH")
+    add("--path", default=PATH, help=f"the PATH (default {PATH})")
+    add("--env", action="append", default=[], metavar="NAME=VALUE", help="passed on, for example PIP_CERT")
+    add("--wheels", metavar="FOLDER", help="where the CPU build's wheel is, in place of PyTorch's index")
+    add("--only", choices=["demo", "test"], help="one of the two commands")
+    add("--tests", metavar="ARGS", default="", help="arguments of pytest, to run some of the tests")
+    add("--folder", help="where the temporary folders are made; 10 GB for cuda")
+    add("--limit", type=float, default=3600, help="seconds for one command (default 3600)")
+    arguments = parser.parse_args()
+    unknown = [name for name in arguments.variants if name not in VARIANTS]
+    if unknown:
+        parser.error(f"unknown variant {unknown[0]!r}: choose from {', '.join(VARIANTS)}")
+    return arguments
+
+
+def main() -> int:
+    """Run the variants one after the other, and show how each went."""
+    arguments = parse()
+    status = ["git", "-C", str(ROOT), "status", "--porcelain"]
+    if subprocess.run(status, capture_output=True, check=True).stdout:
+        print("note: changes that are not committed are not tried", flush=True)
+    before, rows = set(os.listdir(SHM)), []
+    for variant in arguments.variants or VARIANTS:
+        rows += run_variant(variant, arguments)
+    left = sorted(set(os.listdir(SHM)) - before)
+    print(table(rows))
+    if left:
+        print(f"left behind in {SHM}: {' '.join(left)}")
+    return int(bool(left) or any(row.code for row in rows))
+
+
+def run_variant(variant: str, arguments: argparse.Namespace) -> list[Ran]:
+    """Run both commands in a clone of their own, of which nothing stays."""
+    with tempfile.TemporaryDirectory(prefix=f"unisono-fresh-{variant}-", dir=arguments.folder) as name:
+        folder = Path(name)
+        clone, home, temporary = folder / "unisono", folder / "home", folder / "tmp"
+        home.mkdir()
+        temporary.mkdir()
+        subprocess.run(["git", "clone", "--quiet", "--depth=1", ROOT.as_uri(), clone], check=True)
+        env = {
+            "HOME": str(home),
+            "PATH": arguments.path,
+            "TMPDIR": str(temporary),
+            "PIP_CONFIG_FILE": os.devnull,
+        }
+        env |= dict(pair.split("=", 1) for pair in arguments.env)
+        rows = []
+        for command in commands(variant, arguments):
+            print(f"\n######## {variant}: {' '.join(command)}", flush=True)
+            rows.append(run(variant, command, clone, env, arguments.limit))
+        strays = end_strays(folder)
+        if strays:
+            rows.append(Ran(variant, "processes left behind", 1, 0, 0, "", "; ".join(strays)))
+    return rows
+
+
+def commands(variant: str, arguments: argparse.Namespace) -> Iterator[list[str]]:
+    """Yield the commands of a variant."""
+    python = [f"PYTHON={arguments.python}"] if arguments.python else []
+    if arguments.only != "test":
+        yield ["make", "demo", *python]
+    if arguments.only != "demo":
+        options = list(VARIANTS[variant])
+        if variant == "cpu" and arguments.wheels:
+            options = [f"TORCH_PIP=--find-links {Path(arguments.wheels).resolve()}"]
+        options += [f"ARGS={arguments.tests}"] if arguments.tests else []
+        yield ["make", "test", *options, *python]
+
+
+def run(variant: str, command: list[str], folder: Path, env: dict[str, str], limit_s: float) -> Ran:
+    """Run one command, pass on what it prints, and measure."""
+    started = time.monotonic()
+    last_at, silence_s, after, line, summary = started, 0.0, "", "", ""
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    ) as process:
+        try:
+            for data in output(process, started + limit_s):
+                now = time.monotonic()
+                if now - last_at > silence_s:
+                    silence_s, after = now - last_at, line
+                last_at = now
+                sys.stdout.buffer.write(data)
+                sys.stdout.flush()
+                lines = [text for text in data.decode(errors="replace").splitlines() if text.strip()]
+                line = lines[-1].strip() if lines else line
+                summary = next((text for text in reversed(lines) if not text.startswith("make")), summary)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(END_S)
+        finally:
+            end_group(process)
+    took_s = time.monotonic() - started
+    return Ran(variant, " ".join(command), process.returncode, took_s, silence_s, after, summary.strip("= "))
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """End a command that still runs, and what it started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, number)
+                process.wait(END_S)
+
+
+def output(process: subprocess.Popen[bytes], deadline: float) -> Iterator[bytes]:
+    """Yield what a process prints until it ends or its time is over."""
+    assert process.stdout is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while time.monotonic() < deadline:
+            if not selector.select(1.0):
+                if process.poll() is not None:
+                    return
+                continue
+            data = os.read(process.stdout.fileno(), 1 << 16)
+            if not data:
+                return
+            yield data
+    print("######## the time is over", flush=True)
+
+
+def end_strays(folder: Path) -> list[str]:
+    """Kill the processes that still run from a folder, after a moment to end by themselves; return them."""
+    deadline = time.monotonic() + END_S
+    while (found := running_from(folder)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return [f"{pid} {words}" for pid, words in found.items()]
+
+
+def running_from(folder: Path) -> dict[int, str]:
+    """Return pid and command line of the processes that work in a folder or run a program of it."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            if str(folder) in words or str(folder) in os.readlink(entry / "cwd"):
+                found[int(entry.name)] = words
+    return found
+
+
+def table(rows: list[Ran]) -> str:
+    """Return one line per command, and the longest silence below it."""
+    lines = ["", f"{'variant':<8} {'verdict':<8} {'seconds':>7}  command"]
+    for row in rows:
+        verdict = "FAILED" if row.code else "passed"
+        lines.append(f"{row.variant:<8} {verdict:<8} {row.took_s:>7.0f}  {row.command}")
+        lines.append(f"{'':<26}{row.summary[:150]}")
+        if row.silence_s > 1:
+            lines.append(f"{'':<26}longest silence {row.silence_s:.0f} s, after: {row.after[:100]}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    if shutil.which("git") is None:
+        sys.exit("error: this needs git")
+    sys.exit(main())
