@@ -146,15 +146,16 @@ class Calls {
     const CallOptions words = said(given);
     const Known& known = slot(words, out, in);
     if (!known.fits(words, out, in)) return {};
-    const nb::object alive = engine_;  // whatever other threads do to this object meanwhile
-    if (alive.is_none()) return {};    // closed while this call was looked at, or remembered
-    const double timeout_s = seconds(given[kTimeout], timeout_s_, planner);
-    const Operation& operation = known.operation;
-    Binding binding{chunks(operation, Space::kOut, out.all()), chunks(operation, Space::kIn, in.all())};
+    // Copied: `seconds` may run Python, which may put another call into the slot or close the group.
+    const Operation operation = known.operation;
+    const size_t numel = known.numel;
+    const double factor = known.factor;
     const nb::object note = known.note;
-    // Nothing of the slot is looked at once the GIL is gone.
-    Call made = operation.call(static_cast<int>(words.root), known.numel, known.factor, timeout_s,
-                               std::move(binding));
+    const double timeout_s = seconds(given[kTimeout], timeout_s_, planner);
+    const nb::object alive = engine_;  // whatever other threads do to this object meanwhile
+    if (alive.is_none()) return {};    // closed
+    Binding binding{chunks(operation, Space::kOut, out.all()), chunks(operation, Space::kIn, in.all())};
+    Call made = operation.call(static_cast<int>(words.root), numel, factor, timeout_s, std::move(binding));
     const auto keep = [&] {
       return Kept{nb::borrow(given[kOut]), nb::borrow(given[kGiven]), out.kept(), in.kept()};
     };
@@ -304,7 +305,8 @@ class Calls {
     known.numel = bound.numel;
     known.factor = bound.factor;
     known.note = bound.note;
-    slot(words, out, in) = std::move(known);
+    std::swap(slot(words, out, in),
+              known);  // what was there ends when the slot is whole: its end may run Python
   }
 
   Known& slot(const CallOptions& words, const CallBuffers& out, const CallBuffers& given) {
@@ -528,10 +530,11 @@ PyType_Slot kCollectiveSlots[] = {{Py_tp_call, reinterpret_cast<void*>(PyVectorc
                                   {Py_tp_getset, kComputed},
                                   {0, nullptr}};
 
-PyType_Spec kCollectiveSpec = {
-    "unisono._native.Collective", sizeof(Collective), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR | Py_TPFLAGS_HAVE_GC,
-    kCollectiveSlots};
+PyType_Spec kCollectiveSpec = {"unisono._native.Collective", sizeof(Collective), 0,
+                               Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL |
+                                   Py_TPFLAGS_METHOD_DESCRIPTOR | Py_TPFLAGS_HAVE_GC |
+                                   Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                               kCollectiveSlots};
 
 using Objects = nb::typed<nb::list, nb::object>;
 using Parameters = nb::typed<nb::list, nb::typed<nb::tuple, nb::str, int, bool>>;

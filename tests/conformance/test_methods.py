@@ -8,6 +8,7 @@ import itertools
 import pydoc
 import sys
 import weakref
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -113,6 +114,22 @@ def test_a_subclass_may_have_its_own(alone: un.Group) -> None:
 
     assert Counting.barrier is not un.Group.barrier
     assert Counting.all_reduce is un.Group.all_reduce
+
+
+def test_a_timeout_that_closes_the_group_is_an_error(alone: un.Group) -> None:
+    class Closing(timedelta):
+        def total_seconds(self) -> float:
+            alone.close()
+            return 1.0
+
+    alone.barrier()
+    with pytest.raises(un.GroupClosed):
+        alone.barrier(timeout=Closing(seconds=1))
+
+
+def test_nobody_else_makes_methods() -> None:
+    with pytest.raises(TypeError, match="cannot create"):
+        type(vars(un.Group)["all_reduce"])()
 
 
 def test_a_group_is_freed_without_the_collector(alone: un.Group) -> None:

@@ -161,7 +161,7 @@ def use(group: Group, chance: Chance) -> None:
         lambda: group.all_gather_object(None), lambda: group.last_seen(1),
     ]  # fmt: skip
     for call in chance.sample(todo, 3):
-        with contextlib.suppress(un.UnisonoError):
+        with contextlib.suppress(un.UnisonoError, ValueError):  # ValueError: the bytes are no object's
             call()
 
 
