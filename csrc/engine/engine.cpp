@@ -249,7 +249,7 @@ void Engine::throw_if_within() const {
         "called from a signal handler while an operation of the same group is under way");
 }
 
-FaultKind Engine::run(Call call, HeldLock* held) {
+FaultKind Engine::run(Call&& call, HeldLock* held) {
   check_process();
   throw_if_within();
   if (queued_.load(std::memory_order_relaxed) == completed_.load(std::memory_order_acquire) &&

@@ -100,7 +100,7 @@ class Engine {
 
   // Runs a call to its end: here, or behind those that `start` has queued. kNone: all went well.
   // held: what the caller's thread holds, if anything.
-  FaultKind run(Call call, HeldLock* held = nullptr);
+  FaultKind run(Call&& call, HeldLock* held = nullptr);
   // Whether other ranks are threads of this process, which cannot go on while this one keeps what it holds.
   bool shares_process() const { return shares_process_; }
   // Queues a call; its ticket. Calls end in the order of their tickets.

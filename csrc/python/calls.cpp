@@ -154,8 +154,9 @@ class Calls {
     const double timeout_s = seconds(given[kTimeout], timeout_s_, planner);
     const nb::object alive = engine_;  // whatever other threads do to this object meanwhile
     if (alive.is_none()) return {};    // closed
-    Binding binding{chunks(operation, Space::kOut, out.all()), chunks(operation, Space::kIn, in.all())};
-    Call made = operation.call(static_cast<int>(words.root), numel, factor, timeout_s, std::move(binding));
+    Call made =
+        operation.call(static_cast<int>(words.root), numel, factor, timeout_s,
+                       {chunks(operation, Space::kOut, out.all()), chunks(operation, Space::kIn, in.all())});
     const auto keep = [&] {
       return Kept{nb::borrow(given[kOut]), nb::borrow(given[kGiven]), out.kept(), in.kept()};
     };
@@ -240,7 +241,7 @@ class Calls {
   }
 
   template <class Keep>
-  nb::object issue(const nb::object& alive, nb::handle name, Call made, size_t nbytes,
+  nb::object issue(const nb::object& alive, nb::handle name, Call&& made, size_t nbytes,
                    const nb::object& result, const nb::object& note, Keep keep, bool async,
                    double timeout_s) {
     const bool brief = nbytes <= kBriefBytes;
