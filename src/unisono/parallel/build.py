@@ -21,9 +21,9 @@ from .tensor import cut_modules
 from .units import shard_units
 
 if TYPE_CHECKING:
-    from torch.distributed.fsdp import FSDPModule
-
     from .plan import Plan
+    from .replicas import Replicas
+    from .units import Sharded
 
 __all__ = ["Built", "Optimizer", "Parameters", "build"]
 
@@ -47,7 +47,7 @@ class Built:
     """A model ready to train, and what is known of it."""
 
     model: nn.Module
-    root: FSDPModule
+    units: Replicas | Sharded
     mesh: Mesh
     family: Family
     runtime: Runtime
@@ -63,8 +63,7 @@ class Built:
     @property
     def buffers(self) -> dict[str, Tensor]:
         """Every persistent buffer of this rank's stages by its name in the user's model."""
-        root: Any = self.root
-        here = set(root.modules())
+        here = set(self.units.root.modules())
         return {
             f"{path}.{name}".lstrip("."): buffer
             for path, module in self.model.named_modules()
@@ -91,9 +90,9 @@ def build(
     if plan.tensor > 1:
         _cut(model, family, mesh)
     if plan.pipeline == 1:
-        root = shard_units(model, family.units, mesh, last=True)
+        units = shard_units(model, family.units, mesh, last=True)
         return Built(
-            model, root, mesh, family, Runtime(root, mesh, family.output, single=True), [], (), names
+            model, units, mesh, family, Runtime(units, mesh, family.output, single=True), [], (), names
         )
     return _staged(model, family, mesh, sample, names)
 
@@ -152,15 +151,15 @@ def _staged(model: nn.Module, family: Family, mesh: Mesh, sample: Any, names: di
     forget(model, kept)
     inside = {module for piece in kept for module in piece.modules()}
     container = Stages(here)
-    root = shard_units(
+    units = shard_units(
         container, [unit for unit in family.units if unit in inside], mesh, last=plan.stages - 1 in here
     )
     return Built(
         model,
-        root,
+        units,
         mesh,
         family,
-        Runtime(root, mesh, family.output, single=False),
+        Runtime(units, mesh, family.output, single=False),
         ties,
         tuple(starts),
         names,

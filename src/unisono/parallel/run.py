@@ -188,8 +188,7 @@ class Run:
     def _state(self) -> State:
         about: dict[str, Any] = {"steps": self.steps, "skipped": self.skipped}
         about |= {"scale": self.scaler.scale, "succeeded": self.scaler.succeeded}
-        root: Any = self._built.root
-        return State(root, self._named, self._built.buffers, self.optimizer, about)
+        return State(self._built.units.root, self._named, self._built.buffers, self.optimizer, about)
 
     # ---- one step ----
 

@@ -1,6 +1,7 @@
-"""Parameters on the data axis: `fully_shard` for ZeRO 1 to 3, its twin `replicate` for ZeRO 0, unit by unit.
+"""Parameters on the data axis: `Replicas` for ZeRO 0, `fully_shard` unit by unit for ZeRO 1 to 3.
 
-The masters are f32 and belong to the optimizer. What computes is gathered and cast when a unit runs.
+The masters are f32 and belong to the optimizer. What computes is gathered and cast when a unit runs. ZeRO 0
+in bf16 or fp16 needs such casts, too: PyTorch's `replicate` makes them.
 
 | zero | gathered | gradients are reduced | kept on a rank between micro-batches |
 |---|---|---|---|
@@ -20,6 +21,8 @@ from torch.distributed._composable.checkpoint_activation import checkpoint
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from .replicas import Replicas
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -28,12 +31,12 @@ if TYPE_CHECKING:
     from .mesh import Mesh
     from .plan import Plan
 
-__all__ = ["TYPES", "before_backward", "reduce_now", "shard_units"]
+__all__ = ["TYPES", "Sharded", "shard_units"]
 
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def shard_units(root: nn.Module, units: Sequence[nn.Module], mesh: Mesh, *, last: bool) -> FSDPModule:
+def shard_units(root: nn.Module, units: Sequence[nn.Module], mesh: Mesh, *, last: bool) -> Replicas | Sharded:
     """Wrap `units` and then `root`, in place. What no unit has, shared parameters too, belongs to `root`.
 
     Args:
@@ -41,10 +44,13 @@ def shard_units(root: nn.Module, units: Sequence[nn.Module], mesh: Mesh, *, last
     """
     plan = mesh.plan
     own = [unit for unit in units if unit is not root and not _shares(unit, root)]
-    for module in [*own, root]:
+    replicas = plan.zero == 0 and plan.precision == "f32"
+    for module in [*own, root] if plan.tensor > 1 or not replicas else ():
         module.register_forward_hook(_own_memory)
     for unit in own if plan.recompute else ():
         checkpoint(unit)
+    if replicas:
+        return Replicas(root, mesh)
     wrapped = [] if plan.uneven_use or plan.zero == 0 else own  # replicas reduce all gradients in one message
     for unit in wrapped:
         _wrap(unit, mesh, _policy(plan))
@@ -54,11 +60,13 @@ def shard_units(root: nn.Module, units: Sequence[nn.Module], mesh: Mesh, *, last
         root.set_reduce_scatter_unused_params(True)
     if plan.shards > 1:
         _gather_ahead(root, wrapped)
-    return root
+    return Sharded(root, plan)
 
 
 def _own_memory(_module: nn.Module, _args: Any, output: Any) -> Any:
-    """Return no views: fully_shard loses its hook on one that is written into, as nn.ReLU(True) does."""
+    """Return no views: fully_shard loses its hook on one that is written into, as nn.ReLU(True) does, and
+    the tensor axis forbids it.
+    """
     if isinstance(output, torch.Tensor):
         return output.clone() if output._is_view() else output
     if type(output) is tuple:
@@ -95,26 +103,39 @@ def _gather_ahead(root: FSDPModule, units: Sequence[Any]) -> None:
         unit.set_modules_to_forward_prefetch([following])
 
 
-def before_backward(root: FSDPModule, plan: Plan, *, last: bool) -> None:
-    """Say what the next backward does with gradients: reduce them or let them add up. `last`: of this
-    step.
-    """
-    root.set_is_last_backward(last)
-    root.set_requires_gradient_sync(last or plan.zero >= 2)
-    root.set_requires_all_reduce(last)
-    root.set_reshard_after_backward(last or plan.zero == 3)
+class Sharded:
+    """The data axis where `fully_shard` (or `replicate`) reduces the gradients.
 
-
-def reduce_now(root: FSDPModule) -> None:
-    """Reduce what has added up. For schedules whose weights' gradients come after the hooks of backward
-    ran.
+    Attributes:
+        root: the module whose parameters these are.
     """
-    root.set_is_last_backward(True)
-    root.set_requires_gradient_sync(True)
-    root.set_requires_all_reduce(True)
-    root.set_reshard_after_backward(True)
-    state = root._get_fsdp_state()
-    for inner in state._state_ctx.all_states:
-        for group in inner._fsdp_param_groups:
-            group.post_backward()
-    state._root_post_backward_final_callback()
+
+    def __init__(self, root: FSDPModule, plan: Plan) -> None:
+        self.root: Any = root
+        self._plan = plan
+
+    def before_backward(self, *, last: bool) -> None:
+        """Say what the next backward does with gradients: reduce them or let them add up. `last`: of this
+        step.
+        """
+        self.root.set_is_last_backward(last)
+        self.root.set_requires_gradient_sync(last or self._plan.zero >= 2)
+        self.root.set_requires_all_reduce(last)
+        self.root.set_reshard_after_backward(last or self._plan.zero == 3)
+
+    def reduce_now(self) -> None:
+        """Reduce what has added up. For schedules whose weights' gradients come after the hooks of backward
+        ran.
+        """
+        self.root.set_is_last_backward(True)
+        self.root.set_requires_gradient_sync(True)
+        self.root.set_requires_all_reduce(True)
+        self.root.set_reshard_after_backward(True)
+        state = self.root._get_fsdp_state()
+        for inner in state._state_ctx.all_states:
+            for group in inner._fsdp_param_groups:
+                group.post_backward()
+        state._root_post_backward_final_callback()
+
+    def finish(self) -> None:
+        """The end of the last backward has waited for all."""

@@ -120,6 +120,21 @@ def check_ranks_may_use_different_parameters(folder: Path) -> None:
             torch.testing.assert_close(value, alone.get_parameter(name))
 
 
+def check_a_gradient_of_some_ranks_only_is_an_error(folder: Path) -> None:
+    x = torch.ones(4, 16)
+    x[2, 0] = -1.0  # rank 1 goes right
+    torch.manual_seed(0)
+    run = up.parallelize(
+        Branches(),
+        up.Plan(data=2),
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+        loss=functional.cross_entropy,
+    )
+    part = next(iter(run.shard([(x, x[:, :4].argmax(1))])))
+    with pytest.raises(RuntimeError, match=r"'right.bias' has a gradient on 50% .*uneven_use=True"):
+        run.step(part)
+
+
 def check_parameter_groups_by_name(folder: Path) -> None:
     def groups(parameters: up.Parameters) -> torch.optim.Optimizer:
         biases = [p for name, p in parameters.named.items() if name.endswith("bias")]

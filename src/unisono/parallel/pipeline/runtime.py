@@ -13,7 +13,6 @@ from torch.autograd.profiler import record_function
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from unisono.parallel.batches import tensors_of
-from unisono.parallel.units import before_backward, reduce_now
 
 from .messages import Messages, Spec
 from .schedule import Action, Message, Schedule
@@ -21,9 +20,10 @@ from .timeline import Span
 
 if TYPE_CHECKING:
     from torch import nn
-    from torch.distributed.fsdp import FSDPModule
 
     from unisono.parallel.mesh import Mesh
+    from unisono.parallel.replicas import Replicas
+    from unisono.parallel.units import Sharded
 
 __all__ = ["Runtime", "Work"]
 
@@ -72,12 +72,15 @@ class Runtime:
     """The stages of one rank.
 
     Args:
-        root: called as `root(stage, *inputs)`.
-        single: the plan has one stage, and `root` is the user's model: called as `root(*inputs)`.
+        units: their parameters; its `root` is called as `root(stage, *inputs)`.
+        single: the plan has one stage, and the root is the user's model: called as `root(*inputs)`.
     """
 
-    def __init__(self, root: FSDPModule, mesh: Mesh, output: Callable[[Any], Any], *, single: bool) -> None:
-        self._root, self._mesh, self._output, self._single = root, mesh, output, single
+    def __init__(
+        self, units: Replicas | Sharded, mesh: Mesh, output: Callable[[Any], Any], *, single: bool
+    ) -> None:
+        self._units, self._root = units, units.root
+        self._mesh, self._output, self._single = mesh, output, single
         self._device = torch.device(mesh.axes.device_type)
         self._messages = Messages(mesh.axes.get_group("pipeline"), self._device)
 
@@ -92,7 +95,7 @@ class Runtime:
                 self._take(step, action)
                 start = time.perf_counter()
                 if action.kind in "BI":
-                    before_backward(self._root, self._mesh.plan, last=action is final and not split)
+                    self._units.before_backward(last=action is final and not split)
                 with record_function(f"up::pipeline|{action}"):
                     {"F": self._forward, "B": self._backward, "I": self._inputs, "W": self._weights}[
                         action.kind
@@ -100,7 +103,9 @@ class Runtime:
                 step.spans.append(Span(self._mesh.stage, action, start, time.perf_counter()))
                 self._give(step, action)
         if split:
-            reduce_now(self._root)
+            self._units.reduce_now()
+        if work.train:
+            self._units.finish()
         self._messages.finish()
         return step.loss, step.spans
 

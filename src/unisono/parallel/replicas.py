@@ -1,0 +1,177 @@
+"""Parameters that every data rank holds whole (ZeRO 0): gradients are averaged bucket by bucket.
+
+A bucket is one flat buffer. It is reduced in the background as soon as backward has filled it, in the order
+of buckets, which is the same on all ranks. Source: Li et al., PyTorch Distributed, VLDB 2020.
+
+    bucket | gradient of the last parameter | ... | of the first one | used: a number for each of them |
+
+`used` says on which share of the ranks backward came to the parameter. A gradient that only some ranks have
+is an error: otherwise their parameters would silently drift apart.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.profiler import record_function
+from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .mesh import Mesh
+
+__all__ = ["BUCKET_BYTES", "Replicas"]
+
+BUCKET_BYTES = 25 << 20  # DDP's; the last one, with the first layers, may be smaller
+
+
+class Bucket:
+    """Some parameters of one dtype, and one buffer for all their gradients."""
+
+    def __init__(self, named: list[tuple[str, nn.Parameter]], number: int) -> None:
+        self.names = [name for name, _ in named]
+        self.parameters = [parameter for _, parameter in named]
+        self.number = number
+        self.missing = len(named)  # parameters that backward has not come to
+        self.work: Any = None
+        locals_ = [_local(parameter) for parameter in self.parameters]
+        sizes = [part.numel() for part in locals_]
+        like = locals_[0]
+        self._flat = torch.zeros(sum(sizes) + len(sizes), dtype=like.dtype, device=like.device)
+        *parts, self._used = self._flat.split([*sizes, len(sizes)])
+        self._parts = [part.view(one.shape) for part, one in zip(parts, locals_, strict=True)]
+
+    def reduce(self, group: dist.ProcessGroup) -> None:
+        """Begin to average over the ranks of `group`. A parameter without a gradient counts as zero."""
+        pairs = [(part, _gradient(p)) for part, p in zip(self._parts, self.parameters, strict=True)]
+        with_gradient = [(part, grad) for part, grad in pairs if grad is not None]
+        for part, grad in pairs:
+            if grad is None:
+                part.zero_()
+        self._used.copy_(torch.tensor([float(grad is not None) for _, grad in pairs]))
+        if with_gradient:
+            torch._foreach_copy_([part for part, _ in with_gradient], [grad for _, grad in with_gradient])
+        with record_function(f"up::gradients|bucket {self.number}"):
+            self.work = dist.all_reduce(self._flat, op=dist.ReduceOp.AVG, group=group, async_op=True)
+
+    def wait(self) -> None:
+        """Wait for the averages."""
+        self.missing = len(self.parameters)
+        self.work.wait()
+
+    def settle(self, *, uneven_use: bool) -> None:
+        """Hand the averages to the parameters.
+
+        Raises:
+            RuntimeError: only some ranks have used a parameter.
+        """
+        for name, parameter, part, used in zip(
+            self.names, self.parameters, self._parts, self._used.tolist(), strict=True
+        ):
+            if 0 < used < 1 and not uneven_use:
+                raise RuntimeError(
+                    f"{name!r} has a gradient on {used:.0%} of the data ranks only. If ranks may leave "
+                    "different parameters unused, write Plan(uneven_use=True)"
+                )
+            parameter.grad = _like(part, parameter) if used or uneven_use else None
+
+
+class Replicas:
+    """The data axis under ZeRO 0, for parameters that compute in the type they are kept in.
+
+    Attributes:
+        root: the module whose parameters these are.
+    """
+
+    def __init__(self, root: nn.Module, mesh: Mesh) -> None:
+        self.root = root
+        self._group = mesh.axes.get_group("replica")
+        self._uneven_use = mesh.plan.uneven_use
+        self._buckets = list(_buckets(root)) if mesh.plan.data > 1 else []
+        self._next = 0  # the first bucket that is not being reduced
+        self._reducing = False
+        for bucket in self._buckets:
+            for parameter in bucket.parameters:
+                parameter.register_post_accumulate_grad_hook(self._counter(bucket))
+
+    def before_backward(self, *, last: bool) -> None:
+        """Say whether the next backward is the last one of this step."""
+        self._reducing = last
+
+    def reduce_now(self) -> None:
+        """`finish` does it."""
+
+    def finish(self) -> None:
+        """Reduce what no backward has filled, and wait for all."""
+        self._reducing = False
+        for bucket in self._buckets[self._next :]:
+            bucket.reduce(self._group)
+        self._next = 0
+        for bucket in self._buckets:
+            bucket.wait()
+        for bucket in self._buckets:
+            bucket.settle(uneven_use=self._uneven_use)
+
+    def _counter(self, bucket: Bucket) -> Any:
+        """A hook: another gradient of `bucket` is there."""
+
+        def count(_parameter: Tensor) -> None:
+            if not self._reducing:
+                return
+            bucket.missing -= 1
+            while self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
+                self._buckets[self._next].reduce(self._group)
+                self._next += 1
+
+        return count
+
+
+def _buckets(root: nn.Module) -> Iterator[Bucket]:
+    """Cut what is trained into buckets, in the order in which backward comes to it: the last one first."""
+    number = 0
+    named = [(name, value) for name, value in root.named_parameters() if value.requires_grad]
+    for dtype in dict.fromkeys(value.dtype for _, value in named):
+        held: list[tuple[str, nn.Parameter]] = []
+        nbytes = 0
+        for name, value in reversed(named):
+            if value.dtype != dtype:
+                continue
+            held.append((name, value))
+            nbytes += _local(value).nbytes
+            if nbytes >= BUCKET_BYTES:
+                yield Bucket(held, number)
+                held, nbytes, number = [], 0, number + 1
+        if held:
+            yield Bucket(held, number)
+            number += 1
+
+
+def _local(value: Tensor) -> Tensor:
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor | None:
+    """This rank's gradient, of a parameter of the tensor axis cut as that is."""
+    grad = parameter.grad
+    if isinstance(grad, DTensor) and isinstance(parameter, DTensor):
+        if grad.placements != parameter.placements:
+            grad = grad.redistribute(placements=parameter.placements)
+        return grad.to_local()
+    return grad
+
+
+def _like(part: Tensor, parameter: nn.Parameter) -> Tensor:
+    if not isinstance(parameter, DTensor):
+        return part
+    return DTensor.from_local(
+        part,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
