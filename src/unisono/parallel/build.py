@@ -172,7 +172,7 @@ def _balance(pieces: Sequence[nn.Module], stages: int, sample: Any) -> tuple[int
     if dist.get_rank() == 0:
         counted = [1.0 + sum(parameter.numel() for parameter in piece.parameters()) for piece in pieces]
         costs = [counted if sample is None else measured(pieces, sample)]
-    dist.broadcast_object_list(costs, src=0, device=torch.device("cpu"))
+    dist.broadcast_object_list(costs, src=0)
     return balanced(costs[0], stages)
 
 

@@ -1,0 +1,73 @@
+"""Plans of parallel training on four virtual GPUs, by the name "nccl": the losses are those of one process."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+
+import unisono.parallel as up
+
+PLANS = (
+    up.Plan(data=4),
+    up.Plan(data=4, zero=3),
+    up.Plan(data=2, tensor=2, zero=1),
+    up.Plan(data=2, pipeline=2, micro_batches=2, zero=3, schedule="interleaved"),
+    up.Plan(pipeline=4, micro_batches=4, schedule="zb-h1"),
+    up.Plan(data=2, pipeline=2, micro_batches=2, schedule="zbv", clip=0.5),
+)
+CUTS = {f"{layer}.0": ("column", "row")[layer % 2] for layer in range(6)}
+STEPS = 4
+
+
+def make() -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(16, 16), nn.Tanh() if i % 2 else nn.Identity()) for i in range(6)]
+    return nn.Sequential(*layers, nn.Linear(16, 4))
+
+
+def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    chance = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(8, 16, generator=chance), torch.randint(4, (8,), generator=chance)) for _ in range(STEPS)
+    ]
+
+
+def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-2)
+
+
+def alone(clip: float | None) -> list[float]:
+    """The losses of one process on the CPU."""
+    model = make()
+    optimizer, losses = adamw(list(model.parameters())), []
+    for x, y in batches():
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(x), y)
+        loss.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def main() -> None:
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl")
+    for plan in PLANS:
+        cuts = CUTS if plan.tensor > 1 else None
+        run = up.parallelize(make().cuda(), plan, optimizer=adamw, loss=functional.cross_entropy, cuts=cuts)
+        losses = [run.step((x.cuda(), y.cuda())) for x, y in run.shard(batches())]
+        torch.testing.assert_close(losses, alone(plan.clip), atol=1e-5, rtol=0)
+        if dist.get_rank() == 0:
+            print(f"{plan}: {losses}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
