@@ -1,4 +1,4 @@
-"""Plans of parallel training on four virtual GPUs, by the name "nccl": the losses are those of one process."""
+"""Plans of parallel training on four virtual GPUs, as "nccl": the losses are those of one process."""
 
 from __future__ import annotations
 
