@@ -23,7 +23,11 @@ constexpr size_t kFarSegmentBytes = 2048 * 1024;
 constexpr Nanoseconds kAnswerPatience = 700'000'000;
 constexpr auto kGrace = std::chrono::microseconds(20);  // in which who started a call may come to wait for it
 constexpr auto kLookInterval = std::chrono::microseconds(100);
+constexpr auto kPatientInterval = std::chrono::microseconds(1000);
 constexpr int kLooks = 20;
+// A program that has waited for so many calls in a row waits for the next one, too: it gains nothing from a
+// thread that wakes up meanwhile, and takes a core from the ranks.
+constexpr int kPatientAfter = 8;
 constexpr auto kWaitSlice = std::chrono::nanoseconds(20'000'000);  // bounds how late an interrupt is seen
 
 bool crowded(uint32_t ranks, int cores) { return static_cast<int>(ranks) > cores; }
@@ -281,7 +285,7 @@ uint64_t Engine::enqueue(Call call) {
   if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
   queue_.push_back(std::move(call));
   // A thread that looks by itself, and soon, need not be woken for what takes less time than that.
-  if (asleep_ || large) queue_grew_.notify_one();
+  if (asleep_ || (large && waited_for_ < kPatientAfter)) queue_grew_.notify_one();
   return queued_.fetch_add(1, std::memory_order_acq_rel) + 1;
 }
 
@@ -295,6 +299,7 @@ void Engine::run_queued(bool executing, bool in_background, HeldLock* held) {
   FaultKind result = FaultKind::kAborted;
   if (executing && !left_.load(std::memory_order_acquire)) {
     running_queued_ = true;
+    waited_for_ = in_background ? 0 : std::min(waited_for_ + 1, kPatientAfter);
     lock.unlock();
     if (!in_background) runner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
     result = execute(call, in_background, held);
@@ -340,7 +345,7 @@ bool Engine::await_queued() {
     } else if (stopping_) {
       return false;
     } else if (looks++ < kLooks) {
-      queue_grew_.wait_for(lock, kLookInterval);
+      queue_grew_.wait_for(lock, waited_for_ < kPatientAfter ? kLookInterval : kPatientInterval);
     } else {
       asleep_ = true;
       queue_grew_.wait(lock, [&] { return stopping_ || !queue_.empty(); });

@@ -202,6 +202,7 @@ class Engine {
   std::deque<Call> queue_;
   bool stopping_ = false;
   bool asleep_ = false;          // the thread waits to be notified
+  int waited_for_ = 0;           // calls in a row that a caller came to wait for before the thread took them
   bool running_queued_ = false;  // a call of the queue is being executed
   uint64_t skipped_ = 0;         // calls behind that one which ended before it, as the group was left
   std::atomic<bool> left_{false};
