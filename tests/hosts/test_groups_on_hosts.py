@@ -18,6 +18,7 @@ pytestmark = pytest.mark.hosts
 
 PROGRAM = str(Path(__file__).with_name("group_program.py"))
 TORCH_PROGRAM = str(Path(__file__).with_name("torch_program.py"))
+PLANS_PROGRAM = str(Path(__file__).resolve().parents[1] / "torch" / "programs" / "plans.py")
 TESTS = Path(__file__).resolve().parents[1]
 PLACES = os.pathsep.join([str(TESTS / "support"), str(TESTS / "torch")])
 Ranks = list["subprocess.Popen[str]"]
@@ -100,6 +101,12 @@ def test_pytorch_trains_as_one_process_does(net: hosts.Network):
     pytest.importorskip("torch")
     ranks = start(net, (1, 1), "", program=TORCH_PROGRAM, HOSTS="2")
     assert fine(ranks) == ["fine\n"] * 2
+
+
+def test_parallel_plans_train_as_one_process_does(net: hosts.Network):
+    pytest.importorskip("torch")
+    printed = fine(start(net, (2, 2), "unisono", program=PLANS_PROGRAM))
+    assert printed[0].count("Plan(") == 7
 
 
 @pytest.mark.parametrize("way", ["MASTER_ADDR", "INIT_METHOD"])

@@ -1,4 +1,7 @@
-"""Plans of parallel training on four virtual GPUs, as "nccl": the losses are those of one process."""
+"""Plans of parallel training on four ranks: the losses of each are those of one process.
+
+plans.py BACKEND: with "nccl" every rank has a GPU, with any other one the CPU.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ import unisono.parallel as up
 PLANS = (
     up.Plan(data=4),
     up.Plan(data=4, zero=3),
+    up.Plan(data=4, zero=2, shard=2),
     up.Plan(data=2, tensor=2, zero=1),
     up.Plan(data=2, pipeline=2, micro_batches=2, zero=3, schedule="interleaved"),
     up.Plan(pipeline=4, micro_batches=4, schedule="zb-h1"),
@@ -57,12 +61,18 @@ def alone(clip: float | None) -> list[float]:
 
 
 def main() -> None:
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl")
+    backend = sys.argv[1]
+    device = torch.device("cpu")
+    if backend == "nccl":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend)
     for plan in PLANS:
         cuts = CUTS if plan.tensor > 1 else None
-        run = up.parallelize(make().cuda(), plan, optimizer=adamw, loss=functional.cross_entropy, cuts=cuts)
-        losses = [run.step((x.cuda(), y.cuda())) for x, y in run.shard(batches())]
+        run = up.parallelize(
+            make().to(device), plan, optimizer=adamw, loss=functional.cross_entropy, cuts=cuts
+        )
+        losses = [run.step((x.to(device), y.to(device))) for x, y in run.shard(batches())]
         torch.testing.assert_close(losses, alone(plan.clip), atol=1e-5, rtol=0)
         if dist.get_rank() == 0:
             print(f"{plan}: {losses}", flush=True)
