@@ -14,6 +14,7 @@ from hypothesis import settings
 import failure_reports
 import hosts
 import leaks
+import loops
 
 # Before NumPy and PyTorch are imported: their thread pools would slow ranks down that share two cores,
 # and look like leaked threads.
@@ -86,11 +87,11 @@ def _missing(item: pytest.Item) -> str:
     return ""
 
 
-@pytest.fixture(params=["one host", "apart", "twos"])
+@pytest.fixture(params=loops.SPREADS)
 def spread(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where ranks are: all on one host, every one on its own, or every two on one."""
-    if request.param != "one host":
-        monkeypatch.setenv("UNISONO_RANKS_PER_HOST", {"apart": "1", "twos": "2"}[request.param])
+    """Where ranks are: all on one host, every one on its own, or every two on one. See `loops.everywhere`."""
+    for name, value in loops.SPREADS[request.param].items():
+        monkeypatch.setenv(name, value)
     return request.param
 
 

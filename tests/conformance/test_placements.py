@@ -8,6 +8,7 @@ import pytest
 import cases
 import ranks
 import unisono as un
+from loops import each
 from unisono.errors import PlanError
 from unisono.plans import ALGORITHMS
 
@@ -19,7 +20,7 @@ def placed(group: un.Group, hosts: tuple[int, ...]) -> un.Group:
     return group
 
 
-@pytest.mark.parametrize("hosts", PLACEMENTS, ids=str)
+@each("hosts", PLACEMENTS)
 def test_every_algorithm_on_hosts(hosts: tuple[int, ...]) -> None:
     def work(group: un.Group) -> None:
         placed(group, hosts)
@@ -37,7 +38,7 @@ def test_every_algorithm_on_hosts(hosts: tuple[int, ...]) -> None:
     ranks.threads(len(hosts), work)
 
 
-@pytest.mark.parametrize("hosts", PLACEMENTS, ids=str)
+@each("hosts", PLACEMENTS)
 def test_what_is_chosen_on_hosts(hosts: tuple[int, ...]) -> None:
     def work(group: un.Group) -> None:
         placed(group, hosts)
