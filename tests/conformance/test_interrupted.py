@@ -15,6 +15,7 @@ import pytest
 
 import ranks
 import unisono as un
+from loops import each
 from ports import reserved
 from unisono.group import group as module
 
@@ -61,7 +62,7 @@ RECEIVES: dict[str, Callable[[un.Group, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize(
+@each(
     ("call", "step", "after"),
     [
         ("irecv", "post_recv", True),

@@ -15,6 +15,7 @@ import pytest
 
 import ranks
 import unisono as un
+from loops import each
 
 PROGRAM = Path(__file__).with_name("frames.py")
 FRAMES = os.environ.get("FUZZ_FRAMES", "4000")  # a hundred thousand by command
@@ -37,7 +38,7 @@ def test_no_frame_crashes_a_rank_or_takes_its_memory() -> None:
     assert done.returncode == 0, f"{done.returncode}: {done.stdout}{done.stderr[-4000:]}"
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "frame", "what"),
     [
         ("messages", struct.pack("<QiI", (1 << 63) + 5, 0, 9), "an impossible length (9223372036854775813)"),

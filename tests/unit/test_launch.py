@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from loops import each
 from unisono.errors import LaunchError
 from unisono.launch.board import StatusBoard, tell
 from unisono.launch.console import LONGEST_LINE_NBYTES, RankStream, Screen, Streams, prefix_of
@@ -49,7 +50,7 @@ def test_without_a_number_one_process_is_started_and_said(script: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("flag", ["-n", "--nproc-per-node", "--nproc_per_node"])
+@each("flag", ["-n", "--nproc-per-node", "--nproc_per_node"])
 def test_number_of_ranks(script: str, flag: str) -> None:
     assert parse(flag, "3", script)[0].world_size == 3
     assert parse(flag, "3", script)[1] == []
@@ -77,7 +78,7 @@ def test_torchrun_lines_are_understood(script: str) -> None:
     assert remarks == ["--rdzv-endpoint has no meaning here and changes nothing"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "told"),
     [
         (["-n", "0", "train.py"], "-n does not fit: got '0', expected 1.."),

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from loops import each
 from unisono import calibrate, env
 from unisono.bootstrap.engine import EngineSettings, open_engine
 from unisono.calibrate.measure import buffer_sizes, cache_sizes, measure
@@ -72,7 +73,7 @@ def file_of(calibration: Calibration, version: int = machine.VERSION) -> bytes:
     return msgspec.json.encode({"version": version, "calibration": msgspec.to_builtins(calibration)})
 
 
-@pytest.mark.parametrize(
+@each(
     ("content", "note"),
     [
         (b"", "is damaged"),

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from launching import wait_until
+from loops import each
 from ports import reserved
 from unisono.errors import StoreError, StoreTimeout
 from unisono.store import NotOurServer, StoreServer, TCPStore, connecting, tcp_client
@@ -71,9 +72,7 @@ def program(answer: bytes | None) -> Iterator[int]:
         thread.join()
 
 
-@pytest.mark.parametrize(
-    "answer", [b"SSH-2.0-OpenSSH_9.2\r\n", b"\x00" * 8, b"\x00\x00\x00\x03\x00\x00\x00\x00abc", b""]
-)
+@each("answer", [b"SSH-2.0-OpenSSH_9.2\r\n", b"\x00" * 8, b"\x00\x00\x00\x03\x00\x00\x00\x00abc", b""])
 def test_another_program_is_told_at_once(answer: bytes) -> None:
     with program(answer) as port:
         start = time.monotonic()

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from loops import each
 from unisono.errors import StoreError, StoreTimeout
 from unisono.store import FileStore
 from unisono.store.log import MAGIC, PREFIX
@@ -131,9 +132,7 @@ def test_an_orphan_does_not_keep_the_run_alive(tmp_path: Path) -> None:
         os.kill(orphan, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", MAGIC[:7], MAGIC, MAGIC + b"\x00\x00\x00\x09torn", MAGIC + b"\xff" * 99]
-)
+@each("content", [b"", MAGIC[:7], MAGIC, MAGIC + b"\x00\x00\x00\x09torn", MAGIC + b"\xff" * 99])
 def test_an_empty_torn_or_damaged_file_of_ours_is_replaced(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "store"
     path.write_bytes(content)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from loops import each
 from unisono import authentication
 from unisono.errors import AuthenticationError
 from unisono.store import StoreServer, TCPStore, tls, wire
@@ -44,7 +45,7 @@ def is_dropped(sock: socket.socket) -> bool:
     return True
 
 
-@pytest.mark.parametrize("given", [{}, {"token": OTHER}, {"token": TOKEN, "tls": True}], ids=str)
+@each("given", [{}, {"token": OTHER}, {"token": TOKEN, "tls": True}])
 def test_a_client_without_the_token_is_refused(server: StoreServer, given: dict[str, Any]) -> None:
     with pytest.raises(AuthenticationError, match="UNISONO_T"):
         opened(server, **given)
