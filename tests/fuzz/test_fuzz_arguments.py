@@ -11,12 +11,14 @@ import pytest
 
 import ranks
 import unisono as un
+from effort import times
 from loops import each
 
 PROGRAM = Path(__file__).with_name("arguments.py")
-SECONDS = 20
+SECONDS = times(usual=8, long=600)
 
 
+@pytest.mark.timeout(SECONDS + 100)
 def test_no_argument_crashes_or_raises_something_foreign() -> None:
     # One seed, so that a run can be repeated; the program alone takes a new one each time.
     command = [sys.executable, str(PROGRAM), "--seconds", str(SECONDS), "--seed", "1"]

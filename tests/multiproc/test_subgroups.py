@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ import pytest
 
 import ranks
 import unisono as un
+from effort import times
 from loops import each, everywhere
 
 SOON_S = 10.0  # a second or two, on a machine that is not crowded; the group's timeout is 60 s
@@ -126,7 +126,7 @@ def test_who_is_no_member_makes_the_call_all_the_same() -> None:
 @everywhere
 def test_who_closes_the_parent_as_soon_as_its_child_is_made_does_not_disturb_the_others() -> None:
     def work(world: un.Group) -> None:
-        for _ in range(20):
+        for _ in range(times(usual=8, long=20)):
             parent = world.subgroup(range(world.size))
             assert parent is not None
             child = parent.subgroup(range(world.size))
@@ -142,7 +142,7 @@ def test_who_closes_the_parent_as_soon_as_its_child_is_made_does_not_disturb_the
 def test_the_store_forgets_the_groups_that_were_made_in_it() -> None:
     store = un.HashStore(60.0)
     kept: dict[int, set[int]] = {}
-    count = 50 if os.environ.get("UNISONO_RANKS_PER_HOST", "0") != "0" else 500  # connections take their time
+    count = times(usual=20, long=500)
 
     def work(rank: int) -> None:
         with un.init_process_group(store=store, rank=rank, world_size=2, timeout=60) as world:

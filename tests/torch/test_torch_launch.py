@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import suite
+from effort import times
 from ports import reserved
 
 EXAMPLE = suite.HERE.parents[1] / "examples" / "ddp.py"
@@ -105,7 +106,7 @@ def test_the_example_under_torchrun(tmp_path):
     assert (tmp_path / "net.pt").exists()
 
 
-@pytest.mark.parametrize(("start", "attempts"), [("spawn", 1), ("fork", 8)])
+@pytest.mark.parametrize(("start", "attempts"), [("spawn", 1), ("fork", times(usual=3, long=8))])
 def test_the_parent_shows_the_error_of_the_rank_that_failed(tmp_path, start, attempts):
     """Not the PeerLost of the one that was waiting for it, whose process must not end first."""
     path = tmp_path / "fails.py"
@@ -117,4 +118,4 @@ def test_leaving_with_works_under_way_ends_no_process(tmp_path):
     """Their futures fail while the interpreter ends; PyTorch's C++ must not meet that on its own."""
     path = tmp_path / "leaves.py"
     path.write_text(LEAVES)
-    assert "fine" in run(str(path), str(tmp_path), "6")
+    assert "fine" in run(str(path), str(tmp_path), str(times(usual=2, long=6)))
