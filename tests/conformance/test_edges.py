@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+import inside
 import ranks
 import unisono as un
 from loops import everywhere
@@ -194,7 +195,7 @@ def test_premultiplied_sums_are_remembered_once() -> None:
             x = np.ones(3)
             group.all_reduce(x, un.premul_sum(factor))
             assert (x == 2 * factor).all()
-        assert len(group._planner._prepared) == 1
+        assert inside.remembered(group) == 1
 
     ranks.threads(2, work)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import cases
+import inside
 import ranks
 import unisono as un
 from loops import each
@@ -16,7 +17,7 @@ PLACEMENTS = [(0, 0, 1, 1), (0, 1, 2, 3), (0, 1, 0, 1, 1), (0, 0, 0, 1, 1, 2), (
 
 
 def placed(group: un.Group, hosts: tuple[int, ...]) -> un.Group:
-    group._place(hosts)
+    inside.place(group, hosts)
     return group
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import inside
 import ranks
 import unisono as un
 from launching import wait_until
@@ -155,7 +156,7 @@ def test_a_message_that_is_still_arriving_is_no_unexpected_one() -> None:
         if group.rank == 0:
             x = np.ones(4_000_000)
             # As a process that was stopped: as much as finds room, and nobody goes on with it.
-            post = group._planner.engine.post_send
+            post = inside.engine(group).post_send
             request = post(1, 4, 9, False, x.ctypes.data, x.nbytes, 60.0)
             assert not request.done
             halfway.set()

@@ -17,6 +17,8 @@ import time
 import traceback
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+
 
 def main() -> None:
     for line in sys.stdin:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import inside
 from loops import each
 from unisono.errors import LaunchError
 from unisono.launch.board import StatusBoard, tell
@@ -288,11 +289,11 @@ def test_reading_pauses_while_the_console_is_behind(pipe: tuple[io.FileIO, io.Fi
             for key, _ in selector.select():
                 key.data()
         assert screen.backlog_nbytes > 4 << 20 and any(streams.open())
-        screen._writer.backlog_nbytes = 0
+        inside.drain(screen)
         streams.resume_if_drained()
         while any(streams.open()):
             for key, _ in selector.select():
                 key.data()
-            screen._writer.backlog_nbytes = 0
+            inside.drain(screen)
             streams.resume_if_drained()
         feeder.join()
