@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 
 
-# What ranks would otherwise import one by one, each for seconds: DDP, FSDP2, meshes, checkpoints, Unisono's group.
+# What every rank would otherwise import for seconds: DDP, FSDP2, meshes, checkpoints, Unisono's group.
 IMPORTED_ONCE = (
     "torch._dynamo",
     "torch.distributed.checkpoint",
