@@ -26,7 +26,7 @@ say = @if [ -t 1 ] && [ "$${TERM:-dumb}" != dumb ]; then printf '\033[1m==> %s\0
 install_torch = @$(BIN)/python tools/install_torch.py $(PYTORCH) $(1) $(TORCH_PIP)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-torch test-torch-cuda-build test-parallel test-fresh check format bench bench-report bench-peers sanitize model wheel clean
+.PHONY: help demo test test-fast test-long test-torch test-torch-cuda-build test-parallel test-fresh check format bench bench-report bench-peers sanitize model wheel clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -37,18 +37,25 @@ ifneq ($(filter 1 cpu,$(TORCH)),)
 endif
 	@$(BIN)/unisono demo -n 4 $(ARGS)
 
-PYTEST = @$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+# Three workers on two cores: many tests wait for a process or for a time. Four at most: a test has several ranks.
+WORKERS ?= $(shell cores=$$(nproc); echo $$((cores > 2 ? 4 : cores + cores / 2)))
+# Files begin in the order of tests/conftest.py: those that take long first.
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.installed  ## run all tests (ARGS="-k ring -x" goes to pytest; TORCH=0: without PyTorch's 3 GB)
 ifneq ($(TORCH),0)
 	$(call install_torch,$(if $(TORCH),--required))
 endif
 	$(call say,"running the tests")
-	$(PYTEST) $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 test-fast: $(VENV)/.installed  ## in 90 s: some tests of every room, with PyTorch's where it is installed
 	$(call say,"running the tests that tests/fast.txt lists")
-	$(PYTEST) @tests/fast.txt $(ARGS)
+	@$(PYTEST) @tests/fast.txt $(ARGS)
+
+test-long: $(VENV)/.installed  ## all tests, and the fuzzers and races among them for as long as it takes (an hour)
+	$(call install_torch,--required)
+	UNISONO_TEST_LONG=1 $(PYTEST) $(ARGS)
 
 test-fresh:  ## README's two commands in fresh clones: PyTorch's CUDA build, CPU build, none (ARGS=--help)
 	@$(PYTHON) tools/fresh.py $(ARGS)

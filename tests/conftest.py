@@ -14,6 +14,7 @@ from hypothesis import settings
 import failure_reports
 import hosts
 import leaks
+import loops
 
 # Before NumPy and PyTorch are imported: their thread pools would slow ranks down that share two cores,
 # and look like leaked threads.
@@ -32,6 +33,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 HERE = Path(__file__).resolve().parent
 NIGHTLY_TIMEOUT_S = 3600
 ABOUT_TORCH = (HERE / "torch", HERE / "virtual")
+# These begin first, so that no worker is left with one of them when the others are done. The longest first.
+TAKE_LONG = (
+    "test_torch_launch.py", "test_pytorch_suite.py", "test_train_benchmark.py", "test_groups_on_hosts.py",
+    "test_torch_failures.py", "test_checks.py", "test_fuzz_mismatches.py", "test_examples.py",
+    "test_parallel_checkpoints.py", "test_launch_on_hosts.py", "test_subgroups.py", "test_torch_demo.py",
+)  # fmt: skip
 HAVE_TORCH = importlib.util.find_spec("torch") is not None
 
 
@@ -56,7 +63,9 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
-    """Mark everything about PyTorch, and skip what this machine cannot run."""
+    """Put the longest files first, mark everything about PyTorch, and skip what this machine cannot run."""
+    order = {name: number for number, name in enumerate(TAKE_LONG)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
     for item in items:
         if any(folder in item.path.parents for folder in ABOUT_TORCH):
             item.add_marker("torch")
@@ -86,11 +95,11 @@ def _missing(item: pytest.Item) -> str:
     return ""
 
 
-@pytest.fixture(params=["one host", "apart", "twos"])
+@pytest.fixture(params=loops.SPREADS)
 def spread(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where ranks are: all on one host, every one on its own, or every two on one."""
-    if request.param != "one host":
-        monkeypatch.setenv("UNISONO_RANKS_PER_HOST", {"apart": "1", "twos": "2"}[request.param])
+    """Where ranks are: all on one host, every one on its own, or every two on one. See `loops.everywhere`."""
+    for name, value in loops.SPREADS[request.param].items():
+        monkeypatch.setenv(name, value)
     return request.param
 
 

@@ -152,7 +152,7 @@ SHORT_LISTS = {
 }
 
 
-@pytest.mark.parametrize(
+@each(
     ("calls", "text"),
     [(READ_ONLY, "is read-only"), (OVERLAPPING, "overlap"), (SHORT_LISTS, "1 arrays, expected 2")],
 )
@@ -247,7 +247,7 @@ def test_a_result_is_allocated_of_what_can_be_sent_only() -> None:
     ranks.threads(1, work)
 
 
-@pytest.mark.parametrize("backend", [1, b"native", np.zeros(2), ["native"]])
+@each("backend", [1, b"native", np.zeros(2), ["native"]])
 def test_a_backend_is_text(backend: Any) -> None:
     with pytest.raises(TypeError, match="backend"):
         un.init_process_group(backend, store=un.HashStore(1.0), rank=0, world_size=1)

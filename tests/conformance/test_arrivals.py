@@ -9,9 +9,8 @@ import pytest
 
 import ranks
 import unisono as un
+from loops import each, everywhere
 from unisono.diagnosis import read
-
-pytestmark = pytest.mark.usefixtures("spread")
 
 CAPACITY = 200_000
 SIZES = [0, 1, 5, 4096, 4097, 150_000]  # whole, staged and lent ones
@@ -22,8 +21,9 @@ def facts(status: un.Status | None) -> tuple[int, int, int, int, str]:
     return status.source, status.tag, status.numel, status.nbytes, status.dtype
 
 
-@pytest.mark.parametrize("numel", SIZES)
+@each("numel", SIZES)
 @pytest.mark.parametrize("way", ["recv", "irecv", "sendrecv", "batch", "late"])
+@everywhere
 def test_a_shorter_message_fills_the_beginning(numel: int, way: str) -> None:
     def work(group: un.Group) -> None:
         peer = 1 - group.rank
@@ -55,6 +55,7 @@ def test_a_shorter_message_fills_the_beginning(numel: int, way: str) -> None:
     ranks.threads(2, work)
 
 
+@everywhere
 def test_many_lengths_into_one_buffer_stay_in_order() -> None:
     lengths = [7, 0, 4096, 1, 150_000, 3, 20_000, 2]
 
@@ -72,7 +73,8 @@ def test_many_lengths_into_one_buffer_stay_in_order() -> None:
     ranks.threads(2, work)
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@each("dtype", [np.float64, np.float32])
+@everywhere
 def test_a_longer_message_or_another_dtype_stays_a_mismatch(
     dtype: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +91,7 @@ def test_a_longer_message_or_another_dtype_stays_a_mismatch(
     ranks.threads(2, work)
 
 
+@everywhere
 def test_a_status_stands_for_its_source() -> None:
     def work(group: un.Group) -> None:
         if group.rank == 1:
@@ -109,6 +112,7 @@ def test_a_status_stands_for_its_source() -> None:
     ranks.threads(2, work)
 
 
+@everywhere
 def test_probe_tells_what_to_make_room_for() -> None:
     def work(group: un.Group) -> None:
         if group.rank > 0:
@@ -132,6 +136,7 @@ def test_probe_tells_what_to_make_room_for() -> None:
     ranks.threads(4, work)
 
 
+@everywhere
 def test_probe_sees_objects_messages_to_oneself_and_large_ones() -> None:
     def work(group: un.Group) -> None:
         peer = 1 - group.rank
@@ -153,6 +158,7 @@ def test_probe_sees_objects_messages_to_oneself_and_large_ones() -> None:
     ranks.threads(2, work)
 
 
+@everywhere
 def test_recv_object_of_any_tag_stays_with_one_message() -> None:
     def work(group: un.Group) -> None:
         if group.rank == 0:
@@ -165,6 +171,7 @@ def test_recv_object_of_any_tag_stays_with_one_message() -> None:
     ranks.threads(2, work)
 
 
+@everywhere
 def test_a_probe_leaves_out_what_an_earlier_receive_gets() -> None:
     def work(group: un.Group) -> None:
         if group.rank == 0:
@@ -182,6 +189,7 @@ def test_a_probe_leaves_out_what_an_earlier_receive_gets() -> None:
     ranks.threads(2, work)
 
 
+@everywhere
 def test_a_probe_that_times_out_ends_nothing() -> None:
     def work(group: un.Group) -> None:
         with pytest.raises(un.Timeout, match="probe: no such message came within 0.050 s"):
@@ -192,7 +200,8 @@ def test_a_probe_that_times_out_ends_nothing() -> None:
     ranks.threads(2, work)
 
 
-@pytest.mark.parametrize("call", ["probe", "iprobe"])
+@each("call", ["probe", "iprobe"])
+@everywhere
 def test_a_probe_finds_out_that_nobody_is_left(call: str) -> None:
     def work(group: un.Group) -> None:
         if group.rank == 0:
@@ -208,7 +217,8 @@ def test_a_probe_finds_out_that_nobody_is_left(call: str) -> None:
     ranks.threads(2, work)
 
 
-@pytest.mark.parametrize("end", ["close", "abort"])
+@each("end", ["close", "abort"])
+@everywhere
 def test_a_probe_after_the_end_says_so(end: str) -> None:
     def work(group: un.Group) -> None:
         getattr(group, end)()
@@ -219,7 +229,7 @@ def test_a_probe_after_the_end_says_so(end: str) -> None:
     ranks.threads(1, work)
 
 
-@pytest.mark.parametrize(
+@each(
     ("call", "error", "text"),
     [
         (lambda g: g.probe(5), ValueError, "probe: rank 5 is not in group"),
@@ -231,6 +241,7 @@ def test_a_probe_after_the_end_says_so(end: str) -> None:
         (lambda _: un.wait_any(None), TypeError, "wait_any: works is a NoneType"),
     ],
 )
+@everywhere
 def test_wrong_arguments(call, error: type, text: str) -> None:
     def work(group: un.Group) -> None:
         with pytest.raises(error, match=text):
@@ -239,6 +250,7 @@ def test_wrong_arguments(call, error: type, text: str) -> None:
     ranks.threads(1, work)
 
 
+@everywhere
 def test_wait_all_and_any_take_works_of_collectives_and_messages() -> None:
     def work(group: un.Group) -> None:
         peer = 1 - group.rank
@@ -273,6 +285,7 @@ def test_wait_all_and_any_take_works_of_collectives_and_messages() -> None:
     ranks.threads(2, work)
 
 
+@everywhere
 def test_wait_any_raises_what_went_wrong() -> None:
     def work(group: un.Group) -> None:
         if group.rank == 0:
@@ -284,6 +297,7 @@ def test_wait_any_raises_what_went_wrong() -> None:
     ranks.threads(2, work)
 
 
+@everywhere
 def test_a_receive_that_nobody_has_answered_can_be_taken_back() -> None:
     def work(group: un.Group) -> None:
         peer = 1 - group.rank
@@ -314,6 +328,7 @@ def test_a_receive_that_nobody_has_answered_can_be_taken_back() -> None:
     ranks.threads(2, work)
 
 
+@everywhere
 def test_who_waits_for_a_receive_hears_that_it_was_taken_back() -> None:
     def work(group: un.Group) -> None:
         import threading
@@ -329,6 +344,7 @@ def test_who_waits_for_a_receive_hears_that_it_was_taken_back() -> None:
     ranks.threads(2, work)
 
 
+@everywhere
 def test_a_message_and_a_cancel_at_once_lose_nothing() -> None:
     """Either the receive has it, or the next one gets it."""
 

@@ -9,6 +9,7 @@ import cases
 import oracle
 import ranks
 import unisono as un
+from loops import each
 from unisono.plans import ALGORITHMS
 
 RANKS = [1, 2, 3, 5, 8]  # the random programs take 1 to 9
@@ -22,7 +23,7 @@ LARGE = [
 
 
 @pytest.mark.parametrize("size", RANKS)
-@pytest.mark.parametrize("algorithm", ALGORITHMS["all_reduce"])
+@each("algorithm", ALGORITHMS["all_reduce"])
 def test_all_reduce_of_every_dtype_and_op(size: int, algorithm: str) -> None:
     def work(group: un.Group) -> None:
         for dtype, op in oracle.pairs():
@@ -33,7 +34,7 @@ def test_all_reduce_of_every_dtype_and_op(size: int, algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("size", RANKS)
-@pytest.mark.parametrize("algorithm", ALGORITHMS["all_reduce"])
+@each("algorithm", ALGORITHMS["all_reduce"])
 def test_all_reduce_around_boundaries(size: int, algorithm: str) -> None:
     def work(group: un.Group) -> None:
         for dtype, op in LARGE:
@@ -58,7 +59,7 @@ def test_rooted_and_scattering_reductions(size: int) -> None:
     ranks.threads(size, work)
 
 
-@pytest.mark.parametrize("size", RANKS)
+@each("size", RANKS)
 def test_rooted_and_scattering_reductions_of_several_segments(size: int) -> None:
     def work(group: un.Group) -> None:
         for numel in (cases.SEGMENT_BYTES // 4 + 1, 2 * cases.SEGMENT_BYTES // 4 + 5):
@@ -98,12 +99,12 @@ def test_segments_of_other_sizes(segment_bytes: int) -> None:
     ranks.threads(3, work, segment_bytes=segment_bytes)
 
 
-@pytest.mark.parametrize("size", RANKS)
+@each("size", RANKS)
 def test_uneven_blocks(size: int) -> None:
     ranks.threads(size, cases.uneven)
 
 
-@pytest.mark.parametrize("size", RANKS)
+@each("size", RANKS)
 def test_many_operations_in_flight(size: int) -> None:
     ranks.threads(size, cases.in_flight)
 
@@ -118,7 +119,7 @@ def test_64_mebibytes(size: int) -> None:
     ranks.threads(size, work)
 
 
-@pytest.mark.parametrize("size", RANKS)
+@each("size", RANKS)
 def test_premultiplied_sum(size: int) -> None:
     def work(group: un.Group) -> None:
         for dtype in ("float32", "float64", "complex64", "float16", "bfloat16"):

@@ -8,12 +8,14 @@ import time
 import numpy as np
 import pytest
 
+import inside
 import ranks
 import unisono as un
+from loops import everywhere
 from ranks import run
 
 
-@pytest.mark.usefixtures("spread")
+@everywhere
 def test_closing_with_large_work_in_flight_touches_no_freed_memory() -> None:
     def work(group: un.Group) -> None:
         for _ in range(3):
@@ -63,7 +65,7 @@ group.barrier()
     assert told[0].count("2.0") == told[1].count("2.0") == 1
 
 
-@pytest.mark.usefixtures("spread")
+@everywhere
 def test_rank_that_waits_for_another_blames_nobody_who_has_left() -> None:
     """Rank 1 takes its part and leaves; rank 0's staging memory is full because of rank 2."""
 
@@ -79,7 +81,7 @@ def test_rank_that_waits_for_another_blames_nobody_who_has_left() -> None:
     ranks.threads(3, work)
 
 
-@pytest.mark.usefixtures("spread")
+@everywhere
 def test_nothing_is_sent_after_an_abort() -> None:
     both = threading.Barrier(2)
 
@@ -95,7 +97,7 @@ def test_nothing_is_sent_after_an_abort() -> None:
     ranks.threads(2, work)
 
 
-@pytest.mark.usefixtures("spread")
+@everywhere
 def test_abort_in_the_middle_of_a_long_message() -> None:
     def work(group: un.Group) -> None:
         big = np.full(4 << 20, 255, np.uint8)
@@ -127,7 +129,7 @@ def test_wrong_sendrecv_posts_nothing() -> None:
     ranks.threads(2, work)
 
 
-@pytest.mark.usefixtures("spread")
+@everywhere
 def test_receive_from_anybody_hears_that_all_have_left() -> None:
     def work(group: un.Group) -> None:
         group.barrier()
@@ -142,7 +144,7 @@ def test_receive_from_anybody_hears_that_all_have_left() -> None:
     ranks.threads(3, work)
 
 
-@pytest.mark.usefixtures("spread")
+@everywhere
 def test_cause_is_still_told_after_close() -> None:
     closed = threading.Event()
 
@@ -193,7 +195,7 @@ def test_premultiplied_sums_are_remembered_once() -> None:
             x = np.ones(3)
             group.all_reduce(x, un.premul_sum(factor))
             assert (x == 2 * factor).all()
-        assert len(group._planner._prepared) == 1
+        assert inside.remembered(group) == 1
 
     ranks.threads(2, work)
 

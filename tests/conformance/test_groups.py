@@ -9,12 +9,11 @@ import pytest
 
 import ranks
 import unisono as un
-from loops import each
+from loops import each, everywhere
 from unisono.group import group as groups
 
-pytestmark = pytest.mark.usefixtures("spread")
 
-
+@everywhere
 def test_subgroup_has_ranks_of_its_own() -> None:
     def work(world: un.Group) -> None:
         group = world.subgroup([2, 0])
@@ -34,6 +33,7 @@ def test_subgroup_has_ranks_of_its_own() -> None:
     ranks.threads(4, work)
 
 
+@everywhere
 def test_split_by_color_and_key() -> None:
     def work(world: un.Group) -> None:
         color = None if world.rank == 4 else world.rank % 2
@@ -49,6 +49,7 @@ def test_split_by_color_and_key() -> None:
     ranks.threads(5, work)
 
 
+@everywhere
 def test_split_that_fails_for_some_leaves_all_with_the_same_count(monkeypatch: pytest.MonkeyPatch) -> None:
     connect = groups.connect
 
@@ -70,10 +71,12 @@ def test_split_that_fails_for_some_leaves_all_with_the_same_count(monkeypatch: p
         assert everybody.all_gather_object(everybody.name) == ["test/3"] * 4
         everybody.close()
 
-    monkeypatch.setattr(groups, "connect", failing)
-    ranks.threads(4, work, timeout_s=20)
+    with monkeypatch.context() as patched:
+        patched.setattr(groups, "connect", failing)
+        ranks.threads(4, work, timeout_s=20)
 
 
+@everywhere
 def test_several_groups_at_once_have_independent_orders() -> None:
     def work(world: un.Group) -> None:
         first, second = world.subgroup(range(world.size)), world.subgroup(range(world.size))
@@ -95,6 +98,7 @@ def test_several_groups_at_once_have_independent_orders() -> None:
     ranks.threads(3, work)
 
 
+@everywhere
 def test_groups_within_groups() -> None:
     def work(world: un.Group) -> None:
         half = world.split(world.rank // 2)
@@ -111,6 +115,7 @@ def test_groups_within_groups() -> None:
 
 
 @each(("chosen", "text"), [([], "at least one"), ([0, 0], "each once"), ([2], "rank 2 is not in group")])
+@everywhere
 def test_wrong_ranks(chosen: list[int], text: str) -> None:
     def work(world: un.Group) -> None:
         with pytest.raises(ValueError, match=text):

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import inside
 import ranks
 import unisono as un
+from loops import each
 from ports import reserved
 from unisono.group import group as module
 
@@ -61,7 +63,7 @@ RECEIVES: dict[str, Callable[[un.Group, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize(
+@each(
     ("call", "step", "after"),
     [
         ("irecv", "post_recv", True),
@@ -85,11 +87,8 @@ def test_message(call: str, step: str, after: bool) -> None:
             group.send(np.zeros(1), 0)
             group.barrier()
             return
-        planner = group._planner
-        engine = planner.engine
-        planner._engine = Interrupted(engine, step, after)  # type: ignore[assignment]
-        seen = forgotten(lambda x: RECEIVES[call](group, x))
-        planner._engine = engine
+        with inside.engine_replaced(group, Interrupted(inside.engine(group), step, after)):
+            seen = forgotten(lambda x: RECEIVES[call](group, x))
         kept = seen() is not None
         interrupted.set()
         assert kept

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import inside
 import ranks
 import unisono as un
 from ranks import run
@@ -79,7 +80,7 @@ else:
 
 def test_a_call_that_was_checked_when_the_group_closed_is_not_remembered() -> None:
     def work(group: un.Group) -> None:
-        planner = group._planner
+        planner = inside.planner(group)
         prepare = planner.prepare
 
         def close_behind(*arguments: Any) -> Any:
@@ -87,7 +88,7 @@ def test_a_call_that_was_checked_when_the_group_closed_is_not_remembered() -> No
             group.close()
             return prepared
 
-        planner.prepare = close_behind  # type: ignore[method-assign]
+        planner.prepare = close_behind
         x = np.ones(1)
         for _ in range(2):
             with pytest.raises(un.GroupClosed):
@@ -367,7 +368,8 @@ class Work:
         return True
     def let_go(self):
         pass
-group._kept.keep(Work())
+import inside
+inside.keep(group, Work())
 try:
     group.isend(np.ones(1), 0)
     group.irecv(np.ones(1), 0, tag=1)

@@ -7,15 +7,14 @@ import pytest
 
 import ranks
 import unisono as un
-from loops import each
+from loops import each, everywhere
 from unisono.diagnosis import read
-
-pytestmark = pytest.mark.usefixtures("spread")
 
 SIZES = [0, 1, 5, 1000, 32 * 1024, 32 * 1024 + 1, 400_000]
 
 
 @each("size", [2, 3, 5])
+@everywhere
 def test_ring_of_messages_of_many_sizes(size: int) -> None:
     def work(group: un.Group) -> None:
         right, left = (group.rank + 1) % size, (group.rank - 1) % size
@@ -28,6 +27,7 @@ def test_ring_of_messages_of_many_sizes(size: int) -> None:
 
 
 @each("numel", SIZES)
+@everywhere
 def test_two_ranks_that_both_send_first_do_not_deadlock(numel: int) -> None:
     def work(group: un.Group) -> None:
         peer = 1 - group.rank
@@ -39,6 +39,7 @@ def test_two_ranks_that_both_send_first_do_not_deadlock(numel: int) -> None:
     ranks.threads(2, work)
 
 
+@everywhere
 def test_tags_pick_messages_out_of_order() -> None:
     def work(group: un.Group) -> None:
         if group.rank == 0:
@@ -55,6 +56,7 @@ def test_tags_pick_messages_out_of_order() -> None:
     ranks.threads(2, work)
 
 
+@everywhere
 def test_large_message_asked_for_while_it_arrives() -> None:
     """The first chunk is kept before anybody asks for this tag; the asker gets all of it."""
 
@@ -74,6 +76,7 @@ def test_large_message_asked_for_while_it_arrives() -> None:
     ranks.threads(2, work)
 
 
+@everywhere
 def test_receive_from_anybody() -> None:
     def work(group: un.Group) -> None:
         if group.rank:
@@ -90,6 +93,7 @@ def test_receive_from_anybody() -> None:
     ranks.threads(5, work)
 
 
+@everywhere
 def test_message_to_oneself() -> None:
     def work(group: un.Group) -> None:
         group.send(np.array([4.0]), group.rank)
@@ -104,7 +108,8 @@ def test_message_to_oneself() -> None:
     ranks.threads(2, work)
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@each("size", [2, 4])
+@everywhere
 def test_messages_overlap_collectives(size: int) -> None:
     def work(group: un.Group) -> None:
         works, inboxes = [], []
@@ -127,6 +132,7 @@ def test_messages_overlap_collectives(size: int) -> None:
     ranks.threads(size, work)
 
 
+@everywhere
 def test_works_keep_their_buffers_alive() -> None:
     def work(group: un.Group) -> None:
         peer = 1 - group.rank
@@ -141,6 +147,7 @@ def test_works_keep_their_buffers_alive() -> None:
     ranks.threads(2, work)
 
 
+@everywhere
 def test_wrong_size_or_dtype_is_a_mismatch_on_both_ranks() -> None:
     def work(group: un.Group) -> None:
         if group.rank == 0:
@@ -164,6 +171,7 @@ def test_wrong_size_or_dtype_is_a_mismatch_on_both_ranks() -> None:
         (lambda g: g.recv(np.frombuffer(b"12345678"), 0), "read-only"),
     ],
 )
+@everywhere
 def test_wrong_arguments(call, text: str) -> None:
     def work(group: un.Group) -> None:
         with pytest.raises(ValueError, match=text):
@@ -172,7 +180,8 @@ def test_wrong_arguments(call, text: str) -> None:
     ranks.threads(1, work)
 
 
-@pytest.mark.parametrize("numel", [1, 400_000])
+@each("numel", [1, 400_000])
+@everywhere
 def test_batch_of_messages_completes_in_any_order_it_is_listed_in(numel: int) -> None:
     def work(group: un.Group) -> None:
         inboxes = {peer: np.empty(numel) for peer in range(group.size) if peer != group.rank}
@@ -193,6 +202,7 @@ def test_batch_of_messages_completes_in_any_order_it_is_listed_in(numel: int) ->
     ranks.threads(4, work)
 
 
+@everywhere
 def test_wrong_batch_posts_nothing() -> None:
     def work(group: un.Group) -> None:
         peer, x = 1 - group.rank, np.zeros(1)
@@ -209,7 +219,8 @@ def test_wrong_batch_posts_nothing() -> None:
     ranks.threads(2, work)
 
 
-@pytest.mark.parametrize("asked_first", [True, False])
+@each("asked_first", [True, False])
+@everywhere
 def test_message_that_does_not_fit_shows_both_sides(
     asked_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,6 +248,7 @@ def test_message_that_does_not_fit_shows_both_sides(
     ranks.threads(2, work)
 
 
+@everywhere
 def test_objects() -> None:
     def work(group: un.Group) -> None:
         mine = {"rank": group.rank, "list": [1, 2.5, None, "ä"]}
@@ -252,6 +264,7 @@ def test_objects() -> None:
     ranks.threads(3, work)
 
 
+@everywhere
 def test_a_flood_of_messages_that_nobody_asks_for_does_not_hold_up_a_timeout() -> None:
     def work(group: un.Group) -> None:
         if group.rank == 0:

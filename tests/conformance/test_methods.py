@@ -13,6 +13,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
+import inside
 import ranks
 import unisono as un
 from loops import each
@@ -135,7 +136,7 @@ def test_nobody_else_makes_methods() -> None:
 def test_a_group_is_freed_without_the_collector(alone: un.Group) -> None:
     group = alone.subgroup([0])
     assert group is not None
-    seen, planner = weakref.ref(group), group._planner
+    seen, planner = weakref.ref(group), inside.planner(group)
     gc.disable()
     try:
         del group
@@ -149,7 +150,7 @@ def test_a_group_is_freed_without_the_collector(alone: un.Group) -> None:
 def test_a_method_holds_its_group_open(alone: un.Group) -> None:
     group = alone.subgroup([0])
     assert group is not None
-    planner, methods = group._planner, [group.barrier, group.isend]
+    planner, methods = inside.planner(group), [group.barrier, group.isend]
     del group
     while methods:
         assert planner.engine.issued == 0

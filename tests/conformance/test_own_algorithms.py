@@ -12,6 +12,7 @@ import pytest
 
 import ranks
 import unisono as un
+from loops import each, everywhere
 from unisono.diagnosis import read
 from unisono.errors import PlanError
 from unisono.plans import Copy, In, Out, Recv, Reduce, Send, Tmp
@@ -125,8 +126,8 @@ def check_others(group: un.Group, numel: int) -> None:
     assert (x == everybody.sum(0)).all()
 
 
-@pytest.mark.usefixtures("spread")
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@each("size", [1, 2, 3, 4])
+@everywhere
 def test_own_algorithms_do_what_numpy_does(size: int) -> None:
     def work(group: un.Group) -> None:
         for numel in (0, 1, 5, 4099, 100_000):
@@ -206,7 +207,7 @@ def for_ever(rank: int, size: int, root: int) -> Steps:
         yield Send(Out(0), to=((rank + 1) % size,))
 
 
-@pytest.mark.parametrize(
+@each(
     ("steps", "error", "reason"),
     [
         (forgets_one, PlanError, "never takes 1 of the messages that rank 2 sends"),

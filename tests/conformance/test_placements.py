@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 import cases
+import inside
 import ranks
 import unisono as un
+from loops import each
 from unisono.errors import PlanError
 from unisono.plans import ALGORITHMS
 
@@ -15,11 +17,11 @@ PLACEMENTS = [(0, 0, 1, 1), (0, 1, 2, 3), (0, 1, 0, 1, 1), (0, 0, 0, 1, 1, 2), (
 
 
 def placed(group: un.Group, hosts: tuple[int, ...]) -> un.Group:
-    group._place(hosts)
+    inside.place(group, hosts)
     return group
 
 
-@pytest.mark.parametrize("hosts", PLACEMENTS, ids=str)
+@each("hosts", PLACEMENTS)
 def test_every_algorithm_on_hosts(hosts: tuple[int, ...]) -> None:
     def work(group: un.Group) -> None:
         placed(group, hosts)
@@ -37,7 +39,7 @@ def test_every_algorithm_on_hosts(hosts: tuple[int, ...]) -> None:
     ranks.threads(len(hosts), work)
 
 
-@pytest.mark.parametrize("hosts", PLACEMENTS, ids=str)
+@each("hosts", PLACEMENTS)
 def test_what_is_chosen_on_hosts(hosts: tuple[int, ...]) -> None:
     def work(group: un.Group) -> None:
         placed(group, hosts)

@@ -10,6 +10,7 @@ import pytest
 import oracle
 import ranks
 import unisono as un
+from loops import each
 from unisono.plans import ALGORITHMS, make, prove
 
 FLOATS = ("float32", "float16", "bfloat16")
@@ -84,7 +85,7 @@ def test_scans_are_folds_too() -> None:
     ranks.threads(4, work)
 
 
-@pytest.mark.parametrize("whole_group", [True, False])
+@each("whole_group", [True, False])
 def test_algorithms_of_another_order_are_refused(whole_group: bool) -> None:
     def work(group: un.Group) -> None:
         group.reproducible = whole_group

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 import ranks
 import unisono as un
+from loops import each
 from unisono.plans import ALGORITHMS
 
 SMALL = 1000  # elements of four bytes
@@ -18,9 +18,9 @@ def mark(numel: int, sender: int, receiver: int) -> np.ndarray:
     return (np.arange(numel) * 7 + 100 * sender + receiver).astype(np.int32)
 
 
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("algorithm", ALGORITHMS["all_to_all"])
-@pytest.mark.parametrize("size", [2, 3, 4])
+@each("shared", [False, True])
+@each("algorithm", ALGORITHMS["all_to_all"])
+@each("size", [2, 3, 4])
 def test_all_to_all(size: int, algorithm: str, shared: bool) -> None:
     make = un.empty if shared else np.empty
 
@@ -37,7 +37,7 @@ def test_all_to_all(size: int, algorithm: str, shared: bool) -> None:
     ranks.threads(size, work, lending=True, cores=1)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@each("size", [2, 3, 4])
 def test_blocks_of_many_sizes(size: int) -> None:
     """Large ones run ahead, small and empty ones beside them do not; nobody knows the others' sizes."""
     sizes = [0, SMALL, *SIZES]
@@ -61,7 +61,7 @@ def test_blocks_of_many_sizes(size: int) -> None:
     ranks.threads(size, work, lending=True, cores=1)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@each("size", [2, 3, 4])
 def test_gather_and_scatter(size: int) -> None:
     def work(group: un.Group) -> None:
         for numel in SIZES:
@@ -79,8 +79,8 @@ def test_gather_and_scatter(size: int) -> None:
     ranks.threads(size, work, lending=True, cores=1)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS["broadcast"])
-@pytest.mark.parametrize("size", [2, 3, 4, 5])
+@each("algorithm", ALGORITHMS["broadcast"])
+@each("size", [2, 3, 4, 5])
 def test_what_is_passed_on(size: int, algorithm: str) -> None:
     """In trees a rank sends on what came ahead, in several pieces."""
 

@@ -4,34 +4,36 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from loops import each
+from loops import each, within
 from stores import KINDS, Place
 from unisono.errors import StoreError, StoreTimeout
 from unisono.store import PrefixStore, Store
 
 
-@pytest.fixture(params=KINDS)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    found = Place(request.param, tmp_path)
-    yield found
-    found.close()
+@contextmanager
+def opened(kind: str) -> Iterator[dict[str, Any]]:
+    """A place of this kind, and two clients there."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Place(kind, Path(folder))
+        try:
+            yield {"place": place, "store": place.open(), "other": place.open()}
+        finally:
+            place.close()
 
 
-@pytest.fixture
-def store(place: Place) -> Store:
-    return place.open()
-
-
-@pytest.fixture
-def other(place: Place, store: Store) -> Store:
-    return place.open()
+GIVES = "place store other"
+over_all_stores = within("kind", KINDS, opened, GIVES)
+UNDER_NO_PREFIX = [kind for kind in KINDS if not kind.startswith("prefix")]
 
 
 def later(seconds: float, action: Callable[[], object]) -> threading.Timer:
@@ -40,6 +42,7 @@ def later(seconds: float, action: Callable[[], object]) -> threading.Timer:
     return timer
 
 
+@over_all_stores
 def test_set_is_seen_by_the_other(store: Store, other: Store) -> None:
     store.set("k", b"\x00\xff")
     assert other.get("k") == b"\x00\xff"
@@ -49,6 +52,7 @@ def test_set_is_seen_by_the_other(store: Store, other: Store) -> None:
     assert other.get("k") == b""
 
 
+@over_all_stores
 def test_get_waits_for_the_key(store: Store, other: Store) -> None:
     start = time.monotonic()
     timer = later(0.15, lambda: other.set("late", "x"))
@@ -57,6 +61,7 @@ def test_get_waits_for_the_key(store: Store, other: Store) -> None:
     timer.join()
 
 
+@over_all_stores
 def test_wait_waits_for_all_keys(store: Store, other: Store) -> None:
     other.set("a", "")
     start = time.monotonic()
@@ -67,6 +72,7 @@ def test_wait_waits_for_all_keys(store: Store, other: Store) -> None:
         timer.join()
 
 
+@over_all_stores
 def test_wait_sees_a_key_that_came_and_went(store: Store, other: Store) -> None:
     def come_and_go() -> None:
         other.set("a", "")
@@ -79,6 +85,7 @@ def test_wait_sees_a_key_that_came_and_went(store: Store, other: Store) -> None:
     timer.join()
 
 
+@over_all_stores
 def test_timeout_names_the_keys_and_the_store_stays_usable(store: Store) -> None:
     store.set("there", "")
     start = time.monotonic()
@@ -93,6 +100,7 @@ def test_timeout_names_the_keys_and_the_store_stays_usable(store: Store) -> None
     assert store.get("there", timeout_s=0) == b""
 
 
+@over_all_stores
 def test_the_default_timeout_can_be_changed(store: Store) -> None:
     store.timeout_s = 0.05
     assert store.timeout_s == 0.05
@@ -101,6 +109,7 @@ def test_the_default_timeout_can_be_changed(store: Store) -> None:
     store.timeout_s = 10.0
 
 
+@over_all_stores
 def test_add_counts_in_decimal_text(store: Store, other: Store) -> None:
     assert store.add("n", 5) == 5
     assert other.add("n", -2) == 3
@@ -111,6 +120,7 @@ def test_add_counts_in_decimal_text(store: Store, other: Store) -> None:
 
 
 @each("held", [b"", b"abc", b"1.5", b"\xff", b"9" * 100])
+@over_all_stores
 def test_add_to_something_else_is_an_error_and_changes_nothing(store: Store, held: bytes) -> None:
     store.set("n", held)
     with pytest.raises(StoreError, match="add"):
@@ -118,6 +128,7 @@ def test_add_to_something_else_is_an_error_and_changes_nothing(store: Store, hel
     assert store.get("n") == held
 
 
+@over_all_stores
 def test_add_stays_within_64_bits(store: Store) -> None:
     assert store.add("n", 2**63 - 1) == 2**63 - 1
     with pytest.raises(StoreError, match="64-bit"):
@@ -125,6 +136,7 @@ def test_add_stays_within_64_bits(store: Store) -> None:
     assert store.add("n", -(2**63)) == -1
 
 
+@over_all_stores
 def test_compare_set_follows_pytorch(store: Store, other: Store) -> None:
     assert store.compare_set("k", "wrong", "new") == b"wrong"  # absent, expected not empty
     assert not store.check(["k"])
@@ -135,6 +147,7 @@ def test_compare_set_follows_pytorch(store: Store, other: Store) -> None:
     assert store.compare_set("k", "", "x") == b"newer"
 
 
+@over_all_stores
 def test_delete_check_and_count(store: Store, other: Store) -> None:
     assert store.num_keys() == 0
     store.set("a", "1")
@@ -149,6 +162,7 @@ def test_delete_check_and_count(store: Store, other: Store) -> None:
     assert store.num_keys() == 1
 
 
+@over_all_stores
 def test_dict_like_view(store: Store) -> None:
     assert len(store) == 0
     assert store  # an empty store is not nothing
@@ -167,12 +181,14 @@ def test_dict_like_view(store: Store) -> None:
 
 
 @each("key", ["", "a/b", "\x00", "\N{SNOWMAN}" * 300, "room/x"])
+@over_all_stores
 def test_any_text_is_a_key(store: Store, other: Store, key: str) -> None:
     store.set(key, "v")
     assert other.get(key) == b"v"
     assert other.delete_key(key)
 
 
+@over_all_stores
 def test_wrong_arguments_are_refused(store: Store) -> None:
     with pytest.raises(TypeError, match="key"):
         store.set(b"k", "v")  # type: ignore[arg-type]
@@ -194,6 +210,7 @@ def test_wrong_arguments_are_refused(store: Store) -> None:
     assert store.num_keys() == 0
 
 
+@over_all_stores
 def test_bytes_like_values(store: Store) -> None:
     changing = bytearray(b"before")
     store.set("k", changing)
@@ -203,6 +220,7 @@ def test_bytes_like_values(store: Store) -> None:
     assert store.get("k") == b"bc"
 
 
+@over_all_stores
 def test_large_values(store: Store, other: Store) -> None:
     large = os.urandom(1 << 16) * (64 << 4)  # 64 MiB
     store.set("large", large)
@@ -210,6 +228,7 @@ def test_large_values(store: Store, other: Store) -> None:
     assert other.compare_set("large", "x", "y") == large
 
 
+@over_all_stores
 def test_add_from_many_threads_counts_right(place: Place) -> None:
     stores = [place.open() for _ in range(6)]
 
@@ -225,6 +244,7 @@ def test_add_from_many_threads_counts_right(place: Place) -> None:
     assert stores[0].get("n") == b"240"
 
 
+@over_all_stores
 def test_one_object_serves_several_threads_while_one_of_them_waits(store: Store) -> None:
     got: list[bytes] = []
     waiter = threading.Thread(target=lambda: got.append(store.get("k", timeout_s=10)))
@@ -235,9 +255,8 @@ def test_one_object_serves_several_threads_while_one_of_them_waits(store: Store)
     assert got == [b"v"]
 
 
-def test_close_wakes_a_waiting_thread_and_ends_the_use(place: Place, store: Store) -> None:
-    if place.kind.startswith("prefix"):
-        pytest.skip("a prefix store leaves the store under it open")
+@within("kind", UNDER_NO_PREFIX, opened, GIVES)  # a prefix store leaves the store under it open
+def test_close_wakes_a_waiting_thread_and_ends_the_use(store: Store) -> None:
     failures: list[BaseException] = []
 
     def wait() -> None:
@@ -259,7 +278,8 @@ def test_close_wakes_a_waiting_thread_and_ends_the_use(place: Place, store: Stor
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # threads and fork: that is the point
-def test_a_forked_child_gets_a_clear_error(place: Place, store: Store) -> None:
+@over_all_stores
+def test_a_forked_child_gets_a_clear_error(store: Store) -> None:
     store.set("k", "v")
     read, write = os.pipe()
     child = os.fork()
@@ -280,6 +300,7 @@ def test_a_forked_child_gets_a_clear_error(place: Place, store: Store) -> None:
     assert store.get("k") == b"v"  # the parent's is none the worse
 
 
+@over_all_stores
 def test_an_interrupt_ends_a_wait_at_once(store: Store) -> None:
     main = threading.main_thread().ident or 0
     start = time.monotonic()
@@ -292,6 +313,7 @@ def test_an_interrupt_ends_a_wait_at_once(store: Store) -> None:
     assert store.get("k") == b"v"
 
 
+@over_all_stores
 def test_prefixes_are_apart(place: Place) -> None:
     under = place.open()
     one, two = PrefixStore("1", under), PrefixStore("2", under)

@@ -29,6 +29,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from hostile_values import alone, hostile
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
+
+import inside
 import unisono as un
 from unisono import plans
 from unisono.group import Group
@@ -55,7 +58,7 @@ class World:
 
     def get(self, name: str) -> Any:
         if name == "Group":
-            if self.group.closed or self.group._planner.engine.fault()[0]:
+            if self.group.closed or inside.engine(self.group).fault()[0]:
                 self.group.close()
                 self.group = alone("fuzzed")
             return self.group
@@ -241,7 +244,7 @@ def attempt(world: World, target: Target, value: Any) -> str:
             return f"{type(error).__name__}: {str(error)[:200]}"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-    if refused and target.owner == "Group" and (world.group.closed or world.group._planner.engine.fault()[0]):
+    if refused and target.owner == "Group" and (world.group.closed or inside.engine(world.group).fault()[0]):
         return "the group did not survive a refusal"
     if target.attribute == "timeout_s":
         world.made.clear()

@@ -9,14 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import inside
 import ranks
 import unisono as un
+from effort import times
 from loops import each
 
 PROGRAM = Path(__file__).with_name("arguments.py")
-SECONDS = 20
+SECONDS = times(usual=8, long=600)
 
 
+@pytest.mark.timeout(SECONDS + 100)
 def test_no_argument_crashes_or_raises_something_foreign() -> None:
     # One seed, so that a run can be repeated; the program alone takes a new one each time.
     command = [sys.executable, str(PROGRAM), "--seconds", str(SECONDS), "--seed", "1"]
@@ -41,7 +44,7 @@ def test_last_seen_of_a_rank_outside_the_group(rank: int) -> None:
 @each("rank", [-1, 1, 63, 2**31 - 1, -(2**31)])
 def test_native_accessors_refuse_what_is_outside_the_group(rank: int) -> None:
     def work(group: un.Group) -> None:
-        engine = group._planner.engine
+        engine = inside.engine(group)
         for call in (engine.standing, engine.remark_of, lambda each: engine.remembered(each, 1)):
             with pytest.raises(ValueError, match="is not in this group of 1 ranks"):
                 call(rank)

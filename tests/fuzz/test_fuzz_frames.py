@@ -15,10 +15,12 @@ import pytest
 
 import ranks
 import unisono as un
+from effort import times
+from loops import each
 
 PROGRAM = Path(__file__).with_name("frames.py")
-FRAMES = os.environ.get("FUZZ_FRAMES", "4000")  # a hundred thousand by command
-LIMIT_S = 60 + int(FRAMES) // 10
+FRAMES = int(os.environ.get("FUZZ_FRAMES", times(usual=4_000, long=100_000)))
+LIMIT_S = 60 + FRAMES // 10
 
 
 def fuzzer() -> Any:
@@ -32,12 +34,12 @@ def fuzzer() -> Any:
 
 @pytest.mark.timeout(LIMIT_S + 60)
 def test_no_frame_crashes_a_rank_or_takes_its_memory() -> None:
-    command = [sys.executable, str(PROGRAM), "--frames", FRAMES]
+    command = [sys.executable, str(PROGRAM), "--frames", str(FRAMES)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, f"{done.returncode}: {done.stdout}{done.stderr[-4000:]}"
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "frame", "what"),
     [
         ("messages", struct.pack("<QiI", (1 << 63) + 5, 0, 9), "an impossible length (9223372036854775813)"),

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+import inside
 import unisono.torch  # noqa: F401
 from checks import sharded, training
 
@@ -14,7 +15,8 @@ from checks import sharded, training
 def main() -> None:
     dist.init_process_group("unisono", timeout=timedelta(seconds=60))
     rank, size = dist.get_rank(), dist.get_world_size()
-    assert len({dist.group.WORLD._group.host_of(r) for r in range(size)}) == int(os.environ["HOSTS"])
+    world = inside.group_of(dist.group.WORLD)
+    assert len({world.host_of(r) for r in range(size)}) == int(os.environ["HOSTS"])
     training.check_ddp_equals_one_process(rank, size)
     sharded.check_fully_shard(rank, size)
     sharded.check_tensor_parallel(rank, size)

@@ -92,7 +92,8 @@ def test_a_rehearsal_measures_and_leaves_nothing(
     assert re.search(r"^none +FAILED +\d+  ", fresh.table([ran]), re.MULTILINE)
 
 
-def test_a_rehearsal_ends_in_time(fresh: ModuleType, tmp_path: Path):
+def test_a_rehearsal_ends_in_time(fresh: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fresh, "END_S", 1.0)
     begin = time.monotonic()
     ran = fresh.run("none", ["sleep", "300"], tmp_path, {"PATH": "/usr/bin:/bin"}, 1.0)
     assert ran.code != 0

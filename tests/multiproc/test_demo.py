@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+from loops import each
 from unisono.demo import numpy_part, timing
 from unisono.demo.numpy_model import CONTEXT, Adam, NextByte
 from unisono.demo.screen import TrainingRecord
@@ -25,7 +26,7 @@ def batch(count: int) -> tuple[np.ndarray, np.ndarray]:
     return data[:, :-1], data[:, -1]
 
 
-@pytest.mark.parametrize("name", ["embedding", "hidden_weight", "hidden_bias", "out_weight", "out_bias"])
+@each("name", ["embedding", "hidden_weight", "hidden_bias", "out_weight", "out_bias"])
 def test_the_gradient_is_the_slope_of_the_loss(name: str):
     model = NextByte(0)
     model.parameters.parts["out_weight"] *= 10  # away from where every gradient is small
@@ -85,7 +86,7 @@ def test_times_are_short_text():
     assert [timing.us_text(us) for us in (0.64, 719.2, 13982)] == ["0.6 us", "719 us", "14.0 ms"]
 
 
-@pytest.mark.parametrize(
+@each(
     "digests, named, code, expected",
     [
         (["a", "a"], [0], 137, ""),

@@ -10,9 +10,7 @@ import pytest
 
 import ranks
 import unisono as un
-from loops import each
-
-pytestmark = pytest.mark.usefixtures("spread")
+from loops import each, everywhere
 
 Calls = Callable[[un.Group], Any]
 
@@ -62,6 +60,7 @@ KINDS: dict[str, tuple[Calls, Calls]] = {
 
 @each("names", KINDS)
 @each("turned", [False, True])
+@everywhere
 def test_every_public_call_has_its_own_kind(names: str, turned: bool) -> None:
     usual, odd = KINDS[names][:: -1 if turned else 1]
 
@@ -85,6 +84,7 @@ LISTS = {
 
 @each("name", LISTS)
 @each("queued", [False, True])
+@everywhere
 def test_a_coalesced_call_compares_its_list_as_it_was_given(name: str, queued: bool) -> None:
     def work(group: un.Group) -> None:
         xs = [make(numel) for make, numel in LISTS[name][group.rank]]
@@ -111,6 +111,7 @@ def test_a_coalesced_call_compares_its_list_as_it_was_given(name: str, queued: b
         ([1], [0], [0]),
     ],
 )
+@everywhere
 def test_subgroups_of_other_ranks_are_told(members: tuple[list[int], ...]) -> None:
     def work(group: un.Group) -> None:
         mine = members[group.rank]
@@ -128,6 +129,7 @@ def test_subgroups_of_other_ranks_are_told(members: tuple[list[int], ...]) -> No
     ranks.threads(3, work)
 
 
+@everywhere
 def test_who_is_not_in_a_subgroup_does_not_wait_for_it() -> None:
     def work(group: un.Group) -> None:
         if group.rank == 0:
@@ -159,6 +161,7 @@ def test_who_is_not_in_a_subgroup_does_not_wait_for_it() -> None:
     ],
 )
 @each("arrived", [False, True])
+@everywhere
 def test_an_object_is_no_array(sent: Calls, received: Calls, said: str, arrived: bool) -> None:
     def work(group: un.Group) -> None:
         with pytest.raises(un.Mismatch) as caught:
@@ -175,6 +178,7 @@ def test_an_object_is_no_array(sent: Calls, received: Calls, said: str, arrived:
     ranks.threads(2, work)
 
 
+@everywhere
 def test_objects_pass_by_any_tag_and_source() -> None:
     def work(group: un.Group) -> None:
         if group.rank == 0:
@@ -193,6 +197,7 @@ HUGE = (2**31, 2**32, -(2**32), -(2**63), 2**63, 2**64, -(2**70))
 
 
 @each("number", HUGE)
+@everywhere
 def test_numbers_are_narrowed_after_they_were_checked(number: int) -> None:
     def work(group: un.Group) -> None:
         x = one()
@@ -221,6 +226,7 @@ def test_numbers_are_narrowed_after_they_were_checked(number: int) -> None:
     ranks.threads(2, work)
 
 
+@everywhere
 def test_tags_and_ranks_are_whole_numbers() -> None:
     def work(group: un.Group) -> None:
         x = one()

@@ -11,10 +11,10 @@ import pytest
 
 import ranks
 import unisono as un
+from loops import everywhere
 
-pytestmark = pytest.mark.usefixtures("spread")
 
-
+@everywhere
 def test_rank_that_closes_early_is_named() -> None:
     def work(group: un.Group) -> None:
         group.barrier()
@@ -27,6 +27,7 @@ def test_rank_that_closes_early_is_named() -> None:
     ranks.threads(3, work)
 
 
+@everywhere
 def test_a_rank_that_leaves_by_an_exception_tells_of_it() -> None:
     def work(group: un.Group) -> None:
         group.barrier()
@@ -42,6 +43,7 @@ def test_a_rank_that_leaves_by_an_exception_tells_of_it() -> None:
 
 
 @pytest.mark.parametrize("close", [False, True], ids=["with", "close"])
+@everywhere
 def test_who_leaves_of_itself_names_no_error_of_long_ago(
     close: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,6 +70,7 @@ def test_who_leaves_of_itself_names_no_error_of_long_ago(
     ranks.threads(2, work)
 
 
+@everywhere
 def test_a_group_is_left_whatever_its_reason_is_like() -> None:
     class Empty(Exception):
         def __len__(self) -> int:
@@ -92,6 +95,7 @@ def test_a_group_is_left_whatever_its_reason_is_like() -> None:
     ranks.threads(2, work)
 
 
+@everywhere
 def test_who_closes_in_a_handler_or_leaves_by_sys_exit() -> None:
     def work(group: un.Group) -> None:
         for number, told in enumerate(("group because of KeyError: 'lr'; it", "group; it was last")):
@@ -113,6 +117,7 @@ def test_who_closes_in_a_handler_or_leaves_by_sys_exit() -> None:
     ranks.threads(3, work)
 
 
+@pytest.mark.usefixtures("spread")
 @pytest.mark.parametrize("joining", ["together", "slowly"])
 def test_an_uncaught_exception_is_told_to_the_others(joining: str) -> None:
     """Also to a rank that is still joining when the other has joined, failed and ended."""

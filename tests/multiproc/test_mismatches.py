@@ -12,9 +12,7 @@ import pytest
 import ranks
 import unisono as un
 from launching import wait_until
-from loops import each
-
-pytestmark = pytest.mark.usefixtures("spread")
+from loops import each, everywhere
 
 DIFFERENT = {
     "operation": (lambda g: g.all_reduce(np.ones(4)), lambda g: g.broadcast(np.ones(4), 1)),
@@ -37,6 +35,7 @@ DIFFERENT = {
 
 @each("name", DIFFERENT)
 @pytest.mark.parametrize("size", [2, 3])
+@everywhere
 def test_ranks_that_call_different_things_are_all_told_within_a_second(name: str, size: int) -> None:
     usual, odd = DIFFERENT[name]
     told: dict[int, str] = {}
@@ -62,6 +61,7 @@ def test_ranks_that_call_different_things_are_all_told_within_a_second(name: str
         assert all(f"rank {rank}  #2" in text for rank in range(size))
 
 
+@everywhere
 def test_ranks_that_could_all_finish_alone_are_told_in_the_next_call() -> None:
     """Rank 0 and rank 6 only send, to each other, and no barrier among nine ever reads those two edges."""
 
@@ -76,6 +76,7 @@ def test_ranks_that_could_all_finish_alone_are_told_in_the_next_call() -> None:
     ranks.threads(9, work)
 
 
+@everywhere
 def test_mismatch_shows_both_calls() -> None:
     def work(group: un.Group) -> None:
         with pytest.raises(un.Mismatch) as caught:
@@ -106,6 +107,7 @@ def _others_wait_in_the_first_call(group: un.Group) -> None:
 
 
 @each("name", ODD)
+@everywhere
 def test_a_mismatch_first_names_the_rank_that_differs_from_most(name: str) -> None:
     odd, said = ODD[name]
 
@@ -132,6 +134,7 @@ UNEVEN = {
 
 @each("name", UNEVEN)
 @each("collective", ["all_to_all", "gather", "scatter"])
+@everywhere
 def test_a_mismatch_of_sizes_names_the_two_ranks_and_both_sizes(name: str, collective: str) -> None:
     given, wanted, said = UNEVEN[name]
 
@@ -182,6 +185,7 @@ PASSED_ON = {  # collective, root, the rank whose own size is wrong
 
 
 @each("name", PASSED_ON)
+@everywhere
 def test_a_mismatch_of_sizes_tells_whose_block_a_rank_passes_on(name: str) -> None:
     """Its program names no size for that rank. Below rank 1 are 2 and 3, below rank 3 is 0."""
     collective, root, wrong, said = PASSED_ON[name]
@@ -198,6 +202,7 @@ def test_a_mismatch_of_sizes_tells_whose_block_a_rank_passes_on(name: str) -> No
     ranks.threads(4, work)
 
 
+@everywhere
 def test_sizes_that_do_not_fit_are_not_the_news_where_one_calls_something_else() -> None:
     called = threading.Event()
 
@@ -216,6 +221,7 @@ def test_sizes_that_do_not_fit_are_not_the_news_where_one_calls_something_else()
     ranks.threads(3, work)
 
 
+@everywhere
 def test_a_mismatch_of_sizes_in_whole_segments() -> None:
     """The first message of a block tells how long it is: nobody returns with part of one."""
 

@@ -7,6 +7,7 @@ import os
 import pytest
 
 import ranks
+from loops import each
 from unisono.bootstrap.membership import Card, Roster
 from unisono.costs.machine import DEFAULTS
 
@@ -70,7 +71,7 @@ def card(rank: int, kernel: str, home: str, cores: int) -> Card:
     return Card(1, rank, "name", 1, 1, kernel, "network", home, 0, f"{cores:x}")
 
 
-@pytest.mark.parametrize(
+@each(
     ("cards", "cores"),
     [
         ([card(rank, "k", "h", 0b1111) for rank in range(8)], [4] * 8),

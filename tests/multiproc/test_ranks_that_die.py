@@ -14,15 +14,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import inside
 import ranks
 import unisono as un
 from launching import wait_until
-
-pytestmark = pytest.mark.usefixtures("spread")
+from loops import everywhere
 
 HERE = Path(__file__).resolve().parent
 
 
+@pytest.mark.usefixtures("spread")
 @pytest.mark.parametrize(("size", "rounds"), [(2, 5), (4, 10)])
 def test_sigkill_of_any_rank_at_any_moment_is_named_within_a_second(size: int, rounds: int) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -39,6 +40,7 @@ def test_sigkill_of_any_rank_at_any_moment_is_named_within_a_second(size: int, r
     assert (summary["rounds"], summary["failed"]) == (rounds, 0)
 
 
+@everywhere
 def test_rank_that_never_calls_is_named_in_the_timeout() -> None:
     told: dict[int, str] = {}
     release = threading.Event()
@@ -62,6 +64,7 @@ def test_rank_that_never_calls_is_named_in_the_timeout() -> None:
         assert "all_reduce timed out" in text
 
 
+@everywhere
 def test_timeout_is_kept() -> None:
     release = threading.Event()
 
@@ -78,6 +81,7 @@ def test_timeout_is_kept() -> None:
     ranks.threads(2, work)
 
 
+@everywhere
 def test_timeout_of_a_receive_names_its_sender() -> None:
     release = threading.Event()
 
@@ -92,6 +96,7 @@ def test_timeout_of_a_receive_names_its_sender() -> None:
     ranks.threads(2, work)
 
 
+@everywhere
 def test_timeout_of_a_receive_is_told_to_all_with_its_tag() -> None:
     def work(group: un.Group) -> None:
         x = np.zeros(1)
@@ -107,6 +112,7 @@ def test_timeout_of_a_receive_is_told_to_all_with_its_tag() -> None:
     ranks.threads(3, work)
 
 
+@everywhere
 def test_timeout_of_a_receive_lists_what_waits_for_another_one() -> None:
     """At most four messages, in the order they came; the last one came in several parts."""
     release = threading.Event()
@@ -141,6 +147,7 @@ def test_timeout_of_a_receive_lists_what_waits_for_another_one() -> None:
     ranks.threads(3, work)
 
 
+@everywhere
 def test_a_message_that_is_still_arriving_is_no_unexpected_one() -> None:
     """Its header came before its receive, which then waits for the rest of it in vain."""
     halfway, release = threading.Event(), threading.Event()
@@ -149,7 +156,7 @@ def test_a_message_that_is_still_arriving_is_no_unexpected_one() -> None:
         if group.rank == 0:
             x = np.ones(4_000_000)
             # As a process that was stopped: as much as finds room, and nobody goes on with it.
-            post = group._planner.engine.post_send
+            post = inside.engine(group).post_send
             request = post(1, 4, 9, False, x.ctypes.data, x.nbytes, 60.0)
             assert not request.done
             halfway.set()
@@ -168,6 +175,7 @@ def test_a_message_that_is_still_arriving_is_no_unexpected_one() -> None:
     ranks.threads(2, work, per_host=0, lending=False)  # lent, it would not need its sender
 
 
+@everywhere
 def test_a_message_from_oneself_that_was_not_sent() -> None:
     def work(group: un.Group) -> None:
         with pytest.raises(un.Timeout, match="rank 0 has sent itself no such message"):
@@ -176,6 +184,7 @@ def test_a_message_from_oneself_that_was_not_sent() -> None:
     ranks.threads(1, work)
 
 
+@everywhere
 def test_waiting_for_a_work_that_is_late_does_not_end_it() -> None:
     release = threading.Event()
 
@@ -203,6 +212,7 @@ def test_waiting_for_a_work_that_is_late_does_not_end_it() -> None:
     ranks.threads(2, work)
 
 
+@everywhere
 def test_what_was_sent_before_closing_still_arrives() -> None:
     def work(group: un.Group) -> None:
         if group.rank == 1:
@@ -220,6 +230,7 @@ def test_what_was_sent_before_closing_still_arrives() -> None:
     ranks.threads(2, work)
 
 
+@everywhere
 def test_aborted_group_stays_aborted_and_closes() -> None:
     def work(group: un.Group) -> None:
         if group.rank == 0:
@@ -234,6 +245,7 @@ def test_aborted_group_stays_aborted_and_closes() -> None:
     ranks.threads(2, work)
 
 
+@everywhere
 def test_an_abort_tells_where_it_was_called_or_what_it_was_called_for() -> None:
     def work(group: un.Group, error: Exception | None, told: str) -> None:
         if group.rank == 0:
@@ -250,6 +262,7 @@ def test_an_abort_tells_where_it_was_called_or_what_it_was_called_for() -> None:
     ranks.threads(2, lambda group: work(group, ValueError("bad loss"), "ValueError: bad loss"))
 
 
+@everywhere
 def test_closing_with_work_under_way_ends_it() -> None:
     def work(group: un.Group) -> None:
         x = np.ones(4)
@@ -266,6 +279,7 @@ def test_closing_with_work_under_way_ends_it() -> None:
     ranks.threads(2, work)
 
 
+@everywhere
 def test_a_repeated_call_whose_group_is_closed_meanwhile_says_so() -> None:
     closed = threading.Event()
 
@@ -319,6 +333,7 @@ group.close()
 """
 
 
+@pytest.mark.usefixtures("spread")
 @pytest.mark.parametrize(
     "call",
     ["group.all_reduce(np.ones(1))", "group.recv(np.ones(1), 1)", "group.barrier(async_op=True).wait()"],
@@ -332,6 +347,7 @@ def test_ctrl_c_in_a_wait_is_heard(call: str) -> None:
     assert "rank 0 was interrupted (Ctrl-C)" in other
 
 
+@pytest.mark.usefixtures("spread")
 @pytest.mark.parametrize(
     ("raised", "told"),
     [
@@ -352,6 +368,7 @@ def test_what_another_signal_handler_raises_is_not_told_as_ctrl_c(raised: str, t
     assert "Ctrl-C" not in other
 
 
+@pytest.mark.usefixtures("spread")
 def test_exit_without_close_leaves_nothing_and_others_are_told() -> None:
     program = """
 import os, numpy as np, unisono as un

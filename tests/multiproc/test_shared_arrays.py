@@ -13,6 +13,7 @@ import ranks
 
 CHECK = """
 from pathlib import Path
+import inside
 
 def mapped():  # arenas: each as long as the machine has memory, in pieces that may be touched or not
     found = 0
@@ -34,7 +35,7 @@ def check():
 
 
 def test_they_are_mapped_by_those_who_read_them() -> None:
-    program = CHECK + "check(); print('mapped', mapped()); assert group._planner.engine.opened >= 4\n"
+    program = CHECK + "check(); print('mapped', mapped()); assert inside.engine(group).opened >= 4\n"
     for output in ranks.run(3, program + "group.close(); print('then', mapped())"):
         assert "mapped 3" in output, output
         assert "then 1" in output, output  # its own
@@ -130,7 +131,7 @@ with un.init_process_group(init_method=again, rank=rank, world_size=2, timeout=6
     y[:] = rank
     second.all_gather(all_y, y)
     assert (all_y.reshape(2, -1) == np.arange(2)[:, None]).all()
-    assert second._planner.engine.opened > 0
+    assert inside.engine(second).opened > 0
 os._exit(0)
 """
     assert "fine" in ranks.run(2, CHECK + program)[0]

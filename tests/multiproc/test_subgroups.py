@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +12,8 @@ import pytest
 
 import ranks
 import unisono as un
-from loops import each
-
-pytestmark = pytest.mark.usefixtures("spread")
+from effort import times
+from loops import each, everywhere
 
 SOON_S = 10.0  # a second or two, on a machine that is not crowded; the group's timeout is 60 s
 
@@ -35,6 +33,7 @@ else:
 """
 
 
+@pytest.mark.usefixtures("spread")
 @pytest.mark.parametrize("after_s", [0.0, 1.0], ids=["before", "meanwhile"])
 def test_a_member_that_dies_is_named(after_s: float) -> None:
     end = "os._exit(0)"  # without a word, but not by a failure, which `run` would report
@@ -66,6 +65,7 @@ def made(end: Any, after_s: float, what: type[Exception], match: str) -> None:
 
 
 @pytest.mark.parametrize("after_s", [0.0, 1.0], ids=["before", "meanwhile"])
+@everywhere
 def test_a_member_that_closes_is_named(after_s: float) -> None:
     made(
         lambda group: group.close(),
@@ -75,6 +75,7 @@ def test_a_member_that_closes_is_named(after_s: float) -> None:
     )
 
 
+@everywhere
 def test_a_member_that_leaves_by_an_exception_tells_of_it() -> None:
     def leave(group: un.Group) -> None:
         with pytest.raises(ValueError, match="bad loss"), group:
@@ -84,10 +85,12 @@ def test_a_member_that_leaves_by_an_exception_tells_of_it() -> None:
 
 
 @pytest.mark.parametrize("after_s", [0.0, 1.0], ids=["before", "meanwhile"])
+@everywhere
 def test_a_member_that_aborts_the_group_is_named(after_s: float) -> None:
     made(lambda group: group.abort(), after_s, un.Aborted, "rank 1 aborted the group")
 
 
+@everywhere
 def test_who_is_no_member_may_leave_after_the_call() -> None:
     gone = threading.Event()
 
@@ -108,6 +111,7 @@ def test_who_is_no_member_may_leave_after_the_call() -> None:
     ranks.threads(3, work)
 
 
+@everywhere
 def test_who_is_no_member_makes_the_call_all_the_same() -> None:
     def work(group: un.Group) -> None:
         if group.rank == 1:
@@ -119,9 +123,10 @@ def test_who_is_no_member_makes_the_call_all_the_same() -> None:
     ranks.threads(3, work)
 
 
+@everywhere
 def test_who_closes_the_parent_as_soon_as_its_child_is_made_does_not_disturb_the_others() -> None:
     def work(world: un.Group) -> None:
-        for _ in range(20):
+        for _ in range(times(usual=8, long=20)):
             parent = world.subgroup(range(world.size))
             assert parent is not None
             child = parent.subgroup(range(world.size))
@@ -133,10 +138,11 @@ def test_who_closes_the_parent_as_soon_as_its_child_is_made_does_not_disturb_the
     ranks.threads(3, work)
 
 
+@everywhere
 def test_the_store_forgets_the_groups_that_were_made_in_it() -> None:
     store = un.HashStore(60.0)
     kept: dict[int, set[int]] = {}
-    count = 50 if os.environ.get("UNISONO_RANKS_PER_HOST", "0") != "0" else 500  # connections take their time
+    count = times(usual=20, long=100)
 
     def work(rank: int) -> None:
         with un.init_process_group(store=store, rank=rank, world_size=2, timeout=60) as world:
@@ -154,6 +160,7 @@ def test_the_store_forgets_the_groups_that_were_made_in_it() -> None:
     assert all(len(counted) == 1 for counted in kept.values()), kept
 
 
+@everywhere
 def test_a_closed_group_has_no_subgroups() -> None:
     def work(group: un.Group) -> None:
         group.close()
@@ -164,6 +171,7 @@ def test_a_closed_group_has_no_subgroups() -> None:
 
 
 @each("chosen", [[1.5], ["0"], [None], 1, [[0]]])
+@everywhere
 def test_ranks_are_whole_numbers(chosen: Any) -> None:
     def work(group: un.Group) -> None:
         with pytest.raises(TypeError, match="expected (the number of a rank|a list)|ranks is a"):

@@ -43,14 +43,14 @@ def roots(collective: str, size: int) -> range:
     return range(size if CONTRACTS[collective].rooted else 1)
 
 
-@pytest.mark.parametrize("hosts", PLACEMENTS, ids=str)
+@each("hosts", PLACEMENTS)
 @each(("collective", "algorithm"), ON_HOSTS)
 def test_proved_on_uneven_hosts(collective: str, algorithm: str, hosts: tuple[int, ...]) -> None:
     for root in roots(collective, len(hosts)):
         prove(make(collective, algorithm, len(hosts), root, hosts))
 
 
-@pytest.mark.parametrize("hosts", LARGE, ids=lambda hosts: f"{len(hosts)}on{len(set(hosts))}")
+@each("hosts", LARGE)
 @each(("collective", "algorithm"), ON_HOSTS)
 def test_proved_on_large_hosts(collective: str, algorithm: str, hosts: tuple[int, ...]) -> None:
     prove(make(collective, algorithm, len(hosts), 0, hosts))
@@ -62,7 +62,7 @@ def test_proved_on_any_partition(name: tuple[str, str], hosts: list[int], root: 
     prove(make(*name, len(hosts), root % len(hosts) if CONTRACTS[name[0]].rooted else 0, tuple(hosts)))
 
 
-@pytest.mark.parametrize("hosts", [(), *PLACEMENTS[:3], PLACEMENTS[-1]], ids=str)
+@each("hosts", [(), *PLACEMENTS[:3], PLACEMENTS[-1]])
 @each(("collective", "algorithm"), NAMES)
 def test_a_ranks_own_code_is_that_of_the_whole_plan(
     collective: str, algorithm: str, hosts: tuple[int, ...]

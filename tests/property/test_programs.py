@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 import operations
 import oracle
-import programs
+import random_programs as programs
 import ranks
 import unisono as un
 from operations import PREMUL, Call
-from programs import Crews, Program
+from random_programs import Crews, Program
 from unisono.costs.choice import choose
 
 # Groups are shared by all examples on purpose: every program has to leave them as good as new.

@@ -9,8 +9,11 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -33,9 +36,53 @@ def each(names: str | Sequence[str], values: Iterable[Any]) -> Callable[[Test], 
 
     def decorate(test: Test) -> Test:
         others = getattr(test, "cases", [{}])
-        return _looped(inspect.unwrap(test), [one | other for one, other in itertools.product(cases, others)])
+        inner = getattr(test, "inner", test)
+        looped = _looped(inner, [one | other for one, other in itertools.product(cases, others)])
+        vars(looped)["pytestmark"] = getattr(test, "pytestmark", [])
+        return looped
 
     return decorate
+
+
+def within(
+    name: str, values: Iterable[Any], around: Callable[[Any], AbstractContextManager[Any]], gives: str = ""
+) -> Callable[[Test], Test]:
+    """Run a test once for each value, in one item, inside the context that `around(value)` makes.
+
+    It stands next to the function, below any `each`.
+
+    Args:
+        name: what a value is called in the report of a failure.
+        gives: names of what the context gives, in a dict. A test has those as arguments that it names.
+    """
+    names = gives.split()
+
+    def decorate(test: Test) -> Test:
+        assert not hasattr(test, "cases"), f"write the one of {name} next to the function"
+        parameters = inspect.signature(test).parameters
+
+        @functools.wraps(test)
+        def surrounded(**arguments: Any) -> None:
+            with around(arguments.pop(name)) as given:
+                test(**arguments, **{one: given[one] for one in names if one in parameters})
+
+        kept = [one.replace(kind=one.KEYWORD_ONLY) for key, one in parameters.items() if key not in names]
+        kept.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY))
+        vars(surrounded)["__signature__"] = inspect.Signature(kept)
+        return each(name, values)(surrounded)
+
+    return decorate
+
+
+SPREADS = {"one host": {}, "apart": {"UNISONO_RANKS_PER_HOST": "1"}, "twos": {"UNISONO_RANKS_PER_HOST": "2"}}
+
+
+def everywhere(test: Test) -> Test:
+    """Run a test in one item with its ranks all on one host, every one on its own, and every two on one.
+
+    The fixture `spread` makes an item of each of these: for tests that start processes.
+    """
+    return within("spread", SPREADS, lambda spread: mock.patch.dict(os.environ, SPREADS[spread]))(test)
 
 
 def _case(keys: list[str], value: Any) -> Case:
@@ -54,7 +101,7 @@ def _looped(test: Test, cases: list[Case]) -> Test:
     parameters = inspect.signature(test).parameters.values()
     fixtures = [one.replace(kind=one.KEYWORD_ONLY) for one in parameters if one.name not in cases[0]]
     fixtures.append(inspect.Parameter("subtests", inspect.Parameter.KEYWORD_ONLY))
-    vars(run).update(__signature__=inspect.Signature(fixtures), cases=cases)
+    vars(run).update(__signature__=inspect.Signature(fixtures), cases=cases, inner=test)
     return run
 
 

@@ -17,8 +17,22 @@ import time
 import traceback
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+
+
+# What every rank would otherwise import for seconds: DDP, FSDP2, meshes, checkpoints, Unisono's group.
+IMPORTED_ONCE = (
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "unisono.torch.process_group",
+)
+
 
 def main() -> None:
+    for name in IMPORTED_ONCE:
+        importlib.import_module(name)
     for line in sys.stdin:
         job = json.loads(line)
         module, size, folder = importlib.import_module(job["module"]), job["size"], Path(job["folder"])

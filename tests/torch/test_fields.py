@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 from torch._C import _distributed_c10d as c10d  # noqa: E402
 
+from loops import each  # noqa: E402
 from unisono.torch.fields import by_attributes, reader  # noqa: E402
 
 KINDS = [
@@ -33,7 +34,7 @@ VALUES: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@each("kind", KINDS)
 def test_fields_say_what_attributes_say(kind: Any) -> None:
     read = reader(kind)
     assert not isinstance(read, partial), "where the fields lie was not found"

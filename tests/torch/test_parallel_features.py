@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import suite
+from loops import each
 from unisono.parallel import Plan
 
 CHECKS = [
@@ -33,7 +34,7 @@ def test_measured_bubbles_are_the_formulas(forks: suite.Forks, tmp_path: Path) -
         pytest.fail("\n".join(printed), pytrace=False)
 
 
-@pytest.mark.parametrize(
+@each(
     ("plan", "says"),
     [
         ({"data": 0}, "data is 0"),

@@ -12,6 +12,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 import suite
+from loops import each
 from parallel import chains
 from unisono.parallel.layouts.price import Link
 from unisono.parallel.layouts.redistribute import route
@@ -32,7 +33,7 @@ def test_chains(forks: suite.Forks, tmp_path: Path, size: int) -> None:
         assert counts["theirs"] > 0, "nobody counted"
 
 
-@pytest.mark.parametrize(
+@each(
     ("start", "goal", "kinds"),
     [
         ((Shard(0), Shard(0)), (WHOLE, WHOLE), ["all_gather"]),

@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+from loops import each
 from unisono.errors import PlanError
 from unisono.parallel.pipeline.proof import prove
 from unisono.parallel.pipeline.schedule import Action, Schedule, schedule
@@ -20,8 +21,8 @@ def made(name: str, ranks: int, micro_batches: int) -> Schedule:
     return schedule(name, ranks, micro_batches, 2 if name == "interleaved" else 1)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+@each("name", NAMES)
+@each("ranks", [1, 2, 3, 4, 8])
 def test_every_schedule_is_proved(name: str, ranks: int) -> None:
     for micro_batches in range(1, 18):
         prove(made(name, ranks, micro_batches))
@@ -39,8 +40,8 @@ def bubble(name: str, p: int, m: int) -> float:
     }[name]
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 4), (4, 8), (4, 16)])
+@each("name", NAMES)
+@each(("ranks", "micro_batches"), [(2, 4), (4, 8), (4, 16)])
 def test_the_bubble_is_the_formulas(name: str, ranks: int, micro_batches: int) -> None:
     timeline = predict(made(name, ranks, micro_batches), UNIT)
     ideal = bubble(name, ranks, micro_batches)
@@ -49,7 +50,7 @@ def test_the_bubble_is_the_formulas(name: str, ranks: int, micro_batches: int) -
     assert ideal - 1e-9 <= timeline.bubble <= ideal + slack
 
 
-@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
+@each("name", ["1f1b", "zb-h1"])
 def test_in_flight_micro_batches_are_bounded(name: str) -> None:
     made_ = made(name, 4, 16)
     for rank, order in enumerate(made_.orders):

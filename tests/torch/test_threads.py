@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import inside
 from unisono.errors import UnisonoError
 from unisono.torch import cuda
 from unisono.torch.process_group import ProcessGroupUnisono
@@ -71,7 +72,7 @@ def test_closing_in_a_handler_does_not_wait_for_threads_that_cannot_go_on(monkey
     futures = Futures("futures")
     first, first_completed = under_way(futures)
     second, second_completed = under_way(futures)
-    with futures._changed:  # as a handler does that interrupted `set_after`
+    with inside.changing(futures):  # as a handler does that interrupted `set_after`
         first.tell()
         closing = threading.Thread(target=futures.close, daemon=True)
         futures.close()
@@ -164,8 +165,8 @@ def test_ranks_are_told_of_an_end_in_which_nccl_fails(end, monkeypatch):
     monkeypatch.setattr(cuda.CudaGroup, end, fail)
     with pytest.raises(RuntimeError, match="NCCL failed"):
         getattr(ending, end)()
-    assert ending._group.closed
-    assert ending._futures._closing
+    assert inside.group_of(ending).closed
+    assert inside.closing(ending)
     with pytest.raises(UnisonoError, match="rank 0"):
         native.wait()
     monkeypatch.undo()

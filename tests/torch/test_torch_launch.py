@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import suite
+from effort import times
 from ports import reserved
 
 EXAMPLE = suite.HERE.parents[1] / "examples" / "ddp.py"
@@ -59,7 +60,7 @@ if __name__ == "__main__":
 LEAVES = """
 import os, sys
 import torch, torch.distributed as dist
-import unisono.torch
+import torch._dynamo, unisono.torch.process_group  # takes seconds: once, before the ranks are forked
 
 for attempt in range(int(sys.argv[2])):
     pids = []
@@ -117,4 +118,4 @@ def test_leaving_with_works_under_way_ends_no_process(tmp_path):
     """Their futures fail while the interpreter ends; PyTorch's C++ must not meet that on its own."""
     path = tmp_path / "leaves.py"
     path.write_text(LEAVES)
-    assert "fine" in run(str(path), str(tmp_path), "6")
+    assert "fine" in run(str(path), str(tmp_path), str(times(usual=2, long=6)))

@@ -57,7 +57,8 @@ def end_group() -> None:
 def outcome_of(check, name: str, rank: int, size: int) -> str:
     """Empty when the check passed, else its traceback. `pytest.fail` and the like are no `Exception`."""
     if "recorder" in sys.modules:  # see recording/recorder.py
-        sys.modules["recorder"].begin(f"tests/torch/test_checks.py::test_check[{size}-{name}]")
+        module, _, function = name.partition(".")
+        sys.modules["recorder"].begin(f"tests/torch/test_checks.py::test_checks[{size}-{module}] {function}")
     try:
         check(rank, size)
         dist.barrier()

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from loops import each
 from unisono import authentication
 from unisono.errors import AuthenticationError
 from unisono.store import tls
@@ -95,10 +96,9 @@ def test_ends_of_two_connections_cannot_be_joined_under_tls():
         encrypted(("a" * 32, "b" * 32))
 
 
-@pytest.mark.parametrize(
+@each(
     "changed",
     [{"token": authentication.make_token()}, {"job": "k"}, {"binding": b"other channel"}, {"token": b""}],
-    ids=["token", "job", "channel", "no token"],
 )
 def test_another_token_job_or_channel_is_refused_on_both_sides(changed: dict[str, Any]):
     assert all(isinstance(each, AuthenticationError) for each in both(changed))
@@ -164,9 +164,7 @@ def test_a_reflected_handshake_fails():
     assert one != authentication.proof(TOKEN, role="accept", job="j", names=("ab", ""), nonces=nonces)
 
 
-@pytest.mark.parametrize(
-    "said", [b"GET / HTTP/1.1\r\n\r\n" * 10, b"\0" * 100, authentication.MAGIC + b"x" * 300]
-)
+@each("said", [b"GET / HTTP/1.1\r\n\r\n" * 10, b"\0" * 100, authentication.MAGIC + b"x" * 300])
 def test_another_protocol_is_refused_at_once(said: bytes):
     stranger, server = socket.socketpair()
     with stranger, server:

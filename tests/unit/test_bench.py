@@ -181,7 +181,7 @@ def test_an_odd_rank_out_has_no_part_in_ping_pong():
     assert [partner_of(rank, 5) for rank in range(5)] == [1, 0, 3, 2, None]
 
 
-@pytest.mark.parametrize("dtype", ["f32", "i32", "f16"])
+@each("dtype", ["f32", "i32", "f16"])
 def test_wrong_values_are_counted(dtype: str):
     one = case("all_reduce", 10_000, dtype=dtype)
     buffers = cases.allocate(one, 1)
@@ -348,7 +348,7 @@ def test_record_is_json_and_complete():
 # ---- arguments --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "complaint"),
     [
         (["all_reduce", "-b", "8", "-e", "4"], "-b 8 is more than -e 4"),
@@ -383,6 +383,6 @@ def test_peers_are_named_once():
     assert choose_peers("") == []
 
 
-@pytest.mark.parametrize("text", ["f32", "float32", "FLOAT", "Float32"])
+@each("text", ["f32", "float32", "FLOAT", "Float32"])
 def test_a_dtype_has_its_usual_spellings(text: str):
     assert cases.dtype_name(text) == "f32"

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from loops import each
 from unisono.diagnosis.cause import uncaught, why
 
 
@@ -14,7 +15,7 @@ class _Silent(Exception):
         raise RuntimeError
 
 
-@pytest.mark.parametrize(
+@each(
     ("error", "said"),
     [
         (ValueError("bad loss\nat step 7"), "ValueError: bad loss"),

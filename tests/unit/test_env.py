@@ -73,7 +73,7 @@ def test_a_malformed_variable_is_named_with_what_is_right(name: str, value: str,
     assert str(caught.value).startswith(f"{name} is malformed: got {value!r}, expected ")
 
 
-@pytest.mark.parametrize(
+@each(
     ("variables", "setting", "text"),
     [
         ({"MASTER_PORT": "0"}, "master_port", "MASTER_PORT is malformed: got '0'"),
@@ -130,7 +130,7 @@ def test_kubernetes() -> None:
         env.read({"JOB_COMPLETION_INDEX": "1", "RANK": "0"})
 
 
-@pytest.mark.parametrize("inner", [{"UNISONO_STORE": "127.0.0.1:29501"}, {"TORCHELASTIC_RUN_ID": "none"}])
+@each("inner", [{"UNISONO_STORE": "127.0.0.1:29501"}, {"TORCHELASTIC_RUN_ID": "none"}])
 def test_a_launcher_inside_a_batch_job_is_believed(inner: dict[str, str]) -> None:
     settings = env.read({**inner, "RANK": "3", "WORLD_SIZE": "4", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"})
     assert (settings.rank, settings.world_size) == (3, 4)

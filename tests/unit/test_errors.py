@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import unisono as un
+from loops import each
 from unisono.costs.choice import Choice
 from unisono.diagnosis.render import error
 from unisono.diagnosis.report import Called, FaultReport, RankState
@@ -72,7 +73,7 @@ def lose(rank: int) -> None:
     raise PeerLost("all_reduce failed: rank 1 died", rank=rank, pid=4121, signal=9)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@each("way", WAYS)
 def test_every_error_survives(way):
     kinds = errors()
     assert PeerLost in kinds
@@ -100,7 +101,7 @@ REPORT = FaultReport(
 )
 
 
-@pytest.mark.parametrize("way", WAYS)
+@each("way", WAYS)
 def test_the_report_survives_with_its_error(way):
     same = way(error(REPORT))
     assert (type(same), same.missing, same.report) == (un.Timeout, (1,), REPORT)
@@ -118,14 +119,14 @@ def test_a_report_is_immutable_and_its_numbers_are_checked():
     assert msgspec.json.decode(msgspec.json.encode(REPORT), type=FaultReport) == REPORT
 
 
-@pytest.mark.parametrize("way", WAYS)
+@each("way", WAYS)
 def test_a_users_subclass_survives(way):
     same = way(MoreLost(shard="shard 7"))
     assert (type(same), same.shard, same.rank, same.exit_code) == (MoreLost, "shard 7", 1, 3)
     assert str(same) == "lost with shard 7"
 
 
-@pytest.mark.parametrize("way", WAYS)
+@each("way", WAYS)
 def test_every_public_value_survives(way):
     for value in VALUES:
         assert way(value) == value

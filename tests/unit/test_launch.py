@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+import inside
+from loops import each
 from unisono.errors import LaunchError
 from unisono.launch.board import StatusBoard, tell
 from unisono.launch.console import LONGEST_LINE_NBYTES, RankStream, Screen, Streams, prefix_of
@@ -49,7 +51,7 @@ def test_without_a_number_one_process_is_started_and_said(script: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("flag", ["-n", "--nproc-per-node", "--nproc_per_node"])
+@each("flag", ["-n", "--nproc-per-node", "--nproc_per_node"])
 def test_number_of_ranks(script: str, flag: str) -> None:
     assert parse(flag, "3", script)[0].world_size == 3
     assert parse(flag, "3", script)[1] == []
@@ -77,7 +79,7 @@ def test_torchrun_lines_are_understood(script: str) -> None:
     assert remarks == ["--rdzv-endpoint has no meaning here and changes nothing"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "told"),
     [
         (["-n", "0", "train.py"], "-n does not fit: got '0', expected 1.."),
@@ -287,11 +289,11 @@ def test_reading_pauses_while_the_console_is_behind(pipe: tuple[io.FileIO, io.Fi
             for key, _ in selector.select():
                 key.data()
         assert screen.backlog_nbytes > 4 << 20 and any(streams.open())
-        screen._writer.backlog_nbytes = 0
+        inside.drain(screen)
         streams.resume_if_drained()
         while any(streams.open()):
             for key, _ in selector.select():
                 key.data()
-            screen._writer.backlog_nbytes = 0
+            inside.drain(screen)
             streams.resume_if_drained()
         feeder.join()

@@ -11,6 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import inside
+from loops import each
 from unisono import calibrate, env
 from unisono.bootstrap.engine import EngineSettings, open_engine
 from unisono.calibrate.measure import buffer_sizes, cache_sizes, measure
@@ -72,7 +74,7 @@ def file_of(calibration: Calibration, version: int = machine.VERSION) -> bytes:
     return msgspec.json.encode({"version": version, "calibration": msgspec.to_builtins(calibration)})
 
 
-@pytest.mark.parametrize(
+@each(
     ("content", "note"),
     [
         (b"", "is damaged"),
@@ -144,7 +146,7 @@ def test_a_malformed_setting_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys
 
 def test_measured_figures_are_those_of_a_machine():
     found = measure()
-    assert machine._sane(found)
+    assert inside.sane(found)
     assert found.cores == len(os.sched_getaffinity(0))
     assert found.measured_here
 

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
+import inside
 from ports import reserved
 from unisono.authentication import Token
 from unisono.errors import StoreTimeout
@@ -84,7 +85,7 @@ def test_who_did_well_and_is_given_up_afterwards_counts_once(three: Together) ->
     """Both words look alike but for one field."""
     pending = three.pool.submit(three.nodes[1].settle, None, 0)
     three.stores[0].wait(["unisono/launch/final/1"])
-    three.nodes[0]._give_up(1)
+    inside.give_up(three.nodes[0], 1)
     assert three.settled() == 0
     three.settle(0, 2)
     pending.result(30)
@@ -106,7 +107,7 @@ def test_a_beat_that_is_not_answered_is_followed_by_the_next(
     three: Together, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "BEAT_S", 0.02)
-    beat, beats = three.nodes[1]._beat, []
+    beat, beats = getattr(three.nodes[1], inside.BEAT), []
 
     def unanswered_once(timeout_s: float) -> None:
         beats.append(timeout_s)
@@ -114,8 +115,8 @@ def test_a_beat_that_is_not_answered_is_followed_by_the_next(
             raise StoreTimeout("no answer")
         beat(timeout_s)
 
-    monkeypatch.setattr(three.nodes[1], "_beat", unanswered_once)
-    pending = three.pool.submit(three.nodes[1]._keep_beating)
+    monkeypatch.setattr(three.nodes[1], inside.BEAT, unanswered_once)
+    pending = three.pool.submit(inside.keep_beating, three.nodes[1])
     three.stores[0].wait(["unisono/launch/beat/1"])
     three.nodes[1].close()
     pending.result(30)
@@ -136,7 +137,7 @@ def test_a_store_that_is_anothers_by_now_is_one_that_does_not_answer() -> None:
         store = stack.enter_context(TCPStore(server.host, port, timeout_s=30.0))
         job = Job(command=("true",), world_size=1, shown=(3,), logged=(0,), nnodes=2, grace_s=0.0)
         node = Nodes(job, store)
-        node._hosts = ("a", "b")
+        inside.name_hosts(node, ("a", "b"))
         server.close()
         other = StoreServer(server.host, port, token=Token(b"x" * 32))
         told = threading.Event()

@@ -221,7 +221,7 @@ def ways(request: pytest.FixtureRequest, port: int, tmp_path: Path) -> dict[str,
     return {"method": f"tcp://127.0.0.1:{port}" if request.param == "tcp" else f"file://{tmp_path}/meet"}
 
 
-@pytest.mark.parametrize("twice", [0, 1])
+@each("twice", [0, 1])
 def test_a_rank_taken_twice_is_named_by_all(ways: dict[str, Any], twice: int) -> None:
     errors = fast([lambda r=r: meet(**ways, rank=r, world_size=3, timeout_s=60) for r in (0, 1, twice)])
     for error in errors:

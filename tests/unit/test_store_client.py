@@ -17,7 +17,9 @@ from typing import Any
 
 import pytest
 
+import inside
 from launching import wait_until
+from loops import each
 from ports import reserved
 from unisono.errors import StoreError, StoreTimeout
 from unisono.store import NotOurServer, StoreServer, TCPStore, connecting, tcp_client
@@ -71,9 +73,7 @@ def program(answer: bytes | None) -> Iterator[int]:
         thread.join()
 
 
-@pytest.mark.parametrize(
-    "answer", [b"SSH-2.0-OpenSSH_9.2\r\n", b"\x00" * 8, b"\x00\x00\x00\x03\x00\x00\x00\x00abc", b""]
-)
+@each("answer", [b"SSH-2.0-OpenSSH_9.2\r\n", b"\x00" * 8, b"\x00\x00\x00\x03\x00\x00\x00\x00abc", b""])
 def test_another_program_is_told_at_once(answer: bytes) -> None:
     with program(answer) as port:
         start = time.monotonic()
@@ -175,7 +175,7 @@ def test_another_server_on_the_same_port_is_not_written_into(port: int, token: b
             store.set("k", "late")  # on the connection to the old one
         with pytest.raises(StoreError, match=r"gone: another one answers there.*start it anew"):
             store.set("k", "late")
-        assert not new._loop._clients_seen  # nor does it count among those whom the new one waits for
+        assert not inside.clients_seen(new)  # nor does it count among those whom the new one waits for
         with TCPStore("127.0.0.1", port, timeout_s=20, token=token) as fresh:
             assert len(fresh) == 0
 
@@ -193,13 +193,13 @@ def test_connecting_takes_its_time_from_that_of_the_wait(monkeypatch: pytest.Mon
     """Else the server would answer later than the client listens, and seem to be stopped."""
     monkeypatch.setattr(tcp_client, "GRACE_S", 20.0)
     with StoreServer() as server, TCPStore("127.0.0.1", server.port) as store:
-        take, clock = store._take, Clock(monkeypatch)
+        take, clock = getattr(store, inside.TAKES_A_CONNECTION), Clock(monkeypatch)
 
         def slow(deadline: float) -> tcp_client._Connection:
             clock.ahead_s = 39.9
             return take(deadline)
 
-        monkeypatch.setattr(store, "_take", slow)
+        monkeypatch.setattr(store, inside.TAKES_A_CONNECTION, slow)
         with pytest.raises(StoreTimeout, match="did not appear within 40 s"):
             store.get("never", timeout_s=40)
 
@@ -229,7 +229,7 @@ def test_close_waits_for_the_others_and_turns_new_ones_away() -> None:
     other = TCPStore("127.0.0.1", store.port)
     closing = threading.Thread(target=store.close)
     closing.start()
-    wait_until(lambda: store._server is not None and store._server._loop._stop_at is not None)
+    wait_until(lambda: inside.is_ending(store))
     other.set("still", "served")
     with pytest.raises(StoreError, match="ending"):
         TCPStore("127.0.0.1", store.port, timeout_s=5, retry=False)

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+import inside
+from loops import each
 from unisono.errors import StoreError, StoreTimeout
 from unisono.store import FileStore
 from unisono.store.log import MAGIC, PREFIX
@@ -24,9 +26,10 @@ from unisono.store.log import MAGIC, PREFIX
 
 def process(text: str, *arguments: object) -> subprocess.Popen[str]:
     """A Python process running `text`, its output in a pipe."""
-    start = "import os, sys, time\nfrom unisono.store import FileStore\n"
+    start = "import os, sys, time\nimport inside\nfrom unisono.store import FileStore\n"
     command = [sys.executable, "-c", start + textwrap.dedent(text), *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    environ = {**os.environ, "PYTHONPATH": os.path.dirname(inside.__file__)}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
 
 
 def line(child: subprocess.Popen[str]) -> str:
@@ -80,13 +83,13 @@ def test_the_file_of_a_killed_run_is_replaced(tmp_path: Path) -> None:
 def test_of_two_who_leave_at_once_one_deletes_the_file(tmp_path: Path) -> None:
     path = tmp_path / "store"
     one, two = FileStore(path, 2), FileStore(path, 2)
-    close = one._log.close
+    close = inside.log(one).close
 
     def close_late() -> None:
         two.close()
         close()
 
-    one._log.close = close_late  # type: ignore[method-assign]
+    inside.log(one).close = close_late
     one.close()
     assert not path.exists()
 
@@ -131,9 +134,7 @@ def test_an_orphan_does_not_keep_the_run_alive(tmp_path: Path) -> None:
         os.kill(orphan, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", MAGIC[:7], MAGIC, MAGIC + b"\x00\x00\x00\x09torn", MAGIC + b"\xff" * 99]
-)
+@each("content", [b"", MAGIC[:7], MAGIC, MAGIC + b"\x00\x00\x00\x09torn", MAGIC + b"\xff" * 99])
 def test_an_empty_torn_or_damaged_file_of_ours_is_replaced(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "store"
     path.write_bytes(content)
@@ -255,7 +256,7 @@ def test_a_lock_held_by_a_stopped_process_does_not_hang(tmp_path: Path) -> None:
     path = tmp_path / "store"
     text = """
         store = FileStore(sys.argv[1])
-        with store._log.locked(time.monotonic() + 5, writing=True):
+        with inside.log(store).locked(time.monotonic() + 5, writing=True):
             print("locked", flush=True)
             time.sleep(60)
     """

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import inside
 from unisono.errors import StoreError
 from unisono.store import FileStore, HashStore, Store, StoreServer, TCPStore
 from unisono.store.ops import Get
@@ -63,15 +64,15 @@ def leave(store: Store) -> None:
 def test_a_handler_closes_a_tcp_store_wherever_it_interrupts_it(at: int) -> None:
     with StoreServer() as server, TCPStore("127.0.0.1", server.port, timeout_s=20) as other:
         store = TCPStore("127.0.0.1", server.port, timeout_s=20)
-        kept = store._idle.pop()  # so that the call has to open a connection
-        store._lock = Interrupted(store._lock, at)  # type: ignore[assignment]
+        kept = inside.idle(store).pop()  # so that the call has to open a connection
+        inside.replace_lock(store, lambda lock: Interrupted(lock, at))
         with on_signal(lambda: leave(store)):
             with contextlib.suppress(StoreError):  # it may come to nothing, but must come to an end
                 store.set("k", "v")
             with pytest.raises(StoreError, match="closed"):
                 store.set("k", "v")
         assert other.get("bye", timeout_s=20) == b""
-        assert all(connection.sock.fileno() < 0 for connection in (kept, *store._open))
+        assert all(connection.sock.fileno() < 0 for connection in (kept, *inside.connections(store)))
 
 
 def test_a_handler_gets_a_connection_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +107,7 @@ def test_a_handler_closes_a_file_store_wherever_it_interrupts_it(
     with FileStore(path, 2, timeout_s=20) as other:
         store = FileStore(path, 2, timeout_s=20)
         if moment == "held":
-            store._guard = Interrupted(store._guard, 1)  # type: ignore[assignment]
+            inside.replace_lock(store, lambda lock: Interrupted(lock, 1))
         else:
             interrupt(monkeypatch, store, moment)
         start = time.monotonic()
@@ -118,7 +119,7 @@ def test_a_handler_closes_a_file_store_wherever_it_interrupts_it(
                 outcome = str(error)
         assert time.monotonic() - start < 20
         assert "closed" in outcome if moment == "held" else not outcome
-        assert store._log.fd < 0
+        assert inside.log(store).fd < 0
         assert other.peek("k") == (None if outcome else b"v")
     assert not path.exists()
 
@@ -126,7 +127,7 @@ def test_a_handler_closes_a_file_store_wherever_it_interrupts_it(
 def interrupt(monkeypatch: pytest.MonkeyPatch, store: FileStore, moment: str) -> None:
     """A signal comes before the log's next `refresh` or `append`, or after it, once."""
     name = moment.removesuffix("ed")
-    real = getattr(store._log, name)
+    real = getattr(inside.log(store), name)
     calls = iter([signal.SIGUSR1])
 
     def interrupted(*arguments: Any) -> None:
@@ -137,7 +138,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, store: FileStore, moment: str) ->
         if number is not None and name != moment:
             signal.raise_signal(number)
 
-    monkeypatch.setattr(store._log, name, interrupted)
+    monkeypatch.setattr(inside.log(store), name, interrupted)
 
 
 @pytest.mark.parametrize("moment", ["append", "appended"])
@@ -158,12 +159,12 @@ def test_an_interrupted_write_leaves_all_processes_agreed(
         seen = b"before" if moment == "append" else b"after"
         assert (store.get("k"), other.get("k")) == (seen, seen)
         assert store.add("n", 1) == 1 and other.add("n", 1) == 2 and store.get("n") == b"2"
-        assert (store._log.joined, other._log.joined) == (2, 2)
+        assert (inside.log(store).joined, inside.log(other).joined) == (2, 2)
 
 
 def test_two_threads_close_one_file_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FileStore(tmp_path / "store", 2, linger_s=20)
-    wait = store._await_others
+    wait = getattr(store, inside.WAITS_FOR_OTHERS)
 
     def overtaken(deadline: float) -> None:
         monkeypatch.undo()
@@ -172,7 +173,7 @@ def test_two_threads_close_one_file_store(tmp_path: Path, monkeypatch: pytest.Mo
         thread.join()
         wait(deadline)
 
-    monkeypatch.setattr(store, "_await_others", overtaken)
+    monkeypatch.setattr(store, inside.WAITS_FOR_OTHERS, overtaken)
     store.close()
     assert not (tmp_path / "store").exists()
 
@@ -180,12 +181,12 @@ def test_two_threads_close_one_file_store(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_file_store_that_a_thread_keeps_busy_is_left_by_that_thread(tmp_path: Path) -> None:
     path = tmp_path / "store"
     store = FileStore(path, linger_s=0)
-    with store._held(time.monotonic() + 20):
+    with inside.hold(store, time.monotonic() + 20):
         thread = threading.Thread(target=store.close)
         thread.start()
         thread.join()  # it does not wait for us for ever
         assert path.exists()
-    assert store._log.fd < 0 and not path.exists()
+    assert inside.log(store).fd < 0 and not path.exists()
 
 
 def test_a_call_that_meets_the_close_of_a_hash_store_does_not_wait() -> None:
@@ -194,5 +195,5 @@ def test_a_call_that_meets_the_close_of_a_hash_store_does_not_wait() -> None:
     store.close()
     start = time.monotonic()
     with pytest.raises(StoreError, match="closed"):
-        store._call(Get("k"), b"", 60)
+        inside.ask(store, Get("k"), b"", 60)
     assert time.monotonic() - start < 30

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import inside
 from ports import reserved
 from unisono.errors import StoreError
 from unisono.store import StoreServer, TCPStore, ops, wire
@@ -267,5 +268,6 @@ def test_alarms_of_finished_waits_are_forgotten(server: StoreServer, client: TCP
         timer.start()
         client.get(f"k{number}", timeout_s=1000)
         timer.join()
-    assert len(server._loop._alarms) < 100
-    assert not server._loop._waiters
+    alarms, waiters = inside.waits_of(server)
+    assert alarms < 100
+    assert waiters == 0

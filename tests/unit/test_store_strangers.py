@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+import inside
+from loops import each
 from unisono import authentication
 from unisono.errors import AuthenticationError
 from unisono.store import StoreServer, TCPStore, tls, wire
@@ -44,7 +46,7 @@ def is_dropped(sock: socket.socket) -> bool:
     return True
 
 
-@pytest.mark.parametrize("given", [{}, {"token": OTHER}, {"token": TOKEN, "tls": True}], ids=str)
+@each("given", [{}, {"token": OTHER}, {"token": TOKEN, "tls": True}])
 def test_a_client_without_the_token_is_refused(server: StoreServer, given: dict[str, Any]) -> None:
     with pytest.raises(AuthenticationError, match="UNISONO_T"):
         opened(server, **given)
@@ -138,7 +140,7 @@ def test_the_certificate_is_of_the_token_alone() -> None:
 def test_a_replayed_hello_and_proof_do_not_open(server: StoreServer) -> None:
     said = b""
     with opened(server, token=TOKEN) as store:  # an honest client, as one who listens would have it
-        connection = next(iter(store._open))
+        connection = next(iter(inside.connections(store)))
         assert connection.welcome.pid == os.getpid()
     me = wire.Hello(wire.MAGIC, wire.VERSION, "", "me", nonce=authentication.fresh_nonce())
     with raw(server) as sock:

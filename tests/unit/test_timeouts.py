@@ -44,7 +44,7 @@ def test_other_types_are_refused(given: Any) -> None:
         seconds(given, name="linger_s")
 
 
-@pytest.mark.parametrize("text", ["1e10", "inf", "1e400"])
+@each("text", ["1e10", "inf", "1e400"])
 def test_the_environment_follows_the_same_rule(text: str) -> None:
     found = env.read({"UNISONO_TIMEOUT_S": text, "UNISONO_PEER_TIMEOUT_S": text})
     assert (found.timeout_s, found.peer_timeout_s) == (LONGEST_S, LONGEST_S)

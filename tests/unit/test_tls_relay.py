@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import inside
 from unisono.authentication import make_token
 from unisono.bootstrap import tls_relay
 
@@ -41,7 +42,7 @@ def relays_here() -> Iterator[tls_relay.Relays]:
     token = make_token()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     made = tls_relay.Relays(token, TIMEOUT_S)
-    made._control = ours
+    inside.set_relay_socket(made, ours)
     with ours, theirs:
         ours.settimeout(20.0)
         ours.send(token)
@@ -101,7 +102,7 @@ def test_the_process_opens_as_many_files_as_it_may():
         for _ in range(few):
             outer, other = socket.socketpair()
             stack.enter_context(other)
-            with soft_limit(few) if relays._control is None else contextlib.nullcontext():
+            with soft_limit(few) if inside.relay_socket(relays) is None else contextlib.nullcontext():
                 stack.enter_context(relays.carry(outer, server=True, channel="0"))
 
 
@@ -110,10 +111,10 @@ def test_a_rank_that_ends_without_hearing_the_answer_leaves_its_connections():
         one, two = (stack.enter_context(end) for end in joined(relays))
         outer, _ = (stack.enter_context(end) for end in socket.socketpair())
         _, far = (stack.enter_context(end) for end in socket.socketpair())
-        assert relays._control is not None
-        socket.send_fds(relays._control, [tls_relay.SERVER + b"1"], [outer.fileno(), far.fileno()])
-        assert relays._control.recv(1, socket.MSG_PEEK)  # it has answered
-        relays._control.close()
+        control = inside.relay_socket(relays)
+        socket.send_fds(control, [tls_relay.SERVER + b"1"], [outer.fileno(), far.fileno()])
+        assert control.recv(1, socket.MSG_PEEK)  # it has answered
+        control.close()
         passes(one, two, b"after")
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from loops import each
+
 HERE = Path(__file__).resolve().parent
 _spec = importlib.util.spec_from_file_location("mistakes", HERE / "mistakes.py")
 assert _spec is not None
@@ -30,7 +32,7 @@ def seen() -> dict[str, list[str]]:
 
 
 @pytest.mark.timeout(300)  # the first one may compile the library
-@pytest.mark.parametrize("name", mistakes.MISTAKES)
+@each("name", mistakes.MISTAKES)
 def test_the_error_tells_the_mistake(name: str):
     kind, text = seen()[name]
     assert mistakes.MISTAKES[name][1] in text, f"{kind}: {text}"

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from loops import each
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "virtual"
 
@@ -202,7 +204,7 @@ def test_without_a_compiler_the_error_says_what_to_install(tmp_path: Path):
     assert "apt install g++" in done.stderr
 
 
-@pytest.mark.parametrize(
+@each(
     "words, says",
     [
         (("--virtual-gpus", "0"), "expected 1..64"),

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+import inside
+
 
 def check_who(rank, size):
     group = dist.group.WORLD
@@ -89,7 +91,7 @@ def check_sequence_number(rank, size):
     assert group._get_sequence_number_for_group() == before + 2
     work.wait()
     dist.barrier(group=group)
-    assert group._get_sequence_number_for_group() == before + 3 == group._group.sequence
+    assert group._get_sequence_number_for_group() == before + 3 == inside.group_of(group).sequence
 
 
 def check_split(rank, size):

@@ -3,7 +3,7 @@
 With a folder in UNISONO_TESTS_RECORD and this folder in PYTHONPATH, every Python process of a test run notes
 each function of PyTorch's distributed modules and of the adapter that it enters, once per test:
 
-    tests/torch/test_checks.py::test_check[2-works.check_x]<TAB>torch/distributed/distributed_c10d.py:2954<TAB>op=SUM
+    tests/torch/test_checks.py::test_checks[2-works] check_x<TAB>torch/distributed/fsdp.py:2954<TAB>op=SUM
 
 A place of "type" is a class of `torch.distributed` that one of the arguments was an instance of. A line is
 written when something is first seen, so nothing is lost when a process is killed.

@@ -47,13 +47,15 @@ all-to-all of the CPU, and groups that PyTorch tests on 8 ranks, or on 3 with MP
 
 
 def outcomes_of_pytest(junit: Path) -> dict[str, str]:
-    """Read what pytest says of each test: "passed", "skipped" or "failed"."""
+    """Read what pytest says of each test, and of each check in it: "passed", "skipped" or "failed"."""
     found = {}
     for case in ET.parse(junit).getroot().iter("testcase"):
         module = case.get("classname", "").replace(".", "/")
         ends = {child.tag for child in case}
         outcome = "failed" if ends & {"failure", "error"} else "skipped" if "skipped" in ends else "passed"
         found[f"{module}.py::{case.get('name')}"] = outcome
+        for check in case.iter("property"):  # see test_checks.py
+            found[f"{module}.py::{case.get('name')} {check.get('name')}"] = check.get("value", "")
     return found
 
 
