@@ -11,7 +11,7 @@ import pytest
 from effort import times
 
 PROGRAM = Path(__file__).parent / "mismatches.py"
-CASES = times(usual=300, long=10_000, sanitized=100)
+CASES = times(usual=1_000, long=10_000, sanitized=100)
 LIMIT_S = 60 + CASES // 5
 
 

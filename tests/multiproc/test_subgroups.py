@@ -142,7 +142,7 @@ def test_who_closes_the_parent_as_soon_as_its_child_is_made_does_not_disturb_the
 def test_the_store_forgets_the_groups_that_were_made_in_it() -> None:
     store = un.HashStore(60.0)
     kept: dict[int, set[int]] = {}
-    count = times(usual=20, long=100)
+    count = times(usual=20, long=500)
 
     def work(rank: int) -> None:
         with un.init_process_group(store=store, rank=rank, world_size=2, timeout=60) as world:
