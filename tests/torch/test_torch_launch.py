@@ -37,9 +37,9 @@ import torch, torch.distributed as dist, torch.multiprocessing as mp
 import unisono.torch
 from torch.nn.parallel import DistributedDataParallel
 
-def rank_main(rank, folder):
+def rank_main(rank, folder, ranks):
     torch.set_num_threads(1)
-    dist.init_process_group("unisono", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    dist.init_process_group("unisono", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     net = DistributedDataParallel(torch.nn.Linear(8, 8))
     for step in range(10):
         if rank == 1 and step == 5:
@@ -47,11 +47,12 @@ def rank_main(rank, folder):
         net(torch.ones(2, 8)).sum().backward()
 
 if __name__ == "__main__":
-    for attempt in range(int(sys.argv[3])):
+    ranks = int(sys.argv[3])
+    for attempt in range(int(sys.argv[4])):
         folder = f"{sys.argv[1]}/{attempt}"
         os.mkdir(folder)
         try:
-            mp.start_processes(rank_main, (folder,), nprocs=2, start_method=sys.argv[2])
+            mp.start_processes(rank_main, (folder, ranks), nprocs=ranks, start_method=sys.argv[2])
         except mp.ProcessRaisedException as error:
             assert error.error_index == 1 and "ValueError: bad loss" in str(error), error
     print("fine")
