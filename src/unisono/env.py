@@ -24,11 +24,13 @@ from unisono.settings import Settings, Unusable
 __all__ = [
     "REPLACEABLE",
     "VARIABLES",
+    "WAIT_POLICIES",
     "Settings",
     "Variable",
     "copy",
     "listing",
     "markdown",
+    "openmp_is_set",
     "parse_size",
     "read",
     "replaced",
@@ -40,6 +42,8 @@ INT32_MAX = 2**31 - 1
 ELSEWHERE = {"UNISONO_SANITIZED"}  # set by tools/sanitize.sh for the tests
 SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 TRUE_WORDS, FALSE_WORDS = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
+WAIT_POLICIES = frozenset({"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"})
+"""With any of these somebody has chosen how idle OpenMP threads wait."""
 REPLACEABLE = ("gloo",)
 """Backends of PyTorch whose place Unisono can take."""
 
@@ -301,6 +305,11 @@ def replaced(environ: Mapping[str, str] | None = None) -> str:
     variable = next(variable for variable in VARIABLES if variable.setting == "replace")
     name: str = _parsed(variable, environ.get(variable.name, ""))
     return name
+
+
+def openmp_is_set() -> bool:
+    """Whether somebody has chosen the number of OpenMP's threads, or how idle ones wait."""
+    return bool(os.environ.keys() & {"OMP_NUM_THREADS", *WAIT_POLICIES})
 
 
 def copy() -> dict[str, str]:

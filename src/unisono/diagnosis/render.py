@@ -88,15 +88,9 @@ def _no_memory(report: FaultReport, where: str) -> str:
 
 
 def _aborted(report: FaultReport, where: str) -> str:
-    """Every `abort()` tells its cause: without one, a rank has closed the group below calls of its own."""
-    by = report.found_by
-    if not report.cause and by == report.reporter:
-        return _closed(report, where)
-    how = f"aborted the group{_because(report.cause)}"
-    if not report.cause:
-        how = "closed the group while calls of its own were under way"
-    remedy = "" if report.cause else f"Look at rank {by}'s output."
-    return message(f"{_doing(report)} failed: rank {by} {how}", where=where, remedy=remedy)
+    said = f"{_doing(report)} failed: rank {report.found_by} aborted the group{_because(report.cause)}"
+    known = report.cause or report.found_by == report.reporter
+    return message(said, where=where, remedy="" if known else f"Look at rank {report.found_by}'s output.")
 
 
 def _bad_frame(report: FaultReport, where: str) -> str:

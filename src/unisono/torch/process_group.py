@@ -27,6 +27,7 @@ from .calling import Calling
 from .collectives import Collectives
 from .cuda import CUDA, CudaGroup, why_not
 from .monitored import MonitoredBarrier
+from .openmp import warn_if_crowded
 from .store import TorchStore
 from .tracing import skip
 from .work import Futures, TransferWork, UnisonoWork
@@ -106,6 +107,8 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         self._group = unisono.group.connect(
             TorchStore(room, timeout_s=timeout_s), rank, size, name=name, timeout_s=timeout_s, parent=parent
         )
+        if within is NOWHERE:
+            warn_if_crowded(self._group._hosts, rank)
         # At exit, too, no thread may be left that completes a future.
         self._finalizer = weakref.finalize(self, _end, self._group, self._futures, os.getpid())
         group = self._group
