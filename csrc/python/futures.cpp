@@ -1,7 +1,7 @@
 // Below the callbacks of PyTorch's futures: without a frame of Python.
 //
-// PyTorch makes a C++ error of what a callback raises: its text, and below it every frame of Python that is on
-// the stack. These have none.
+// PyTorch makes a C++ error of what a callback raises: its text, and below it every frame of Python that is
+// on the stack. These have none.
 #include "python/bindings.hpp"
 
 namespace nb = nanobind;
