@@ -8,14 +8,14 @@ namespace nb = nanobind;
 
 namespace {
 
-nb::object outcome(const nb::callable& ask, nb::handle) {
+nb::object outcome(const nb::typed<nb::callable, nb::any()>& ask, nb::handle) {
   nb::object value = ask();
   if (!PyExceptionInstance_Check(value.ptr())) return value;
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())), value.ptr());
   throw nb::python_error();
 }
 
-void call_each(const nb::iterator& calls) {
+void call_each(const nb::typed<nb::iterator, nb::any>& calls) {
   while (true) {
     const nb::object call = nb::steal(PyIter_Next(calls.ptr()));  // gone before the next one is waited for
     if (call.is_valid())
