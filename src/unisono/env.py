@@ -30,7 +30,6 @@ __all__ = [
     "copy",
     "listing",
     "markdown",
-    "openmp_is_set",
     "parse_size",
     "read",
     "replaced",
@@ -305,11 +304,6 @@ def replaced(environ: Mapping[str, str] | None = None) -> str:
     variable = next(variable for variable in VARIABLES if variable.setting == "replace")
     name: str = _parsed(variable, environ.get(variable.name, ""))
     return name
-
-
-def openmp_is_set() -> bool:
-    """Whether somebody has chosen the number of OpenMP's threads, or how idle ones wait."""
-    return bool(os.environ.keys() & {"OMP_NUM_THREADS", *WAIT_POLICIES})
 
 
 def copy() -> dict[str, str]:

@@ -27,7 +27,9 @@ def warn_if_crowded(hosts: Sequence[str], rank: int) -> None:
     """
     host = hosts[rank]
     ranks, threads = hosts.count(host), torch.get_num_threads()
-    if ranks == 1 or threads == 1 or hosts.index(host) != rank or env.openmp_is_set():
+    if ranks == 1 or threads == 1 or hosts.index(host) != rank:
+        return
+    if env.copy().keys() & {"OMP_NUM_THREADS", *env.WAIT_POLICIES}:
         return
     cores = usable_cores()
     if ranks * threads <= cores:
