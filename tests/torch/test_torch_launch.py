@@ -125,7 +125,7 @@ def test_the_example_under_torchrun(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("start", "ranks", "attempts"), [("spawn", 2, 1), ("spawn", 4, 1), ("fork", 2, 8), ("fork", 4, 8)]
+    ("start", "ranks", "attempts"), [("spawn", 2, 1), ("spawn", 4, 1), ("fork", 2, 8), ("fork", 4, 3)]
 )
 def test_the_parent_shows_the_error_of_the_rank_that_failed(tmp_path, start, ranks, attempts):
     """Not the error of those that were waiting for it, whose processes must not end first."""
