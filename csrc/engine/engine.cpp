@@ -461,7 +461,8 @@ void Engine::close_copies() {
   channels_.close_copies();
 }
 
-// Calls under way or queued would end at their deadlines only: leaving them behind aborts the group.
+// Calls under way or queued would end at their deadlines only: leaving them behind ends those of the others,
+// who hear the same of it as those that come to wait for this rank later.
 void Engine::leave() {
   if (left_.exchange(true)) return;
   if (getpid() != owner_) {  // a fork's copy: neither the shared cell nor the threads are this process's
@@ -479,7 +480,7 @@ void Engine::leave() {
   const bool running = within() || !executing_.try_lock();
   if (!running) executing_.unlock();
   if (running || !done(queued_.load(std::memory_order_acquire)))
-    abort(Fault{FaultKind::kAborted, rank_, rank_});
+    abort(Fault{FaultKind::kPeerLeft, rank_, rank_});
   if (thread_.joinable()) thread_.join();
   channels_.leave(false);
   if (tcp_) tcp_->finish();

@@ -24,6 +24,7 @@ from unisono.settings import Settings, Unusable
 __all__ = [
     "REPLACEABLE",
     "VARIABLES",
+    "WAIT_POLICIES",
     "Settings",
     "Variable",
     "copy",
@@ -40,6 +41,8 @@ INT32_MAX = 2**31 - 1
 ELSEWHERE = {"UNISONO_SANITIZED"}  # set by tools/sanitize.sh for the tests
 SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 TRUE_WORDS, FALSE_WORDS = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
+WAIT_POLICIES = frozenset({"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"})
+"""With any of these somebody has chosen how idle OpenMP threads wait."""
 REPLACEABLE = ("gloo",)
 """Backends of PyTorch whose place Unisono can take."""
 

@@ -7,15 +7,28 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
+import os
 import resource
 from collections.abc import Iterator
 
 from unisono.errors import UnisonoError
 
-__all__ = ["described", "explained", "is_limit"]
+__all__ = ["described", "explained", "is_limit", "usable_cores"]
 
 _SPACE = (errno.ENOSPC, errno.EDQUOT)
 _ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EFBIG, *_SPACE)
+
+
+def usable_cores() -> int:
+    """Cores this process may use: its affinity mask and its container's quota, not what the machine has."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as limit:
+            quota, period = limit.read().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else min(cores, max(1, math.ceil(int(quota) / int(period))))
 
 
 @contextlib.contextmanager

@@ -83,10 +83,24 @@ def test_framework(framework, tmp_path):
     assert done.stdout.count("fine") == 2
 
 
+needs_ray = pytest.mark.skipif(  # importing Ray here would start its threads
+    not (find_spec("ray") and find_spec("pandas")), reason="needs ray[train], which is not installed"
+)
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(300)
+@needs_ray
+def test_what_a_rank_on_ray_raises_reaches_the_driver(tmp_path):
+    program = str(suite.HERE / "programs" / "failing_on_ray.py")
+    done = run(program, str(tmp_path), "3", limit_s=280, RAY_worker_niceness="0")  # else 15
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "fine" in done.stdout
+
+
+@pytest.mark.slow
+@needs_ray
 def test_ray_train(tmp_path):
-    if not (find_spec("ray") and find_spec("pandas")):  # importing Ray here would start its threads
-        pytest.skip("needs ray[train]")
     program = str(suite.HERE / "programs" / "with_ray.py")
     done = run(program, str(tmp_path), UNISONO_REPLACE="gloo")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -51,6 +51,7 @@ def test_a_dead_rank_is_named_through_pytorchs_futures(forks, way):
         )
         # A callback of the user's, which meets the error, has frames of its own.
         assert way == "ddp_own_hook" or "At:" not in seen["text"], seen
+        assert "work.py" not in seen["text"], seen
 
 
 @pytest.mark.parametrize("way", ["new_group_dead", "new_group_left", "new_group_aborted", "split_left"])

@@ -38,9 +38,9 @@ import torch, torch.distributed as dist, torch.multiprocessing as mp
 import unisono.torch
 from torch.nn.parallel import DistributedDataParallel
 
-def rank_main(rank, folder):
+def rank_main(rank, folder, ranks):
     torch.set_num_threads(1)
-    dist.init_process_group("unisono", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    dist.init_process_group("unisono", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     net = DistributedDataParallel(torch.nn.Linear(8, 8))
     for step in range(10):
         if rank == 1 and step == 5:
@@ -48,14 +48,33 @@ def rank_main(rank, folder):
         net(torch.ones(2, 8)).sum().backward()
 
 if __name__ == "__main__":
-    for attempt in range(int(sys.argv[3])):
+    ranks = int(sys.argv[3])
+    for attempt in range(int(sys.argv[4])):
         folder = f"{sys.argv[1]}/{attempt}"
         os.mkdir(folder)
         try:
-            mp.start_processes(rank_main, (folder,), nprocs=2, start_method=sys.argv[2])
+            mp.start_processes(rank_main, (folder, ranks), nprocs=ranks, start_method=sys.argv[2])
         except mp.ProcessRaisedException as error:
             assert error.error_index == 1 and "ValueError: bad loss" in str(error), error
     print("fine")
+"""
+OWN_HOOK = """
+import torch, torch.distributed as dist
+import unisono.torch
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("unisono")
+net = DistributedDataParallel(torch.nn.Linear(8, 8))
+
+def hook(state, bucket):
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])
+
+net.register_comm_hook(None, hook)
+for step in range(10):
+    if dist.get_rank() == 1 and step == 5:
+        raise ValueError("bad loss")
+    net(torch.ones(2, 8)).sum().backward()
 """
 LEAVES = """
 import os, sys
@@ -106,12 +125,31 @@ def test_the_example_under_torchrun(tmp_path):
     assert (tmp_path / "net.pt").exists()
 
 
-@pytest.mark.parametrize(("start", "attempts"), [("spawn", 1), ("fork", 8)])
-def test_the_parent_shows_the_error_of_the_rank_that_failed(tmp_path, start, attempts):
-    """Not the PeerLost of the one that was waiting for it, whose process must not end first."""
+@pytest.mark.parametrize(
+    ("start", "ranks", "attempts"), [("spawn", 2, 1), ("spawn", 4, 1), ("fork", 2, 8), ("fork", 4, 3)]
+)
+def test_the_parent_shows_the_error_of_the_rank_that_failed(tmp_path, start, ranks, attempts):
+    """Not the error of those that were waiting for it, whose processes must not end first."""
     path = tmp_path / "fails.py"
     path.write_text(FAILS)
-    assert "fine" in run(str(path), str(tmp_path), start, str(attempts))
+    assert "fine" in run(str(path), str(tmp_path), start, str(ranks), str(attempts))
+
+
+def test_the_launcher_shows_our_error_where_pytorch_keeps_its_text_alone(tmp_path):
+    """DDP raises a RuntimeError for what a future failed with that a hook of the user's has asked for."""
+    path = tmp_path / "own_hook.py"
+    path.write_text(OWN_HOOK)
+    command = ["-m", "unisono", "run", "-n", "2", "--grace", "100", str(path)]
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, timeout=110, check=False
+    )
+    said = done.stderr
+    assert "\n  unisono.errors.PeerLost: all_reduce failed: rank 1 (pid " in said, said
+    assert "has closed the group because of ValueError: bad loss" in said, said
+    assert "Got the following error" not in said, said
+    first, last = said.splitlines()[-2:]
+    assert first == "  ValueError: bad loss", said
+    assert last == "unisono run: then rank 0 failed because rank 1 was gone (exit code 1)", said
 
 
 def test_leaving_with_works_under_way_ends_no_process(tmp_path):

@@ -13,6 +13,7 @@ import socket
 import stat
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ from unisono.settings import Settings
 if TYPE_CHECKING:
     from traceback import TracebackException
 
-__all__ = ["MOST_NBYTES", "install", "uncaught"]
+__all__ = ["MOST_NBYTES", "hand_on", "install", "uncaught"]
 
 MOST_NBYTES = 96 << 10
 """The longest record; a longer one is sent without its report and with shortened texts."""
@@ -36,6 +37,10 @@ HAND_OVER_S = 2.0  # for a launcher that is behind
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
+
+
+_handed_on: deque[UnisonoError] = deque(maxlen=8)
+"""Of the process, as the hook is. A group fails once, and few fail before it ends."""
 
 
 class _HandOver:
@@ -49,9 +54,9 @@ class _HandOver:
         self._before = before
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        quiet = isinstance(error, UnisonoError) and self._before is sys.__excepthook__
-        handed = False
+        quiet = handed = False
         with contextlib.suppress(Exception):  # an error of the caller's class may raise in its __str__
+            quiet = isinstance(_meant(error), UnisonoError) and self._before is sys.__excepthook__
             handed = os.getpid() == self._pid and self._hand_over(error, printed=not quiet)
         if not (quiet and handed):
             self._before(kind, error, trace)
@@ -74,6 +79,20 @@ def install(settings: Settings) -> None:
     sys.excepthook = _HandOver(*settings.report_fd, settings.rank, sys.excepthook)
 
 
+def hand_on(error: Exception) -> None:
+    """Remember an error of ours of which another library keeps the text alone: PyTorch's C++ does."""
+    if isinstance(error, UnisonoError):
+        _handed_on.append(error)
+
+
+def _meant(error: BaseException) -> BaseException:
+    """The error of ours that a RuntimeError repeats; any other one itself."""
+    if type(error) is not RuntimeError:
+        return error
+    said = str(error)
+    return next((each for each in _handed_on if f"{type(each).__name__}: {each}" in said), error)
+
+
 def uncaught(error: BaseException, rank: int, *, printed: bool) -> Uncaught:
     """The record of an error that ends this process."""
     from traceback import TracebackException
@@ -82,18 +101,23 @@ def uncaught(error: BaseException, rank: int, *, printed: bool) -> Uncaught:
     message = "".join(summary.format_exception_only())
     all_frames = _before_message(summary, message)
     _hide_own_frames(summary)
+    frames = _before_message(summary, message)
+    meant = _meant(error)
+    if meant is not error:
+        all_frames += message
+        message = "".join(TracebackException.from_exception(meant).format_exception_only())
     return Uncaught(
         rank=rank,
         pid=os.getpid(),
         at=time.time(),
-        type=f"{type(error).__module__}.{type(error).__qualname__}",
+        type=f"{type(meant).__module__}.{type(meant).__qualname__}",
         message=message,
-        frames=_before_message(summary, message),
+        frames=frames,
         all_frames=all_frames,
-        lost=_is_consequence(error),
+        lost=_is_consequence(meant),
         printed=printed,
-        missing=error.missing if isinstance(error, (RendezvousError, Timeout)) else (),
-        report=error.report if isinstance(error, GroupError) else None,
+        missing=meant.missing if isinstance(meant, (RendezvousError, Timeout)) else (),
+        report=meant.report if isinstance(meant, GroupError) else None,
     )
 
 

@@ -5,17 +5,16 @@ Nothing here starts a process or reads the environment of this one.
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from unisono import env
 from unisono.authentication import Token
+from unisono.limits import usable_cores
 from unisono.virtual.environment import set_for_children
 
-__all__ = ["STDERR", "STDOUT", "Assignment", "Job", "VirtualGpus", "rank_environment", "usable_cores"]
+__all__ = ["STDERR", "STDOUT", "Assignment", "Job", "VirtualGpus", "rank_environment"]
 
 STDOUT = 1
 STDERR = 2
@@ -87,17 +86,6 @@ class Assignment:
     world_size: int
 
 
-def usable_cores() -> int:
-    """Cores this process may use: its affinity mask and its container's quota, not what the machine has."""
-    cores = len(os.sched_getaffinity(0))
-    try:
-        with open("/sys/fs/cgroup/cpu.max") as limit:
-            quota, period = limit.read().split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else min(cores, max(1, math.ceil(int(quota) / int(period))))
-
-
 def _foreign_placement() -> frozenset[str]:
     """Names of the variables by which other launchers tell a process its place."""
     places = ("rank", "world_size", "local_rank", "local_world_size")
@@ -167,5 +155,5 @@ def _share_cores(environ: dict[str, str], ranks: int) -> None:
     cores = usable_cores()
     threads = environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // ranks))).partition(",")[0].strip()
     many = threads.isdecimal() and int(threads) > 1 and int(threads) * ranks > cores
-    if many and not environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}:
+    if many and not environ.keys() & env.WAIT_POLICIES:
         environ["OMP_WAIT_POLICY"] = "PASSIVE"

@@ -17,7 +17,8 @@ from typing import Any
 from unisono import env
 from unisono.authentication import Token, make_token, read_token_file, token_file
 from unisono.errors import LaunchError, message
-from unisono.launch.job import STDERR, STDOUT, Assignment, Job, VirtualGpus, rank_environment, usable_cores
+from unisono.launch.job import STDERR, STDOUT, Assignment, Job, VirtualGpus, rank_environment
+from unisono.limits import usable_cores
 
 __all__ = ["add_arguments", "job_from"]
 

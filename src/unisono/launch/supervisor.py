@@ -20,7 +20,7 @@ from unisono import env
 from unisono.launch.board import StatusBoard, shared_file, tell
 from unisono.launch.console import Screen, Streams
 from unisono.launch.failures import Failures, Rank
-from unisono.launch.job import Assignment, Job, rank_environment, usable_cores
+from unisono.launch.job import Assignment, Job, rank_environment
 from unisono.launch.process import (
     AFTER_FAILURE_S,
     AFTER_INTERRUPT_S,
@@ -38,7 +38,7 @@ from unisono.launch.process import (
     undying,
 )
 from unisono.launch.summary import exit_status, signal_name
-from unisono.limits import described, is_limit
+from unisono.limits import described, is_limit, usable_cores
 
 __all__ = ["FORWARDED", "STOPPING", "Supervisor"]
 

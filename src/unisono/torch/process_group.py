@@ -27,6 +27,7 @@ from .calling import Calling
 from .collectives import Collectives
 from .cuda import CUDA, CudaGroup, why_not
 from .monitored import MonitoredBarrier
+from .openmp import warn_if_crowded
 from .store import TorchStore
 from .tracing import skip
 from .work import Futures, TransferWork, UnisonoWork
@@ -103,12 +104,13 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         parent = within.parent(f"making {name}", size)
         self._begun = _Begun(store, rank, within.group)
         room = self._begun.room()
-        self._group = unisono.group.connect(
+        group = self._group = unisono.group.connect(
             TorchStore(room, timeout_s=timeout_s), rank, size, name=name, timeout_s=timeout_s, parent=parent
         )
+        if within is NOWHERE:
+            warn_if_crowded(group._hosts, rank)
         # At exit, too, no thread may be left that completes a future.
         self._finalizer = weakref.finalize(self, _end, self._group, self._futures, os.getpid())
-        group = self._group
         self._repeat, self._send_now, self._recv_now = group._repeat, group._send_now, group._recv_now
         self._cuda = CudaGroup(room, rank, size, timeout)
         self._monitored = MonitoredBarrier(room, rank, size, self._group.last_seen)

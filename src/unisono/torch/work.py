@@ -21,11 +21,12 @@ from torch._C._distributed_c10d import Work
 from torch.autograd import Variable
 from torch.autograd.graph import _engine_run_backward
 
-from unisono._native import outcome
+from unisono._native import call_each, outcome
+from unisono.diagnosis import uncaught
 from unisono.errors import UnisonoError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
 __all__ = ["DONE", "Futures", "Together", "TransferWork", "UnisonoWork", "seconds"]
@@ -280,7 +281,7 @@ class Futures:
     def __init__(self, name: str) -> None:
         self._name = name
         self._changed = threading.Condition()
-        self._items: deque[tuple[UnisonoWork, Callable[[], None]]] = deque()
+        self._items: deque[tuple[UnisonoWork, Callable[[], object]]] = deque()
         self._threads: list[threading.Thread] = []
         self._idle = 0
         self._taken = False  # a thread waits for a work
@@ -291,32 +292,27 @@ class Futures:
 
         An error reaches whoever waits in C++, so it must be an error of the future, not a value of it: a
         callback that raises makes one. PyTorch hands it on as a RuntimeError with the text, and with every
-        frame of Python below the callback: hence one that has none.
+        frame of Python below the callback: hence one that has none, here and below the callbacks of others.
         """
-        box: list[Any] = []
         start: torch.futures.Future[None] = torch.futures.Future()
         future: torch.futures.Future[list[torch.Tensor]] = start.then(
-            cast("Callable[[Any], list[torch.Tensor]]", partial(outcome, box))
+            cast("Callable[[Any], list[torch.Tensor]]", partial(outcome, partial(_outcome, work)))
         )
-
-        def complete() -> None:
-            box.append(_outcome(work))
-            start.set_result(None)
-
+        complete = partial(torch._C.Future.set_result, start, None)  # not PyTorch's method in Python
         if work.is_completed():
             complete()
         else:
             self.set_after(work, complete)
         return future
 
-    def set_after(self, work: UnisonoWork, complete: Callable[[], None]) -> None:
+    def set_after(self, work: UnisonoWork, complete: Callable[[], object]) -> None:
         """Call `complete` once `work` is done, well or not; always in another thread."""
         if work.ordered:
             with self._changed:
                 self._items.append((work, complete))
                 self._call_somebody()
         else:
-            threading.Thread(target=_complete, args=(work, complete), name=self._name, daemon=True).start()
+            self._thread(_completion(work, complete)).start()
 
     def close(self) -> None:
         """Complete what is left and end the threads. Call it once no work can stay incomplete.
@@ -340,11 +336,14 @@ class Futures:
         if self._idle:
             self._changed.notify()
             return
-        thread = threading.Thread(target=self._loop, name=self._name, daemon=True)
+        thread = self._thread(self._completions())
         thread.start()
         self._threads.append(thread)
 
-    def _next(self) -> tuple[UnisonoWork, Callable[[], None]] | None:
+    def _thread(self, completions: Iterator[Callable[[], object]]) -> threading.Thread:
+        return threading.Thread(target=call_each, args=(completions,), name=self._name, daemon=True)
+
+    def _next(self) -> tuple[UnisonoWork, Callable[[], object]] | None:
         with self._changed:
             self._idle += 1
             try:
@@ -357,23 +356,22 @@ class Futures:
             finally:
                 self._idle -= 1
 
-    def _loop(self) -> None:
+    def _completions(self) -> Iterator[Callable[[], object]]:
+        """What completes one work after the other, each as soon as its work is done."""
         while item := self._next():
             work, complete = item
-            try:
-                _wait_out(work)
-                with self._changed:
-                    self._taken = False
-                    with suppress(RuntimeError):  # no thread to be had: this one takes the next item, too
-                        self._call_somebody()
-            finally:
-                complete()
+            _wait_out(work)
+            with self._changed:
+                self._taken = False
+                with suppress(RuntimeError, MemoryError):  # no thread to be had: this one takes the next, too
+                    self._call_somebody()
+            yield complete
             del item, work, complete  # a work keeps its tensors alive
 
 
-def _complete(work: UnisonoWork, complete: Callable[[], None]) -> None:
+def _completion(work: UnisonoWork, complete: Callable[[], object]) -> Iterator[Callable[[], object]]:
     _wait_out(work)
-    complete()
+    yield complete
 
 
 def _wait_out(work: UnisonoWork) -> None:
@@ -385,5 +383,6 @@ def _outcome(work: UnisonoWork) -> list[torch.Tensor] | Exception:
     try:
         work.wait()
     except Exception as error:  # noqa: BLE001  (the future's, whatever it is)
+        uncaught.hand_on(error)
         return error.with_traceback(None)
     return work.outputs
