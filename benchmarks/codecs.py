@@ -35,9 +35,7 @@ def ways(x: np.ndarray, y: np.ndarray, isa: str) -> dict[str, Callable[[], objec
     numbers = {name: number for number, (name, _) in enumerate(_native.codecs())}
     memcpy = ctypes.CDLL(None).memcpy
     memcpy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-    made: dict[str, Callable[[], object]] = {
-        "memcpy": lambda: memcpy(y.ctypes.data, x.ctypes.data, x.nbytes)
-    }
+    made: dict[str, Callable[[], object]] = {"memcpy": lambda: memcpy(y.ctypes.data, x.ctypes.data, x.nbytes)}
     for codec in CODECS:
         given = np.abs(x) if codec is codecs.u0610 else x
         codes = np.zeros(codec.nbytes(x.size), np.uint8)
@@ -60,7 +58,9 @@ def ways(x: np.ndarray, y: np.ndarray, isa: str) -> dict[str, Callable[[], objec
 
 def main() -> None:
     """Print a line for each codec and direction."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--mib", type=int, default=64, help="MiB of f32 (default: 16 Mi values)")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--isa", default="", choices=["", *_native.isas()])

@@ -1,9 +1,11 @@
 // The kernels of codecs, and of Adam with compressed state: written once, compiled once per instruction set.
 // As in reduce_kernels.cpp all but one name has internal linkage.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "kernels/codec_formats.hpp"
 #include "kernels/copy.hpp"
@@ -121,14 +123,24 @@ inline void round_block(int8_t* codes, const float* in, size_t n, float inverse,
     run(0, n, 0, 0);
 }
 
+// The largest scale whose product with the largest code is no infinity.
+constexpr uint32_t largest_scale(int32_t most) {
+  constexpr float kLargest = std::numeric_limits<float>::max();
+  const float scale = kLargest / static_cast<float>(most);
+  const auto bits = std::bit_cast<uint32_t>(scale);
+  return static_cast<double>(scale) * most > kLargest ? bits - 1 : bits;
+}
+
 // A scale that is NaN makes all of a block NaN: what is no number must not vanish.
 struct Scaled {
   float scale, inverse;
 };
-inline Scaled scaled(uint32_t largest, int32_t most) {
+template <int32_t kMost>
+inline Scaled scaled(uint32_t largest) {
   if (largest >= kInfinite) return {as_float(kInfinite | 0x400000u), 0.0f};
-  const float least = as_float(power_of_two(-126)), wanted = as_float(largest) / static_cast<float>(most);
-  const float scale = wanted < least ? least : wanted;
+  const float least = as_float(power_of_two(-126)), most = as_float(largest_scale(kMost));
+  const float wanted = as_float(largest) / static_cast<float>(kMost);
+  const float scale = wanted < least ? least : wanted < most ? wanted : most;
   return {scale, 1.0f / scale};
 }
 
@@ -142,7 +154,7 @@ constexpr size_t code_bytes(size_t n) {
 template <int kBits, bool kStochastic>
 inline void encode_block(unsigned char* out, const float* in, size_t n, const Coding& coding,
                          uint64_t first) {
-  const Scaled by = scaled(largest_magnitude(in, n), kMost<kBits>);
+  const Scaled by = scaled<kMost<kBits>>(largest_magnitude(in, n));
   put(reinterpret_cast<float*>(out), by.scale);
   auto* const codes = reinterpret_cast<int8_t*>(out + kScale);
   if (by.inverse == 0.0f) {

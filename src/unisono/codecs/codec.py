@@ -70,7 +70,9 @@ class Codec:
         codes = full * (self.block * bits // 8) + (rest * bits + 7) // 8
         return codes + (full + (rest > 0)) * _SCALE_BYTES
 
-    def encode(self, x: Any, out: Any = None, *, rounding: str = "nearest", seed: int = 0, first: int = 0) -> Any:
+    def encode(
+        self, x: Any, out: Any = None, *, rounding: str = "nearest", seed: int = 0, first: int = 0
+    ) -> Any:
         """Encode f32 values.
 
         Args:

@@ -80,7 +80,11 @@ def shape_of(shape: Any) -> tuple[int, ...]:
         TypeError: they are no whole numbers.  ValueError: one is negative, or no machine has so much memory.
     """
     try:
-        lengths = (index(shape),) if not isinstance(shape, Iterable) else tuple(map(index, listed(shape, "shape", 64)))
+        lengths = (
+            (index(shape),)
+            if not isinstance(shape, Iterable)
+            else tuple(map(index, listed(shape, "shape", 64)))
+        )
     except TypeError:
         raise TypeError(f"shape is {shape!r}, expected whole numbers") from None
     if any(length < 0 for length in lengths):
