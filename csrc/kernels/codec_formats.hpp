@@ -103,7 +103,7 @@ using Half = Format<uint16_t, 5, 10, 15, true>;
 using E4M3 = Format<uint8_t, 4, 3, 7, true, Top::kOneNaN>;
 using E5M2 = Format<uint8_t, 5, 2, 15, true>;
 using F169 = Format<uint16_t, 6, 9, 31, true>;
-using U0610 = Format<uint16_t, 6, 10, 47, false>;
+using U0610 = Format<uint16_t, 6, 10, 51, false>;
 
 // Random bits of value `j` under a seed: a function of the two, so that any part of an array can be rounded
 // alone. A key for each 1024 values (splitmix64), a 32-bit hash of the place in them (lowbias32).

@@ -25,7 +25,7 @@ FORMATS = {
     "fp8_e4m3": Layout(4, 3, 7, infinite=False, bits=8),
     "fp8_e5m2": Layout(5, 2, 15, bits=8),
     "1-6-9": Layout(6, 9, 31),
-    "0-6-10": Layout(6, 10, 47, signed=False),
+    "0-6-10": Layout(6, 10, 51, signed=False),
 }
 
 

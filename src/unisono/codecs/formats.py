@@ -46,7 +46,7 @@ FLOATS: dict[str, Float] = {
     "fp8_e4m3": Float(3, 7, 448.0),
     "fp8_e5m2": Float(2, 15, 57344.0),
     "1-6-9": Float(9, 31, math.ldexp(1023, 22)),
-    "0-6-10": Float(10, 47, 65504.0, signed=False),
+    "0-6-10": Float(10, 51, 4094.0, signed=False),
 }
 
 LEAST_SCALE = math.ldexp(1.0, -126)
