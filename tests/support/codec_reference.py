@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -61,7 +62,7 @@ def values(of: Layout) -> np.ndarray:
 def midpoints(of: Layout) -> np.ndarray:
     """What lies in the middle of two neighbours, the one after the largest number included; exact in f64."""
     every = [number(of, code) for code in range(beyond(of) + 1)]
-    return np.array([float((a + b) / 2) for a, b in zip(every, every[1:], strict=False)])
+    return np.array([float((a + b) / 2) for a, b in itertools.pairwise(every)])
 
 
 def nearest(of: Layout, x: np.ndarray, middles: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import suite
 import unisono as un
@@ -41,7 +41,8 @@ def stepped(optimizer: torch.optim.Optimizer, steps: int, scale: float = 1.0) ->
     ({"weight_decay": 0.1, "decoupled": False}, lambda p: torch.optim.Adam(p, lr=1e-2, weight_decay=0.1)),
     ({"weight_decay": 0, "betas": (0.8, 0.99), "eps": 1e-6, "rounding": "nearest"},
      lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0, betas=(0.8, 0.99), eps=1e-6)),
-    ({"weight_decay": 0, "betas": (0.0, 0.0)}, lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0, betas=(0.0, 0.0))),
+    ({"weight_decay": 0, "betas": (0.0, 0.0)},
+     lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0, betas=(0.0, 0.0))),
 ])  # fmt: skip
 @each("scale", [1.0, 1e-3, 1e-6, 1e-9])
 def test_it_goes_the_way_of_adam(options, theirs, scale):
@@ -95,7 +96,7 @@ def test_one_step_is_decode_update_encode_on_every_instruction_set():
 
 
 def test_the_variance_does_not_get_stuck():
-    """From 2 to 1 and from 0.5 to 1, with beta2 so near 1 that rounding to the nearest would never move it."""
+    """From 2 to 1 and from 0.5 to 1, with beta2 so near 1 that the nearest would not get there."""
     for start, beta2 in ((2.0, 0.9995), (0.5, 0.9995), (1.3, 0.999), (1e-14, 0.999)):
         (p,) = parameters(2000)
         optimizer = up.CompressedAdam([p], lr=0.0, betas=(0.9, beta2))
@@ -204,7 +205,7 @@ P = nn.Parameter(torch.ones(3))
 
 
 @each("call, error, text", [
-    (lambda: up.CompressedAdam([nn.Parameter(torch.ones(2, dtype=torch.float64))]), TypeError, "float64 on cpu"),
+    (lambda: up.CompressedAdam([nn.Parameter(torch.ones(2).double())]), TypeError, "float64 on cpu"),
     (lambda: up.CompressedAdam([nn.Parameter(torch.ones(2, device="meta"))]), TypeError, "on meta"),
     (lambda: up.CompressedAdam([P], lr=-1), ValueError, "lr is -1.0"),
     (lambda: up.CompressedAdam([P], lr="a"), TypeError, "lr is 'a'"),

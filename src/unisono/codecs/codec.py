@@ -78,17 +78,18 @@ class Codec:
         Args:
             x: float32, contiguous, in CPU memory: a NumPy array, a torch tensor, anything with the buffer
                 protocol. It may begin at any address.
-            out: where codes go, of exactly as many bytes; None: a new array, of x's shape, or of bytes [nbytes]
-                where the codec has blocks.
-            rounding: "nearest" (ties to even), or "stochastic": up with the probability that makes the mean right.
+            out: where codes go, of exactly as many bytes; None: a new array, of x's shape, or of bytes
+                [nbytes] where the codec has blocks.
+            rounding: "nearest" (ties to even), or "stochastic": up with the probability that makes the mean
+                right.
             seed: of stochastic rounding, 0..2^64-1. The same seed gives the same codes.
             first: the place of x[0] in the array that it is a part of; the parts of one array, encoded one by
                 one, then have the codes of the whole. (With blocks, cut where a block begins.)
         Returns:
             The codes: `out`, or a new array of the kind of `x`, of dtype `dtype`.
         Raises:
-            TypeError, ValueError: wrong arrays or arguments; nothing was written. ValueError also for a negative
-            value under 0-6-10, with its place; then `out` is unfinished.
+            TypeError, ValueError: wrong arrays or arguments; nothing was written. ValueError also for a
+            negative value under 0-6-10, with its place; then `out` is unfinished.
         """
         given = values_of(x, "x", writable=False)
         stochastic = _stochastic(rounding)
@@ -127,7 +128,10 @@ class Codec:
         return out
 
     def accumulate(self, codes: Any, out: Any) -> Any:
-        """Add the values of `codes` to the float32 array `out`, each sum rounded to f32. Errors as `decode`."""
+        """Add the values of `codes` to the float32 array `out`, each sum rounded to f32.
+
+        Raises: as `decode`.
+        """
         self._decode(codes, out, accumulate=True)
         return out
 
@@ -137,7 +141,8 @@ class Codec:
         Args:
             data: the largest magnitude, or float32 values whose largest magnitude it is.
         Returns:
-            The bound by the formula in docs/codecs.md; infinite where a value may overflow, is infinite or NaN.
+            The bound by the formula in docs/codecs.md; infinite where a value may overflow, or is no
+            finite number.
         """
         stochastic = _stochastic(rounding)
         largest = float(abs(data)) if isinstance(data, (int, float)) else _largest(data)
@@ -198,5 +203,5 @@ def _largest(data: Any) -> float:
     import numpy as np
 
     memory = (ctypes.c_char * seen.nbytes).from_address(seen.address)
-    values = np.frombuffer(memory, np.float32)
+    values = np.frombuffer(memoryview(memory), np.float32)
     return float(np.abs(values).max())

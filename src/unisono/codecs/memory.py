@@ -30,7 +30,8 @@ def values_of(x: Any, name: str, *, writable: bool) -> Memory:
     """Look at f32 values.
 
     Raises:
-        TypeError: it is no array, or not of float32.  ValueError: not contiguous, not in CPU memory, read-only.
+        TypeError: it is no array, or not of float32.
+        ValueError: it is not contiguous, not in CPU memory, or read-only.
     """
     address, numel, dtype = view(x, writable, name)
     if dtype != _F32:
@@ -42,7 +43,8 @@ def codes_of(codes: Any, itemsize: int, name: str, *, writable: bool) -> Memory:
     """Look at codes of `itemsize` bytes: elements of this size, or bytes.
 
     Raises:
-        TypeError: it is no array, or of another dtype.  ValueError: not contiguous, not in CPU memory, read-only.
+        TypeError: it is no array, or of another dtype.
+        ValueError: it is not contiguous, not in CPU memory, or read-only.
     """
     address, numel, dtype = view(_as_known(codes), writable, name)
     if DTYPES[dtype] not in _CODES[itemsize] and DTYPES[dtype] != "uint8":

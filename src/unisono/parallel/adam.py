@@ -1,7 +1,8 @@
 """Adam with 4 bytes of state a parameter: the mean of gradients in 1-6-9, that of their squares in 0-6-10.
 
 The formats are those in which DALL-E kept them (Ramesh et al., Zero-Shot Text-to-Image Generation, 2021,
-appendix on mixed-precision training). docs/codecs.md defines them and says why the variance does not get stuck.
+appendix on mixed-precision training). docs/codecs.md defines them and says why the variance does not
+get stuck.
 """
 
 from __future__ import annotations
@@ -27,22 +28,25 @@ _ODD = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03  # spread parameters and steps ove
 class CompressedAdam(torch.optim.Optimizer):
     """AdamW, or Adam, whose state takes 4 bytes a parameter in place of 8.
 
-    One pass over a parameter decodes, updates and encodes; parameters and gradients are float32, in CPU memory.
-    The step itself is made with means that are not rounded; only what is kept is. It works on parameters that
-    ZeRO has cut (DTensor), in `up.parallelize` and its checkpoints. The state of a parameter is `step` (f32),
-    `exp_avg` and `exp_avg_sq` (int16, the bits of the codes: `un.codecs.decode(state["exp_avg"], "1-6-9")`).
+    One pass over a parameter decodes, updates and encodes. Parameters and gradients are float32, in CPU
+    memory. The step itself is made with means that are not rounded; only what is kept is. It works on
+    parameters that ZeRO has cut (DTensor), in `up.parallelize` and its checkpoints. The state of a parameter is
+    `step` (f32), `exp_avg` and `exp_avg_sq` (int16, the bits of the codes:
+    `un.codecs.decode(state["exp_avg"], "1-6-9")`).
 
     Args:
         params: parameters, or groups of them, as of any optimizer.
         lr, betas, eps, weight_decay: as of `torch.optim.AdamW`.
         decoupled: the decay shrinks parameters, as AdamW does; False: it is added to gradients, as Adam does.
-        rounding: of the mean: "stochastic" or "nearest". The variance is always rounded stochastically: to the
-            nearest it would stop up to a half away from where it goes to, since a step moves it by only
+        rounding: of the mean: "stochastic" or "nearest". The variance is always rounded stochastically: to
+            the nearest it would stop up to a half away from where it goes to, since a step moves it by only
             (1 - beta2) of the way.
-        seed: of the random bits. The same seed gives the same training, bit for bit; replicas need the same one.
+        seed: of the random bits. The same seed gives the same training, bit for bit; replicas need the
+            same one.
     Raises:
         TypeError, ValueError: wrong arguments, or parameters that are not float32 in CPU memory.
-        OverflowError: from `step`, a mean square of gradients exceeds 4094, the largest 0-6-10, or a mean 2^32.
+        OverflowError: from `step`, a mean square of gradients exceeds 4094, the largest 0-6-10, or a mean
+            2^32.
     """
 
     def __init__(
@@ -102,7 +106,7 @@ class CompressedAdam(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     pieces.append(_Piece(index, parameter, _gradient(parameter), group))
                 index += 1
-        overflowed = [piece.index for piece in pieces if self._update(piece)]
+        overflowed = [piece.place for piece in pieces if self._update(piece)]
         if overflowed:
             raise OverflowError(
                 f"gradients of parameter {overflowed[0]} ({len(overflowed)} in all) are too large for the "
@@ -133,7 +137,7 @@ class CompressedAdam(torch.optim.Optimizer):
             rate=lr / (1.0 - beta1**step),
             root_correction=1.0 / math.sqrt(1.0 - beta2**step),
             stochastic_mean=group["rounding"] == "stochastic",
-            seed=(group["seed"] + piece.index * _ODD[0] + step * _ODD[1]) & _MASK,
+            seed=(group["seed"] + piece.place * _ODD[0] + step * _ODD[1]) & _MASK,
         )  # fmt: skip
         if flat is not values:
             values.copy_(flat)
@@ -143,7 +147,7 @@ class CompressedAdam(torch.optim.Optimizer):
 class _Piece(NamedTuple):
     """What a step does to one parameter, checked."""
 
-    index: int
+    place: int  # among all parameters of the optimizer
     parameter: Tensor
     gradient: Tensor
     group: dict[str, Any]
@@ -175,7 +179,8 @@ def _check_place(parameter: Tensor) -> None:
         or parameter.layout != torch.strided
     ):
         raise TypeError(
-            f"a parameter is {parameter.dtype} on {parameter.device}; CompressedAdam takes dense float32 in CPU memory"
+            f"a parameter is {parameter.dtype} on {parameter.device}; CompressedAdam takes dense float32 in "
+            "CPU memory"
         )
 
 
