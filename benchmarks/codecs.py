@@ -4,8 +4,8 @@
 
 All take turns, round by round. What counts is CPU time, and the fastest round of each: what other programs
 take away from a round is not the codec's. A speed of 1.0 is that of memcpy of the f32 bytes; a goal stands in
-the next column. Values are normally distributed, positive for 0-6-10. `--isa base` times the kernels of another
-instruction set.
+the next column. Values are normally distributed, positive for 0-6-10. `--isa base` times the kernels of
+another instruction set.
 """
 
 from __future__ import annotations

@@ -212,6 +212,7 @@ P = nn.Parameter(torch.ones(3))
     (lambda: up.CompressedAdam([P], lr=float("nan")), ValueError, "lr is nan"),
     (lambda: up.CompressedAdam([P], betas=(0.9, 1.0)), ValueError, r"betas\[1\] is 1.0"),
     (lambda: up.CompressedAdam([P], betas=0.9), TypeError, "betas is 0.9"),
+    (lambda: up.CompressedAdam([P], lr=10**400), ValueError, "lr is inf"),
     (lambda: up.CompressedAdam([P], eps=0), ValueError, "eps is 0.0"),
     (lambda: up.CompressedAdam([P], seed=-1), ValueError, "seed is -1"),
     (lambda: up.CompressedAdam([P], rounding="up"), ValueError, "rounding is 'up'"),
@@ -220,6 +221,22 @@ P = nn.Parameter(torch.ones(3))
 def test_wrong_arguments_are_refused(call, error, text):
     with pytest.raises(error, match=text):
         call()
+
+
+def test_codecs_of_tensors():
+    x = torch.linspace(-3, 3, 600).reshape(20, 30)
+    for codec in (un.codecs.bf16, un.codecs.f169, un.codecs.fp8_e4m3, un.codecs.int8(), un.codecs.int4()):
+        codes = codec.encode(x)
+        assert codes.dtype == getattr(torch, codec.dtype)
+        assert np.array_equal(codes.numpy(), codec.encode(x.numpy()))
+        y = codec.decode(codes, x.shape)
+        assert isinstance(y, torch.Tensor)
+        assert (y - x).abs().max() <= codec.bound(x)
+        assert torch.equal(codec.accumulate(codes, y.clone()), y + y)
+    assert torch.equal(un.codecs.decode(x.bfloat16(), "bf16"), x.bfloat16().float())
+    for bad in (x.t(), x.to("meta"), x.double(), x.to_sparse()):
+        with pytest.raises((TypeError, ValueError)):
+            un.codecs.encode(bad, "bf16")
 
 
 def test_sparse_gradients_are_refused():

@@ -253,7 +253,7 @@ def test_bounds_in_numbers():
     assert un.codecs.f169.bound(0) == 2.0**-40
     assert un.codecs.u0610.bound(1.0, "stochastic") == 2.0**-10
     assert un.codecs.int8().bound(127.0) == 0.5 + 2**-15
-    for value in (math.inf, math.nan, np.float32([1, np.nan]), 65520.0):
+    for value in (math.inf, math.nan, 10**400, np.float32([1, np.nan]), 65520.0):
         assert un.codecs.fp16.bound(value) == math.inf
     assert un.codecs.fp16.bound(np.zeros(0, np.float32)) == 2.0**-25
     x = np.float32([65519.0])

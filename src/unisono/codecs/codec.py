@@ -145,7 +145,7 @@ class Codec:
             finite number.
         """
         stochastic = _stochastic(rounding)
-        largest = float(abs(data)) if isinstance(data, (int, float)) else _largest(data)
+        largest = _magnitude(data) if isinstance(data, (int, float)) else _largest(data)
         if not math.isfinite(largest):
             return math.inf
         if self.block:
@@ -194,6 +194,13 @@ def _stochastic(rounding: str) -> bool:
     if rounding not in _ROUNDINGS:
         raise ValueError(f"rounding is {rounding!r}, expected {' or '.join(map(repr, _ROUNDINGS))}")
     return rounding == "stochastic"
+
+
+def _magnitude(number: float) -> float:
+    try:
+        return float(abs(number))
+    except OverflowError:  # a whole number that f64 does not hold
+        return math.inf
 
 
 def _largest(data: Any) -> float:

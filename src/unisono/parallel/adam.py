@@ -30,8 +30,8 @@ class CompressedAdam(torch.optim.Optimizer):
 
     One pass over a parameter decodes, updates and encodes. Parameters and gradients are float32, in CPU
     memory. The step itself is made with means that are not rounded; only what is kept is. It works on
-    parameters that ZeRO has cut (DTensor), in `up.parallelize` and its checkpoints. The state of a parameter is
-    `step` (f32), `exp_avg` and `exp_avg_sq` (int16, the bits of the codes:
+    parameters that ZeRO has cut (DTensor), in `up.parallelize` and its checkpoints. The state of a parameter
+    is `step` (f32), `exp_avg` and `exp_avg_sq` (int16, the bits of the codes:
     `un.codecs.decode(state["exp_avg"], "1-6-9")`).
 
     Args:
@@ -204,5 +204,7 @@ def _number(value: Any, name: str, least: float, most: float) -> None:
         number = float(value)
     except (TypeError, ValueError):
         raise TypeError(f"{name} is {value!r}, expected a number") from None
+    except OverflowError:  # a whole number that f64 does not hold
+        number = math.inf
     if not least <= number <= most or math.isinf(number):
         raise ValueError(f"{name} is {number}, expected {least}..{most}")
