@@ -11,24 +11,35 @@ const KernelTable& kernels_v4();
 
 namespace {
 
-const KernelTable& choose() {
+struct Runnable {
+  const KernelTable* tables[3];
+  size_t count = 0;
+};
+
+Runnable runnable() {
+  Runnable found{{&kernels_base()}, 1};
 #ifdef UNISONO_HAVE_X86_LEVELS
   __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
+      __builtin_cpu_supports("f16c"))
+    found.tables[found.count++] = &kernels_v3();
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("f16c"))
-    return kernels_v4();
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
-      __builtin_cpu_supports("f16c"))
-    return kernels_v3();
+    found.tables[found.count++] = &kernels_v4();
 #endif
-  return kernels_base();
+  return found;
 }
 
 }  // namespace
 
+std::span<const KernelTable* const> all_kernels() {
+  static const Runnable found = runnable();
+  return {found.tables, found.count};
+}
+
 const KernelTable& kernels() {
-  static const KernelTable& table = choose();
+  static const KernelTable& table = *all_kernels().back();
   return table;
 }
 

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 
+#include "kernels/codec.hpp"
 #include "kernels/dtype.hpp"
 
 namespace unisono {
@@ -27,10 +29,15 @@ struct KernelTable {
   CopyKernel copy;
   ReduceKernel reduce[kDTypeCount][kReduceOpCount];  // nullptr: this pair has no meaning
   ScaleKernel scale[kDTypeCount];
+  CodecKernels codecs[kCodecCount];
+  AdamKernel adam;
 };
 
 // The table for this processor. Throws nothing; a missing pair is a nullptr in it.
 const KernelTable& kernels();
+
+// The tables that this processor can run, the slowest first.
+std::span<const KernelTable* const> all_kernels();
 
 // Whether (dtype, op) has a meaning: complex numbers have no order, floats no bits, integers no mean.
 bool reducible(DType dtype, ReduceOp op);

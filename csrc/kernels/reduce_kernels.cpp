@@ -17,6 +17,10 @@
 #define UNISONO_STRING(a) UNISONO_STRING2(a)
 
 namespace unisono {
+
+// Defined by the compilation of codec_kernels.cpp for the same instruction set.
+void UNISONO_CONCAT(add_codecs_, UNISONO_ISA)(KernelTable& table);
+
 namespace {
 
 // ---- operations on accumulated values --------------------------------------------------------------
@@ -270,6 +274,7 @@ KernelTable make_table() {
   scaler(DType::kF64) = scale<double>;
   scaler(DType::kC64) = scale_complex<float>;
   scaler(DType::kC128) = scale_complex<double>;
+  UNISONO_CONCAT(add_codecs_, UNISONO_ISA)(table);
   return table;
 }
 

@@ -14,6 +14,7 @@ using Address = uintptr_t;
 void bind_engine(nanobind::module_& m);
 void bind_calls(nanobind::module_& m);
 void bind_calibrate(nanobind::module_& m);
+void bind_codecs(nanobind::module_& m);
 void bind_fields(nanobind::module_& m);
 void bind_futures(nanobind::module_& m);
 void bind_memory(nanobind::module_& m);

@@ -146,6 +146,7 @@ NB_MODULE(_native, m) {
   bind_tables(m);
   bind_engine(m);
   bind_calibrate(m);
+  bind_codecs(m);
   bind_fields(m);
   bind_futures(m);
   bind_memory(m);

@@ -47,9 +47,11 @@ _HOMES = {
         "UnisonoError",
     ),
 }
+_ROOMS = ("codecs",)
 _OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
 if TYPE_CHECKING:
+    from unisono import codecs
     from unisono.arrays import empty
     from unisono.backends import is_available
     from unisono.errors import (
@@ -120,6 +122,7 @@ __all__ = [
     "UnisonoError",
     "Work",
     "__version__",
+    "codecs",
     "empty",
     "init_process_group",
     "is_available",
@@ -134,6 +137,8 @@ if not TYPE_CHECKING:  # to a type checker a name that does not exist is an erro
     def __getattr__(name: str) -> Any:
         if name in _OPS:
             value: Any = getattr(import_module("unisono.reduction").ReduceOp, name)
+        elif name in _ROOMS:
+            value = import_module(f"unisono.{name}")
         else:
             home = next((home for home, names in _HOMES.items() if name in names), None)
             if home is None:

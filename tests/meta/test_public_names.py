@@ -50,6 +50,7 @@ PUBLIC = [
     "UnisonoError",
     "Work",
     "__version__",
+    "codecs",
     "empty",
     "init_process_group",
     "is_available",

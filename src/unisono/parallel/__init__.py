@@ -9,6 +9,7 @@
 It speaks `torch.distributed`, so it runs over whatever backend that was given. docs/parallel.md is the guide.
 """
 
+from .adam import CompressedAdam
 from .build import Parameters
 from .layouts.price import Link
 from .layouts.record import Record, record
@@ -21,6 +22,7 @@ from .swap import Swapped
 
 __all__ = [
     "Average",
+    "CompressedAdam",
     "Disk",
     "Host",
     "Link",

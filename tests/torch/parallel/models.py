@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import unisono.parallel as up
+
 VOCABULARY, WIDTH, HEADS, LAYERS, TIME = 128, 32, 4, 4, 16
 TEXT = Path(__file__).resolve().parents[3] / "LICENSE"
 
@@ -145,4 +147,6 @@ def make(name: str) -> nn.Module:
 def optimizer(name: str, parameters: Any) -> torch.optim.Optimizer:
     if name == "sgd":
         return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+    if name == "compressed":
+        return up.CompressedAdam(parameters, lr=1e-3, weight_decay=0.1)
     return torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.1)

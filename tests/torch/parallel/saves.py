@@ -45,7 +45,7 @@ def work(shared: Path, job: dict[str, Any]) -> list[float]:
     run = up.parallelize(
         models.make(job["model"]),
         up.Plan(**job["plan"]),
-        optimizer=lambda p: models.optimizer("adamw", p),
+        optimizer=lambda p: models.optimizer(job.get("optimizer", "adamw"), p),
         loss=case.loss,
     )
     batches = case.batches(STEPS, ROWS)

@@ -1,0 +1,62 @@
+// Codecs: f32 to 8, 16 or 4 bits and back. docs/codecs.md has the exact definition of every format.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace unisono {
+
+// X(enumerator, name, bits of one code). Python reads it through `_native.codecs()`.
+#define UNISONO_CODECS(X) \
+  X(kBF16, "bf16", 16)    \
+  X(kFP16, "fp16", 16)    \
+  X(kE4M3, "fp8_e4m3", 8) \
+  X(kE5M2, "fp8_e5m2", 8) \
+  X(kF169, "1-6-9", 16)   \
+  X(kU0610, "0-6-10", 16) \
+  X(kInt8, "int8", 8)     \
+  X(kInt4, "int4", 4)
+
+enum class Codec : uint8_t {
+#define X(enumerator, name, bits) enumerator,
+  UNISONO_CODECS(X)
+#undef X
+};
+constexpr size_t kCodecCount = static_cast<size_t>(Codec::kInt4) + 1;
+
+// How values are rounded, and in blocks of how many.
+struct Coding {
+  size_t block = 0;  // of int8 and int4: a multiple of 16
+  bool stochastic = false;
+  uint64_t seed = 0;
+  uint64_t first = 0;  // the place of the first value among those that share the seed
+};
+
+// Codes of in[0..n). Answers n, or the place of the first value that the format refuses: then `out` is
+// unfinished. `out` and `in` do not overlap; both may begin at any address.
+using EncodeKernel = size_t (*)(void* out, const float* in, size_t n, const Coding& coding);
+
+// out[i] = value of code i; or that added to out[i].
+using DecodeKernel = void (*)(float* out, const void* in, size_t n, size_t block);
+
+struct CodecKernels {
+  EncodeKernel encode;
+  DecodeKernel decode, accumulate;
+};
+
+// One step of Adam on parameters whose mean is kept in 1-6-9 and whose variance is kept in 0-6-10.
+struct AdamStep {
+  float beta1, beta2, eps;
+  float decay;            // added to the gradient, times the parameter
+  float shrink;           // the parameter times this, first: 1 - lr * decoupled decay
+  float rate;             // lr / (1 - beta1^t)
+  float root_correction;  // 1 / sqrt(1 - beta2^t)
+  bool stochastic_mean;
+  uint64_t seed;
+};
+
+// Answers how many means and variances were too large for their formats; they are the largest numbers now.
+using AdamKernel = size_t (*)(float* parameter, const float* gradient, uint16_t* mean, uint16_t* variance,
+                              size_t n, const AdamStep& step);
+
+}  // namespace unisono

@@ -1,0 +1,128 @@
+// The formats of single numbers, value by value, in a form that compilers turn into vector code: every branch
+// is a choice between two values. Compiled with the kernels for each instruction set.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace unisono {
+namespace {
+
+inline float as_float(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+inline uint32_t as_bits(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+constexpr uint32_t power_of_two(int exponent) { return static_cast<uint32_t>(127 + exponent) << 23; }
+
+constexpr uint32_t kSign = 0x80000000u, kInfinite = 0x7f800000u;
+
+// What stands at the end of a format's range.
+enum class Top { kInfinity, kOneNaN };  // as IEEE 754 has it; or numbers, and one NaN as the largest code
+
+// A sign (or none), `kExponent` bits of exponent, `kFraction` bits of fraction.
+template <class CodeType, int kExponent, int kFraction, int kBias, bool kSigned, Top kTop = Top::kInfinity>
+struct Format {
+  using Code = CodeType;
+  static constexpr bool kHasSign = kSigned;
+  static constexpr int kShift = 23 - kFraction;
+  static constexpr int kSignPlace = kExponent + kFraction;
+  static constexpr uint32_t kMagnitude = (1u << kSignPlace) - 1;
+  static constexpr uint32_t kLowestNormal = power_of_two(1 - kBias);  // as f32
+  static constexpr uint32_t kRebias = static_cast<uint32_t>(127 - kBias) << kFraction;
+  // The first code beyond the largest number.
+  static constexpr uint32_t kBeyond =
+      kTop == Top::kInfinity ? kMagnitude - ((1u << kFraction) - 1) : kMagnitude;
+  static constexpr uint32_t kNaN = kTop == Top::kInfinity ? kBeyond | 1u << (kFraction - 1) : kBeyond;
+  // Subnormal numbers are multiples of 2^kUnit. With f32's exponents they need no care.
+  static constexpr int kUnit = 1 - kBias - kFraction;
+  static constexpr bool kAsF32 = kBias == 127;
+
+  // The code of a magnitude, which may lie beyond the largest number; NaN not yet.
+  static uint32_t nearest(uint32_t magnitude) {
+    const uint32_t even = (magnitude >> kShift) & 1u;
+    const uint32_t normal = ((magnitude + (1u << (kShift - 1)) - 1u + even) >> kShift) - kRebias;
+    if constexpr (kAsF32) return normal;
+    // 2^(kUnit + 23) has 2^kUnit as its last place: the f32 adder rounds.
+    constexpr uint32_t kPlace = power_of_two(kAsF32 ? 0 : kUnit + 23);
+    const uint32_t subnormal = as_bits(as_float(magnitude) + as_float(kPlace)) - kPlace;
+    return magnitude < kLowestNormal ? subnormal : normal;
+  }
+
+  // The same, rounded up in as many cases of `random` as the value is nearer to the upper neighbour.
+  static uint32_t stochastic(uint32_t magnitude, uint32_t random) {
+    const uint32_t normal = ((magnitude + (random & ((1u << kShift) - 1))) >> kShift) - kRebias;
+    if constexpr (kAsF32) return normal;
+    // In units of 2^(kUnit - 16), as a whole number.
+    const uint32_t low = magnitude < kLowestNormal ? magnitude : kLowestNormal;
+    const float scaled = as_float(low) * as_float(power_of_two(kAsF32 ? 0 : 16 - kUnit));
+    const uint32_t subnormal =
+        (static_cast<uint32_t>(static_cast<int32_t>(scaled)) + (random & 0xffffu)) >> 16;
+    return magnitude < kLowestNormal ? subnormal : normal;
+  }
+
+  // With what lies beyond the range, NaN and the sign.
+  static Code finished(uint32_t bits, uint32_t code) {
+    const uint32_t magnitude = bits & ~kSign;
+    code = code < kBeyond ? code : kBeyond;
+    code = magnitude > kInfinite ? kNaN : code;
+    if constexpr (kSigned) code |= (bits & kSign) >> (31 - kSignPlace);
+    return static_cast<Code>(code);
+  }
+
+  static Code encode(float value, uint32_t random, bool rounds_stochastically) {
+    const uint32_t bits = as_bits(value), magnitude = bits & ~kSign;
+    return finished(bits, rounds_stochastically ? stochastic(magnitude, random) : nearest(magnitude));
+  }
+
+  static float decode(Code given) {
+    const uint32_t code = given, magnitude = code & kMagnitude;
+    uint32_t bits = (magnitude << kShift) + (kRebias << kShift);
+    if constexpr (!kAsF32) {
+      const float unit = as_float(power_of_two(kUnit > -127 ? kUnit : 0));
+      const uint32_t subnormal = as_bits(static_cast<float>(static_cast<int32_t>(magnitude)) * unit);
+      bits = magnitude < (1u << kFraction) ? subnormal : bits;
+      constexpr uint32_t kFractionMask = (1u << kFraction) - 1;
+      if constexpr (kTop == Top::kInfinity)
+        bits = magnitude < kBeyond ? bits : kInfinite | (magnitude & kFractionMask) << kShift;
+      else
+        bits = magnitude < kBeyond ? bits : kInfinite | 0x400000u;
+    }
+    if constexpr (kSigned) bits |= (code << (31 - kSignPlace)) & kSign;
+    return as_float(bits);
+  }
+};
+
+using BFloat16 = Format<uint16_t, 8, 7, 127, true>;
+using Half = Format<uint16_t, 5, 10, 15, true>;
+using E4M3 = Format<uint8_t, 4, 3, 7, true, Top::kOneNaN>;
+using E5M2 = Format<uint8_t, 5, 2, 15, true>;
+using F169 = Format<uint16_t, 6, 9, 31, true>;
+using U0610 = Format<uint16_t, 6, 10, 51, false>;
+
+// Random bits of value `j` under a seed: a function of the two, so that any part of an array can be rounded
+// alone. A key for each 1024 values (splitmix64), a 32-bit hash of the place in them (lowbias32).
+constexpr uint64_t kKeyed = 1024;
+
+constexpr uint64_t mixed(uint64_t x) {
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+constexpr uint64_t key_of(uint64_t seed, uint64_t j) { return mixed(mixed(seed) + j / kKeyed); }
+
+inline uint32_t random_bits(uint32_t low, uint32_t high, uint32_t place) {
+  uint32_t x = low + place;
+  x = (x ^ (x >> 16)) * 0x7feb352du;
+  x = (x ^ (x >> 15) ^ high) * 0x846ca68bu;
+  return x ^ (x >> 16);
+}
+
+}  // namespace
+}  // namespace unisono

@@ -1,0 +1,92 @@
+// Binds the kernels of codecs and of Adam with compressed state.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+
+#include "kernels/reduce.hpp"
+#include "python/bindings.hpp"
+
+namespace nb = nanobind;
+using namespace unisono;
+
+namespace {
+
+const KernelTable& table_of(const std::string& isa) {
+  if (isa.empty()) return kernels();
+  for (const KernelTable* table : all_kernels())
+    if (isa == table->isa) return *table;
+  throw nb::value_error("this processor has no such instruction set");
+}
+
+const CodecKernels& codec_of(int codec, const std::string& isa) {
+  if (codec < 0 || static_cast<size_t>(codec) >= kCodecCount) throw nb::value_error("no such codec");
+  return table_of(isa).codecs[static_cast<size_t>(codec)];
+}
+
+size_t encode_values(int codec, size_t block, Address out, Address in, size_t numel, bool stochastic,
+                     uint64_t seed, uint64_t first, const std::string& isa) {
+  const CodecKernels& kernels = codec_of(codec, isa);
+  const nb::gil_scoped_release no_gil;
+  return kernels.encode(reinterpret_cast<void*>(out), reinterpret_cast<const float*>(in), numel,
+                        {block, stochastic, seed, first});
+}
+
+void decode_values(int codec, size_t block, Address out, Address in, size_t numel, bool accumulate,
+                   const std::string& isa) {
+  const CodecKernels& kernels = codec_of(codec, isa);
+  const nb::gil_scoped_release no_gil;
+  (accumulate ? kernels.accumulate : kernels.decode)(reinterpret_cast<float*>(out),
+                                                     reinterpret_cast<const void*>(in), numel, block);
+}
+
+size_t adam_step(Address parameter, Address gradient, Address mean, Address variance, size_t numel,
+                 AdamStep step, const std::string& isa) {
+  const KernelTable& table = table_of(isa);
+  const nb::gil_scoped_release no_gil;
+  return table.adam(reinterpret_cast<float*>(parameter), reinterpret_cast<const float*>(gradient),
+                    reinterpret_cast<uint16_t*>(mean), reinterpret_cast<uint16_t*>(variance), numel, step);
+}
+
+}  // namespace
+
+void bind_codecs(nb::module_& m) {
+  m.def(
+      "codecs",
+      [] {
+        return std::vector<std::tuple<std::string, size_t>>{
+#define X(enumerator, name, bits) {name, bits},
+            UNISONO_CODECS(X)
+#undef X
+        };
+      },
+      "Codecs as (name, bits of a code); a codec's number is its place in this list.");
+  m.def(
+      "isas",
+      [] {
+        std::vector<std::string> names;
+        for (const KernelTable* table : all_kernels()) names.emplace_back(table->isa);
+        return names;
+      },
+      "The instruction sets whose kernels this processor runs, the slowest first.");
+  m.def("codec_encode", &encode_values, nb::arg("codec"), nb::arg("block"), nb::arg("out"), nb::arg("in_"),
+        nb::arg("numel"), nb::arg("stochastic"), nb::arg("seed"), nb::arg("first"), nb::arg("isa") = "",
+        "Encodes f32; the number of values, or the place of the first that the format refuses.");
+  m.def("codec_decode", &decode_values, nb::arg("codec"), nb::arg("block"), nb::arg("out"), nb::arg("in_"),
+        nb::arg("numel"), nb::arg("accumulate"), nb::arg("isa") = "", "Decodes into f32, or adds to it.");
+  m.def(
+      "adam",
+      [](Address parameter, Address gradient, Address mean, Address variance, size_t numel, float beta1,
+         float beta2, float eps, float decay, float shrink, float rate, float root_correction,
+         bool stochastic_mean, uint64_t seed, const std::string& isa) {
+        return adam_step(parameter, gradient, mean, variance, numel,
+                         {beta1, beta2, eps, decay, shrink, rate, root_correction, stochastic_mean, seed},
+                         isa);
+      },
+      nb::arg("parameter"), nb::arg("gradient"), nb::arg("mean"), nb::arg("variance"), nb::arg("numel"),
+      nb::kw_only(), nb::arg("beta1"), nb::arg("beta2"), nb::arg("eps"), nb::arg("decay"), nb::arg("shrink"),
+      nb::arg("rate"), nb::arg("root_correction"), nb::arg("stochastic_mean"), nb::arg("seed"),
+      nb::arg("isa") = "",
+      "One step of Adam, mean in 1-6-9, variance in 0-6-10; how many of them were too large.");
+}
