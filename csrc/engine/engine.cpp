@@ -410,12 +410,6 @@ void Engine::remark(uint64_t seq, const std::string& text) {
   if (control_) control_->announce();
 }
 
-std::optional<std::pair<uint64_t, std::string>> Engine::remark_of(int rank) {
-  const Remark& remark = world_.cell(rank).remark;
-  if (remark.state.load(std::memory_order_acquire) != 2) return std::nullopt;
-  return std::pair(remark.seq, std::string(remark.text));
-}
-
 void Engine::abort(Fault fault) {
   Waiter waiter(world_, peers_, rank_, &RankCell::collective_event, patience_);
   waiter.begin(world_.cell(rank_).started.load(std::memory_order_relaxed), 0, INT64_MAX);

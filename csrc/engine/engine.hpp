@@ -119,8 +119,6 @@ class Engine {
 
   // Tells the others what this rank knows of the fault that ended the group; only the first word counts.
   void remark(uint64_t seq, const std::string& text);
-  // What a rank had to say: (operation, text).
-  std::optional<std::pair<uint64_t, std::string>> remark_of(int rank);
 
   // The fault that aborted the group; kind kNone while there is none.
   Fault fault() const { return world_.fault(); }

@@ -113,6 +113,12 @@ void World::take_status(int rank, const RankStatus& standing) {
   write_status(cell(rank), standing);
 }
 
+RankStatus World::status_of(int rank) {
+  if (near(rank)) return read_status(cell(rank));
+  const std::lock_guard lock(remote_status_mutex_);
+  return read_status(cell(rank));
+}
+
 void World::wake_all() {
   for (int rank = 0; rank < ranks(); ++rank) {
     if (!near(rank)) continue;

@@ -63,6 +63,8 @@ class World {
   uint64_t find(int rank, uint64_t fingerprint);
   // Takes over what a rank of another host told; several threads of this one hear of it.
   void take_status(int rank, const RankStatus& standing);
+  // Where a rank stands, and its newest operations.
+  RankStatus status_of(int rank);
   // How this process gets at the memory of a rank of this host; maps its arena once it has told of one.
   PeerMemory memory_of(int rank);
   // Tells the others of this process's arena, if it has one: before a message, or a place for one, is told.

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from hashlib import blake2b
 
+from unisono._native import CallRecord
 from unisono.buffers import DTYPES, ITEMSIZES
 from unisono.diagnosis.report import Called
 from unisono.kinds import KINDS, kind_of
@@ -28,22 +29,22 @@ def kind_name(kind: int) -> str:
     return KINDS[kind] if kind < len(KINDS) else f"unknown call {kind}"
 
 
-def called(call: tuple[int, int, int, int, int, int]) -> Called:
-    """Words for the numbers by which the engine remembers a call: kind, dtype, op, root, numel, algorithm."""
-    kind, dtype, op, root, numel, algorithm = call
-    name = kind_name(kind)
+def called(call: CallRecord) -> Called:
+    """The call that the engine remembers in numbers, as error texts show it."""
+    name = kind_name(call.kind)
     if name not in KINDS:
         return Called(name, ())
     if name == "subgroup":
-        return Called(name, (_ranks(numel, root),))
+        return Called(name, (_ranks(call.numel, call.root),))
     contract = CONTRACTS[kind_of(name).plan]
-    arguments = _buffers(name, dtype, numel)
+    arguments = _buffers(name, call.dtype, call.numel)
     if contract.reduces and name != "barrier":
-        arguments.append(PremulSum(1.0).name if op == PremulSum(1.0).value else ReduceOp(op).name)
+        premultiplied = call.op == PremulSum(1.0).value
+        arguments.append(PremulSum(1.0).name if premultiplied else ReduceOp(call.op).name)
     if contract.rooted:
-        arguments.append(f"root={root}")
+        arguments.append(f"root={call.root}")
     names = algorithm_names()
-    arguments.append(f"algorithm={names[algorithm] if algorithm < len(names) else OWN}")
+    arguments.append(f"algorithm={names[call.algorithm] if call.algorithm < len(names) else OWN}")
     return Called(name, tuple(arguments))
 
 

@@ -688,7 +688,7 @@ class Group(_native.Calls):
     def last_seen(self, rank: int) -> str:
         """Where a rank was, as error texts say it: "in barrier #40", "after barrier #40"."""
         rank = self._planner.member("last_seen", rank)
-        return last_seen(self._planner.engine, rank)
+        return last_seen(self._planner.engine.record_of(rank))
 
     def abort(self) -> None:
         """End every operation of the group, on every rank, with an error; then only `close` works."""
@@ -717,7 +717,7 @@ class Group(_native.Calls):
 
     def _unheard(self) -> BaseException | None:
         """What ended an asynchronous collective, when no call and no wait has raised it yet."""
-        if self.closed or self._planner.told or not self._planner.engine.fault()[0]:
+        if self.closed or self._planner.told or not self._planner.engine.faulted:
             return None
         works = self._works
         if any(work.heard for work in works):

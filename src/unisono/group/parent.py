@@ -43,10 +43,10 @@ class Parent:
         """
         planner = self._planner
         engine = planner.engine
-        if engine.fault()[0]:
+        if engine.faulted:
             raise planner.failure(self._operation, planner.timeout_s, engine)
         found = engine.lacking(self._ranks, self._needed, False)
-        if found[0]:
+        if found is not None:
             raise error(read(planner.scene(engine, self._operation, planner.timeout_s), found))
 
     def abort(self) -> None:

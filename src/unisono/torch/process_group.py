@@ -341,7 +341,7 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
 
     def _close(self) -> None:
         """Close the half that moves CPU memory."""
-        healthy = not self._group.closed and not self._group._planner.engine.fault()[0]
+        healthy = not self._group.closed and not self._group._planner.engine.faulted
         try:
             self._finalizer()
         finally:
