@@ -163,9 +163,9 @@ void give_up(Region& region, int place, std::string_view why) {
   write_remark(cell, kLeaving, why);
   cell.set_process(identity());
   cell.left.store(1, std::memory_order_seq_cst);
-  for (int mate = 0; mate < static_cast<int>(region.ranks()); ++mate) {
-    notify_sleepers(region.cell(mate).collective_event);
-    notify_sleepers(region.cell(mate).message_event);
+  for (int place = 0; place < static_cast<int>(region.ranks()); ++place) {
+    notify_sleepers(region.cell(place).collective_event);
+    notify_sleepers(region.cell(place).message_event);
   }
 }
 

@@ -594,15 +594,15 @@ Call BoundCall::call(double timeout_s) const {
   if (!together)
     return operation.call(root, numel, factor, timeout_s,
                           {chunks(operation, Space::kOut, out), chunks(operation, Space::kIn, given)});
-  auto luggage = std::make_shared<Luggage>();
-  luggage->out = Packing(out, itemsize(operation.dtype));
-  luggage->in = Packing(given, itemsize(operation.dtype));
-  const auto cut = [&](Space space, const Packing& packed) {
-    return operation.cut(space, reinterpret_cast<Address>(packed.data()), packed.numel());
+  auto packed = std::make_shared<PackedBuffers>();
+  packed->out = Packing(out, itemsize(operation.dtype));
+  packed->in = Packing(given, itemsize(operation.dtype));
+  const auto cut = [&](Space space, const Packing& side) {
+    return operation.cut(space, reinterpret_cast<Address>(side.data()), side.numel());
   };
   Call made = operation.call(root, numel, factor, timeout_s,
-                             {cut(Space::kOut, luggage->out), cut(Space::kIn, luggage->in)});
-  made.luggage = std::move(luggage);
+                             {cut(Space::kOut, packed->out), cut(Space::kIn, packed->in)});
+  made.packed = std::move(packed);
   return made;
 }
 

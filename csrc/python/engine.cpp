@@ -21,7 +21,7 @@ namespace {
 
 constexpr Nanoseconds kComeOut = 5'000'000'000;
 
-// Tells the others which exception a signal handler has raised. Ctrl-C needs no words.
+// Reports to the others which exception a signal handler has raised. Ctrl-C needs no text.
 void tell_cause(Engine& engine) {
   if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) != 0) return;
   nb::python_error raised;
@@ -30,7 +30,7 @@ void tell_cause(Engine& engine) {
     auto text = nb::cast<std::string>(why(raised.value()));
     if (text.empty()) text = nb::cast<std::string>(raised.type().attr("__name__"));  // such as SystemExit(0)
     engine.remark(kLeaving, text);
-  } catch (const nb::python_error&) {  // at the interpreter's end: then nobody is told more
+  } catch (const nb::python_error&) {  // at the interpreter's end: nothing more is reported
   }
   raised.restore();
 }
@@ -241,7 +241,7 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro("issued", &Engine::issued, "Collectives issued up to now.")
       .def_prop_ro("opened", &Engine::opened, "Messages of peers that this rank has read where they lay.")
       .def("remark", &Engine::remark, nb::arg("seq"), nb::arg("text"),
-           "Tells the others what this rank knows of the fault; only the first word counts.")
+           "Reports to the others what this rank knows of the fault; only the first report counts.")
       .def("abort", &abort_group)
       .def("close_copies", &Engine::close_copies,
            "In a fork's child: closes its copies of the connections to other hosts.")

@@ -39,7 +39,7 @@ Parser = Callable[[str], Any]
 INT32_MAX = 2**31 - 1
 ELSEWHERE = {"UNISONO_SANITIZED"}  # set by tools/sanitize.sh for the tests
 SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-TRUE_WORDS, FALSE_WORDS = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
+TRUE, FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 REPLACEABLE = ("gloo",)
 """Backends of PyTorch whose place Unisono can take."""
 
@@ -72,10 +72,10 @@ def parse_size(text: str) -> int:
 
 
 def _flag(text: str) -> bool:
-    word = text.strip().lower()
-    if word not in TRUE_WORDS + FALSE_WORDS:
+    given = text.strip().lower()
+    if given not in TRUE + FALSE:
         raise ValueError("1 or 0")
-    return word in TRUE_WORDS
+    return given in TRUE
 
 
 def _endpoint(text: str) -> tuple[str, int]:

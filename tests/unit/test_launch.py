@@ -160,7 +160,7 @@ def test_sigkill_is_repeated_and_given_up_after_a_minute_of_it() -> None:
     while not ending.in_vain:
         assert ending.due is not None and ending.pop(ending.due) == signal.SIGKILL
         kills += 1
-        if ending.to_be_told():
+        if ending.to_be_reported():
             told_after.append(kills)
     assert told_after == [20] and kills == LEAVE_S / 0.5
 

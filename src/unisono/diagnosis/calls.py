@@ -1,4 +1,4 @@
-"""Calls and messages in words, and which ranks called something else than most. Knows no engine."""
+"""Calls and messages as text, and which ranks called something else than most. Knows no engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ from unisono.kinds import KINDS, kind_of
 from unisono.plans import CONTRACTS, algorithm_names
 from unisono.reduction import PremulSum, ReduceOp
 
-__all__ = ["KIND_SHIFT", "called", "kind_name", "message_text", "odd_ones", "said_of_list", "said_of_ranks"]
+__all__ = [
+    "KIND_SHIFT",
+    "called",
+    "kind_name",
+    "message_text",
+    "number_of_list",
+    "number_of_ranks",
+    "odd_ones",
+]
 
 _LISTED = 8  # ranks of a subgroup that a call's number has room for, a byte each
 _HASH_BYTES = 6
@@ -59,20 +67,20 @@ def _buffers(name: str, dtype: int, numel: int) -> list[str]:
 
 
 def message_text(form: int, nbytes: int) -> str:
-    """A message in words. form: the code of its dtype, and above that 1 where it is part of an object."""
+    """A message as text. form: the code of its dtype, and above that 1 where it is part of an object."""
     dtype, is_object = form & ((1 << KIND_SHIFT) - 1), form >> KIND_SHIFT
     if not is_object:
         return f"{DTYPES[dtype]}[{nbytes // ITEMSIZES[dtype]}]"
     return "an object" if DTYPES[dtype] == "int64" else f"{nbytes} bytes of an object"
 
 
-def said_of_list(buffers: Sequence[tuple[int, int]]) -> int:
+def number_of_list(buffers: Sequence[tuple[int, int]]) -> int:
     """The number that stands for a list of (dtype, numel) in its order: their count above, a hash below."""
     numbers = array("q", [number for pair in buffers for number in pair])
     return min(len(buffers), 0xFFFF) << 8 * _HASH_BYTES | _hash(numbers)
 
 
-def said_of_ranks(ranks: Sequence[int]) -> int:
+def number_of_ranks(ranks: Sequence[int]) -> int:
     """The number that stands for a list of ranks in its order: they themselves where it has room, or a hash.
 
     Example: [2, 0] -> 0x0103
@@ -82,9 +90,9 @@ def said_of_ranks(ranks: Sequence[int]) -> int:
     return _hash(array("q", ranks))
 
 
-def _ranks(said: int, count: int) -> str:
-    """The ranks in `said_of_ranks`, or how many they are."""
-    listed = [byte - 1 for byte in said.to_bytes(8, "little") if byte]
+def _ranks(number: int, count: int) -> str:
+    """The ranks in `number_of_ranks`, or how many they are."""
+    listed = [byte - 1 for byte in number.to_bytes(8, "little") if byte]
     return str(listed) if len(listed) == count <= _LISTED else f"{count} ranks"
 
 

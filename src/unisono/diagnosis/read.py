@@ -19,7 +19,7 @@ from unisono.limits import described
 __all__ = ["Scene", "last_seen", "read", "read_late", "read_nothing_came", "tell_cause"]
 
 REMARK_PATIENCE_S = 0.5
-"""How long a rank that reports a mismatch waits for the others to say where they are."""
+"""How long a rank that reports a mismatch waits for the others to report where they are."""
 
 LEAVING_PATIENCE_S = 2.0
 """How long a survivor waits for the end of a process that leaves because of an exception."""
@@ -124,7 +124,7 @@ def _report_unexpected(
 
 
 def tell_cause(engine: _native.Engine, cause: str) -> None:
-    """Tell the others of the exception that makes this rank leave, unless they have a fault to report."""
+    """Report to the others the exception that makes this rank leave, unless there is a fault already."""
     if not engine.faulted:
         engine.remark(LEAVING, cause)
 
@@ -191,7 +191,7 @@ def _called(call: CallRecord | None) -> Called | None:
 
 
 def _cause(record: RankRecord) -> str:
-    """The exception that made a rank leave; "" where it told none."""
+    """The exception that made a rank leave; "" where it reported none."""
     return record.remark if record.remarked and record.remark_seq == LEAVING else ""
 
 
@@ -249,11 +249,11 @@ def _mismatch(scene: Scene, fault: FaultRecord) -> FaultReport:
     scene.engine.remark(seq, scene.called_at or site())
     first = _first_difference(fault)
     there = [each.rank for each in fault.ranks if each.call(first) is not None]
-    told = _after_remarks(scene, there)
-    calls = {_called(told.ranks[rank].call(first)) for rank in there}
+    reported = _after_remarks(scene, there)
+    calls = {_called(reported.ranks[rank].call(first)) for rank in there}
     misfit = fault.misfit
     sizes = _sizes(fault) if len(calls) == 1 and misfit.seq == first else None
-    return _report(scene, "mismatch", told, sequence=first, sizes=sizes)
+    return _report(scene, "mismatch", reported, sequence=first, sizes=sizes)
 
 
 def _sizes(fault: FaultRecord) -> SizeFault:
@@ -308,8 +308,8 @@ def _message_mismatch(scene: Scene, fault: FaultRecord) -> FaultReport:
         operation = scene.operation.partition("(")[0]
         receiving = operation in ("recv", "irecv", "sendrecv", "batch", "recv_object")
         scene.engine.remark(0, f"{operation} at {scene.called_at or site()}" if receiving else "")
-    told = _after_remarks(scene, (fault.by,))
-    receiver, misfit = told.ranks[fault.by], fault.misfit
+    reported = _after_remarks(scene, (fault.by,))
+    receiver, misfit = reported.ranks[fault.by], fault.misfit
     message = MessageFault(
         fault.about,
         fault.by,
@@ -319,7 +319,7 @@ def _message_mismatch(scene: Scene, fault: FaultRecord) -> FaultReport:
         misfit.got_form >> KIND_SHIFT != misfit.wanted_form >> KIND_SHIFT,
         receiver.remark if receiver.remarked and receiver.remark_seq == 0 else "",
     )
-    return _report(scene, "mismatch", told, message=message)
+    return _report(scene, "mismatch", reported, message=message)
 
 
 def _first_difference(fault: FaultRecord) -> int:

@@ -36,7 +36,7 @@ def error(report: FaultReport) -> GroupError:
 
 
 def text(report: FaultReport, *, for_all: bool = False) -> str:
-    """A report in words.
+    """A report as text.
 
     Args:
         for_all: it stands for all ranks that reported the same, and does not name the one it came from.

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from unisono import _native
 from unisono.buffers import DTYPES, ITEMSIZES, view
 from unisono.checking import listed
-from unisono.diagnosis.calls import said_of_list
+from unisono.diagnosis.calls import number_of_list
 from unisono.group.layout import SIDES, Extents, spread, two_sides
 from unisono.group.planning import Planner, named
 from unisono.reduction import Op, PremulSum
@@ -99,7 +99,7 @@ def _bind(
     root: int,
     reproducible: bool,
 ) -> list[_native.BoundCall]:
-    said = said_of_list([(piece.dtype, piece.numel) for piece in pieces])
+    said = number_of_list([(piece.dtype, piece.numel) for piece in pieces])
     counts = _block_counts(collective, planner.size)
     factor = op.factor if isinstance(op, PremulSum) else 1.0
     note = partial(_listed, pieces)

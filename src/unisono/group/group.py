@@ -715,12 +715,12 @@ class Group(_native.Calls):
         finally:
             self._release()
 
-    def _unheard(self) -> BaseException | None:
+    def _unreported(self) -> BaseException | None:
         """What ended an asynchronous collective, when no call and no wait has raised it yet."""
-        if self.closed or self._planner.told or not self._planner.engine.faulted:
+        if self.closed or self._planner.reported or not self._planner.engine.faulted:
             return None
         works = self._works
-        if any(work.heard for work in works):
+        if any(work.raised for work in works):
             return None
         return next((error for work in works if (error := work.exception()) is not None), None)
 
@@ -741,8 +741,8 @@ class Group(_native.Calls):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close; when the block ended well, raise the error of asynchronous work that nobody heard of."""
-        unheard = self._unheard() if kind is None else None
+        """Close; when the block ended well, raise the error of asynchronous work that no wait has raised."""
+        unheard = self._unreported() if kind is None else None
         self._leave(error)  # not what a handler around the block has caught before
         if unheard is not None:
             raise unheard

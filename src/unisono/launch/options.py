@@ -244,13 +244,13 @@ def _token(args: argparse.Namespace, environ: Mapping[str, str], nnodes: int, no
     )
 
 
-def _number(flag: str, text: str, low: int, high: int, words: str = "") -> int:
+def _number(flag: str, text: str, low: int, high: int, note: str = "") -> int:
     try:
         value = int(text)
     except ValueError:
         value = low - 1
     if not low <= value <= high:
-        expected = (f"{low}..{high}" if high > low else str(low)) + words
+        expected = (f"{low}..{high}" if high > low else str(low)) + note
         raise LaunchError(message(f"{flag} does not fit", observed=repr(text), expected=expected))
     return value
 

@@ -6,7 +6,7 @@ Three kernel facts do the work:
 - PR_SET_PDEATHSIG: a rank gets SIGKILL when its parent dies, whatever the parent died of.
 - PR_SET_CHILD_SUBREAPER: orphans below us become our children, also daemonized ones.
 - A process number is not given away again before its parent has reaped it, so signalling
-  our own un-reaped children never hits a stranger.
+  our own un-reaped children never reaches another process.
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ def signal_strays(number: int, waited_s: float) -> None:
 
 def _is_tracker(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/cmdline", "rb") as words:
-            return b"multiprocessing.resource_tracker" in words.read()
+        with open(f"/proc/{pid}/cmdline", "rb") as cmdline:
+            return b"multiprocessing.resource_tracker" in cmdline.read()
     except OSError:
         return False
 
@@ -187,7 +187,7 @@ class Escalation:
     def __init__(self, *steps: tuple[float, signal.Signals]) -> None:
         self._steps = collections.deque(steps)
         self._killed = False
-        self._told = False
+        self._reported = False
         self._killing_s = 0.0  # delays that have passed since the first SIGKILL
         self.due = time.monotonic() + steps[0][0] if steps else None  # when the next is (monotonic seconds)
 
@@ -213,11 +213,11 @@ class Escalation:
         """Who is left by now is to be left alone."""
         return self._killing_s >= LEAVE_S
 
-    def to_be_told(self) -> bool:
+    def to_be_reported(self) -> bool:
         """Whether SIGKILL has had no effect for so long that it should be said. True once."""
-        if self._told or self._killing_s < TELL_S:
+        if self._reported or self._killing_s < TELL_S:
             return False
-        self._told = True
+        self._reported = True
         return True
 
 

@@ -304,15 +304,15 @@ class Supervisor:
 
     def _give_up_on_undying(self, ending: Escalation) -> None:
         """Name who does not die of SIGKILL; after a minute of that, go without them."""
-        to_be_told = ending.to_be_told()
-        if not to_be_told and not ending.in_vain:
+        to_be_reported = ending.to_be_reported()
+        if not to_be_reported and not ending.in_vain:
             return
         self._reap()
         ranks = [f"rank {rank.rank}, {undying(rank.pid)}" for rank in self._living()]
         names = "; ".join(ranks or map(undying, children()))
         if not names:
             return
-        if to_be_told:
+        if to_be_reported:
             self._say(
                 f"SIGKILL has not ended {names} within {TELL_S:g} s: it waits in the kernel (state D) or is"
                 " another user's"
