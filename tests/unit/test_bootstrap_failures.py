@@ -137,7 +137,7 @@ def test_without_rank_0_those_who_did_not_come_either_are_named() -> None:
     for heard in made([1, 3], size=4, timeout_s=0.5):
         assert isinstance(heard, un.RendezvousError)
         assert "rank 0 did not publish who is in the group" in str(heard)
-        assert "no word of rank 2 either" in str(heard)
+        assert "no card of rank 2 either" in str(heard)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -18,11 +18,10 @@ import pytest
 import inside
 from loops import each
 from unisono.errors import LaunchError
-from unisono.launch.board import StatusBoard, tell
 from unisono.launch.console import LONGEST_LINE_NBYTES, RankStream, Screen, Streams, prefix_of
-from unisono.launch.job import Assignment, Job, rank_environment
-from unisono.launch.options import add_arguments, job_from
-from unisono.launch.process import LEAVE_S, Escalation
+from unisono.launch.job import Assignment, Job, add_arguments, job_from, rank_environment
+from unisono.launch.process import LEAVE_S, Escalation, StatusBoard
+from unisono.launch.supervisor import tell
 
 # --- flags ---------------------------------------------------------------------------------------------
 

@@ -16,10 +16,11 @@ import subprocess
 import time
 from collections.abc import Mapping
 
+import msgspec
+
 from unisono import env
-from unisono.launch.board import StatusBoard, shared_file, tell
 from unisono.launch.console import Screen, Streams
-from unisono.launch.failures import Failures, Rank
+from unisono.launch.failures import Failures, Rank, exit_status, signal_name
 from unisono.launch.job import Assignment, Job, rank_environment, usable_cores
 from unisono.launch.process import (
     AFTER_FAILURE_S,
@@ -28,19 +29,20 @@ from unisono.launch.process import (
     STRAYS_IN_A_HURRY_S,
     TELL_S,
     Escalation,
+    StatusBoard,
     become_subreaper,
     children,
     end_children,
     ends_of_strays,
+    shared_file,
     signal_rank,
     signal_strays,
     start,
     undying,
 )
-from unisono.launch.summary import exit_status, signal_name
 from unisono.limits import described, is_limit
 
-__all__ = ["FORWARDED", "STOPPING", "Supervisor"]
+__all__ = ["FORWARDED", "STOPPING", "Supervisor", "tell"]
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # they end the job
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)  # they are the ranks' business
@@ -364,3 +366,14 @@ class Supervisor:
 
     def _say(self, text: str) -> None:
         self._screen.say(f"unisono run: {text}")
+
+
+def tell(fd: int, record: Mapping[str, object]) -> None:
+    """Write one line, the whole of it: a signal ends the write of a long one half way.
+
+    Raises:
+        OSError: nobody reads any more.
+    """
+    rest = memoryview(msgspec.json.encode(record) + b"\n")
+    while rest:
+        rest = rest[os.write(fd, rest) :]
