@@ -132,7 +132,7 @@ class Engine {
   void refresh();
   // In a fork's child: closes its copies of the connections. Takes no lock: its owner was left behind.
   void close_copies();
-  // Threads of the caller that are in a call; whoever leaves gives them a moment to come out.
+  // Threads of the caller that are in a call; `leave` gives them a moment to return.
   std::atomic<int> callers{0};
   // Of those calls the ones of the main thread whose signal handler runs now: they end after it only.
   std::atomic<int> handling{0};

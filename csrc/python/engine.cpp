@@ -19,7 +19,7 @@ using namespace unisono;
 
 namespace {
 
-constexpr Nanoseconds kComeOut = 5'000'000'000;
+constexpr Nanoseconds kReturn = 5'000'000'000;
 
 // Reports to the others which exception a signal handler has raised. Ctrl-C needs no text.
 void tell_cause(Engine& engine) {
@@ -101,11 +101,11 @@ Probed probe(Engine& engine, int peer, int tag, double timeout_s) {
 void leave(Engine& engine) {
   const nb::gil_scoped_release no_gil;
   engine.leave();
-  // A thread that is still in a call needs the GIL to come out of it, which it cannot get once the
+  // A thread that is still in a call needs the GIL to return from it, which it cannot get once the
   // interpreter ends: give it a moment. A call of this thread ends only after its signal handler.
   if (engine.within()) return;
   const int own = getpid() == gettid() ? engine.handling.load(std::memory_order_relaxed) : 0;
-  const Nanoseconds end = later(kComeOut);
+  const Nanoseconds end = later(kReturn);
   while (engine.callers.load(std::memory_order_relaxed) > own && now_ns() < end) usleep(200);
 }
 

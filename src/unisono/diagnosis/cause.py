@@ -35,10 +35,10 @@ def why(error: BaseException | None) -> str:
             return ""
         if type(error.code) is int:  # as multiprocessing's ways of reporting an error end a process
             error = error.__context__ or error
-    said = ""
+    first_line = ""
     with contextlib.suppress(Exception):  # attributes of a class of the caller's
-        said = _text(error).strip().partition("\n")[0]
-    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
+        first_line = _text(error).strip().partition("\n")[0]
+    text = f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
     encoded = text.encode("utf-8", "replace")
     if len(encoded) <= MOST_BYTES:
         return encoded.decode()

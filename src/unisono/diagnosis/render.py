@@ -14,11 +14,11 @@ __all__ = ["error", "signal_name", "text"]
 
 def error(report: FaultReport) -> GroupError:
     """The exception for a fault; it carries the report."""
-    said = text(report)
+    headline = text(report)
     if report.kind in ("peer_lost", "peer_left", "host_silent"):
         assert report.rank is not None
         return PeerLost(
-            said,
+            headline,
             rank=report.rank,
             pid=report.pid,
             signal=report.signal,
@@ -32,7 +32,7 @@ def error(report: FaultReport) -> GroupError:
         "late": Timeout,
         "nothing_came": Timeout,
     }
-    return kinds.get(report.kind, Aborted)(said, report=report)
+    return kinds.get(report.kind, Aborted)(headline, report=report)
 
 
 def text(report: FaultReport, *, for_all: bool = False) -> str:
@@ -83,14 +83,14 @@ def _interrupted(report: FaultReport, where: str) -> str:
 
 
 def _no_memory(report: FaultReport, where: str) -> str:
-    said = f"{_doing(report)} failed: rank {report.found_by} ran out of memory"
-    return message(said, where=where, observed=report.detail)
+    headline = f"{_doing(report)} failed: rank {report.found_by} ran out of memory"
+    return message(headline, where=where, observed=report.detail)
 
 
 def _aborted(report: FaultReport, where: str) -> str:
-    said = f"{_doing(report)} failed: rank {report.found_by} aborted the group{_because(report.cause)}"
+    headline = f"{_doing(report)} failed: rank {report.found_by} aborted the group{_because(report.cause)}"
     known = report.cause or report.found_by == report.reporter
-    return message(said, where=where, remedy="" if known else f"Look at rank {report.found_by}'s output.")
+    return message(headline, where=where, remedy="" if known else f"Look at rank {report.found_by}'s output.")
 
 
 def _bad_frame(report: FaultReport, where: str) -> str:

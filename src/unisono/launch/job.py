@@ -349,7 +349,7 @@ def _tls(environ: Mapping[str, str]) -> bool:
 
 
 def _check_environment(job: Job, environ: Mapping[str, str]) -> None:
-    """Read what the ranks will read: what is malformed is said here, once, and not by every rank."""
+    """Read what the ranks will read: a malformed variable is reported here, once, and not by every rank."""
     nowhere = Assignment("127.0.0.1:1", 1, 0, job.world_size)
     try:
         env.read(rank_environment(job, 0, environ, assignment=nowhere, status_fd=0))

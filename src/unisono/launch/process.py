@@ -237,7 +237,7 @@ class Escalation:
         return self._killing_s >= LEAVE_S
 
     def to_be_reported(self) -> bool:
-        """Whether SIGKILL has had no effect for so long that it should be said. True once."""
+        """Whether SIGKILL has had no effect for so long that it should be reported. True once."""
         if self._reported or self._killing_s < TELL_S:
             return False
         self._reported = True

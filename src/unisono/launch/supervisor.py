@@ -58,7 +58,7 @@ class Supervisor:
     def __init__(self, job: Job, base: Mapping[str, str], front_fd: int, news_fd: int = -1) -> None:
         self._job = job
         self._base = base
-        self._news_fd = news_fd  # where the front hears of failures, when there are other nodes to tell
+        self._news_fd = news_fd  # where failures are reported to the front, when there are other nodes
         self._assignment = Assignment("", 0, 0, job.world_size)
         self._ranks: dict[int, Rank] = {}
         self._ranks_ended = 0
@@ -343,12 +343,12 @@ class Supervisor:
 
     def _report(self) -> None:
         self._reported = True
-        said = self._failures.report()
+        text = self._failures.report()
         first = self._failures.first
         if self._news_fd >= 0:
-            self._tell({"failure": first, "report": said, "follow": self._failures.follow_up()})
-        elif said:
-            self._screen.say(said)
+            self._tell({"failure": first, "report": text, "follow": self._failures.follow_up()})
+        elif text:
+            self._screen.say(text)
         self._screen.end_open_lines()
         if self._stopped_by is not None:
             self._status = 128 + self._stopped_by

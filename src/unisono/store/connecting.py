@@ -114,12 +114,12 @@ class Dialer:
             greeting = self._converse(sock)
         except wire.Unreadable as error:
             sock.close()
-            raise self._foreign(f"it said {error.seen!r}") from error
+            raise self._foreign(f"it sent {error.seen!r}") from error
         except TimeoutError as error:
             sock.close()
             if time.monotonic() >= self._deadline:
                 raise
-            raise self._foreign(f"it said nothing for {GREETING_S:g} s") from error
+            raise self._foreign(f"it sent nothing for {GREETING_S:g} s") from error
         except BaseException:
             sock.close()
             raise
