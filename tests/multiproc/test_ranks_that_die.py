@@ -130,9 +130,7 @@ def test_timeout_of_a_receive_lists_what_waits_for_another_one() -> None:
             return
         group.recv(np.zeros(1), 2, 1)  # now the others have come
         late = group.irecv(np.zeros(1), 0, 3)
-        with pytest.raises(
-            un.Timeout, match=r"it goes on.*: unexpected messages: from rank 2 with tag 7"
-        ):
+        with pytest.raises(un.Timeout, match=r"it goes on.*: unexpected messages: from rank 2 with tag 7"):
             late.wait(0.05)
         with pytest.raises(un.Timeout) as caught:
             group.recv(np.zeros(3), 0, 4, timeout=0.3)
