@@ -18,6 +18,7 @@ ifneq ($(filter-out 0 1 cpu,$(TORCH)),)
 $(error TORCH is '$(TORCH)', expected 0, 1, cpu or nothing)
 endif
 CSRC   := $(wildcard csrc/*/*.cpp csrc/*/*.hpp)
+FUZZED := tests/fuzz/frames_fuzz.cpp
 FORMATTED := $(wildcard src tests tools benchmarks examples)
 
 ARGS ?=
@@ -26,7 +27,7 @@ say = @if [ -t 1 ] && [ "$${TERM:-dumb}" != dumb ]; then printf '\033[1m==> %s\0
 install_torch = @$(BIN)/python tools/install_torch.py $(PYTORCH) $(1) $(TORCH_PIP)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-long test-torch test-torch-cuda-build test-parallel test-fresh check format bench bench-report bench-peers sanitize model wheel clean
+.PHONY: help demo test test-fast test-long test-torch test-torch-cuda-build test-parallel test-fresh check format bench bench-report bench-peers sanitize model fuzz wheel clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -81,7 +82,7 @@ check: $(VENV)/.installed  ## format, lint, types, layers, budgets
 	$(call say,"format and lint")
 	$(BIN)/ruff format --check $(FORMATTED)
 	$(BIN)/ruff check $(FORMATTED)
-	$(if $(CSRC),$(BIN)/clang-format --dry-run --Werror $(CSRC))
+	$(if $(CSRC),$(BIN)/clang-format --dry-run --Werror $(CSRC) $(FUZZED))
 	$(call say,"types")
 	$(BIN)/mypy --strict src
 	$(call say,"layers")
@@ -92,7 +93,7 @@ check: $(VENV)/.installed  ## format, lint, types, layers, budgets
 format: $(VENV)/.installed  ## rewrite the sources in the project's format
 	$(BIN)/ruff format $(FORMATTED)
 	$(BIN)/ruff check --fix $(FORMATTED)
-	$(if $(CSRC),$(BIN)/clang-format -i $(CSRC))
+	$(if $(CSRC),$(BIN)/clang-format -i $(CSRC) $(FUZZED))
 
 bench: $(VENV)/.installed  ## measure all_reduce on this machine, against memcpy (ARGS="--interface torch --against gloo": against Gloo)
 	$(BIN)/unisono bench all_reduce -n 2 -b 4 -e 64M -f 16 --against memcpy $(ARGS)
@@ -111,6 +112,9 @@ sanitize:  ## run the tests under ASan+UBSan, then TSan
 
 model:  ## check the models of the protocol with Spin, and that seeded mistakes are found (ARGS="lane wake")
 	$(PYTHON) tools/check_models.py $(ARGS)
+
+fuzz: $(VENV)/.installed  ## fuzz frames with libFuzzer (needs clang) and the decoders of bytes (ARGS=-max_total_time=600)
+	$(BIN)/python tools/fuzz.py $(ARGS)
 
 wheel: $(VENV)/.tools  ## build a wheel into dist/
 	$(PIP) wheel --no-deps --no-build-isolation -w dist .

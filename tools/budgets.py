@@ -23,6 +23,8 @@ WHOLE: dict[str, str] = {
     "csrc/engine/engine.cpp": "one rank of one group: it numbers, runs, queues and ends its operations",
     "csrc/engine/executor.cpp": "one interpreter of plans, see docs/adr/0001-one-interpreter.md",
     "src/unisono/group/group.py": "Group: every operation a user calls; mostly signatures and their texts",
+    "src/unisono/launch/failures.py": "the failures of a job: taken from the ranks, ordered, reported once",
+    "src/unisono/launch/job.py": "a job: its command line (flags and their help), its ranks' environment",
     "src/unisono/store/tcp_server.py": "the store's server: one selector loop and what it does for a peer",
 }
 

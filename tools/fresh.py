@@ -189,7 +189,7 @@ def end_strays(folder: Path) -> list[str]:
     for pid in found:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    return [f"{pid} {words}" for pid, words in found.items()]
+    return [f"{pid} {command}" for pid, command in found.items()]
 
 
 def running_from(folder: Path) -> dict[int, str]:
@@ -197,9 +197,9 @@ def running_from(folder: Path) -> dict[int, str]:
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-            if str(folder) in words or str(folder) in os.readlink(entry / "cwd"):
-                found[int(entry.name)] = words
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            if str(folder) in command or str(folder) in os.readlink(entry / "cwd"):
+                found[int(entry.name)] = command
     return found
 
 

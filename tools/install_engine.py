@@ -29,10 +29,10 @@ STAGES = (
 
 def stage(line: str) -> str | None:
     """What a line of pip's output begins: "[3/40] Building ..." -> "compiling the engine, step 3 of 40"."""
-    for pattern, words in STAGES:
+    for pattern, text in STAGES:
         found = pattern.match(line.strip())
         if found:
-            return found.expand(words)
+            return found.expand(text)
     return None
 
 

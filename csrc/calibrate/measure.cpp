@@ -69,7 +69,7 @@ void give(std::atomic<uint32_t>& word, uint32_t value, bool wake) {
     syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
 }
 
-// Two threads hand a word to and fro; seconds one way, of the quickest batch.
+// Two threads pass a word back and forth; seconds one way, of the fastest batch.
 double hand_over(int first_core, int second_core, int round_trips, bool sleeping) {
   Word there, back;
   const auto wait = sleeping ? wait_sleeping : wait_spinning;
@@ -103,7 +103,7 @@ double hand_over(int first_core, int second_core, int round_trips, bool sleeping
 using Bytes = std::unique_ptr<unsigned char[], void (*)(void*)>;
 
 // Not touched yet: the thread that uses it does so first, so that it lies near.
-Bytes room(size_t nbytes) {
+Bytes allocate(size_t nbytes) {
   void* memory = std::aligned_alloc(4096, (nbytes + 4095) / 4096 * 4096);
   if (memory == nullptr) throw std::bad_alloc();
   return {static_cast<unsigned char*>(memory), std::free};
@@ -174,13 +174,13 @@ double exchange(size_t nbytes, double seconds) {
   const Descriptor mine(connected(listener));
   const Descriptor there(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
   const int on = 1;
-  const timeval patience{kSilenceSeconds, 0};  // a stranger may have been the first to connect
+  const timeval patience{kSilenceSeconds, 0};  // another process may have been the first to connect
   for (const int end : {static_cast<int>(mine), static_cast<int>(there)}) {
     must(setsockopt(end, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on));
     must(setsockopt(end, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience));
     must(setsockopt(end, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience));
   }
-  const Bytes bytes = room(nbytes), theirs = room(nbytes);
+  const Bytes bytes = allocate(nbytes), theirs = allocate(nbytes);
   std::memset(bytes.get(), 0, nbytes);
   std::thread partner(answer, static_cast<int>(there), theirs.get(), nbytes);
   double best = 1e9;
@@ -233,8 +233,8 @@ double crowd(const std::vector<int>& cores, int rounds) {
 }
 
 Handing hand(size_t nbytes, int first_core, int second_core, int rounds) {
-  const Bytes buffers[] = {room(nbytes), room(nbytes), room(nbytes),
-                           room(nbytes)};  // two shared, two private
+  const Bytes buffers[] = {allocate(nbytes), allocate(nbytes), allocate(nbytes),
+                           allocate(nbytes)};  // two shared, two private
   for (const auto& each : buffers) std::memset(each.get(), 0, nbytes);
   Word come[2];
   std::vector<double> gave, took;
@@ -269,7 +269,7 @@ double rate(Pass pass, size_t nbytes, const std::vector<int>& cores, double seco
   std::atomic<size_t> ready{0};
   std::vector<double> rates(cores.size());
   std::vector<Bytes> buffers;
-  for (size_t number = 0; number < 2 * cores.size(); ++number) buffers.push_back(room(nbytes));
+  for (size_t number = 0; number < 2 * cores.size(); ++number) buffers.push_back(allocate(nbytes));
   std::vector<std::thread> threads;
   for (size_t number = 0; number < cores.size(); ++number)
     threads.emplace_back([&, number] {

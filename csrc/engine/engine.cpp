@@ -160,7 +160,7 @@ uint64_t Engine::fingerprint(const Call& call, uint64_t seq) const {
   uint64_t mixed = seq * 0x9e3779b97f4a7c15ULL ^ before_;
   mixed ^= (call.numel + 1) * 0xc2b2ae3d27d4eb4fULL;
   mixed ^= call.program->plan() * 0xff51afd7ed558ccdULL;
-  if (call.luggage != nullptr) mixed ^= call.luggage->out.shape() + 3 * call.luggage->in.shape();
+  if (call.packed != nullptr) mixed ^= call.packed->out.shape() + 3 * call.packed->in.shape();
   mixed = (mixed ^ (mixed >> 29)) * 0xbf58476d1ce4e5b9ULL;
   mixed ^= uint64_t{call.kind} | uint64_t{static_cast<uint8_t>(call.dtype)} << 8 |
            uint64_t{static_cast<uint8_t>(call.op)} << 16 |
@@ -216,7 +216,7 @@ FaultKind Engine::execute(const Call& call, bool in_background, HeldLock* held) 
 void Engine::clear_up(const Call& call) {
   if (tcp_) tcp_->drop();
   // Somebody may still write into what is packed.
-  if (call.luggage != nullptr && executor_.unsettled()) call.luggage->kept = call.luggage;
+  if (call.packed != nullptr && executor_.unsettled()) call.packed->kept = call.packed;
 }
 
 // Whoever goes on to compute sends nothing: what the kernels have not taken yet has to go first.
@@ -232,12 +232,12 @@ void Engine::drain() {
 // Buffers that travel together are copied together before, and apart after.
 void Engine::perform(const Call& call, uint64_t fingerprint) {
   const bool in_place = !call.program->equal_blocks();
-  if (call.luggage != nullptr) {
-    call.luggage->in.gather();
-    if (in_place) call.luggage->out.gather();
+  if (call.packed != nullptr) {
+    call.packed->in.gather();
+    if (in_place) call.packed->out.gather();
   }
   executor_.run(Job{call.program, call.binding, call.dtype, call.op, call.factor, fingerprint}, waiter_);
-  if (call.luggage != nullptr && call.program->writes_out()) call.luggage->out.scatter();
+  if (call.packed != nullptr && call.program->writes_out()) call.packed->out.scatter();
 }
 
 void Engine::check_process() const {
@@ -408,12 +408,6 @@ FaultKind Engine::wait(uint64_t ticket, Nanoseconds deadline, HeldLock* held) {
 void Engine::remark(uint64_t seq, const std::string& text) {
   if (!write_remark(world_.cell(rank_), seq, text)) return;
   if (control_) control_->announce();
-}
-
-std::optional<std::pair<uint64_t, std::string>> Engine::remark_of(int rank) {
-  const Remark& remark = world_.cell(rank).remark;
-  if (remark.state.load(std::memory_order_acquire) != 2) return std::nullopt;
-  return std::pair(remark.seq, std::string(remark.text));
 }
 
 void Engine::abort(Fault fault) {

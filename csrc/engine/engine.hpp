@@ -52,10 +52,10 @@ struct CallSite {
 };
 
 // What only some calls have: buffers that travel together.
-struct Luggage {
+struct PackedBuffers {
   Packing out, in;
-  std::shared_ptr<Luggage> kept =
-      nullptr;  // itself, if it must outlive everybody: it takes no memory to say so
+  // Itself, if it must never be freed: setting a pointer cannot run out of memory.
+  std::shared_ptr<PackedBuffers> kept = nullptr;
 };
 
 // A collective as the caller means it. `numel` goes into the fingerprint: 0 where ranks may differ.
@@ -72,7 +72,7 @@ struct Call {
   Nanoseconds deadline = 0;  // ... or up to here, for a call that was queued; 0: unset
   bool large = false;        // takes so long that waking a thread for it costs nothing
   CallSite site{};
-  std::shared_ptr<Luggage> luggage = nullptr;
+  std::shared_ptr<PackedBuffers> packed = nullptr;
 };
 
 class Engine {
@@ -117,10 +117,8 @@ class Engine {
     return direct_.load(std::memory_order_relaxed) + queued_.load(std::memory_order_relaxed);
   }
 
-  // Tells the others what this rank knows of the fault that ended the group; only the first word counts.
+  // Reports to the others what this rank knows of the fault that ended the group; the first report counts.
   void remark(uint64_t seq, const std::string& text);
-  // What a rank had to say: (operation, text).
-  std::optional<std::pair<uint64_t, std::string>> remark_of(int rank);
 
   // The fault that aborted the group; kind kNone while there is none.
   Fault fault() const { return world_.fault(); }
@@ -134,7 +132,7 @@ class Engine {
   void refresh();
   // In a fork's child: closes its copies of the connections. Takes no lock: its owner was left behind.
   void close_copies();
-  // Threads of the caller that are in a call; whoever leaves gives them a moment to come out.
+  // Threads of the caller that are in a call; `leave` gives them a moment to return.
   std::atomic<int> callers{0};
   // Of those calls the ones of the main thread whose signal handler runs now: they end after it only.
   std::atomic<int> handling{0};

@@ -52,7 +52,7 @@ bool Channels::admit(int peer) {
     incoming.kept = unexpected_.insert(
         unexpected_.end(), UnexpectedMessage{peer, header, std::vector<unsigned char>(header.nbytes), false});
   } catch (const std::bad_alloc&) {
-    failed_ = true;  // the header is gone: what follows can no longer be told apart
+    failed_ = true;  // the header is lost: the next one cannot be found
     throw;
   }
   kept_bytes_[static_cast<size_t>(peer)] += header.nbytes + kKeptOverhead;

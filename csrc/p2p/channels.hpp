@@ -168,7 +168,7 @@ class Channels {
   Control* const control_;
   size_t open_ = 0;       // requests not done
   uint64_t changes_ = 0;  // requests posted or ended
-  bool failed_ = false;   // after a fault: what is in the rings can no longer be told apart
+  bool failed_ = false;   // after a fault: the messages in the rings can no longer be separated
   std::atomic<bool> unsettled_{false};
   bool stopping_ = false;
   bool abandoned_ = false;  // by a fork

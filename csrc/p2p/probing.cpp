@@ -21,17 +21,18 @@ bool Channels::asked_for(int peer, int tag) const {
 
 // Of one peer's messages at most the last is still arriving, so those that are whole come first.
 std::optional<Envelope> Channels::first_come(int peer, int tag) const {
-  const auto told = [](int source, const Header& header) {
+  const auto envelope_of = [](int source, const Header& header) {
     return Envelope{source, header.tag, header.form(), header.nbytes};
   };
   for (const bool whole : {true, false})
     for (const UnexpectedMessage& kept : unexpected_)
       if (kept.whole == whole && fits(peer, tag, kept.peer, kept.header.tag) &&
           (whole || !asked_for(kept.peer, kept.header.tag)))
-        return told(kept.peer, kept.header);
+        return envelope_of(kept.peer, kept.header);
   for (int source = 0; source < static_cast<int>(incoming_.size()); ++source) {
     const Incoming& one = incoming_[static_cast<size_t>(source)];
-    if (one.open && one.held && fits(peer, tag, source, one.header.tag)) return told(source, one.header);
+    if (one.open && one.held && fits(peer, tag, source, one.header.tag))
+      return envelope_of(source, one.header);
   }
   return std::nullopt;
 }

@@ -155,24 +155,24 @@ void Streams::broke(Far& far, int peer) {
 void Streams::watch(int peer, bool for_room) {
   Far& far = far_[static_cast<size_t>(peer)];
   far.writable = !for_room;
-  if (far.watched == for_room || far.ended) return;
-  far.watched = for_room;
+  if (far.watches_output == for_room || far.ended) return;
+  far.watches_output = for_room;
   set_events(peer);
 }
 
 void Streams::set_events(int peer) {
   const Far& far = far_[static_cast<size_t>(peer)];
   epoll_event event{0, {.u32 = static_cast<uint32_t>(peer)}};
-  if (far.heard) event.events |= EPOLLIN;
-  if (far.watched) event.events |= EPOLLOUT;
+  if (far.watches_input) event.events |= EPOLLIN;
+  if (far.watches_output) event.events |= EPOLLOUT;
   epoll_ctl(poll_, EPOLL_CTL_MOD, far.fd, &event);
 }
 
 void Streams::listen(int peer, bool wanted) {
   if (world_.near(peer)) return;
   Far& far = far_[static_cast<size_t>(peer)];
-  if (far.heard == wanted || far.ended) return;
-  far.heard = wanted;
+  if (far.watches_input == wanted || far.ended) return;
+  far.watches_input = wanted;
   set_events(peer);
 }
 

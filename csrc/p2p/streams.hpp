@@ -62,8 +62,8 @@ class Streams final : public Sockets {
   struct Far {
     int fd = -1;
     bool readable = true, writable = true;
-    bool watched = false;  // for room to write
-    bool heard = true;     // for something to read
+    bool watches_output = false;  // epoll waits for room to write
+    bool watches_input = true;    // epoll waits for something to read
     std::atomic<bool> ended{false};
   };
   uint64_t peek(int peer, std::span<unsigned char> into, uint64_t after);

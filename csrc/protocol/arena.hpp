@@ -17,7 +17,7 @@
 
 namespace unisono {
 
-// Where the arena of a process is, told to the others. No bytes: it has none.
+// Where the arena of a process is, for the other processes. Zero bytes: it has none.
 struct ArenaPlace {
   int32_t fd = -1;
   uint64_t base = 0;  // in its owner

@@ -188,7 +188,8 @@ Nanoseconds Control::patience() const {
   return first == INT64_MAX ? first : std::clamp<Nanoseconds>(first - now_ns(), 0, kLongest);
 }
 
-// Ranks of this host that have died. The others on it may be busy; those elsewhere wait to be told.
+// Ranks of this host that have died. Other ranks of this host may be busy; ranks of other hosts wait for the
+// report.
 std::vector<int> Control::find_deaths() {
   std::vector<int> found;
   for (int peer = 0; peer < world_.ranks(); ++peer) {
@@ -271,7 +272,7 @@ void Control::read_from(int peer) {
   }
 }
 
-// Ends the group and, once its sender has been told, the connection.
+// Ends the group and, once its sender has the report, the connection.
 void Control::refuse(int peer, const BadFrame& bad) {
   Fault fault{FaultKind::kBadFrame, rank_, peer};
   fault.seq = world_.cell(rank_).started.load(std::memory_order_relaxed);

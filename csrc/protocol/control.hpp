@@ -1,6 +1,6 @@
-// The control connections to ranks on other hosts: a thread that sleeps on them, for what has to be heard
-// whatever this rank is doing and however full its other connections are. It passes on why the group was
-// aborted, sees who has left or died, and tells where this rank stands when another one asks.
+// The control connections to ranks on other hosts: a thread that sleeps on them, for messages that must
+// arrive whatever this rank does and however full its other connections are. It forwards why the group was
+// aborted, notices which rank has left or died, and reports where this rank stands when another one asks.
 #pragma once
 
 #include <condition_variable>

@@ -1,5 +1,5 @@
 // One number for all that ranks have to agree on before they read each other's memory or frames. Ranks whose
-// numbers differ are told so before they connect.
+// numbers differ report it before they connect.
 //
 // The table below is written out: each struct in shared memory and on the wire, field by field, each value of
 // an enum, each constant. A field that moves, or another value, changes the number by itself. What no size,

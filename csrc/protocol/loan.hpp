@@ -16,8 +16,8 @@
 
 namespace unisono {
 
-// A process as the one that it was when it said so: a random number stands in its memory, which a process
-// that took over its pid, a fork of it, or a program that it became by exec, has not got.
+// The identity of a process: its pid, and a random token in its memory. A process with a recycled pid, a fork
+// or an exec'ed program does not have the token.
 struct Identity {
   pid_t pid;
   uint64_t token_address;

@@ -16,8 +16,8 @@ class Placement {
   // Lets the others know where this thread is.
   void tell() {
     core_ = sched_getcpu() + 1;
-    std::atomic<int32_t>& told = world_.cell(rank_).core;
-    if (told.load(std::memory_order_relaxed) != core_) told.store(core_, std::memory_order_relaxed);
+    std::atomic<int32_t>& published = world_.cell(rank_).core;
+    if (published.load(std::memory_order_relaxed) != core_) published.store(core_, std::memory_order_relaxed);
   }
   // Whether a rank was last seen on this core.
   bool beside(int rank) const { return world_.cell(rank).core.load(std::memory_order_relaxed) == core_; }

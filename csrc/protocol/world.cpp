@@ -113,6 +113,12 @@ void World::take_status(int rank, const RankStatus& standing) {
   write_status(cell(rank), standing);
 }
 
+RankStatus World::status_of(int rank) {
+  if (near(rank)) return read_status(cell(rank));
+  const std::lock_guard lock(remote_status_mutex_);
+  return read_status(cell(rank));
+}
+
 void World::wake_all() {
   for (int rank = 0; rank < ranks(); ++rank) {
     if (!near(rank)) continue;
@@ -157,9 +163,9 @@ void give_up(Region& region, int place, std::string_view why) {
   write_remark(cell, kLeaving, why);
   cell.set_process(identity());
   cell.left.store(1, std::memory_order_seq_cst);
-  for (int mate = 0; mate < static_cast<int>(region.ranks()); ++mate) {
-    notify_sleepers(region.cell(mate).collective_event);
-    notify_sleepers(region.cell(mate).message_event);
+  for (int place = 0; place < static_cast<int>(region.ranks()); ++place) {
+    notify_sleepers(region.cell(place).collective_event);
+    notify_sleepers(region.cell(place).message_event);
   }
 }
 

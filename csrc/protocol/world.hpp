@@ -1,5 +1,5 @@
 // The ranks of a group as one of them sees them: those on its host in the memory they share, the others
-// in cells of its own, which hold what they have told of themselves.
+// in cells of its own, which hold what they have reported.
 #pragma once
 
 #include <atomic>
@@ -61,11 +61,13 @@ class World {
   CallRecord record_of(int rank, uint64_t seq);
   // The number of the operation of `rank` that has this fingerprint, or 0: none that is remembered.
   uint64_t find(int rank, uint64_t fingerprint);
-  // Takes over what a rank of another host told; several threads of this one hear of it.
+  // Stores the status that a rank of another host sent; several threads of this process receive them.
   void take_status(int rank, const RankStatus& standing);
-  // How this process gets at the memory of a rank of this host; maps its arena once it has told of one.
+  // Where a rank stands, and its newest operations.
+  RankStatus status_of(int rank);
+  // How this process gets at the memory of a rank of this host; maps its arena once that is published.
   PeerMemory memory_of(int rank);
-  // Tells the others of this process's arena, if it has one: before a message, or a place for one, is told.
+  // Publishes this process's arena, if it has one: before a message, or a place for one, is published.
   void publish_arena(int rank);
   // Readable when the abort cell was written by this process; -1 when there are no other hosts.
   int control_event() const { return control_event_; }
@@ -97,7 +99,7 @@ inline void notify(EventCount& event) {
 }
 
 RankStatus read_status(RankCell& cell);
-// Takes over what another rank told, unless more is known already.
+// Stores the status that another rank sent, unless a newer one is known.
 void write_status(RankCell& cell, const RankStatus& standing);
 void write_record(RankCell& cell, const CallRecord& record);
 // Only the first remark counts; whether this is it.

@@ -74,10 +74,10 @@ struct CallOptions {
 };
 
 // A call that was checked once, and what another one must have in common with it to need no further check:
-// the words, dtypes and sizes; and either the distances between its buffers, or that they share no memory.
+// the options, dtypes and sizes; and either the distances between its buffers, or that they share no memory.
 struct Known {
-  std::array<nb::object, 4> kept;  // the words, which therefore no other object can replace
-  CallOptions words{};
+  std::array<nb::object, 4> kept;  // the options, which no other object can therefore replace
+  CallOptions options{};
   int out_dtype = -1, given_dtype = -1;
   std::vector<size_t> out_numel, given_numel;
   std::vector<ptrdiff_t> distances;  // from the first buffer
@@ -87,8 +87,8 @@ struct Known {
   size_t numel = 0;
   double factor = 1;
 
-  bool fits(const CallOptions& said, const CallBuffers& out, const CallBuffers& given) const {
-    return operation.program != nullptr && words == said && out_dtype == out.dtype &&
+  bool fits(const CallOptions& given_options, const CallBuffers& out, const CallBuffers& given) const {
+    return operation.program != nullptr && options == given_options && out_dtype == out.dtype &&
            given_dtype == given.dtype && alike(out_numel, out) && alike(given_numel, given) &&
            !(writes && out.readonly) && (placed_alike(out, given) || apart(out, given));
   }
@@ -143,9 +143,9 @@ class Calls {
       return {};
     CallBuffers out, in;
     if (!out.see(given[kOut]) || !in.see(given[kGiven])) return {};
-    const CallOptions words = said(given);
-    const Known& known = slot(words, out, in);
-    if (!known.fits(words, out, in)) return {};
+    const CallOptions options = options_of(given);
+    const Known& known = slot(options, out, in);
+    if (!known.fits(options, out, in)) return {};
     // Copied: `seconds` may run Python, which may put another call into the slot or close the group.
     const Operation operation = known.operation;
     const size_t numel = known.numel;
@@ -155,7 +155,7 @@ class Calls {
     const nb::object alive = engine_;  // whatever other threads do to this object meanwhile
     if (alive.is_none()) return {};    // closed
     Call made =
-        operation.call(static_cast<int>(words.root), numel, factor, timeout_s,
+        operation.call(static_cast<int>(options.root), numel, factor, timeout_s,
                        {chunks(operation, Space::kOut, out.all()), chunks(operation, Space::kIn, in.all())});
     const auto keep = [&] {
       return Kept{nb::borrow(given[kOut]), nb::borrow(given[kGiven]), out.kept(), in.kept()};
@@ -279,7 +279,7 @@ class Calls {
     throw std::logic_error("an operation failed, and no error was raised");
   }
 
-  static CallOptions said(const Arguments& given) {
+  static CallOptions options_of(const Arguments& given) {
     int overflow = 0;
     const int64_t root = PyLong_AsLongLongAndOverflow(given[kRoot], &overflow);
     return {given[kCollective], given[kOp], given[kAlgorithm], given[kReproducible],
@@ -291,11 +291,11 @@ class Calls {
     if (bound.together || !bound.result.is_none() || !PyLong_CheckExact(given[kRoot]) ||
         !out.see(given[kOut]) || !in.see(given[kGiven]))
       return;
-    const CallOptions words = said(given);
+    const CallOptions options = options_of(given);
     Known known;
-    known.kept = {nb::borrow(words.collective), nb::borrow(words.op), nb::borrow(words.algorithm),
-                  nb::borrow(words.reproducible)};
-    known.words = words;
+    known.kept = {nb::borrow(options.collective), nb::borrow(options.op), nb::borrow(options.algorithm),
+                  nb::borrow(options.reproducible)};
+    known.options = options;
     known.out_dtype = out.dtype;
     known.given_dtype = in.dtype;
     for (const Extent& extent : out.all()) known.out_numel.push_back(extent.numel);
@@ -306,14 +306,14 @@ class Calls {
     known.numel = bound.numel;
     known.factor = bound.factor;
     known.note = bound.note;
-    std::swap(slot(words, out, in),
-              known);  // what was there ends when the slot is whole: its end may run Python
+    // What was in the slot is destroyed once the slot is complete: that may run Python.
+    std::swap(slot(options, out, in), known);
   }
 
-  Known& slot(const CallOptions& words, const CallBuffers& out, const CallBuffers& given) {
-    uint64_t mixed = reinterpret_cast<uintptr_t>(words.collective) >> 4;
+  Known& slot(const CallOptions& options, const CallBuffers& out, const CallBuffers& given) {
+    uint64_t mixed = reinterpret_cast<uintptr_t>(options.collective) >> 4;
     const auto mix = [&](uint64_t value) { mixed = (mixed ^ value) * 0x9e3779b97f4a7c15ULL; };
-    mix(reinterpret_cast<uintptr_t>(words.op) >> 4 ^ static_cast<uint64_t>(words.root) << 40);
+    mix(reinterpret_cast<uintptr_t>(options.op) >> 4 ^ static_cast<uint64_t>(options.root) << 40);
     mix(static_cast<uint64_t>(out.dtype + 1) << 48 ^ static_cast<uint64_t>(given.dtype + 1) << 56 ^
         (out.count > 0 ? out.extents[0].numel : 0));
     mix(given.count > 0 ? given.extents[0].numel : 0);
@@ -416,8 +416,8 @@ PyType_Slot kCollected[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse_ca
 
 constexpr size_t kMostParameters = 10;
 
-// A method of a subclass of `Calls`. Its signature and its words are those of `function`, a method written in
-// Python whose body is never run: it is what refuses arguments that do not fit.
+// A method of a subclass of `Calls`. Its signature and its docstring are those of `function`, a method
+// written in Python whose body is never run: it is what refuses arguments that do not fit.
 struct Collective {
   PyObject_HEAD vectorcallfunc vectorcall;
   PyTypeObject* owner;  // Calls
@@ -594,15 +594,15 @@ Call BoundCall::call(double timeout_s) const {
   if (!together)
     return operation.call(root, numel, factor, timeout_s,
                           {chunks(operation, Space::kOut, out), chunks(operation, Space::kIn, given)});
-  auto luggage = std::make_shared<Luggage>();
-  luggage->out = Packing(out, itemsize(operation.dtype));
-  luggage->in = Packing(given, itemsize(operation.dtype));
-  const auto cut = [&](Space space, const Packing& packed) {
-    return operation.cut(space, reinterpret_cast<Address>(packed.data()), packed.numel());
+  auto packed = std::make_shared<PackedBuffers>();
+  packed->out = Packing(out, itemsize(operation.dtype));
+  packed->in = Packing(given, itemsize(operation.dtype));
+  const auto cut = [&](Space space, const Packing& side) {
+    return operation.cut(space, reinterpret_cast<Address>(side.data()), side.numel());
   };
   Call made = operation.call(root, numel, factor, timeout_s,
-                             {cut(Space::kOut, luggage->out), cut(Space::kIn, luggage->in)});
-  made.luggage = std::move(luggage);
+                             {cut(Space::kOut, packed->out), cut(Space::kIn, packed->in)});
+  made.packed = std::move(packed);
   return made;
 }
 

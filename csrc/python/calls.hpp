@@ -75,7 +75,7 @@ class CollectiveWork {
   void let_go() const {
     if (engine().unsettled()) keep_.for_ever();
   }
-  bool heard() const { return heard_; }
+  bool raised() const { return raised_; }
 
  private:
   static constexpr uint64_t kNotYet = UINT64_MAX - 1;  // no engine comes to this one before its end
@@ -90,7 +90,7 @@ class CollectiveWork {
   unisono::CallSite site_;
   uint64_t ticket_ = kNotYet;
   double timeout_s_;
-  bool brief_, heard_ = false;
+  bool brief_, raised_ = false;
 };
 
 // Seconds of a timeout; `otherwise` for None. Anything but a number goes to Python, which says what is wrong.

@@ -19,9 +19,9 @@ using namespace unisono;
 
 namespace {
 
-constexpr Nanoseconds kComeOut = 5'000'000'000;
+constexpr Nanoseconds kReturn = 5'000'000'000;
 
-// Tells the others which exception a signal handler has raised. Ctrl-C needs no words.
+// Reports to the others which exception a signal handler has raised. Ctrl-C needs no text.
 void tell_cause(Engine& engine) {
   if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) != 0) return;
   nb::python_error raised;
@@ -30,7 +30,7 @@ void tell_cause(Engine& engine) {
     auto text = nb::cast<std::string>(why(raised.value()));
     if (text.empty()) text = nb::cast<std::string>(raised.type().attr("__name__"));  // such as SystemExit(0)
     engine.remark(kLeaving, text);
-  } catch (const nb::python_error&) {  // at the interpreter's end: then nobody is told more
+  } catch (const nb::python_error&) {  // at the interpreter's end: nothing more is reported
   }
   raised.restore();
 }
@@ -98,68 +98,14 @@ Probed probe(Engine& engine, int peer, int tag, double timeout_s) {
   });
 }
 
-// (kind, by, about, signal, exit_code, seq) of the fault that aborted the group; kind 0: none.
-using FaultNumbers = std::tuple<int, int, int, int, int, uint64_t>;
-
-FaultNumbers numbers(const Fault& f) {
-  return {static_cast<int>(f.kind), f.by, f.about, f.signal, f.exit_code, f.seq};
-}
-
-FaultNumbers fault(Engine& engine) { return numbers(engine.fault()); }
-
-FaultNumbers lacking(Engine& engine, const std::vector<int>& ranks, size_t needed, bool abort) {
-  engine.check_process();
-  for (const int rank : ranks) engine.member(rank);
-  const Fault found = engine.lacking(ranks, needed);
-  if (abort && found.kind != FaultKind::kNone) engine.abort(found);
-  return numbers(found);
-}
-
-// (tag, form wanted, form got, bytes wanted, bytes got, seq, more, scratch) of the message that ended the
-// group.
-std::tuple<int, uint32_t, uint32_t, uint64_t, uint64_t, uint64_t, bool, bool> misfit(Engine& engine) {
-  const SizeMismatch m = engine.fault().misfit;
-  return {m.tag,        m.wanted_form, m.got_form,  m.wanted_nbytes,
-          m.got_nbytes, m.seq,         m.more != 0, m.scratch != 0};
-}
-
-// What was wrong with the frame that ended the group, for people.
-std::string bad_frame(Engine& engine) { return describe(engine.fault().frame); }
-
-// (pid, started, finished, left) of a rank.
-std::tuple<int, uint64_t, uint64_t, bool> standing(Engine& engine, int rank) {
-  RankCell& cell = engine.world().cell(engine.member(rank));
-  return {cell.pid.load(), cell.started.load(), cell.finished.load(), cell.left.load() != 0};
-}
-
-// (kind, dtype, op, root, numel, algorithm) of a rank's operation number `seq`, or None when forgotten.
-std::optional<std::tuple<int, int, int, int, uint64_t, int>> remembered(Engine& engine, int rank,
-                                                                        uint64_t seq) {
-  const CallRecord record = engine.world().record_of(engine.member(rank), seq);
-  if (record.seq != seq || seq == 0) return std::nullopt;
-  return std::tuple<int, int, int, int, uint64_t, int>{record.kind, record.dtype, record.op,
-                                                       record.root, record.numel, record.algorithm};
-}
-
-// Whatever bytes a rank has left there, they are text afterwards.
-std::optional<std::pair<uint64_t, nb::str>> remark_of(Engine& engine, int rank) {
-  const auto found = engine.remark_of(engine.member(rank));
-  if (!found) return std::nullopt;
-  const std::string& text = found->second;
-  const auto length = static_cast<Py_ssize_t>(text.size());
-  PyObject* const decoded = PyUnicode_DecodeUTF8(text.data(), length, "replace");
-  if (decoded == nullptr) throw nb::python_error();
-  return std::pair(found->first, nb::steal<nb::str>(decoded));
-}
-
 void leave(Engine& engine) {
   const nb::gil_scoped_release no_gil;
   engine.leave();
-  // A thread that is still in a call needs the GIL to come out of it, which it cannot get once the
+  // A thread that is still in a call needs the GIL to return from it, which it cannot get once the
   // interpreter ends: give it a moment. A call of this thread ends only after its signal handler.
   if (engine.within()) return;
   const int own = getpid() == gettid() ? engine.handling.load(std::memory_order_relaxed) : 0;
-  const Nanoseconds end = later(kComeOut);
+  const Nanoseconds end = later(kReturn);
   while (engine.callers.load(std::memory_order_relaxed) > own && now_ns() < end) usleep(200);
 }
 
@@ -218,22 +164,6 @@ void bind_messages(nb::class_<Engine>& engine) {
           nb::arg("request"), nb::arg("timeout_s"), nb::arg("fatal"));
 }
 
-void bind_faults(nb::class_<Engine>& engine) {
-  engine
-      .def(
-          "await_end",
-          [](Engine& self, int rank, double patience_s) { self.await_end(rank, deadline_after(patience_s)); },
-          nb::arg("rank"), nb::arg("patience_s"), nb::call_guard<nb::gil_scoped_release>(),
-          "Waits for the end of a rank's process, at most `patience_s` after somebody first asked for one.")
-      .def("fault", &fault)
-      .def("lacking", &lacking, nb::arg("ranks"), nb::arg("needed"), nb::arg("abort"),
-           nb::call_guard<nb::gil_scoped_release>(),
-           "As `fault`: why fewer than `needed` of these ranks are left; kind 0: enough are. `abort`: that "
-           "ends the group.")
-      .def("misfit", &misfit)
-      .def("bad_frame", &bad_frame, "What was wrong with the frame that ended the group, for people.");
-}
-
 void bind_request(nb::module_& m) {
   nb::class_<Request>(m, "Request", "A send or a receive on its way.")
       .def_prop_ro("done", [](const Request& r) { return r.done.load(std::memory_order_acquire); })
@@ -289,7 +219,7 @@ void bind_engine(nb::module_& m) {
   nb::class_<Engine> engine(m, "Engine", "One rank of one group.");
   bind_calls(m);
   bind_messages(engine);
-  bind_faults(engine);
+  bind_faults(m, engine);
   engine
       .def(
           "__init__",
@@ -311,12 +241,7 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro("issued", &Engine::issued, "Collectives issued up to now.")
       .def_prop_ro("opened", &Engine::opened, "Messages of peers that this rank has read where they lay.")
       .def("remark", &Engine::remark, nb::arg("seq"), nb::arg("text"),
-           "Tells the others what this rank knows of the fault; only the first word counts.")
-      .def("remark_of", &remark_of, nb::arg("rank"), "(seq, text) of what a rank had to say, or None.")
-      .def("refresh", &Engine::refresh, nb::call_guard<nb::gil_scoped_release>(),
-           "Learns where the ranks of other hosts stand; takes a moment.")
-      .def("standing", &standing, nb::arg("rank"))
-      .def("remembered", &remembered, nb::arg("rank"), nb::arg("seq"))
+           "Reports to the others what this rank knows of the fault; only the first report counts.")
       .def("abort", &abort_group)
       .def("close_copies", &Engine::close_copies,
            "In a fork's child: closes its copies of the connections to other hosts.")

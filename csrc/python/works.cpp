@@ -106,7 +106,7 @@ int CollectiveWork::ended(double timeout_s) {
 
 nb::object CollectiveWork::error() {
   let_go();
-  heard_ = true;
+  raised_ = true;
   return planner_.attr("failure")(name_, timeout_s_, engine_, site_.text());
 }
 
@@ -164,5 +164,5 @@ void bind_works(nb::module_& m) {
           "cancel", [](const CollectiveWork&) { return false; }, "False: see `Work.cancel`.")
       .def_prop_ro(
           "cancelled", [](const CollectiveWork&) { return false; }, "False: see `Work.cancelled`.")
-      .def_prop_ro("heard", &CollectiveWork::heard, "Whether its error has been raised.");
+      .def_prop_ro("raised", &CollectiveWork::raised, "Whether its error has been raised.");
 }

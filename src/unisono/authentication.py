@@ -11,7 +11,7 @@ environment, never from a command line. It is never sent. Each side sends a nonc
     proof = HMAC-SHA256(key, role | job | both names | both nonces | binding), key = HMAC-SHA256(token, label)
 
 Fresh nonces on both sides make a recorded handshake worthless, the role a reflected one. `binding` ties the
-proof to what was said before. What the handshake does not do: it does not encrypt, and it does not protect
+proof to all bytes before it. What the handshake does not do: it does not encrypt, and it does not protect
 the bytes that follow. TLS does, which asks for the handshake's channel: a name that no other connection has,
 so that nobody on the path can join the ends of two connections to each other.
 See docs/security.md.
@@ -160,8 +160,8 @@ def proof(
         names, nonces: of the side that connects and of the side that accepts, in this order.
     """
     parts = [role.encode(), job.encode(), *(name.encode() for name in names), *nonces, binding]
-    said = b"".join(_LENGTH.pack(len(part)) + part for part in parts)  # no two lists of parts look alike
-    return hmac.digest(hmac.digest(token, LABEL, "sha256"), said, "sha256")
+    covered = b"".join(_LENGTH.pack(len(part)) + part for part in parts)  # no two lists of parts look alike
+    return hmac.digest(hmac.digest(token, LABEL, "sha256"), covered, "sha256")
 
 
 def channel_of(proved: bytes) -> str:
@@ -187,7 +187,7 @@ def handshake(
 ) -> Met:
     """Authenticate both ends of a connected, blocking socket; return the peer's name, and the channel's.
 
-    The stranger's part of this takes under 1 KB. The socket's timeout is changed; on an error close it.
+    An unauthenticated peer sends under 1 KB of this. The socket's timeout is changed; on an error close it.
 
     Args:
         role: "connect" or "accept": which side this is.

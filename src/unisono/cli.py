@@ -29,28 +29,28 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: this process's) and return the exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in ("-h", "--help", "help"):
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if not argv or argv[0] in ("-h", "--help", "help"):
         print(_overview())
-        return 0 if words else 2
-    if words[0] in ("-V", "--version", "version"):
+        return 0 if argv else 2
+    if argv[0] in ("-V", "--version", "version"):
         print(f"unisono {_version()}")
         return 0
-    command = words[0]
+    command = argv[0]
     if command not in COMMANDS:
         return _refuse(f"unknown command {command!r}.{_guess(command)} Commands: {', '.join(COMMANDS)}.")
     try:
         module = importlib.import_module(COMMANDS[command][0])
     except ModuleNotFoundError as error:
         return _refuse(_missing(command, error.name or ""))
-    return _call(module, command, words[1:])
+    return _call(module, command, argv[1:])
 
 
-def _call(module: ModuleType, command: str, words: Sequence[str]) -> int:
+def _call(module: ModuleType, command: str, argv: Sequence[str]) -> int:
     summary = COMMANDS[command][1]
     parser = argparse.ArgumentParser(prog=f"unisono {command}", description=f"{summary.capitalize()}.")
     module.add_arguments(parser)
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     try:
         status: int = module.main(arguments)
         if sys.stdout is not None:  # there is none when it was closed from the start

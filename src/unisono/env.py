@@ -40,7 +40,7 @@ Parser = Callable[[str], Any]
 INT32_MAX = 2**31 - 1
 ELSEWHERE = {"UNISONO_SANITIZED"}  # set by tools/sanitize.sh for the tests
 SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-TRUE_WORDS, FALSE_WORDS = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
+TRUE, FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 WAIT_POLICIES = frozenset({"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"})
 """With any of these somebody has chosen how idle OpenMP threads wait."""
 REPLACEABLE = ("gloo",)
@@ -75,10 +75,10 @@ def parse_size(text: str) -> int:
 
 
 def _flag(text: str) -> bool:
-    word = text.strip().lower()
-    if word not in TRUE_WORDS + FALSE_WORDS:
+    given = text.strip().lower()
+    if given not in TRUE + FALSE:
         raise ValueError("1 or 0")
-    return word in TRUE_WORDS
+    return given in TRUE
 
 
 def _endpoint(text: str) -> tuple[str, int]:

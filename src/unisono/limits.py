@@ -1,6 +1,6 @@
 """Limits of the process or the machine that end a call: which one, what is needed, how to raise it.
 
-The one place that puts errors of the system into words. It takes no resources itself: there may be none left.
+The one place that explains errors of the system. It takes no resources itself: there may be none left.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def described(error: BaseException, descriptors: str = "") -> str:
     """What an error says; of a limit, which one it is and how to raise it.
 
     Args:
-        descriptors: how many it takes here, in words.
+        descriptors: how many it takes here, as text.
     Example: OSError(EMFILE) -> "too many open files (the limit RLIMIT_NOFILE is 1024; a group of 64 ranks
     takes up to 208). Raise it before the start: `ulimit -n 4096`, or in the program by resource.setrlimit."
     """
@@ -77,13 +77,13 @@ def _limit_of(error: BaseException) -> tuple[str, str, str]:
     if number == errno.EFBIG:
         return "the file may not grow so large", _shown("RLIMIT_FSIZE"), _raise("RLIMIT_FSIZE", "f", 1024)
     if number in _SPACE:
-        text = _own_words(error)
+        text = _own_text(error)
         return text, "", "Free some space there, or choose a place on another file system."
     if _is_no_thread(error):
         shown = f"{_shown('RLIMIT_NPROC')}, {_shown('RLIMIT_AS')}"
         remedy = "Raise them (`ulimit -u`, `ulimit -v`), or the container's limit of processes (pids.max)."
         return "no more threads can be started", shown, remedy
-    return _own_words(error) or "out of memory", _shown("RLIMIT_AS"), _more_memory()
+    return _own_text(error) or "out of memory", _shown("RLIMIT_AS"), _more_memory()
 
 
 def _more_memory() -> str:
@@ -92,7 +92,7 @@ def _more_memory() -> str:
     return "Use a machine or a container (memory.max of its cgroup) with more memory, or fewer ranks on it."
 
 
-def _own_words(error: BaseException) -> str:
+def _own_text(error: BaseException) -> str:
     if isinstance(error, OSError):
         path = f": {error.filename!r}" if error.filename else ""
         return f"{(error.strerror or str(error)).lower()}{path}"

@@ -81,7 +81,7 @@ def test_a_longer_message_or_another_dtype_stays_a_mismatch(
     monkeypatch.setattr(read, "REMARK_PATIENCE_S", 20)
 
     def work(group: un.Group) -> None:
-        with pytest.raises(un.Mismatch, match=r"Send what has the dtype .* and fits into it"):
+        with pytest.raises(un.Mismatch, match=r"Send an array that has the dtype .* and fits into it"):
             if group.rank == 0:
                 group.send(np.zeros(3, dtype), 1)
                 group.recv(np.zeros(1), 1)

@@ -58,7 +58,7 @@ class World:
 
     def get(self, name: str) -> Any:
         if name == "Group":
-            if self.group.closed or inside.engine(self.group).fault()[0]:
+            if self.group.closed or inside.engine(self.group).faulted:
                 self.group.close()
                 self.group = alone("fuzzed")
             return self.group
@@ -244,7 +244,7 @@ def attempt(world: World, target: Target, value: Any) -> str:
             return f"{type(error).__name__}: {str(error)[:200]}"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-    if refused and target.owner == "Group" and (world.group.closed or inside.engine(world.group).fault()[0]):
+    if refused and target.owner == "Group" and (world.group.closed or inside.engine(world.group).faulted):
         return "the group did not survive a refusal"
     if target.attribute == "timeout_s":
         world.made.clear()

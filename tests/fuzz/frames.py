@@ -210,7 +210,7 @@ def request(chance: Chance) -> bytes:
 
 def fuzz_store_server(seed: int) -> int:
     chance = Chance(seed)
-    with un.StoreServer(max_strangers=8) as server:  # noqa: SIM117
+    with un.StoreServer(max_unauthenticated=8) as server:  # noqa: SIM117
         with un.TCPStore("127.0.0.1", server.port, timeout_s=20.0) as honest:
             for _ in range(CASE_FRAMES // 4):
                 with socket.create_connection(("127.0.0.1", server.port), timeout=5) as peer:

@@ -114,7 +114,7 @@ def test_no_forbidden_words(pattern):
     for path in tracked_files():
         if path.suffix in BINARY:
             continue
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
             if re.search(pattern, line):
                 found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}")
     assert found == []

@@ -32,9 +32,9 @@ SEGMENT_BYTES = 1 << 20
 
 
 def open_group(region: Any, rank: int, peer: int) -> Group:
-    lives = [-1, -1]
-    lives[1 - rank] = os.pidfd_open(peer)
-    engine = _native.Engine(region, rank, lives, -1, 2, -1, SEGMENT_BYTES)
+    liveness = [-1, -1]
+    liveness[1 - rank] = os.pidfd_open(peer)
+    engine = _native.Engine(region, rank, liveness, -1, 2, -1, SEGMENT_BYTES)
     return Group(engine, rank, 2, "held", 60.0, HashStore(60.0))
 
 

@@ -26,7 +26,7 @@ from unisono import _native
 from unisono.authentication import make_token
 from unisono.bootstrap.connections import _Connector, connect_hosts
 from unisono.bootstrap.engine import EngineSettings, open_engine
-from unisono.bootstrap.membership import Roster, meet, write_card
+from unisono.bootstrap.membership import Membership, meet, write_card
 from unisono.costs.machine import DEFAULTS
 from unisono.env import Settings
 from unisono.group import Group
@@ -129,11 +129,11 @@ def test_loopback_between_hosts_is_refused() -> None:
 
     def join(rank: int) -> str:
         deadline = time.monotonic() + 20
-        roster = meet(store, write_card(rank, 1), 2, deadline, 1 << 20)
-        cards = [msgspec.structs.replace(card, network=f"network {card.rank}") for card in roster.cards]
-        roster = msgspec.structs.replace(roster, cards=cards)
+        membership = meet(store, write_card(rank, 1), 2, deadline, 1 << 20)
+        cards = [msgspec.structs.replace(card, network=f"network {card.rank}") for card in membership.cards]
+        membership = msgspec.structs.replace(membership, cards=cards)
         with pytest.raises(un.RendezvousError) as caught:
-            connect_hosts(store, roster, rank, deadline=deadline, master="127.0.0.1", peer_timeout_s=10)
+            connect_hosts(store, membership, rank, deadline=deadline, master="127.0.0.1", peer_timeout_s=10)
         return str(caught.value)
 
     with ThreadPoolExecutor(2) as pool:
@@ -172,9 +172,9 @@ def join_strange(size: int, rank: int, place: tuple[str, int], timeout_s: float)
     store = HashStore(20.0)
     store.set("endpoint/1", msgspec.msgpack.encode([place]))
     store.set("endpoints", msgspec.msgpack.encode([[place]] * size))
-    roster = Roster(cards, bytes(32), 1 << 20, DEFAULTS)
+    membership = Membership(cards, bytes(32), 1 << 20, DEFAULTS)
     deadline = time.monotonic() + timeout_s
-    connect_hosts(store, roster, rank, deadline=deadline, master="127.0.0.1", peer_timeout_s=10)
+    connect_hosts(store, membership, rank, deadline=deadline, master="127.0.0.1", peer_timeout_s=10)
 
 
 def test_the_last_of_many_ranks_keeps_to_its_deadline() -> None:

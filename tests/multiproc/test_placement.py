@@ -8,7 +8,7 @@ import pytest
 
 import ranks
 from loops import each
-from unisono.bootstrap.membership import Card, Roster
+from unisono.bootstrap.membership import Card, Membership
 from unisono.costs.machine import DEFAULTS
 
 SPREAD = """
@@ -85,5 +85,5 @@ def card(rank: int, kernel: str, home: str, cores: int) -> Card:
     ],
 )
 def test_cores_of_a_host(cards: list[Card], cores: list[int]) -> None:
-    roster = Roster(cards, b"", 4096, DEFAULTS)
-    assert [roster.cores(rank) for rank in range(len(cards))] == cores
+    membership = Membership(cards, b"", 4096, DEFAULTS)
+    assert [membership.cores(rank) for rank in range(len(cards))] == cores

@@ -15,8 +15,8 @@ import unisono as un
 from unisono import _native
 from unisono.bootstrap import connections, engine, membership, memory
 from unisono.bootstrap.engine import EngineSettings, open_engine
-from unisono.bootstrap.liveness import Lives
-from unisono.bootstrap.membership import Card, Roster
+from unisono.bootstrap.liveness import Liveness
+from unisono.bootstrap.membership import Card, Membership
 from unisono.costs.machine import DEFAULTS
 from unisono.group import Group
 from unisono.store import HashStore
@@ -89,7 +89,7 @@ def test_between_hosts_a_failure_is_told_to_all(
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-@pytest.mark.parametrize(("where", "name"), [(engine, "Lives"), (_native, "Region")])
+@pytest.mark.parametrize(("where", "name"), [(engine, "Liveness"), (_native, "Region")])
 def test_on_one_host_a_failure_is_told_to_all(
     rank: int, where: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,7 +137,7 @@ def test_without_rank_0_those_who_did_not_come_either_are_named() -> None:
     for heard in made([1, 3], size=4, timeout_s=0.5):
         assert isinstance(heard, un.RendezvousError)
         assert "rank 0 did not publish who is in the group" in str(heard)
-        assert "no word of rank 2 either" in str(heard)
+        assert "no card of rank 2 either" in str(heard)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -158,14 +158,14 @@ def test_a_rank_that_fails_after_memory_was_handed_out_is_lost_to_the_others(
 
 def test_a_process_that_cannot_be_watched_is_not_said_to_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     cards = [Card(1, rank, "a", os.getppid(), 1, "k", "n", "h", 0, "1") for rank in range(2)]
-    roster = Roster(cards, b"", 0, DEFAULTS)
+    membership = Membership(cards, b"", 0, DEFAULTS)
     with pytest.raises(un.RendezvousError, match="ended while"):  # another one has that number now
-        Lives(roster, [0, 1])
+        Liveness(membership, [0, 1])
 
     def refuses(pid: int) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(os, "pidfd_open", refuses)
     with pytest.raises(OSError, match=rf"cannot watch .* rank 0 \(pid {os.getppid()}\): Too many") as caught:
-        Lives(roster, [0, 1])
+        Liveness(membership, [0, 1])
     assert caught.value.errno == errno.EMFILE

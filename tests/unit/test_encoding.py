@@ -295,7 +295,7 @@ def local_class() -> Any:
         (enum.Enum, "EnumType|EnumMeta"),
         (Point, "a type: it is none"),
         (local_class(), "inside a function; move it to the top level"),
-        (Closes.__new__(Closes), "__del__, which would run on what a stranger sent"),
+        (Closes.__new__(Closes), "__del__, which would run on data from another process"),
         ((Grows(1),), r"Grows at \[0\]: its attribute extra is not a field"),
         (Much(1), "more than a dataclass"),
         (memoryview(b"a"), "memoryview"),

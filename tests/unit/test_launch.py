@@ -18,11 +18,10 @@ import pytest
 import inside
 from loops import each
 from unisono.errors import LaunchError
-from unisono.launch.board import StatusBoard, tell
 from unisono.launch.console import LONGEST_LINE_NBYTES, RankStream, Screen, Streams, prefix_of
-from unisono.launch.job import Assignment, Job, rank_environment
-from unisono.launch.options import add_arguments, job_from
-from unisono.launch.process import LEAVE_S, Escalation
+from unisono.launch.job import Assignment, Job, add_arguments, job_from, rank_environment
+from unisono.launch.process import LEAVE_S, Escalation, StatusBoard
+from unisono.launch.supervisor import tell
 
 # --- flags ---------------------------------------------------------------------------------------------
 
@@ -160,7 +159,7 @@ def test_sigkill_is_repeated_and_given_up_after_a_minute_of_it() -> None:
     while not ending.in_vain:
         assert ending.due is not None and ending.pop(ending.due) == signal.SIGKILL
         kills += 1
-        if ending.to_be_told():
+        if ending.to_be_reported():
             told_after.append(kills)
     assert told_after == [20] and kills == LEAVE_S / 0.5
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loops import each
-from unisono.bootstrap.membership import Card, Roster
+from unisono.bootstrap.membership import Card, Membership
 from unisono.costs.machine import DEFAULTS
 
 
@@ -25,5 +25,5 @@ def test_cores_that_the_ranks_of_a_host_have(hosts: str, masks: list[int], cores
         Card(1, rank, "name", 100 + rank, 1, "kernel", "network", home, 0, f"{mask:x}")
         for rank, (home, mask) in enumerate(zip(hosts, masks, strict=True))
     ]
-    roster = Roster(cards, b"", 0, DEFAULTS)
-    assert {roster.cores(rank) for rank in range(len(cards))} == {cores}
+    membership = Membership(cards, b"", 0, DEFAULTS)
+    assert {membership.cores(rank) for rank in range(len(cards))} == {cores}

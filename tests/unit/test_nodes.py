@@ -16,7 +16,7 @@ from unisono.authentication import Token
 from unisono.errors import StoreTimeout
 from unisono.launch import nodes as module
 from unisono.launch.job import Job
-from unisono.launch.nodes import Final, News, Nodes
+from unisono.launch.nodes import News, NodeEnd, Nodes
 from unisono.store import StoreServer, TCPStore
 
 
@@ -36,7 +36,7 @@ class Together:
     def settled(self) -> int:
         return self.stores[0].add("unisono/launch/settled", 0)
 
-    def settle(self, *numbers: int) -> list[list[Final]]:
+    def settle(self, *numbers: int) -> list[list[NodeEnd]]:
         return list(self.pool.map(lambda number: self.nodes[number].settle(None, 0), numbers))
 
     def close(self) -> None:

@@ -162,7 +162,7 @@ def test_a_silent_stranger_is_dropped_in_time() -> None:
 
 def test_more_strangers_than_allowed_delay_but_do_not_stop_clients() -> None:
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(StoreServer(hello_timeout_s=0.3, max_strangers=4))
+        server = stack.enter_context(StoreServer(hello_timeout_s=0.3, max_unauthenticated=4))
         for _ in range(20):
             stack.enter_context(raw(server))
         store = stack.enter_context(TCPStore("127.0.0.1", server.port, timeout_s=10))

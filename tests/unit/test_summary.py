@@ -8,7 +8,7 @@ import pytest
 
 from unisono.diagnosis.render import text
 from unisono.diagnosis.report import Called, FaultReport, RankState, Uncaught
-from unisono.launch.summary import (
+from unisono.launch.failures import (
     RankEnd,
     blocks,
     exit_status,

@@ -1,8 +1,8 @@
-"""Who stands at a rank's door: connections that have not shown yet that they belong to the group.
+"""Limits how many connections to a rank may be unauthenticated at one time.
 
-There is room for so many. When all places are taken, the one that has stood there longest goes, once it had
-time enough for an honest handshake: silent strangers delay a newcomer by fractions of a second, whatever
-their number. Nobody is waited for when the door is shut.
+An unauthenticated peer has connected but has not yet proved that it belongs to the group. When the limit is
+reached, the oldest such connection is closed, provided it had enough time for an honest handshake. Silent
+connections therefore delay a new one by fractions of a second, however many they are.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import socket
 import threading
 import time
 
-__all__ = ["Guests"]
+__all__ = ["UnauthenticatedPeers"]
 
 
-class Guests:
-    """The connections at one door. One thread lets them come, those that talk to them let them go.
+class UnauthenticatedPeers:
+    """The unauthenticated connections of one listener. One thread adds them, handshake threads remove them.
 
     Args:
-        most: places.  patience_s: what a guest gets, at least, when others wait behind it.
+        most: connections at one time.  patience_s: the least time each gets while others wait.
     """
 
     def __init__(self, most: int, patience_s: float) -> None:
@@ -28,39 +28,39 @@ class Guests:
         self._changed = threading.Condition()
         self._since: dict[socket.socket, float] = {}  # the oldest first
 
-    def __enter__(self) -> Guests:
+    def __enter__(self) -> UnauthenticatedPeers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Turn all away."""
+        """Disconnect all of them."""
         with self._changed:
-            for guest in list(self._since):
-                self._turn_away(guest)
+            for peer in list(self._since):
+                self._disconnect(peer)
 
     def make_room(self) -> None:
-        """Wait until one more may come: for the oldest one's patience, at most."""
+        """Wait until one more connection is allowed; at most for the oldest one's patience."""
         with self._changed:
             while len(self._since) >= self._most:
                 oldest, since = next(iter(self._since.items()))
                 left = since + self._patience_s - time.monotonic()
                 if left <= 0:
-                    self._turn_away(oldest)
+                    self._disconnect(oldest)
                 else:
                     self._changed.wait(left)
 
-    def came(self, guest: socket.socket) -> None:
-        """One more stands at the door."""
+    def add(self, peer: socket.socket) -> None:
+        """Count a new connection."""
         with self._changed:
-            self._since[guest] = time.monotonic()
+            self._since[peer] = time.monotonic()
 
-    def went(self, guest: socket.socket) -> bool:
-        """It is nobody to be turned away any more, but in or to be closed. False: it was turned away."""
+    def remove(self, peer: socket.socket) -> bool:
+        """Stop counting a connection that is authenticated or will be closed. False: it was disconnected."""
         with self._changed:
             self._changed.notify()
-            return self._since.pop(guest, None) is not None
+            return self._since.pop(peer, None) is not None
 
-    def _turn_away(self, guest: socket.socket) -> None:
-        """End the connection, waking the thread that reads from it."""
-        del self._since[guest]
-        with contextlib.suppress(OSError):  # it has gone by itself
-            guest.shutdown(socket.SHUT_RDWR)
+    def _disconnect(self, peer: socket.socket) -> None:
+        """End the connection; this wakes the thread that reads from it."""
+        del self._since[peer]
+        with contextlib.suppress(OSError):  # the peer has closed it already
+            peer.shutdown(socket.SHUT_RDWR)

@@ -1,6 +1,6 @@
-"""Connecting to many ranks at once: until all are, one cannot be, or the user has had enough.
+"""Connects to many ranks at once, until all are connected, one fails, or the user interrupts.
 
-What is said on a connection is not known here.
+This module does not know what is sent on a connection.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 
 __all__ = ["Dialler", "started"]
 
-THREADS = 8  # for one that is not answered must not hold up the others
-CALL_S = 2.0  # of a call at once: as long as a thread that is to stop may not notice
+THREADS = 8  # a connection without an answer must not delay the others
+CALL_S = 2.0  # of one attempt to connect; a thread that is to stop notices within this time
 
 
 class Dialler:
@@ -34,7 +34,7 @@ class Dialler:
             threads.extend(started(self._work, dial, left, failures) for _ in range(count))
             for thread in threads:
                 thread.join()
-        except BaseException:  # no more threads can be started, or the user has had enough
+        except BaseException:  # no more threads can be started, or the user interrupts
             self._hang_up()
             for thread in threads:
                 thread.join()
@@ -61,14 +61,14 @@ class Dialler:
     def _hang_up(self) -> None:
         self._stopped.set()
         for sock in list(self._connected):
-            with contextlib.suppress(OSError):  # it has been closed, or handed on
+            with contextlib.suppress(OSError):  # it is closed, or belongs to the engine
                 sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads from it
 
     def connect(self, host: str, port: int, limit_s: float, source: str | None) -> socket.socket | None:
-        """A connection from the address `source`; None: it is not wanted any more.
+        """A connection from the address `source`; None: connecting was stopped.
 
         Raises:
-            OSError: there is none to be had, or nobody has answered for `limit_s` seconds.
+            OSError: it failed, or nobody answered within `limit_s` seconds.
         """
         give_up = time.monotonic() + limit_s
         while not self._stopped.is_set():

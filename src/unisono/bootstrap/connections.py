@@ -1,13 +1,13 @@
 """Connects every rank with those on other hosts.
 
 Each rank listens on one port and publishes it in the store; of two ranks the lower connects to the higher,
-once for each kind of connection. Both show that they know a secret of this group before a byte is believed.
-When all ranks have all their connections nobody listens any more: a group at work cannot be reached by
-strangers.
+once for each kind of connection. Both prove that they know a secret of this group before any other byte is
+used. When all ranks have all their connections, no rank listens any more: nobody else can connect to a group
+at work.
 
 Kinds: `control` (who is where, who left or died; the engine reads it at all times), `data` (collectives),
 `messages` (point to point). A connection that is full says nothing of its peer, so only `control` carries the
-timeouts by which a vanished host is noticed.
+timeouts that detect a lost host.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from unisono.authentication import handshake
-from unisono.bootstrap.admission import Guests
+from unisono.bootstrap.admission import UnauthenticatedPeers
 from unisono.bootstrap.connecting import Dialler, started
 from unisono.bootstrap.failures import (
     GRACE_S,
@@ -33,7 +33,7 @@ from unisono.bootstrap.failures import (
     raise_if_failed,
 )
 from unisono.bootstrap.interfaces import advertised, is_loopback, listen, local_addresses, via
-from unisono.bootstrap.membership import Roster, gather
+from unisono.bootstrap.membership import Membership, gather
 from unisono.bootstrap.sockets import KINDS, Sockets, prepare
 from unisono.env import Settings
 from unisono.errors import AuthenticationError, RendezvousError, StoreError, StoreTimeout, message
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
 
 __all__ = ["connect_hosts"]
 
-STRANGER_S = 2.0  # all the time a stranger gets
-GUESTS = 64  # connections looked at at once
-PATIENCE_S = 0.5  # what a stranger gets, at least, when others wait behind it
+HANDSHAKE_S = 2.0  # for a peer to authenticate itself
+UNAUTHENTICATED = 64  # connections at one time
+PATIENCE_S = 0.5  # the least time an unauthenticated peer gets while others wait
 DIAL_S = 20.0  # until a connection is given up that nobody answers
-DIAL_SHARE = 0.75  # of the time left, so that who is not answered tells so before the others give up
-FULL_S = 1.0  # without a descriptor for a connection: strangers have let go of theirs by then
+DIAL_SHARE = 0.75  # of the time left: a rank without an answer reports it before the others give up
+FULL_S = 1.0  # without a free descriptor; unauthenticated peers have been disconnected by then
 WELCOME = b"\1"
 
 
@@ -67,7 +67,7 @@ class Endpoint(msgspec.Struct, frozen=True, array_like=True):
 
 def connect_hosts(
     store: Store,
-    roster: Roster,
+    membership: Membership,
     rank: int,
     *,
     deadline: float,
@@ -88,14 +88,16 @@ def connect_hosts(
         ValueError: TLS without a token.
     """
     settings = settings or Settings()
-    return _Connector(store, roster, rank, deadline, master, peer_timeout_s, buffer_bytes, settings).connect()
+    return _Connector(
+        store, membership, rank, deadline, master, peer_timeout_s, buffer_bytes, settings
+    ).connect()
 
 
 class _Connector:
     def __init__(
         self,
         store: Store,
-        roster: Roster,
+        membership: Membership,
         rank: int,
         deadline: float,
         master: str | None,
@@ -104,35 +106,37 @@ class _Connector:
         settings: Settings,
     ) -> None:
         self._store = store
-        self._roster = roster
+        self._membership = membership
         self._rank = rank
-        self._size = len(roster.cards)
+        self._size = len(membership.cards)
         self._deadline = deadline
         self._master = master
         self._peer_timeout_s = peer_timeout_s
         self._buffer_bytes = buffer_bytes
         self._settings = settings
         self._addresses: list[str] = []  # of the interfaces in use
-        self._secret = settings.token + roster.nonce  # without a token: what only the store's clients know
+        self._secret = (
+            settings.token + membership.nonce
+        )  # without a token: the nonce, which only clients of the store know
         self._relays = _relays(settings.token, peer_timeout_s) if settings.tls else None
         self._sockets = Sockets(self._size)
-        mates = roster.mates(rank)
-        far = [card.rank for card in roster.cards if card.rank not in mates]
+        local_ranks = membership.local_ranks(rank)
+        far = [card.rank for card in membership.cards if card.rank not in local_ranks]
         self._lower = [peer for peer in far if peer < rank]
         self._higher = [peer for peer in far if peer > rank]
         self._stopped = threading.Event()
         self._dialler = Dialler(self._stopped)
 
     def connect(self) -> Sockets:
-        """Listen, tell where, connect and be connected, and wait until all ranks have done so."""
+        """Listen, publish where, connect and accept, and wait until all ranks have done so."""
         try:
-            with contextlib.ExitStack() as open_doors:
-                doors = [open_doors.enter_context(each) for each in self._listen()]
-                told = [Endpoint(*advertised(self._settings, door)) for door in doors]
-                endpoints = self._exchange(told)
+            with contextlib.ExitStack() as listening:
+                listeners = [listening.enter_context(each) for each in self._listen()]
+                mine = [Endpoint(*advertised(self._settings, listener)) for listener in listeners]
+                endpoints = self._exchange(mine)
                 accepting: list[threading.Thread] = []
                 try:
-                    accepting.extend(started(self._accept, door) for door in doors)
+                    accepting.extend(started(self._accept, listener) for listener in listeners)
                     calls = [(peer, kind) for peer in self._higher for kind in KINDS]
                     self._dialler.each(lambda peer, kind: self._dial(peer, kind, endpoints[peer]), calls)
                     self._await_lower()
@@ -153,21 +157,21 @@ class _Connector:
 
     def _listen(self) -> list[socket.socket]:
         """One listening socket for each interface."""
-        here = self._roster.in_one_network() and not self._settings.socket_ifname
-        doors: list[socket.socket] = []
+        here = self._membership.in_one_network() and not self._settings.socket_ifname
+        listeners: list[socket.socket] = []
         try:
             self._addresses = ["127.0.0.1"] if here else local_addresses(self._master, self._settings)
-            doors.extend(listen(self._settings, address) for address in self._addresses)
+            listeners.extend(listen(self._settings, address) for address in self._addresses)
         except (RendezvousError, StoreError) as error:
-            for door in doors:
-                door.close()
+            for listener in listeners:
+                listener.close()
             self._fail(f"rank {self._rank} (host {self._host(self._rank)}) cannot listen: {error}")
-        return doors
+        return listeners
 
     def _exchange(self, mine: list[Endpoint]) -> list[list[Endpoint]]:
         """Everybody's endpoints, by rank."""
-        told = msgspec.msgpack.encode(mine)
-        found = gather(self._store, "endpoint", self._rank, self._size, told, self._deadline)
+        encoded = msgspec.msgpack.encode(mine)
+        found = gather(self._store, "endpoint", self._rank, self._size, encoded, self._deadline)
         if self._rank == 0:
             endpoints = [msgspec.msgpack.decode(each, type=list[Endpoint]) for each in found]
             self._refuse_loopback(endpoints)
@@ -177,7 +181,7 @@ class _Connector:
 
     def _refuse_loopback(self, endpoints: list[list[Endpoint]]) -> None:
         """A loopback address means another host on every host."""
-        if self._roster.in_one_network():
+        if self._membership.in_one_network():
             return
         for rank, places in enumerate(endpoints):
             for place in places:
@@ -192,15 +196,15 @@ class _Connector:
                     )
 
     def _host(self, rank: int) -> str:
-        return self._roster.cards[rank].name
+        return self._membership.cards[rank].name
 
     # -- connecting to higher ranks
 
     def _dial(self, peer: int, kind: str, places: list[Endpoint]) -> None:
-        """Connect, until the other side has said that it took the connection in.
+        """Connect, until the other side confirms the connection.
 
-        One that is busy for long may take this rank for a stranger who says nothing: then once more. Where
-        hosts have several interfaces the pairs of ranks take turns.
+        A busy peer may close it before the handshake is done; then connect once more. Where hosts have
+        several interfaces, the pairs of ranks take turns.
         """
         turn = self._rank + peer
         endpoint = places[turn % len(places)]
@@ -266,55 +270,55 @@ class _Connector:
 
     def _accept(self, listener: socket.socket) -> None:
         listener.settimeout(POLL_S)
-        ushers: list[threading.Thread] = []  # each sees to one guest
+        handshakes: list[threading.Thread] = []
         full_since = 0.0
-        with Guests(GUESTS, PATIENCE_S) as guests:
+        with UnauthenticatedPeers(UNAUTHENTICATED, PATIENCE_S) as unauthenticated:
             while not self._stopped.is_set():
-                guests.make_room()
+                unauthenticated.make_room()
                 try:
-                    guest, _ = listener.accept()
+                    sock, _ = listener.accept()
                 except TimeoutError:
                     continue
                 except OSError as error:  # that one has gone, or there are no descriptors for now
                     full_since = (full_since or time.monotonic()) if is_limit(error) else 0.0
                     if full_since and time.monotonic() > full_since + FULL_S:
-                        with contextlib.suppress(RendezvousError, StoreError):  # all hear of it by the store
+                        with contextlib.suppress(RendezvousError, StoreError):  # the store reports it to all
                             self._refuse_limit(error)
                         return
                     time.sleep(0.01)
                     continue
                 full_since = 0.0
-                guests.came(guest)
-                ushers = [each for each in ushers if each.is_alive()]
-                ushers.append(started(self._receive, guest, guests))
-        for each in ushers:
+                unauthenticated.add(sock)
+                handshakes = [each for each in handshakes if each.is_alive()]
+                handshakes.append(started(self._receive, sock, unauthenticated))
+        for each in handshakes:
             each.join()
 
-    def _receive(self, guest: socket.socket, guests: Guests) -> None:
-        """Take in a guest who turns out to be a lower rank; strangers are turned away."""
+    def _receive(self, sock: socket.socket, unauthenticated: UnauthenticatedPeers) -> None:
+        """Keep a connection that proves to be of a lower rank; close every other one."""
         try:
             name, channel = handshake(
-                guest,
+                sock,
                 self._secret,
                 role="accept",
                 me=f"rank {self._rank}",
                 expect=None,
                 job="data",
-                deadline_s=STRANGER_S,
+                deadline_s=HANDSHAKE_S,
             )
             kind, _, text = name.partition(" of rank ")
             peer = int(text) if text.isdecimal() else -1
             known = kind in KINDS and peer in self._lower
-            if not known or not guests.went(guest):  # it may have been turned away just now
-                raise AuthenticationError(f"{name!r} has no business here")
-            guest.sendall(WELCOME)
-            self._prepare(guest, kind)
+            if not known or not unauthenticated.remove(sock):  # it may have been disconnected just now
+                raise AuthenticationError(f"{name!r} is no lower rank of this group")
+            sock.sendall(WELCOME)
+            self._prepare(sock, kind)
         except (OSError, AuthenticationError):
-            guests.went(guest)
-            guest.close()
+            unauthenticated.remove(sock)
+            sock.close()
             return
-        with contextlib.suppress(RendezvousError, StoreError):  # which all hear of through the store
-            self._sockets.put(kind, peer, self._secured(guest, channel, server=True))
+        with contextlib.suppress(RendezvousError, StoreError):  # the store reports it to all
+            self._sockets.put(kind, peer, self._secured(sock, channel, server=True))
 
     def _await_lower(self) -> None:
         while missing := self._sockets.missing(self._lower, min(patience_s(self._size), self._left())):

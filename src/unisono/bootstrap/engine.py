@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from unisono import _native
-from unisono.bootstrap.failures import told
-from unisono.bootstrap.liveness import Lives
-from unisono.bootstrap.membership import Roster, meet, write_card
+from unisono.bootstrap.failures import reported
+from unisono.bootstrap.liveness import Liveness
+from unisono.bootstrap.membership import Membership, meet, write_card
 from unisono.bootstrap.memory import given_up_on_failure, memory_key, share_memory
 from unisono.costs.machine import DEFAULTS, Calibration, recall
 from unisono.env import Settings
@@ -87,65 +87,76 @@ def open_engine(store: Store, rank: int, size: int, *, timeout_s: float, setting
             raised here, of any kind, the others raise as this.
     """
     deadline = time.monotonic() + timeout_s
-    with told(store, rank):
+    with reported(store, rank):
         card = write_card(rank, settings.ranks_per_host, settings.lending)
-        roster = meet(store, card, size, deadline, settings.staging_bytes, settings.machine)
-        mates = roster.mates(rank)
-        with contextlib.closing(Lives(roster, mates)) as lives:
-            opened = _opened(store, roster, rank, lives, deadline, settings)
+        membership = meet(store, card, size, deadline, settings.staging_bytes, settings.machine)
+        local_ranks = membership.local_ranks(rank)
+        with contextlib.closing(Liveness(membership, local_ranks)) as liveness:
+            opened = _opened(store, membership, rank, liveness, deadline, settings)
     with contextlib.suppress(StoreError):  # it has gone with the rank that serves it
-        _forget(store, roster)
+        _forget(store, membership)
     return opened
 
 
-def _forget(store: Store, roster: Roster) -> None:
-    """Count this rank as done with what was told in the store; the last one removes it."""
-    size = len(roster.cards)
+def _forget(store: Store, membership: Membership) -> None:
+    """Count this rank as done with the keys of this group; the last one removes them."""
+    size = len(membership.cards)
     if store.add("made", 1) < size:
         return
-    firsts = {roster.mates(rank)[0] for rank in range(size)}
-    keys = ["made", "roster", *(f"card/{rank}" for rank in range(1, size)), *map(memory_key, firsts)]
-    if not roster.on_one_host():
+    firsts = {membership.local_ranks(rank)[0] for rank in range(size)}
+    keys = ["made", "membership", *(f"card/{rank}" for rank in range(1, size)), *map(memory_key, firsts)]
+    if not membership.on_one_host():
         keys += ["endpoints", "connected", "all connected", *(f"endpoint/{rank}" for rank in range(1, size))]
     for key in keys:
         store.delete_key(key)
 
 
 def _opened(
-    store: Store, roster: Roster, rank: int, lives: Lives, deadline: float, settings: EngineSettings
+    store: Store,
+    membership: Membership,
+    rank: int,
+    liveness: Liveness,
+    deadline: float,
+    settings: EngineSettings,
 ) -> Opened:
-    mates = roster.mates(rank)
-    lending = _reaches_all(roster, mates)
+    local_ranks = membership.local_ranks(rank)
+    lending = _reaches_all(membership, local_ranks)
     region = share_memory(
-        store, rank, mates, lives, deadline=deadline, staging_bytes=roster.staging_bytes, lending=lending
+        store,
+        rank,
+        local_ranks,
+        liveness,
+        deadline=deadline,
+        staging_bytes=membership.staging_bytes,
+        lending=lending,
     )
-    with given_up_on_failure(region, mates.index(rank)):
-        sockets = _connected(store, roster, rank, deadline, settings)
+    with given_up_on_failure(region, local_ranks.index(rank)):
+        sockets = _connected(store, membership, rank, deadline, settings)
         try:
-            lives.check(lambda mate: region.joined(mates.index(mate)))
-            cores, segment_bytes = roster.cores(rank), roster.machine.segment_bytes
+            liveness.check(lambda other: region.joined(local_ranks.index(other)))
+            cores, segment_bytes = membership.cores(rank), membership.machine.segment_bytes
             waits = settings.spin_us, segment_bytes, settings.placement
-            options = (lives.detach(), settings.status_fd, cores, *waits)
+            options = (liveness.detach(), settings.status_fd, cores, *waits)
             if sockets is None:
-                return Opened(_native.Engine(region, rank, *options), roster.names(), roster.machine)
-            engine = _native.Engine(region, rank, *options, _connections(roster, rank, sockets))
-            return Opened(engine, roster.names(), roster.machine)
+                return Opened(_native.Engine(region, rank, *options), membership.names(), membership.machine)
+            engine = _native.Engine(region, rank, *options, _connections(membership, rank, sockets))
+            return Opened(engine, membership.names(), membership.machine)
         finally:
             if sockets is not None:
                 sockets.close()  # what the engine has not taken over
 
 
 def _connected(
-    store: Store, roster: Roster, rank: int, deadline: float, settings: EngineSettings
+    store: Store, membership: Membership, rank: int, deadline: float, settings: EngineSettings
 ) -> Sockets | None:
     """The connections to other hosts; None: there are none."""
-    if roster.on_one_host():
+    if membership.on_one_host():
         return None
     from unisono.bootstrap.connections import connect_hosts  # only here: many ranks on one host start sooner
 
     return connect_hosts(
         store,
-        roster,
+        membership,
         rank,
         deadline=deadline,
         master=settings.master,
@@ -155,19 +166,21 @@ def _connected(
     )
 
 
-def _reaches_all(roster: Roster, mates: list[int]) -> bool:
-    """Whether this rank can read the memory of all its mates, and all want it."""
-    cards = [roster.cards[mate] for mate in mates]
+def _reaches_all(membership: Membership, local_ranks: list[int]) -> bool:
+    """Whether this rank can read the memory of all ranks of its host, and all allow it."""
+    cards = [membership.cards[other] for other in local_ranks]
     return all(card.landmark and _native.reaches(card.pid, card.landmark) for card in cards)
 
 
-def _connections(roster: Roster, rank: int, sockets: Sockets) -> _native.Connections:
-    mates = roster.mates(rank)
-    homes = [card.home for card in roster.cards]
+def _connections(membership: Membership, rank: int, sockets: Sockets) -> _native.Connections:
+    local_ranks = membership.local_ranks(rank)
+    homes = [card.home for card in membership.cards]
     return _native.Connections(
-        places=[mates.index(card.rank) if card.rank in mates else -1 for card in roster.cards],
+        places=[
+            local_ranks.index(card.rank) if card.rank in local_ranks else -1 for card in membership.cards
+        ],
         hosts=[homes.index(home) for home in homes],
-        pids=[card.pid for card in roster.cards],
+        pids=[card.pid for card in membership.cards],
         control=sockets.detach("control"),
         data=sockets.detach("data"),
         messages=sockets.detach("messages"),

@@ -1,7 +1,7 @@
-"""Failures while a group is made: the first one is told to all, and whoever waits for the others hears of it.
+"""Failures while a group is made: the first one is reported to all ranks.
 
-It stands in the group's store, under "failed". Nobody asks for it who does not wait: ranks that come together
-quickly pay nothing for it.
+It is in the group's store, under "failed". Only a rank that waits reads it: ranks that meet quickly pay
+nothing for it.
 """
 
 from __future__ import annotations
@@ -16,24 +16,22 @@ from unisono.errors import GroupError, RendezvousError, StoreError, StoreTimeout
 from unisono.limits import described
 from unisono.store import Store
 
-__all__ = ["await_key", "fail", "first_failure", "left", "patience_s", "raise_if_failed", "told"]
+__all__ = ["await_key", "fail", "first_failure", "left", "patience_s", "raise_if_failed", "reported"]
 
 FAILED = "failed"
 POLL_S = 0.2
 ASK_S = 2.0  # at most, between two looks at who failed: less than the store outlives a failure
 TELL_S = 2.0
-GRACE_S = 1.0  # by which who waits for another's word outlasts it: that one knows better what went wrong
+GRACE_S = 1.0  # who waits for another rank's result waits longer by this: that rank knows the cause better
 
 
 def patience_s(size: int) -> float:
-    """Seconds between two looks at who failed: to ask the store is dear to all, so of many ranks each asks
-    less often.
-    """
+    """Seconds between two reads of the failure key; with many ranks each reads it less often."""
     return min(POLL_S * max(1, size // 8), ASK_S)
 
 
 def left(deadline: float) -> float:
-    """Seconds that may still be waited: a few more than none, for what is there already."""
+    """Seconds until the deadline, at least 1 ms: what is there already is still read."""
     return max(deadline - time.monotonic(), 0.001)
 
 
@@ -60,7 +58,7 @@ def raise_if_failed(store: Store) -> None:
 
 
 def first_failure(store: Store, within_s: float) -> str:
-    """What the first one that failed says, who may be just about to; "": nothing."""
+    """The first failure, which may be reported within `within_s`; "": none."""
     try:
         return store.get(FAILED, within_s).decode()
     except StoreError:  # also where the store went with the rank that serves it
@@ -68,25 +66,25 @@ def first_failure(store: Store, within_s: float) -> str:
 
 
 def fail(store: Store, text: str) -> NoReturn:
-    """Tell everybody, and raise what the first one said."""
+    """Report a failure to all ranks, and raise the first one reported."""
     raise RendezvousError(store.compare_set(FAILED, b"", text).decode())
 
 
 @contextlib.contextmanager
-def told(store: Store, rank: int) -> Iterator[None]:
-    """Whatever is raised here ends the others' waiting, too."""
+def reported(store: Store, rank: int) -> Iterator[None]:
+    """Report what this block raises, so that the other ranks stop waiting."""
     try:
         yield
     except BaseException as error:
         gone = isinstance(error, StoreError) and not isinstance(error, StoreTimeout)
-        if not gone:  # what is at its address by now may be another world's store
+        if not gone:  # another world's store may be at its address by now
             with contextlib.suppress(StoreError):  # the first error is the one to tell
-                store.compare_set(FAILED, b"", _words(error, rank), timeout_s=TELL_S)
+                store.compare_set(FAILED, b"", _text(error, rank), timeout_s=TELL_S)
         raise
 
 
-def _words(error: BaseException, rank: int) -> str:
-    """What the others are told. Errors of these kinds speak of ranks already."""
+def _text(error: BaseException, rank: int) -> str:
+    """The text for the other ranks. Errors of these kinds name a rank already."""
     if isinstance(error, (RendezvousError, GroupError)):
         return str(error)
     why = described(error)

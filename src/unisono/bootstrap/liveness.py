@@ -1,4 +1,4 @@
-"""The processes of a host whose ranks are making a group: whoever waits for one of them hears of a death."""
+"""Watches the processes of one host while their ranks make a group, so that no wait outlasts a death."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ import socket
 import time
 from collections.abc import Callable
 
-from unisono.bootstrap.membership import Card, Roster, born
+from unisono.bootstrap.membership import Card, Membership, born
 from unisono.errors import RendezvousError, message
 
-__all__ = ["Lives"]
+__all__ = ["Liveness"]
 
 END_S = 1.0  # from the end of a dying process's connections to its own
 
 
-class Lives:
-    """Watches the mates of a rank that are other processes.
+class Liveness:
+    """Watches the other processes among the ranks of this host.
 
     Raises:
         RendezvousError: one of them has ended already.  OSError: one cannot be watched.
     """
 
-    def __init__(self, roster: Roster, mates: list[int]) -> None:
-        self._size = len(roster.cards)
+    def __init__(self, membership: Membership, local_ranks: list[int]) -> None:
+        self._size = len(membership.cards)
         self._cards: dict[int, Card] = {}  # by descriptor
         try:
-            for mate in mates:
-                if roster.cards[mate].pid != os.getpid():
-                    self._watch(roster.cards[mate])
+            for other in local_ranks:
+                if membership.cards[other].pid != os.getpid():
+                    self._watch(membership.cards[other])
         except BaseException:
             self.close()
             raise
@@ -62,8 +62,9 @@ class Lives:
             raise RendezvousError(_ended(self._cards[ready[0]]))
 
     def check(self, joined: Callable[[int], bool] = lambda rank: False) -> None:  # noqa: ARG005
-        """Raise RendezvousError when one of them has ended; but for those that had `joined` the group, which
-        is told of that as of any later end.
+        """Raise RendezvousError when one of them has ended.
+
+        Ranks that had `joined` the group are left out: the engine reports their end as any later one.
         """
         poll = select.poll()
         for fd in self._cards:
@@ -73,7 +74,7 @@ class Lives:
                 raise RendezvousError(_ended(self._cards[fd]))
 
     def check_end(self, rank: int) -> None:
-        """Raise RendezvousError when `rank`, whose connection has ended, does so as well: a moment later."""
+        """Raise RendezvousError when `rank`, whose connection has ended, ends within a moment as well."""
         for fd, card in self._cards.items():
             if card.rank == rank:
                 poll = select.poll()
@@ -82,7 +83,7 @@ class Lives:
                     raise RendezvousError(_ended(card))
 
     def detach(self) -> list[int]:
-        """By rank: a descriptor that tells of its death, -1 where there is none; the caller's from now on."""
+        """By rank: its pidfd, or -1 where it is not watched. The caller closes them."""
         cards, self._cards = self._cards, {}
         fds = {card.rank: fd for fd, card in cards.items()}
         return [fds.get(rank, -1) for rank in range(self._size)]

@@ -1,9 +1,8 @@
 """Who the ranks of a group are, and which of them share a host.
 
-Every rank puts its card into the store; the first gathers them and publishes the roster, which all read.
-Two ranks are on one host when they can map the same memory: when they run under one kernel and in one network
-and one process namespace, the roads by which a descriptor is passed and a death is seen, as one user. Mapping
-it then proves it.
+Every rank puts its card into the store. Rank 0 gathers the cards and publishes the membership; all ranks read
+it. Two ranks are on one host when they can map the same memory. They then have one kernel, one user, one
+network namespace (descriptors are passed through it) and one process namespace (deaths are seen in it).
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from unisono.costs.machine import DEFAULTS, Calibration
 from unisono.errors import RendezvousError, StoreTimeout, message
 from unisono.store import Store
 
-__all__ = ["Card", "Roster", "born", "gather", "meet", "write_card"]
+__all__ = ["Card", "Membership", "born", "gather", "meet", "write_card"]
 
 _NONCE_BYTES = 32
 
 
 class Build(msgspec.Struct, frozen=True, array_like=True):
-    """How a card begins in all versions of Unisono: what is to be known of a rank with another one.
+    """How a card begins in all versions of Unisono; a rank of another version can read this part.
 
     Attributes:
         layout: the version of the engine, of what ranks read of each other.
@@ -43,9 +42,9 @@ class Card(Build, frozen=True, array_like=True):
 
     Attributes:
         born: start time of the process in clock ticks, so that a reused pid is recognised.
-        network: equal where loopback leads from one rank to the other.
+        network: equal for ranks that reach each other over loopback.
         home: equal for ranks that share memory.
-        landmark: where in its memory a rank's mates read to see whether they can; 0: they need not try.
+        landmark: the address that ranks of this host read to test access to its memory; 0: no test.
         cores: on which it may run, a bit for each, in hexadecimal digits.
     """
 
@@ -58,11 +57,11 @@ class Card(Build, frozen=True, array_like=True):
     cores: str
 
 
-class Roster(msgspec.Struct, frozen=True, array_like=True):
+class Membership(msgspec.Struct, frozen=True, array_like=True):
     """All cards by rank, and what all must agree on.
 
     Attributes:
-        nonce: a number used once that tells members of the group from strangers.
+        nonce: a random number of this group; a peer that knows it read the store.
         staging_bytes: staging memory per rank, as rank 0 has it.
         machine: the figures by which all choose algorithms, as rank 0 has them.
     """
@@ -72,7 +71,7 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
     staging_bytes: int
     machine: Calibration
 
-    def mates(self, rank: int) -> list[int]:
+    def local_ranks(self, rank: int) -> list[int]:
         """The ranks of the host of `rank`, itself included, in order."""
         return [card.rank for card in self.cards if card.home == self.cards[rank].home]
 
@@ -93,11 +92,11 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
         Example: of four ranks three are bound to core 0, the fourth to core 1 -> 1.
         """
         masks = [int(card.cores, 16) for card in self.cards if card.kernel == self.cards[rank].kernel]
-        mates = len(self.mates(rank))
+        local_ranks = len(self.local_ranks(rank))
         bound = {
             places: sum(mask | places == places for mask in masks) for places in {*masks, reduce(or_, masks)}
         }
-        return max(1, min(places.bit_count() * mates // ranks for places, ranks in bound.items()))
+        return max(1, min(places.bit_count() * local_ranks // ranks for places, ranks in bound.items()))
 
     def names(self) -> tuple[str, ...]:
         """The name of every rank's host; hosts of one name are told apart by a number."""
@@ -145,8 +144,8 @@ def born(pid: int) -> int:
 
 def meet(
     store: Store, card: Card, size: int, deadline: float, staging_bytes: int, machine: Calibration = DEFAULTS
-) -> Roster:
-    """Show the own card, and read everybody's.
+) -> Membership:
+    """Publish the own card and read the membership.
 
     Raises:
         RendezvousError: somebody's did not come in time, or is of another version of the engine; or somebody
@@ -155,33 +154,33 @@ def meet(
     cards = gather(store, "card", card.rank, size, msgspec.msgpack.encode(card), deadline)
     if card.rank == 0:
         if unlike := _unlike(card, cards):
-            store.set("roster", msgspec.msgpack.encode(unlike))
+            store.set("membership", msgspec.msgpack.encode(unlike))
             raise RendezvousError(unlike)
         decoded = [msgspec.msgpack.decode(each, type=Card) for each in cards]
-        roster = Roster(decoded, os.urandom(_NONCE_BYTES), staging_bytes, machine)
-        if not roster.in_one_network():
-            roster = msgspec.structs.replace(roster, machine=machine.between_networks())
-        store.set("roster", msgspec.msgpack.encode(roster))
-        return roster
+        membership = Membership(decoded, os.urandom(_NONCE_BYTES), staging_bytes, machine)
+        if not membership.in_one_network():
+            membership = msgspec.structs.replace(membership, machine=machine.between_networks())
+        store.set("membership", msgspec.msgpack.encode(membership))
+        return membership
     try:
-        value = await_key(store, "roster", size, deadline + GRACE_S)
+        value = await_key(store, "membership", size, deadline + GRACE_S)
     except StoreTimeout as error:
         missing = [each for each in range(1, size) if not store.check([f"card/{each}"])]
         raise RendezvousError(
             message(
                 "rank 0 did not publish who is in the group in time",
-                observed=f"no word of rank {', '.join(map(str, missing))} either" if missing else "",
+                observed=f"no card of rank {', '.join(map(str, missing))} either" if missing else "",
                 remedy="Look at that rank's output, or raise timeout=.",
             )
         ) from error
-    found: str | Roster = msgspec.msgpack.decode(value, type=str | Roster)
+    found: str | Membership = msgspec.msgpack.decode(value, type=str | Membership)
     if isinstance(found, str):  # why there is none
         raise RendezvousError(found)
     return found
 
 
 def _unlike(first: Card, cards: list[bytes]) -> str:
-    """What is to be told of the first rank whose engine is of another version; "": there is none."""
+    """The error for the first rank whose engine has another version; "": there is none."""
     for rank, card in enumerate(cards):
         build = _build(rank, card)
         if build.layout != first.layout:

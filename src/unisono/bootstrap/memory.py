@@ -1,7 +1,7 @@
-"""Brings the ranks of one host to the memory they share.
+"""Maps one shared memory into the ranks of a host.
 
-The first of them makes a nameless memfd, listens on an abstract Unix socket and puts the socket's name into
-the store. The others connect, say who they are, and get the descriptor once all have come.
+The first rank creates a memfd without a name, listens on an abstract Unix socket and publishes the socket's
+name in the store. The others connect, send their rank, and receive the descriptor once all have connected.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from unisono.bootstrap.failures import (
     patience_s,
     raise_if_failed,
 )
-from unisono.bootstrap.liveness import Lives
+from unisono.bootstrap.liveness import Liveness
 from unisono.errors import RendezvousError, StoreTimeout, message
 from unisono.store import Store
 
 __all__ = ["given_up_on_failure", "memory_key", "share_memory"]
 
-MOST_BYTES = 200  # of the reason that is told through the memory
-SAYS_S = 2.0  # in which a rank that gave up tells why
+MOST_BYTES = 200  # of the reason that is reported through the memory
+SAYS_S = 2.0  # for a rank that gave up to report why
 INTRODUCTION_S = 10.0  # in which a process of this user that has connected says which rank it is
 _LENDS, _LENDS_NOT = b"\1", b"\0"
 _PEER_CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
 
-class _Invitation(msgspec.Struct):
+class _Offer(msgspec.Struct):
     """Where the first rank listens, and what it made."""
 
     address: bytes
@@ -51,27 +51,27 @@ class _Introduction(msgspec.Struct):
 def share_memory(
     store: Store,
     rank: int,
-    mates: list[int],
-    lives: Lives,
+    local_ranks: list[int],
+    liveness: Liveness,
     *,
     deadline: float,
     staging_bytes: int,
     lending: bool = False,
 ) -> _native.Region:
-    """The memory of the ranks `mates` (this one among them), mapped by all of them.
+    """The memory of the ranks `local_ranks` (this one among them), mapped by all of them.
 
     Args:
-        lives: of the mates, so that nobody waits for one that has ended.
+        liveness: of these ranks, so that nobody waits for one that has ended.
         lending: this rank can read the own memory of the others; they lend it when that goes for all.
     Raises:
         RendezvousError: one of them did not come in time, ended, failed, or cannot map it.
     """
-    if len(mates) == 1:
+    if len(local_ranks) == 1:
         return _native.Region(-1, 1, staging_bytes, True)
-    if rank == mates[0]:
-        region, all_lend = _invite(store, mates, lives, deadline, staging_bytes, lending)
+    if rank == local_ranks[0]:
+        region, all_lend = _share(store, local_ranks, liveness, deadline, staging_bytes, lending)
     else:
-        region, all_lend = _join(store, rank, mates, lives, deadline, lending)
+        region, all_lend = _join(store, rank, local_ranks, liveness, deadline, lending)
     if all_lend:
         region.allow_lending()
     return region
@@ -79,7 +79,7 @@ def share_memory(
 
 @contextlib.contextmanager
 def given_up_on_failure(region: _native.Region, place: int) -> Iterator[None]:
-    """Whatever is raised here tells those who have the memory that the rank in that place will not come."""
+    """Report a failure of this block, through the memory, to the ranks that have mapped it."""
     try:
         yield
     except BaseException as error:
@@ -89,95 +89,101 @@ def given_up_on_failure(region: _native.Region, place: int) -> Iterator[None]:
 
 
 def memory_key(first: int) -> str:
-    """Where in the store the first rank of a host tells of its memory."""
+    """The key under which the first rank of a host offers its memory."""
     return f"memory/{first}"
 
 
 # ---- the first rank ------------------------------------------------------------------------------------
 
 
-def _invite(
-    store: Store, mates: list[int], lives: Lives, deadline: float, staging_bytes: int, lending: bool
+def _share(
+    store: Store,
+    local_ranks: list[int],
+    liveness: Liveness,
+    deadline: float,
+    staging_bytes: int,
+    lending: bool,
 ) -> tuple[_native.Region, bool]:
     memory = os.memfd_create("unisono", os.MFD_CLOEXEC)
     try:
-        region = _native.Region(os.dup(memory), len(mates), staging_bytes, True)
+        region = _native.Region(os.dup(memory), len(local_ranks), staging_bytes, True)
         address = b"\0unisono-" + os.urandom(16).hex().encode()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(address)
-            listener.listen(len(mates) + 128)  # strangers may knock; they must not fill the queue
-            store.set(memory_key(mates[0]), msgspec.msgpack.encode(_Invitation(address, staging_bytes)))
+            # Other users may connect, too; they must not fill the queue.
+            listener.listen(len(local_ranks) + 128)
+            store.set(memory_key(local_ranks[0]), msgspec.msgpack.encode(_Offer(address, staging_bytes)))
             with given_up_on_failure(region, 0):
-                return region, _hand_out(store, listener, memory, mates, lives, deadline, lending)
+                return region, _send_memory(store, listener, memory, local_ranks, liveness, deadline, lending)
     finally:
         os.close(memory)
 
 
-def _hand_out(
+def _send_memory(
     store: Store,
     listener: socket.socket,
     memory: int,
-    mates: list[int],
-    lives: Lives,
+    local_ranks: list[int],
+    liveness: Liveness,
     deadline: float,
     lending: bool,
 ) -> bool:
-    """Give the memory to all guests; whether all ranks can read each other's own."""
-    guests: dict[int, socket.socket] = {}
+    """Send the memory to all ranks; whether all can read each other's own."""
+    connections: dict[int, socket.socket] = {}
 
-    def talking(mate: int) -> AbstractContextManager[None]:
-        late = f"rank {mate} came to the group's shared memory, but did not map it in time"
-        return _talking(store, lives, mate, (mates[0], mate), late)
+    def naming(other: int) -> AbstractContextManager[None]:
+        late = f"rank {other} came to the group's shared memory, but did not map it in time"
+        return _naming(store, liveness, other, (local_ranks[0], other), late)
 
     try:
-        while len(guests) < len(mates) - 1:
-            guest, introduced = _receive(store, listener, mates, lives, deadline, guests)
-            if introduced in guests:
-                guests[introduced].close()
-            guests[introduced] = guest
-        for mate, guest in guests.items():
-            with talking(mate):
-                socket.send_fds(guest, [b"\0"], [memory])
-        for mate, guest in guests.items():  # leave only when all have it
-            with talking(mate):
-                lending &= _heard(guest, lives, deadline) == _LENDS
-        for mate, guest in guests.items():
-            with talking(mate):
-                guest.sendall(_LENDS if lending else _LENDS_NOT)
+        while len(connections) < len(local_ranks) - 1:
+            sock, introduced = _receive(store, listener, local_ranks, liveness, deadline, connections)
+            if introduced in connections:
+                connections[introduced].close()
+            connections[introduced] = sock
+        for other, sock in connections.items():
+            with naming(other):
+                socket.send_fds(sock, [b"\0"], [memory])
+        for other, sock in connections.items():  # leave only when all have it
+            with naming(other):
+                lending &= _received(sock, liveness, deadline) == _LENDS
+        for other, sock in connections.items():
+            with naming(other):
+                sock.sendall(_LENDS if lending else _LENDS_NOT)
         return lending
     finally:
-        for guest in guests.values():
-            guest.close()
+        for sock in connections.values():
+            sock.close()
 
 
 def _receive(
     store: Store,
     listener: socket.socket,
-    mates: list[int],
-    lives: Lives,
+    local_ranks: list[int],
+    liveness: Liveness,
     deadline: float,
     known: dict[int, socket.socket],
 ) -> tuple[socket.socket, int]:
-    """The next rank that comes. Strangers (other users, garbage) are turned away."""
+    """The next rank that connects. Connections of other users, or with garbage, are closed."""
     while True:
         listener.settimeout(left(deadline))
         try:
-            lives.wait_for(listener, min(deadline, time.monotonic() + patience_s(len(mates))))
-            guest, _ = listener.accept()
+            liveness.wait_for(listener, min(deadline, time.monotonic() + patience_s(len(local_ranks))))
+            sock, _ = listener.accept()
         except TimeoutError:
             raise_if_failed(store)
             if time.monotonic() >= deadline:
-                raise RendezvousError(_missing(mates, known)) from None
+                raise RendezvousError(_missing(local_ranks, known)) from None
             continue
-        guest.settimeout(min(INTRODUCTION_S, left(deadline)))
+        sock.settimeout(min(INTRODUCTION_S, left(deadline)))
         try:
-            if _same_user(guest):  # asked before a single byte is waited for
-                introduction = msgspec.msgpack.decode(guest.recv(256), type=_Introduction)
-                if introduction.rank in mates[1:]:
-                    return guest, introduction.rank
+            if _same_user(sock):  # checked before a byte is read
+                introduction = msgspec.msgpack.decode(sock.recv(256), type=_Introduction)
+                if introduction.rank in local_ranks[1:]:
+                    return sock, introduction.rank
         except (OSError, msgspec.DecodeError):
             pass
-        guest.close()
+        sock.close()
 
 
 def _same_user(peer: socket.socket) -> bool:
@@ -186,11 +192,11 @@ def _same_user(peer: socket.socket) -> bool:
     return bool(_PEER_CREDENTIALS.unpack(credentials)[1] == os.getuid())
 
 
-def _missing(mates: list[int], known: dict[int, socket.socket]) -> str:
-    missing = ", ".join(str(rank) for rank in mates[1:] if rank not in known)
+def _missing(local_ranks: list[int], known: dict[int, socket.socket]) -> str:
+    missing = ", ".join(str(rank) for rank in local_ranks[1:] if rank not in known)
     return message(
         f"rank {missing} did not come to the group's shared memory",
-        observed=f"{len(known) + 1} of {len(mates)} ranks",
+        observed=f"{len(known) + 1} of {len(local_ranks)} ranks",
         expected="all",
         remedy="Look at that rank's output, or raise timeout=.",
     )
@@ -200,38 +206,38 @@ def _missing(mates: list[int], known: dict[int, socket.socket]) -> str:
 
 
 def _join(
-    store: Store, rank: int, mates: list[int], lives: Lives, deadline: float, lending: bool
+    store: Store, rank: int, local_ranks: list[int], liveness: Liveness, deadline: float, lending: bool
 ) -> tuple[_native.Region, bool]:
-    first = mates[0]
-    deadline += GRACE_S  # for what the first says at its own
-    invitation = _invitation(store, mates, lives, deadline)
+    first = local_ranks[0]
+    deadline += GRACE_S  # for what the first rank reports at its deadline
+    offer = _offer(store, local_ranks, liveness, deadline)
     late = f"rank {rank} waited for the group's shared memory, but not all ranks came to it in time"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as host:
         host.settimeout(left(deadline))
-        with _talking(store, lives, first, (first, rank), late):
-            _connect(host, invitation.address, deadline)
+        with _naming(store, liveness, first, (first, rank), late):
+            _connect(host, offer.address, deadline)
             host.sendall(msgspec.msgpack.encode(_Introduction(rank)))
-            lives.wait_for(host, deadline)
+            liveness.wait_for(host, deadline)
             _, descriptors, _, _ = socket.recv_fds(host, 1, 1, socket.MSG_CMSG_CLOEXEC)
             if not descriptors:
                 raise ConnectionResetError
-        region = _native.Region(descriptors[0], len(mates), invitation.staging_bytes, False)
-        place = mates.index(rank)
-        with given_up_on_failure(region, place), _talking(store, lives, first, (first, rank), late):
+        region = _native.Region(descriptors[0], len(local_ranks), offer.staging_bytes, False)
+        place = local_ranks.index(rank)
+        with given_up_on_failure(region, place), _naming(store, liveness, first, (first, rank), late):
             host.sendall(_LENDS if lending else _LENDS_NOT)
-            return region, _heard(host, lives, deadline) == _LENDS
+            return region, _received(host, liveness, deadline) == _LENDS
 
 
-def _invitation(store: Store, mates: list[int], lives: Lives, deadline: float) -> _Invitation:
+def _offer(store: Store, local_ranks: list[int], liveness: Liveness, deadline: float) -> _Offer:
     while True:
         try:
-            told = store.get(memory_key(mates[0]), min(patience_s(len(mates)), left(deadline)))
-            return msgspec.msgpack.decode(told, type=_Invitation)
+            found = store.get(memory_key(local_ranks[0]), min(patience_s(len(local_ranks)), left(deadline)))
+            return msgspec.msgpack.decode(found, type=_Offer)
         except StoreTimeout as error:
-            lives.check()
+            liveness.check()
             raise_if_failed(store)
             if time.monotonic() >= deadline:
-                text = f"rank {mates[0]} did not offer its shared memory in time: {error}"
+                text = f"rank {local_ranks[0]} did not offer its shared memory in time: {error}"
                 raise RendezvousError(text) from error
 
 
@@ -253,16 +259,18 @@ def _connect(host: socket.socket, address: bytes, deadline: float) -> None:
 
 
 @contextlib.contextmanager
-def _talking(store: Store, lives: Lives, peer: int, pair: tuple[int, int], late: str) -> Iterator[None]:
-    """Errors in talking with `peer` say who it is and what became of it. `pair`: the first rank, and a guest;
-    `late`: what to say when the deadline has come.
+def _naming(store: Store, liveness: Liveness, peer: int, pair: tuple[int, int], late: str) -> Iterator[None]:
+    """Turn errors of a connection into ones that name the peer and what happened to it.
+
+    Args:
+        pair: the first rank, and the rank that connects.  late: the text for a missed deadline.
     """
     try:
         yield
     except TimeoutError as error:
         raise RendezvousError(late) from error
     except (ConnectionRefusedError, ConnectionResetError, BrokenPipeError):
-        raise RendezvousError(_gave_up(store, peer, lives)) from None
+        raise RendezvousError(_gave_up(store, peer, liveness)) from None
     except OSError as error:
         raise RendezvousError(
             message(
@@ -273,17 +281,17 @@ def _talking(store: Store, lives: Lives, peer: int, pair: tuple[int, int], late:
         ) from error
 
 
-def _heard(peer: socket.socket, lives: Lives, deadline: float) -> bytes:
-    """The byte that comes from the other end."""
-    lives.wait_for(peer, deadline)
+def _received(peer: socket.socket, liveness: Liveness, deadline: float) -> bytes:
+    """The byte that the other end sends."""
+    liveness.wait_for(peer, deadline)
     byte = peer.recv(1)
     if not byte:
         raise ConnectionResetError
     return byte
 
 
-def _gave_up(store: Store, peer: int, lives: Lives) -> str:
-    lives.check()  # that of which it heard a moment earlier
-    lives.check_end(peer)
+def _gave_up(store: Store, peer: int, liveness: Liveness) -> str:
+    liveness.check()  # it may have failed because another one died
+    liveness.check_end(peer)
     unknown = f"rank {peer} gave up while the group was being made; its own error tells why"
     return first_failure(store, SAYS_S) or unknown

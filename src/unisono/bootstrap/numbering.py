@@ -1,4 +1,4 @@
-"""Agreeing who is who, through the keys of a store. See the package for their names."""
+"""Agrees on the rank of every process, through keys of a store; `rendezvous` lists the keys."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     rank: int
     host: str
     pid: int
-    token: str  # tells two threads of one process apart
+    token: str  # distinguishes two threads of one process
 
     def __str__(self) -> str:
         return f"rank {self.rank} (host {self.host}, pid {self.pid})"
 
 
 class Meeting:
-    """One rank's part in coming together."""
+    """One rank's part in the rendezvous."""
 
     def __init__(self, base: Store, place: Place, deadline: float, timeout_s: float) -> None:
         self._base = base
@@ -45,88 +45,88 @@ class Meeting:
         self.claimed = False
 
     def meet(self) -> tuple[PrefixStore, tuple[Member, ...]]:
-        """Claim the rank, wait for the verdict; the world's room in the store, and who is who by rank."""
-        room = self._claim()
+        """Claim the rank, wait for the verdict; the world's part of the store, and its members by rank."""
+        keys = self._claim()
         try:
-            return room, self._come(room)
+            return keys, self._come(keys)
         except BaseException as error:
-            self._give_up(room, error)
+            self._give_up(keys, error)
             raise
 
-    def _come(self, room: Store) -> tuple[Member, ...]:
-        self._check_world_size(room)
-        if room.add("came", 1) == self._world_size:
-            everybody = [self._member(room, rank) for rank in range(self._world_size)]
-            room.set("members", msgspec.msgpack.encode(everybody))
-            room.compare_set("verdict", b"", b"ok")
-        self._await_verdict(room)
-        members = msgspec.msgpack.decode(room.get("members"), type=tuple[Member, ...])
-        if room.add("know", 1) == self._world_size:
-            room.set("all know", b"")
+    def _come(self, keys: Store) -> tuple[Member, ...]:
+        self._check_world_size(keys)
+        if keys.add("came", 1) == self._world_size:
+            everybody = [self._member(keys, rank) for rank in range(self._world_size)]
+            keys.set("members", msgspec.msgpack.encode(everybody))
+            keys.compare_set("verdict", b"", b"ok")
+        self._await_verdict(keys)
+        members = msgspec.msgpack.decode(keys.get("members"), type=tuple[Member, ...])
+        if keys.add("know", 1) == self._world_size:
+            keys.set("all know", b"")
         return members
 
-    def _give_up(self, room: Store, error: BaseException) -> None:
-        """Nobody is to wait for this rank, nor to count it as having come; it may try again."""
+    def _give_up(self, keys: Store, error: BaseException) -> None:
+        """Let nobody wait for this rank or count it as present; it may try again."""
         if isinstance(error, StoreError) and not isinstance(error, StoreTimeout):
             return  # the store has gone; what is at its address by now may be another world's
-        with contextlib.suppress(StoreError):  # the first error is the one to tell
+        with contextlib.suppress(StoreError):  # the first error is the one to report
             why = f"{type(error).__name__}: {error}".rstrip(": ")
             text = f"{self._me} gave up while the ranks came together: {why}"
-            room.compare_set("verdict", b"", text, timeout_s=GOODBYE_S)
-            room.set(f"bye/{self._rank}", b"", timeout_s=GOODBYE_S)
+            keys.compare_set("verdict", b"", text, timeout_s=GOODBYE_S)
+            keys.set(f"bye/{self._rank}", b"", timeout_s=GOODBYE_S)
 
-    def see_everybody_off(self, room: Store) -> None:
-        """Wait, briefly, until all ranks have read the verdict: for the rank whose end is the store's end."""
+    def see_everybody_off(self, keys: Store) -> None:
+        """Wait briefly until all ranks have read the verdict. For the rank that serves the store."""
         with contextlib.suppress(StoreTimeout):  # a rank died since: not this rank's business
-            room.wait(["all know"], timeout_s=GOODBYE_S)
+            keys.wait(["all know"], timeout_s=GOODBYE_S)
 
     def _claim(self) -> PrefixStore:
         """Take this rank in the first generation it has not been part of."""
         mine = msgspec.msgpack.encode(self._me)
         while True:
-            room = PrefixStore(f"unisono/meet/{self.generation}", self._base)
-            room.timeout_s = self._timeout_s
-            held = room.compare_set(f"rank/{self._rank}", b"", mine, timeout_s=self._left())
+            keys = PrefixStore(f"unisono/meet/{self.generation}", self._base)
+            keys.timeout_s = self._timeout_s
+            held = keys.compare_set(f"rank/{self._rank}", b"", mine, timeout_s=self._left())
             if held == mine:
                 self.claimed = True
-                return room
+                return keys
             other = msgspec.msgpack.decode(held, type=Member)
             ours = (other.host, other.pid) == (self._me.host, self._me.pid)
-            left = room.check([f"bye/{self._rank}"]) or (ours and room.peek("verdict") == b"ok")
+            left = keys.check([f"bye/{self._rank}"]) or (ours and keys.peek("verdict") == b"ok")
             if not left:
                 self._fail(
-                    room,
+                    keys,
                     f"rank {self._rank} was taken twice: by host {other.host}, pid {other.pid}, "
                     f"and by host {self._me.host}, pid {self._me.pid}",
                     "Give every process a rank of its own; if the first is of an earlier run, end it.",
                 )
             self.generation += 1
 
-    def _check_world_size(self, room: Store) -> None:
-        held = room.compare_set("world_size", b"", f"{self._world_size} {self._me}").decode()
+    def _check_world_size(self, keys: Store) -> None:
+        held = keys.compare_set("world_size", b"", f"{self._world_size} {self._me}").decode()
         size, who = held.split(" ", 1)
         if int(size) != self._world_size:
             self._fail(
-                room,
+                keys,
                 f"the ranks disagree on the world size: {who} says {size}, {self._me} {self._world_size}",
                 "Start all ranks with one WORLD_SIZE.",
             )
 
-    def _fail(self, room: Store, what: str, remedy: str) -> NoReturn:
-        """Tell everybody who still waits, and raise."""
+    def _fail(self, keys: Store, what: str, remedy: str) -> NoReturn:
+        """Report it to all ranks that still wait, and raise."""
         text = message(what, remedy=remedy)
-        room.compare_set("verdict", b"", text)
+        keys.compare_set("verdict", b"", text)
         raise RendezvousError(text)
 
-    def _await_verdict(self, room: Store) -> None:
+    def _await_verdict(self, keys: Store) -> None:
         missing: list[int] = []
         try:
-            verdict = room.get("verdict", self._left()).decode()
-        except StoreTimeout:  # who comes now, comes too late: all must tell the same
+            verdict = keys.get("verdict", self._left()).decode()
+        except StoreTimeout:  # a later rank is too late: all must report the same
             ranks = range(self._world_size)
-            missing = [rank for rank in ranks if not room.check([f"rank/{rank}"], timeout_s=GOODBYE_S)]
+            missing = [rank for rank in ranks if not keys.check([f"rank/{rank}"], timeout_s=GOODBYE_S)]
             text = self._who_is_missing(missing)
-            verdict = room.compare_set("verdict", b"", text, timeout_s=GOODBYE_S).decode()
+            verdict = keys.compare_set("verdict", b"", text, timeout_s=GOODBYE_S).decode()
         if verdict != "ok":
             raise RendezvousError(verdict, missing=tuple(missing))
 
@@ -142,8 +142,8 @@ class Meeting:
             remedy="See whether they were started and reach the store, or raise the timeout.",
         )
 
-    def _member(self, room: Store, rank: int) -> Member:
-        return msgspec.msgpack.decode(room.get(f"rank/{rank}", self._left()), type=Member)
+    def _member(self, keys: Store, rank: int) -> Member:
+        return msgspec.msgpack.decode(keys.get(f"rank/{rank}", self._left()), type=Member)
 
     def _left(self) -> float:
         return max(0.0, self._deadline - time.monotonic())

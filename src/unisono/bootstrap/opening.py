@@ -1,4 +1,4 @@
-"""Opening the store: serving it or finding who serves it."""
+"""Opens the store: serves it, or finds the process that serves it."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def open_store(target: Target, place: Place, deadline: float, settings: Settings
 
 
 class Safety(msgspec.Struct, frozen=True):
-    """What keeps strangers out of the store."""
+    """How clients of the store are authenticated."""
 
     token: bytes
     tls: bool
 
     def store(self, host: str, port: int, **options: Any) -> TCPStore:
-        """A `TCPStore` that asks for the token, and offers it."""
+        """A `TCPStore` that proves the token and demands it."""
         if options.get("is_server") and not self.token:
             _warn_if_open(host)
         return TCPStore(host, port, token=self.token, tls=self.tls, **options)
@@ -85,8 +85,9 @@ def _warn_if_open(host: str) -> None:
 
 
 def _serve(host: str, port: int, deadline: float, safe: Safety, job: str = "") -> TCPStore:
-    """Serve a store on that port. If one of the same job is there already, be its client: the claim
-    of the rank will tell which process it belongs to. One that is just closing is waited for.
+    """Serve a store on that port; where one of the same job is there already, be its client.
+
+    The claim of the rank then shows whose it is. A store that is closing is waited for.
     """
     give_up = min(deadline, time.monotonic() + 1.0)
     while True:

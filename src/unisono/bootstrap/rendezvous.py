@@ -1,4 +1,4 @@
-"""Bring the ranks of a job together: find the store, agree on who is who.
+"""The rendezvous of a job's ranks: find the store, agree on the rank of every process.
 
 `init_method` says where the store is:
 
@@ -18,10 +18,10 @@ In the store, under "unisono/meet/<generation>/" (the world's own keys: "unisono
 
     world_size       "4 rank 0 (host a, pid 17)": the first to come writes it, the others compare
     rank/2           who has rank 2, a `Member`; written only when nobody else has
-    came             a counter; who makes it world_size writes the verdict
-    verdict          "ok", or what is wrong; all wait for it, so all raise the same error at once. Who
-                     gives up writes one, too: a rank that comes later must not wait for it
-    members          who is who, for all to read; "know" counts those who have, then "all know" is set
+    came             a counter; the rank that raises it to world_size writes the verdict
+    verdict          "ok", or what is wrong; all wait for it, so all raise the same error at once. A rank
+                     that gives up writes one, too: later ranks must not wait for it
+    members          all members by rank; "know" counts the ranks that have read it, then "all know" is set
     bye/2            rank 2 has closed
 
 A store may be used for one world after the other: a rank that said bye in one generation goes to the next.
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Member", "Rendezvous", "probe_ports", "rendezvous"]
 
-FAILED_LINGER_S = 2.0  # for the others to come and read what went wrong
+FAILED_LINGER_S = 2.0  # for the other ranks to read the failure
 
 
 class Rendezvous(msgspec.Struct, frozen=True):
-    """Ranks that have come together.
+    """A finished rendezvous.
 
     Attributes:
         store: for this world alone; its timeout is that of the rendezvous.
-        members: who is who, by rank.
+        members: the process of every rank, by rank.
         master: name or address of a host that all ranks reach; None: unknown.
     """
 
@@ -64,7 +64,7 @@ class Rendezvous(msgspec.Struct, frozen=True):
     rank: int
     world_size: int
     master: str | None
-    _room: Store
+    _keys: Store
     _owned: TCPStore | FileStore | None
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ class Rendezvous(msgspec.Struct, frozen=True):
         The rank that serves the store waits up to 5 s for the others to say goodbye.
         """
         with contextlib.suppress(StoreError):  # nobody is left to say goodbye to, or closed before
-            self._room.set(f"bye/{self.rank}", b"", timeout_s=GOODBYE_S)
+            self._keys.set(f"bye/{self.rank}", b"", timeout_s=GOODBYE_S)
         if isinstance(self._owned, TCPStore):
             self._owned.close(world_size=self.world_size)
         elif self._owned is not None:
@@ -135,12 +135,12 @@ def rendezvous(
 
 
 def _led(settings: Settings) -> bool:
-    """Whether the environment says where to meet. A world of one does without."""
+    """Whether the environment says where to meet. A world of one rank needs no such place."""
     return settings.store_address is not None or settings.master_addr is not None
 
 
 def _linger(opened: TCPStore | FileStore, seconds: float, place: Place) -> None:
-    """Close, but first let those who have yet to come read what went wrong; they cannot elsewhere."""
+    """Close, but first let ranks that are still to come read what went wrong: it is nowhere else."""
     if isinstance(opened, TCPStore):
         opened.close(linger_s=seconds, world_size=place.world_size)
     else:
@@ -154,9 +154,9 @@ def _meet(
     owned: TCPStore | FileStore | None,
     master: str | None = None,
 ) -> Rendezvous:
-    room, members = meeting.meet()
+    keys, members = meeting.meet()
     if isinstance(owned, TCPStore) and owned.serves:
-        meeting.see_everybody_off(room)
+        meeting.see_everybody_off(keys)
     store = PrefixStore(f"unisono/world/{meeting.generation}", base)
-    store.timeout_s = room.timeout_s
-    return Rendezvous(store, members, *place, master, room, owned)
+    store.timeout_s = keys.timeout_s
+    return Rendezvous(store, members, *place, master, keys, owned)

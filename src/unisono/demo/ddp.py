@@ -42,11 +42,11 @@ def train_over(
         "batch": args.batch,
         "seed": args.seed,
     }
-    words = [f"--{name}={value}" for name, value in arguments.items()]
-    words += [f"--sample-bytes={SAMPLE_BYTES}"] if before is None else ["--fixed-schedule"]
+    options = [f"--{name}={value}" for name, value in arguments.items()]
+    options += [f"--sample-bytes={SAMPLE_BYTES}"] if before is None else ["--fixed-schedule"]
     progress.line(f"{record.name}: starting {args.ranks} ranks ...")
     meter = CpuMeter(ticks_of_ended_children)
-    with TrainingJob(args.ranks, "unisono.demo.train", words, progress.line) as job:
+    with TrainingJob(args.ranks, "unisono.demo.train", options, progress.line) as job:
         for report in job.records():
             record.take(report)
             if report["unisono_demo"] == "start":

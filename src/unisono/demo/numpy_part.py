@@ -17,12 +17,12 @@ KILLED = 137  # the launcher's exit code for a rank that was ended by SIGKILL
 def show(args: argparse.Namespace, progress: Progress) -> int:
     """Train, show a sample, lose a rank. Return the exit code."""
     record = TrainingRecord("NumPy")
-    words = [f"--seconds={args.numpy_seconds}", f"--seed={args.seed}"]
+    options = [f"--seconds={args.numpy_seconds}", f"--seed={args.seed}"]
     progress.line(
         f"{args.ranks} ranks train a language model in NumPy; every step is one all_reduce of the gradient"
     )
     endings: list[Mapping[str, Any]] = []
-    with TrainingJob(args.ranks, "unisono.demo.numpy_train", words, progress.line) as job:
+    with TrainingJob(args.ranks, "unisono.demo.numpy_train", options, progress.line) as job:
         for report in job.records():
             if report["unisono_demo"] in ("killed", "lost"):
                 endings.append(report)

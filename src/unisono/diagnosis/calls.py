@@ -1,4 +1,4 @@
-"""Calls and messages in words, and which ranks called something else than most. Knows no engine."""
+"""Calls and messages as text, and which ranks called something else than most. Knows no engine."""
 
 from __future__ import annotations
 
@@ -7,13 +7,22 @@ from collections import Counter
 from collections.abc import Sequence
 from hashlib import blake2b
 
+from unisono._native import CallRecord
 from unisono.buffers import DTYPES, ITEMSIZES
 from unisono.diagnosis.report import Called
 from unisono.kinds import KINDS, kind_of
 from unisono.plans import CONTRACTS, algorithm_names
 from unisono.reduction import PremulSum, ReduceOp
 
-__all__ = ["KIND_SHIFT", "called", "kind_name", "message_text", "odd_ones", "said_of_list", "said_of_ranks"]
+__all__ = [
+    "KIND_SHIFT",
+    "called",
+    "kind_name",
+    "message_text",
+    "number_of_list",
+    "number_of_ranks",
+    "odd_ones",
+]
 
 _LISTED = 8  # ranks of a subgroup that a call's number has room for, a byte each
 _HASH_BYTES = 6
@@ -28,22 +37,22 @@ def kind_name(kind: int) -> str:
     return KINDS[kind] if kind < len(KINDS) else f"unknown call {kind}"
 
 
-def called(call: tuple[int, int, int, int, int, int]) -> Called:
-    """Words for the numbers by which the engine remembers a call: kind, dtype, op, root, numel, algorithm."""
-    kind, dtype, op, root, numel, algorithm = call
-    name = kind_name(kind)
+def called(call: CallRecord) -> Called:
+    """The call that the engine remembers in numbers, as error texts show it."""
+    name = kind_name(call.kind)
     if name not in KINDS:
         return Called(name, ())
     if name == "subgroup":
-        return Called(name, (_ranks(numel, root),))
+        return Called(name, (_ranks(call.numel, call.root),))
     contract = CONTRACTS[kind_of(name).plan]
-    arguments = _buffers(name, dtype, numel)
+    arguments = _buffers(name, call.dtype, call.numel)
     if contract.reduces and name != "barrier":
-        arguments.append(PremulSum(1.0).name if op == PremulSum(1.0).value else ReduceOp(op).name)
+        premultiplied = call.op == PremulSum(1.0).value
+        arguments.append(PremulSum(1.0).name if premultiplied else ReduceOp(call.op).name)
     if contract.rooted:
-        arguments.append(f"root={root}")
+        arguments.append(f"root={call.root}")
     names = algorithm_names()
-    arguments.append(f"algorithm={names[algorithm] if algorithm < len(names) else OWN}")
+    arguments.append(f"algorithm={names[call.algorithm] if call.algorithm < len(names) else OWN}")
     return Called(name, tuple(arguments))
 
 
@@ -58,20 +67,20 @@ def _buffers(name: str, dtype: int, numel: int) -> list[str]:
 
 
 def message_text(form: int, nbytes: int) -> str:
-    """A message in words. form: the code of its dtype, and above that 1 where it is part of an object."""
+    """A message as text. form: the code of its dtype, and above that 1 where it is part of an object."""
     dtype, is_object = form & ((1 << KIND_SHIFT) - 1), form >> KIND_SHIFT
     if not is_object:
         return f"{DTYPES[dtype]}[{nbytes // ITEMSIZES[dtype]}]"
     return "an object" if DTYPES[dtype] == "int64" else f"{nbytes} bytes of an object"
 
 
-def said_of_list(buffers: Sequence[tuple[int, int]]) -> int:
+def number_of_list(buffers: Sequence[tuple[int, int]]) -> int:
     """The number that stands for a list of (dtype, numel) in its order: their count above, a hash below."""
     numbers = array("q", [number for pair in buffers for number in pair])
     return min(len(buffers), 0xFFFF) << 8 * _HASH_BYTES | _hash(numbers)
 
 
-def said_of_ranks(ranks: Sequence[int]) -> int:
+def number_of_ranks(ranks: Sequence[int]) -> int:
     """The number that stands for a list of ranks in its order: they themselves where it has room, or a hash.
 
     Example: [2, 0] -> 0x0103
@@ -81,9 +90,9 @@ def said_of_ranks(ranks: Sequence[int]) -> int:
     return _hash(array("q", ranks))
 
 
-def _ranks(said: int, count: int) -> str:
-    """The ranks in `said_of_ranks`, or how many they are."""
-    listed = [byte - 1 for byte in said.to_bytes(8, "little") if byte]
+def _ranks(number: int, count: int) -> str:
+    """The ranks in `number_of_ranks`, or how many they are."""
+    listed = [byte - 1 for byte in number.to_bytes(8, "little") if byte]
     return str(listed) if len(listed) == count <= _LISTED else f"{count} ranks"
 
 

@@ -1,4 +1,4 @@
-"""Why a rank leaves its group, in words for the others. Sends nothing."""
+"""The text of why a rank leaves its group, for the other ranks. Sends nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import WrapperDescriptorType
 __all__ = ["at_failure", "reason", "uncaught", "why"]
 
 MOST_BYTES = 200
-"""So much is told of an exception: less than a remark holds."""
+"""The longest text of an exception; a remark holds more."""
 
 MOST_CHARACTERS = 1 << 16
 """Longer arguments of an exception are not looked through."""
@@ -35,10 +35,10 @@ def why(error: BaseException | None) -> str:
             return ""
         if type(error.code) is int:  # as multiprocessing's ways of reporting an error end a process
             error = error.__context__ or error
-    said = ""
+    first_line = ""
     with contextlib.suppress(Exception):  # attributes of a class of the caller's
-        said = _text(error).strip().partition("\n")[0]
-    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
+        first_line = _text(error).strip().partition("\n")[0]
+    text = f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
     encoded = text.encode("utf-8", "replace")
     if len(encoded) <= MOST_BYTES:
         return encoded.decode()
@@ -83,7 +83,7 @@ def _text(error: BaseException) -> str:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a value is quickly put into words. A subclass may have words of its own."""
+    """Whether a value has a quick text. A subclass may define its own."""
     if type(value) in (str, bytes):
         return len(value) <= MOST_CHARACTERS  # type: ignore[arg-type]
     if type(value) is int:

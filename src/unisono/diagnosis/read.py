@@ -1,4 +1,4 @@
-"""From the engine's numbers to a `FaultReport`. This is the only reader of those numbers."""
+"""From the engine's record of a fault to a `FaultReport`. This is the only reader of that record."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from unisono import _native
-from unisono._native import FaultKind
+from unisono._native import CallRecord, FaultKind, FaultRecord, RankRecord
 from unisono.buffers import ITEMSIZES
 from unisono.diagnosis import report
 from unisono.diagnosis.calls import KIND_SHIFT, called, kind_name, message_text
@@ -19,13 +19,13 @@ from unisono.limits import described
 __all__ = ["Scene", "last_seen", "read", "read_late", "read_nothing_came", "tell_cause"]
 
 REMARK_PATIENCE_S = 0.5
-"""How long a rank that reports a mismatch waits for the others to say where they are."""
+"""How long a rank that reports a mismatch waits for the others to report where they are."""
 
 LEAVING_PATIENCE_S = 2.0
 """How long a survivor waits for the end of a process that leaves because of an exception."""
 
 LEAVING = 2**64 - 1
-"""The number of a remark of why its rank leaves. That of another one is the operation's it speaks of."""
+"""The number of a remark that says why its rank leaves. Any other number is that of a collective."""
 
 MOST_MESSAGES = 4
 """So many of the messages that no receive has asked for are listed."""
@@ -43,34 +43,8 @@ _NAMES: dict[int, report.FaultKind] = {
 }
 
 
-class _Fault(NamedTuple):
-    kind: int
-    by: int
-    about: int
-    signal: int
-    exit_code: int
-    seq: int
-
-
-class _Misfit(NamedTuple):
-    """A message of another size than was wanted. tag: of a collective, the number of the chunk.
-
-    wanted_form, got_form: the dtype, and above it what the message is part of; see `calls.message_text`.
-    seq: the collective, 0 for one between two ranks.  more: may have followed.  scratch: the chunk is one.
-    """
-
-    tag: int
-    wanted_form: int
-    got_form: int
-    wanted: int
-    got: int
-    seq: int
-    more: bool
-    scratch: bool
-
-
 class Scene(NamedTuple):
-    """Where a fault is looked at: on which rank of which group, and what that rank was doing.
+    """Where a fault is read: on which rank of which group, and what that rank was doing.
 
     Attributes:
         operation: what this rank was doing, if anything.
@@ -87,13 +61,12 @@ class Scene(NamedTuple):
     called_at: str = ""
 
 
-def read(scene: Scene, numbers: tuple[int, int, int, int, int, int] | None = None) -> FaultReport:
-    """The report of the fault that aborted the group, or of the one of these numbers."""
-    scene.engine.refresh()
-    fault = _Fault(*(numbers or scene.engine.fault()))
+def read(scene: Scene, record: FaultRecord | None = None) -> FaultReport:
+    """The report of the fault that aborted the group, or of that of `record`."""
+    fault = scene.engine.read_fault(refresh=True) if record is None else record
     own_end = fault.kind == FaultKind.PEER_LEFT and fault.about == scene.rank
     if own_end or fault.kind == FaultKind.NONE:
-        return _report(scene, "closed")
+        return _report(scene, "closed", fault, found_by=scene.rank)
     if fault.kind in (FaultKind.PEER_LOST, FaultKind.PEER_LEFT, FaultKind.HOST_SILENT):
         return _peer(scene, fault)
     if fault.kind == FaultKind.MISMATCH:
@@ -101,67 +74,89 @@ def read(scene: Scene, numbers: tuple[int, int, int, int, int, int] | None = Non
     if fault.kind == FaultKind.TIMEOUT:
         return _timeout(scene, fault) if fault.seq else _message_timeout(scene, fault)
     if fault.kind == FaultKind.BAD_FRAME:
-        return _report(scene, "bad_frame", fault, rank=fault.about, detail=scene.engine.bad_frame())
+        return _report(scene, "bad_frame", fault, rank=fault.about, detail=fault.frame)
     if fault.kind == FaultKind.NO_MEMORY:
         detail = described(MemoryError()) if fault.by == scene.rank else ""
         return _report(scene, "no_memory", fault, rank=fault.by, detail=detail)
-    return _report(scene, _NAMES[fault.kind], fault, rank=fault.by, cause=_cause(scene, fault.by))
+    cause = _cause(fault.ranks[fault.by])
+    return _report(scene, _NAMES[fault.kind], fault, rank=fault.by, cause=cause)
 
 
 def read_late(scene: Scene, waited_s: float) -> FaultReport:
     """The report of work that is not done after `waited_s` and goes on: who has not come."""
-    scene.engine.refresh()
+    record = scene.engine.read_fault(refresh=True)
     if scene.operation in KINDS:
-        seq = scene.engine.standing(scene.rank)[1]
-        missing = _absent(scene, seq)
+        seq = record.ranks[scene.rank].started
+        missing = _absent(record, seq)
         first = missing[0] if missing else None
-        return _report(scene, "late", rank=first, missing=missing, sequence=seq, timeout_s=waited_s)
-    unexpected, more = _unexpected(scene)
-    return _report(scene, "late", unexpected=unexpected, more_unexpected=more, timeout_s=waited_s)
+        return _report(
+            scene,
+            "late",
+            record,
+            found_by=scene.rank,
+            rank=first,
+            missing=missing,
+            sequence=seq,
+            timeout_s=waited_s,
+        )
+    return _report_unexpected(scene, "late", record, waited_s)
 
 
 def read_nothing_came(scene: Scene) -> FaultReport:
     """The report of a probe to which no message came; it ends nothing."""
-    unexpected, more = _unexpected(scene)
+    record = scene.engine.read_fault(refresh=False)
+    return _report_unexpected(scene, "nothing_came", record, scene.timeout_s)
+
+
+def _report_unexpected(
+    scene: Scene, kind: report.FaultKind, record: FaultRecord, waited_s: float
+) -> FaultReport:
+    found, more = _unexpected(scene)
     return _report(
-        scene, "nothing_came", unexpected=unexpected, more_unexpected=more, timeout_s=scene.timeout_s
+        scene,
+        kind,
+        record,
+        found_by=scene.rank,
+        unexpected=found,
+        more_unexpected=more,
+        timeout_s=waited_s,
     )
 
 
 def tell_cause(engine: _native.Engine, cause: str) -> None:
-    """Tell the others of the exception that makes this rank leave, unless they have a fault to report."""
-    if not engine.fault()[0]:
+    """Report to the others the exception that makes this rank leave, unless there is a fault already."""
+    if not engine.faulted:
         engine.remark(LEAVING, cause)
 
 
-def last_seen(engine: _native.Engine, rank: int) -> str:
+def last_seen(rank: RankRecord) -> str:
     """Where a rank was: "in barrier #40", "after barrier #40", "before any operation"."""
-    _, started, finished, _ = engine.standing(rank)
-    if started == 0:
+    if rank.started == 0:
         return "before any operation"
-    call = engine.remembered(rank, started)
-    name = kind_name(call[0]) if call is not None else "operation"
-    return f"{'after' if finished >= started else 'in'} {name} #{started}"
+    call = rank.call(rank.started)
+    name = kind_name(call.kind) if call is not None else "operation"
+    return f"{'after' if rank.finished >= rank.started else 'in'} {name} #{rank.started}"
 
 
 def _report(
     scene: Scene,
     kind: report.FaultKind,
-    fault: _Fault | None = None,
+    record: FaultRecord,
     *,
+    found_by: int | None = None,
     rank: int | None = None,
     sequence: int = 0,
     timeout_s: float | None = None,
     **more: Any,
 ) -> FaultReport:
-    """The record, with every rank's standing. rank: whose process it is about."""
-    ranks = tuple(_state(scene, each, sequence) for each in range(scene.size))
+    """The report, with every rank's standing. rank: whose process it is about."""
+    ranks = tuple(_state(scene, each, sequence) for each in record.ranks)
     return FaultReport(
         kind=kind,
         group=scene.group,
         size=scene.size,
         reporter=scene.rank,
-        found_by=scene.rank if fault is None else fault.by,
+        found_by=record.by if found_by is None else found_by,
         operation=scene.operation,
         timeout_s=scene.timeout_s if timeout_s is None else timeout_s,
         sequence=sequence,
@@ -173,45 +168,41 @@ def _report(
     )
 
 
-def _state(scene: Scene, rank: int, sequence: int) -> RankState:
-    engine = scene.engine
-    pid, started, finished, _ = engine.standing(rank)
-    remark = engine.remark_of(rank)
-    leaves = remark is not None and remark[0] == LEAVING
-    place = "" if remark is None or leaves else remark[1]
+def _state(scene: Scene, record: RankRecord, sequence: int) -> RankState:
+    cause = _cause(record)
+    leaves = record.remarked and record.remark_seq == LEAVING
+    place = record.remark if record.remarked and not leaves else ""
     return RankState(
-        rank,
-        scene.hosts[rank],
-        pid,
-        started,
-        finished,
-        last_seen(engine, rank),
-        _called(engine, rank, sequence),
+        record.rank,
+        scene.hosts[record.rank],
+        record.pid,
+        record.started,
+        record.finished,
+        last_seen(record),
+        _called(record.call(sequence)),
         place,
-        bool(place) and remark is not None and remark[0] != sequence,
-        _cause(scene, rank) if leaves else "",
+        bool(place) and record.remark_seq != sequence,
+        cause,
     )
 
 
-def _called(engine: _native.Engine, rank: int, sequence: int) -> Called | None:
-    call = engine.remembered(rank, sequence)
+def _called(call: CallRecord | None) -> Called | None:
     return None if call is None else called(call)
 
 
-def _cause(scene: Scene, rank: int) -> str:
-    """The exception that made a rank leave; "" where it told none."""
-    remark = scene.engine.remark_of(rank)
-    return remark[1] if remark is not None and remark[0] == LEAVING else ""
+def _cause(record: RankRecord) -> str:
+    """The exception that made a rank leave; "" where it reported none."""
+    return record.remark if record.remarked and record.remark_seq == LEAVING else ""
 
 
-def _absent(scene: Scene, sequence: int) -> tuple[int, ...]:
-    return tuple(rank for rank in range(scene.size) if scene.engine.standing(rank)[1] < sequence)
+def _absent(record: FaultRecord, sequence: int) -> tuple[int, ...]:
+    return tuple(each.rank for each in record.ranks if each.started < sequence)
 
 
-def _peer(scene: Scene, fault: _Fault) -> FaultReport:
+def _peer(scene: Scene, fault: FaultRecord) -> FaultReport:
     cause = ""
     if fault.kind == FaultKind.PEER_LEFT:
-        cause = _cause(scene, fault.about)
+        cause = _cause(fault.ranks[fault.about])
         if cause:  # where several processes end, the first one's error is what people are shown
             patience = min(LEAVING_PATIENCE_S, scene.timeout_s or LEAVING_PATIENCE_S)
             scene.engine.await_end(fault.about, patience)
@@ -226,20 +217,14 @@ def _peer(scene: Scene, fault: _Fault) -> FaultReport:
     )
 
 
-def _timeout(scene: Scene, fault: _Fault) -> FaultReport:
-    missing = _absent(scene, fault.seq)
+def _timeout(scene: Scene, fault: FaultRecord) -> FaultReport:
+    missing = _absent(fault, fault.seq)
     silent = fault.about if fault.about >= 0 else fault.by
-    return _report(
-        scene,
-        "timeout",
-        fault,
-        rank=missing[0] if missing else silent,
-        missing=missing,
-        sequence=fault.seq,
-    )
+    rank = missing[0] if missing else silent
+    return _report(scene, "timeout", fault, rank=rank, missing=missing, sequence=fault.seq)
 
 
-def _message_timeout(scene: Scene, fault: _Fault) -> FaultReport:
+def _message_timeout(scene: Scene, fault: FaultRecord) -> FaultReport:
     found, more = _unexpected(scene) if fault.by == scene.rank else ((), 0)
     rank = fault.about if fault.about >= 0 else None
     return _report(scene, "timeout", fault, rank=rank, unexpected=found, more_unexpected=more)
@@ -257,29 +242,31 @@ def _unexpected(scene: Scene) -> tuple[tuple[Waiting, ...], int]:
     return tuple(waiting), len(found) - len(listed)
 
 
-def _mismatch(scene: Scene, fault: _Fault) -> FaultReport:
-    _, started, finished, _ = scene.engine.standing(scene.rank)
-    mine = started if started > finished else started + 1  # a call of a group aborted before was not begun
-    scene.engine.remark(mine, scene.called_at or site())
-    misfit = _Misfit(*scene.engine.misfit())
-    seq = _first_difference(scene, misfit.seq or fault.seq)
-    there = [rank for rank in range(scene.size) if scene.engine.remembered(rank, seq) is not None]
-    _listen(scene, there)
-    calls = {_called(scene.engine, rank, seq) for rank in there}
-    sizes = _sizes(scene, fault, misfit) if len(calls) == 1 and misfit.seq == seq else None
-    return _report(scene, "mismatch", fault, sequence=seq, sizes=sizes)
+def _mismatch(scene: Scene, fault: FaultRecord) -> FaultReport:
+    mine = fault.ranks[scene.rank]
+    # A call of a group that was aborted before has not begun.
+    seq = mine.started if mine.started > mine.finished else mine.started + 1
+    scene.engine.remark(seq, scene.called_at or site())
+    first = _first_difference(fault)
+    there = [each.rank for each in fault.ranks if each.call(first) is not None]
+    reported = _after_remarks(scene, there)
+    calls = {_called(reported.ranks[rank].call(first)) for rank in there}
+    misfit = fault.misfit
+    sizes = _sizes(fault) if len(calls) == 1 and misfit.seq == first else None
+    return _report(scene, "mismatch", reported, sequence=first, sizes=sizes)
 
 
-def _sizes(scene: Scene, fault: _Fault, misfit: _Misfit) -> SizeFault:
-    if not misfit.wanted and not misfit.got:
+def _sizes(fault: FaultRecord) -> SizeFault:
+    misfit = fault.misfit
+    if not misfit.wanted_nbytes and not misfit.got_nbytes:
         return SizeFault(fault.about, fault.by, None, None)
     item = ITEMSIZES[misfit.wanted_form]
-    block, origin, destination = _passed_on(scene, fault, misfit)
+    block, origin, destination = _passed_on(fault)
     return SizeFault(
         fault.about,
         fault.by,
-        misfit.got // item,
-        misfit.wanted // item,
+        misfit.got_nbytes // item,
+        misfit.wanted_nbytes // item,
         misfit.more,
         block,
         origin,
@@ -287,58 +274,65 @@ def _sizes(scene: Scene, fault: _Fault, misfit: _Misfit) -> SizeFault:
     )
 
 
-def _passed_on(scene: Scene, fault: _Fault, misfit: _Misfit) -> tuple[int | None, int | None, int | None]:
+def _passed_on(fault: FaultRecord) -> tuple[int | None, int | None, int | None]:
     """Whose block did not fit, where one of the two ranks only passes it on and has no say in its size; and
     where it came from or was going to.
 
     The number of a chunk is the rank whose block it is. Only where a scatter ends it is 0.
     """
-    call = scene.engine.remembered(fault.by, misfit.seq)
+    misfit = fault.misfit
+    call = fault.ranks[fault.by].call(misfit.seq)
     if call is None:
         return None, None, None
-    kind, _, _, root, _, _ = call
-    plan = kind_of(KINDS[kind]).plan if kind < len(KINDS) else ""
+    plan = kind_of(KINDS[call.kind]).plan if call.kind < len(KINDS) else ""
     if plan == "all_gather" and misfit.tag != fault.about:
         return misfit.tag, None, None
-    if plan == "gather" and (fault.about, fault.by) != (misfit.tag, root):
-        return misfit.tag, None, root
-    if plan == "scatter" and (misfit.scratch or fault.about != root):
-        return misfit.tag if misfit.scratch else fault.by, root, None
+    if plan == "gather" and (fault.about, fault.by) != (misfit.tag, call.root):
+        return misfit.tag, None, call.root
+    if plan == "scatter" and (misfit.scratch or fault.about != call.root):
+        return misfit.tag if misfit.scratch else fault.by, call.root, None
     return None, None, None
 
 
-def _listen(scene: Scene, ranks: Iterable[int]) -> None:
-    """Wait until these ranks have said where they are: each is in its call, and finds out as we did."""
+def _after_remarks(scene: Scene, ranks: Iterable[int]) -> FaultRecord:
+    """The record once these ranks have reported where they are: each is in its call, and reports as we do."""
     end = time.monotonic() + REMARK_PATIENCE_S
     for rank in ranks:
-        while scene.engine.remark_of(rank) is None and time.monotonic() < end:
+        while not scene.engine.record_of(rank).remarked and time.monotonic() < end:
             time.sleep(0.001)
+    return scene.engine.read_fault(refresh=False)
 
 
-def _message_mismatch(scene: Scene, fault: _Fault) -> FaultReport:
+def _message_mismatch(scene: Scene, fault: FaultRecord) -> FaultReport:
     if scene.rank == fault.by:
         operation = scene.operation.partition("(")[0]
         receiving = operation in ("recv", "irecv", "sendrecv", "batch", "recv_object")
         scene.engine.remark(0, f"{operation} at {scene.called_at or site()}" if receiving else "")
-    _listen(scene, (fault.by,))
-    remark = scene.engine.remark_of(fault.by)
-    misfit = _Misfit(*scene.engine.misfit())
+    reported = _after_remarks(scene, (fault.by,))
+    receiver, misfit = reported.ranks[fault.by], fault.misfit
     message = MessageFault(
         fault.about,
         fault.by,
         misfit.tag,
-        message_text(misfit.got_form, misfit.got),
-        message_text(misfit.wanted_form, misfit.wanted),
+        message_text(misfit.got_form, misfit.got_nbytes),
+        message_text(misfit.wanted_form, misfit.wanted_nbytes),
         misfit.got_form >> KIND_SHIFT != misfit.wanted_form >> KIND_SHIFT,
-        remark[1] if remark is not None and remark[0] == 0 else "",
+        receiver.remark if receiver.remarked and receiver.remark_seq == 0 else "",
     )
-    return _report(scene, "mismatch", fault, message=message)
+    return _report(scene, "mismatch", reported, message=message)
 
 
-def _first_difference(scene: Scene, found_at: int) -> int:
+def _first_difference(fault: FaultRecord) -> int:
     """Where ranks first differed: one that could finish alone may have gone on before it was found."""
+    found_at = fault.misfit.seq or fault.seq
     for seq in range(max(1, found_at - _native.HISTORY + 2), found_at):
-        known = {scene.engine.remembered(rank, seq) for rank in range(scene.size)} - {None}
-        if len(known) > 1:
+        if len({_numbers(each.call(seq)) for each in fault.ranks} - {None}) > 1:
             return seq
     return found_at
+
+
+def _numbers(call: CallRecord | None) -> tuple[int, ...] | None:
+    """All of a call, to compare: its text shows less."""
+    if call is None:
+        return None
+    return call.kind, call.dtype, call.op, call.root, call.numel, call.algorithm

@@ -14,11 +14,11 @@ __all__ = ["error", "signal_name", "text"]
 
 def error(report: FaultReport) -> GroupError:
     """The exception for a fault; it carries the report."""
-    said = text(report)
+    headline = text(report)
     if report.kind in ("peer_lost", "peer_left", "host_silent"):
         assert report.rank is not None
         return PeerLost(
-            said,
+            headline,
             rank=report.rank,
             pid=report.pid,
             signal=report.signal,
@@ -32,14 +32,14 @@ def error(report: FaultReport) -> GroupError:
         "late": Timeout,
         "nothing_came": Timeout,
     }
-    return kinds.get(report.kind, Aborted)(said, report=report)
+    return kinds.get(report.kind, Aborted)(headline, report=report)
 
 
 def text(report: FaultReport, *, for_all: bool = False) -> str:
-    """A report in words.
+    """A report as text.
 
     Args:
-        for_all: it stands for all ranks that reported the same, and does not name the one it came from.
+        for_all: the text is for all ranks that reported the same; it does not name the reporter.
     """
     return _WRITERS[report.kind](report, _where(report, for_all))
 
@@ -73,7 +73,7 @@ def _because(cause: str) -> str:
 
 
 def _closed(report: FaultReport, where: str) -> str:
-    return message(f"{_doing(report)} failed: this rank closed the group meanwhile", where=where)
+    return message(f"{_doing(report)} failed: this rank closed the group during the call", where=where)
 
 
 def _interrupted(report: FaultReport, where: str) -> str:
@@ -83,14 +83,14 @@ def _interrupted(report: FaultReport, where: str) -> str:
 
 
 def _no_memory(report: FaultReport, where: str) -> str:
-    said = f"{_doing(report)} failed: rank {report.found_by} ran out of memory"
-    return message(said, where=where, observed=report.detail)
+    headline = f"{_doing(report)} failed: rank {report.found_by} ran out of memory"
+    return message(headline, where=where, observed=report.detail)
 
 
 def _aborted(report: FaultReport, where: str) -> str:
-    said = f"{_doing(report)} failed: rank {report.found_by} aborted the group{_because(report.cause)}"
+    headline = f"{_doing(report)} failed: rank {report.found_by} aborted the group{_because(report.cause)}"
     known = report.cause or report.found_by == report.reporter
-    return message(said, where=where, remedy="" if known else f"Look at rank {report.found_by}'s output.")
+    return message(headline, where=where, remedy="" if known else f"Look at rank {report.found_by}'s output.")
 
 
 def _bad_frame(report: FaultReport, where: str) -> str:
@@ -155,7 +155,7 @@ def _message_timeout(report: FaultReport, where: str) -> str:
         seen = report.ranks[report.rank].last_seen
         who = f"rank {report.rank} did not answer ({_process(report, report.rank)}, last seen {seen})"
     if report.rank == report.found_by:
-        who = f"rank {report.found_by} has sent itself no such message"
+        who = f"rank {report.found_by} has not sent itself such a message"
     remedy = "Compare the tags, give it a longer timeout, or look at the other rank's output."
     return message(f"{what}: {who}", where=where, observed=_unexpected(report), remedy=remedy)
 
@@ -182,7 +182,7 @@ def _unexpected(report: FaultReport) -> str:
         for one in report.unexpected
     ]
     more = f"; and {report.more_unexpected} more" if report.more_unexpected else ""
-    return f"messages that have come and nobody here has asked for: {'; '.join(each)}{more}"
+    return f"unexpected messages: {'; '.join(each)}{more}"
 
 
 def _mismatch(report: FaultReport, where: str) -> str:
@@ -198,7 +198,7 @@ def _mismatch(report: FaultReport, where: str) -> str:
     if not uneven and len(set(calls) - {None}) == 1 and (own or None not in calls):
         of_lists = "Their lists of buffers differ in order, sizes or dtypes."
         lines.append("The plans of their algorithms differ." if own else of_lists)
-    rule = "What a rank sends another one, and what that one expects, must be of one size."
+    rule = "A rank must send as many elements as the receiver expects."
     lines.append(rule if uneven else "Every rank of a group must make the same calls in the same order.")
     return "\n".join(lines)
 
@@ -231,7 +231,7 @@ def _away(report: FaultReport, state: RankState) -> str:
 
 
 def _place(state: RankState) -> str:
-    """Where in its source a rank made the call, or where it had come to when it found out."""
+    """Where in its source a rank made the call, or where it was when it received the report."""
     if state.cause:
         return f"  (left{_because(state.cause)})"
     if not state.place:
@@ -243,7 +243,7 @@ def _message_mismatch(report: FaultReport, where: str) -> str:
     found = report.message
     assert found is not None
     difference = "was of another kind" if found.other_kind else "had another size or dtype"
-    remedy = "Send what has the dtype of the receiving array and fits into it."
+    remedy = "Send an array that has the dtype of the receiving array and fits into it."
     return message(
         f"a message from rank {found.sender} with tag {found.tag} {difference} than "
         f"rank {found.receiver} expected{f' in {found.place}' if found.place else ''}",

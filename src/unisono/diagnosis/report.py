@@ -52,7 +52,7 @@ class RankState(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         started, finished: numbers of its last collective begun and ended, 0: none.
-        last_seen: the same in words: "in barrier #40".
+        last_seen: the same as text: "in barrier #40".
         call: what it called as the collective of the report; None: not there, or forgotten.
         place: file and line of that call; "" where it is not known.
         place_is_later: `place` is where the rank was afterwards, when it learned of the fault.

@@ -44,7 +44,7 @@ def why_not(cls: type) -> str:
     if _look_up(name) is not cls:
         return f"its class is not what {name} is; a receiver finds classes by that name"
     if any("__del__" in vars(base) for base in cls.__mro__):
-        return "its class has a __del__, which would run on what a stranger sent"
+        return "its class has a __del__, which would run on data from another process"
     if not issubclass(cls, (Enum, msgspec.Struct)):
         try:
             object.__new__(cls)

@@ -22,7 +22,7 @@ _SHORT = LARGE_NBYTES // 4  # characters that surely take less than LARGE_NBYTES
 
 
 class Refused(Exception):
-    """Something cannot be written. `error` is the type of what the caller is told."""
+    """Something cannot be written. `error` is the type of the exception for the caller."""
 
     def __init__(self, culprit: Any, what: str, why: str, error: type[Exception] = TypeError) -> None:
         super().__init__(what, why)

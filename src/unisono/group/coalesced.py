@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from unisono import _native
 from unisono.buffers import DTYPES, ITEMSIZES, view
 from unisono.checking import listed
-from unisono.diagnosis.calls import said_of_list
+from unisono.diagnosis.calls import number_of_list
 from unisono.group.layout import SIDES, Extents, spread, two_sides
 from unisono.group.planning import Planner, named
 from unisono.reduction import Op, PremulSum
@@ -99,7 +99,7 @@ def _bind(
     root: int,
     reproducible: bool,
 ) -> list[_native.BoundCall]:
-    said = said_of_list([(piece.dtype, piece.numel) for piece in pieces])
+    fingerprint_number = number_of_list([(piece.dtype, piece.numel) for piece in pieces])
     counts = _block_counts(collective, planner.size)
     factor = op.factor if isinstance(op, PremulSum) else 1.0
     note = partial(_listed, pieces)
@@ -117,7 +117,16 @@ def _bind(
             given = _by_block([piece.given for piece in batch], counts[1], item)
         calls.append(
             _native.BoundCall(
-                name, operation, root, said, factor, out, given, keep, together=together, note=note
+                name,
+                operation,
+                root,
+                fingerprint_number,
+                factor,
+                out,
+                given,
+                keep,
+                together=together,
+                note=note,
             )
         )
     return calls

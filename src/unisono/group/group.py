@@ -506,7 +506,7 @@ class Group(_native.Calls):
             return obj
         length = objects.lengths([0])
         self._move("broadcast_object", length, None, src, timeout)
-        encoded = objects.room(length[0])
+        encoded = objects.allocate(length[0])
         self._move("broadcast_object", encoded, None, src, timeout)
         return objects.decoded(encoded, pickle=pickle)
 
@@ -525,7 +525,7 @@ class Group(_native.Calls):
             return None
         lengths = objects.lengths([0] * self.size)
         self._move("gather_object", lengths, objects.length(encoded), dst, timeout)
-        parts = [objects.room(length) for length in lengths]
+        parts = [objects.allocate(length) for length in lengths]
         self._move("gather_object", parts, encoded, dst, timeout)
         return [objects.decoded(part, pickle=pickle) for part in parts]
 
@@ -546,10 +546,10 @@ class Group(_native.Calls):
                 raise ValueError(f"scatter_object: got {given}, expected {self.size}: one for every rank")
             parts = [objects.encoded("scatter_object", obj, pickle) for obj in objs]
             self._move("scatter_object", length, objects.lengths([part.size for part in parts]), src, timeout)
-            self._move("scatter_object", objects.room(parts[src].size), parts, src, timeout)
+            self._move("scatter_object", objects.allocate(parts[src].size), parts, src, timeout)
             return objs[src]
         self._move("scatter_object", length, None, src, timeout)
-        encoded = objects.room(length[0])
+        encoded = objects.allocate(length[0])
         self._move("scatter_object", encoded, None, src, timeout)
         return objects.decoded(encoded, pickle=pickle)
 
@@ -573,7 +573,7 @@ class Group(_native.Calls):
         """
         length = objects.lengths([0])
         head = self._receive(length, src, tag, timeout)
-        encoded = objects.room(length[0])
+        encoded = objects.allocate(length[0])
         self._receive(encoded, head.source, head.tag, timeout)
         return objects.decoded(encoded, pickle=pickle)
 
@@ -589,7 +589,7 @@ class Group(_native.Calls):
         encoded = objects.encoded(kind, obj, pickle)
         lengths = objects.lengths([0] * self.size)
         self._move(kind, lengths, objects.length(encoded), 0, timeout)
-        parts = [objects.room(length) for length in lengths]
+        parts = [objects.allocate(length) for length in lengths]
         self._move(kind, parts, encoded, 0, timeout)
         return [objects.decoded(part, pickle=pickle) for part in parts]
 
@@ -620,11 +620,11 @@ class Group(_native.Calls):
         if self._store is None:
             raise GroupError(f"group {self.name!r} has no store in which a subgroup could meet")
         members = tuple(self._members[rank] for rank in chosen)
-        room = PrefixStore(f"subgroup/{self._subgroups}/{'_'.join(map(str, chosen))}", self._store)
+        keys = PrefixStore(f"subgroup/{self._subgroups}/{'_'.join(map(str, chosen))}", self._store)
         place = chosen.index(self.rank)
         try:
             return connect(
-                room,
+                keys,
                 place,
                 len(chosen),
                 name=name,
@@ -688,7 +688,7 @@ class Group(_native.Calls):
     def last_seen(self, rank: int) -> str:
         """Where a rank was, as error texts say it: "in barrier #40", "after barrier #40"."""
         rank = self._planner.member("last_seen", rank)
-        return last_seen(self._planner.engine, rank)
+        return last_seen(self._planner.engine.record_of(rank))
 
     def abort(self) -> None:
         """End every operation of the group, on every rank, with an error; then only `close` works."""
@@ -715,12 +715,12 @@ class Group(_native.Calls):
         finally:
             self._release()
 
-    def _unheard(self) -> BaseException | None:
+    def _unreported(self) -> BaseException | None:
         """What ended an asynchronous collective, when no call and no wait has raised it yet."""
-        if self.closed or self._planner.told or not self._planner.engine.fault()[0]:
+        if self.closed or self._planner.reported or not self._planner.engine.faulted:
             return None
         works = self._works
-        if any(work.heard for work in works):
+        if any(work.raised for work in works):
             return None
         return next((error for work in works if (error := work.exception()) is not None), None)
 
@@ -741,8 +741,8 @@ class Group(_native.Calls):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close; when the block ended well, raise the error of asynchronous work that nobody heard of."""
-        unheard = self._unheard() if kind is None else None
+        """Close; when the block ended well, raise the error of asynchronous work that no wait has raised."""
+        unheard = self._unreported() if kind is None else None
         self._leave(error)  # not what a handler around the block has caught before
         if unheard is not None:
             raise unheard
@@ -807,8 +807,8 @@ def connect(
     settings = env.read(strict=False)
     uncaught.install(settings)
     timeout_s = seconds(timeout_s, settings.timeout_s)
-    room = PrefixStore(name, store)
-    with making(size), watching(parent, room) as meeting:
+    keys = PrefixStore(name, store)
+    with making(size), watching(parent, keys) as meeting:
         opened = open_engine(meeting, rank, size, timeout_s=timeout_s, settings=EngineSettings.of(settings))
     return Group(
         opened.engine,
@@ -816,7 +816,7 @@ def connect(
         size,
         name,
         timeout_s,
-        room,
+        keys,
         members=members,
         reproducible=reproducible,
         hosts=opened.hosts,

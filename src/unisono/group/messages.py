@@ -106,7 +106,7 @@ def probe(planner: Planner, src: SupportsIndex | None, tag: int, timeout: Second
     fault, status = engine.probe(rank, tag, timeout_s)
     if status is not None:
         return status
-    if fault == FaultKind.TIMEOUT and not engine.fault()[0]:
+    if fault == FaultKind.TIMEOUT and not engine.faulted:
         raise rendered(read_nothing_came(planner.scene(engine, "probe", timeout_s)))
     raise planner.failure("probe", timeout_s, engine)
 

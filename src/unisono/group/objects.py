@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
     Lengths = np.ndarray[Any, np.dtype[np.int64]]
 
-__all__ = ["decoded", "encoded", "length", "lengths", "room"]
+__all__ = ["allocate", "decoded", "encoded", "length", "lengths"]
 
 
 def encoded(call: str, obj: Any, pickle: bool) -> Bytes:
@@ -44,7 +44,7 @@ def lengths(values: list[int]) -> Lengths:
     return np.array(values, np.int64)
 
 
-def room(nbytes: int) -> Bytes:
+def allocate(nbytes: int) -> Bytes:
     """An array to receive an object's bytes into."""
     import numpy as np
 

@@ -43,14 +43,14 @@ class Parent:
         """
         planner = self._planner
         engine = planner.engine
-        if engine.fault()[0]:
+        if engine.faulted:
             raise planner.failure(self._operation, planner.timeout_s, engine)
         found = engine.lacking(self._ranks, self._needed, False)
-        if found[0]:
+        if found is not None:
             raise error(read(planner.scene(engine, self._operation, planner.timeout_s), found))
 
     def abort(self) -> None:
-        """Abort the parent if too few are left, as each of its operations would: all hear of one rank.
+        """Abort the parent if too few are left, as each of its operations would: all report the same rank.
 
         Raises:
             GroupClosed: this rank has closed it.
@@ -67,14 +67,14 @@ def making(size: int) -> AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def watching(parent: Parent | None, room: Store) -> Iterator[Store]:
+def watching(parent: Parent | None, keys: Store) -> Iterator[Store]:
     """The store in which to wait for the other ranks of a parent, if there is one."""
     if parent is None:
-        yield room
+        yield keys
         return
     try:
         parent.check()
-        yield WatchedStore(room, parent.check)
+        yield WatchedStore(keys, parent.check)
     except GroupError:
         parent.abort()
         raise

@@ -14,7 +14,7 @@ from unisono import _native
 from unisono.buffers import DTYPES, ITEMSIZES
 from unisono.costs.choice import Choice, Chooser
 from unisono.costs.machine import DEFAULTS, Calibration
-from unisono.diagnosis.calls import said_of_ranks
+from unisono.diagnosis.calls import number_of_ranks
 from unisono.diagnosis.read import Scene, read, read_late
 from unisono.diagnosis.render import error
 from unisono.diagnosis.site import site
@@ -51,7 +51,7 @@ class Planner:
         name, rank, size: of the group.  timeout_s: of an operation that names none.
         hosts: the number of the host of each rank, by which algorithms are chosen; alike on all ranks.
         reproducible: all reductions are, whether they ask for it or not.
-        told: whether a call has raised what aborted the group.
+        reported: whether a call has raised what aborted the group.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Planner:
         self.size = size
         self.timeout_s = timeout_s
         self.reproducible = reproducible
-        self.told = False
+        self.reported = False
         self._host_names = host_names
         self._machine = machine
         self._engine: _native.Engine | None = engine
@@ -206,7 +206,7 @@ class Planner:
             code = lower_agreement(self.rank, self.size, (first, *others))
             operation = self.engine.operation(code, KINDS.index(kind), DTYPES.index("uint8"), ReduceOp.SUM)
             self._agreements[key] = operation
-        return _native.BoundCall(kind, operation, len(ranks), said_of_ranks(ranks), 1.0, [], [], None)
+        return _native.BoundCall(kind, operation, len(ranks), number_of_ranks(ranks), 1.0, [], [], None)
 
     def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> Choice:
         """The algorithm and the predicted time of a collective; `nbytes` of the whole buffer."""
@@ -291,7 +291,7 @@ class Planner:
         self, operation: str, timeout_s: float, engine: _native.Engine | None = None, where: str = ""
     ) -> GroupError:
         """The error for what aborted the group; `engine` is its engine, when the group may be closed."""
-        self.told = True
+        self.reported = True
         return error(read(self.scene(engine or self.engine, operation, timeout_s, where)))
 
     def fail(self, operation: str, timeout_s: float, note: Callable[[], str] | None) -> NoReturn:

@@ -151,7 +151,7 @@ class MessageWork(Work):
         kind = self._engine.wait_request(self._request, seconds(timeout, float("inf")), False)
         if kind == FaultKind.TIMEOUT and self.done():
             kind = self._engine.wait_request(self._request, 1.0, False)
-        if kind == FaultKind.TIMEOUT and not self._engine.fault()[0]:
+        if kind == FaultKind.TIMEOUT and not self._engine.faulted:
             raise error(read_late(self._scene, seconds(timeout, 0.0)))
         if kind:
             self.let_go()

@@ -3,11 +3,13 @@
 Several machines run it once each and form one job. It does not know what the ranks compute;
 it gives them their place in the job and a store to meet at.
 
-    options     command line -> Job                  supervisor  starts, reaps, ends the ranks
-    job         Job, environment of a rank           process     sessions, signals, orphans
-    front       signals, store, the other nodes      console     pipes -> screen, log files
-    nodes       what the nodes of a job say          failures    takes and shows the ranks' errors
-    board       what processes tell each other       summary     which failure was first, in words
+    job         the command line, and the environment of a rank
+    front       the process the user started: signals, the store, the other nodes
+    nodes       the messages between the nodes of a job
+    supervisor  starts the ranks, waits for them, ends the job
+    process     starting and ending processes, the status board
+    console     pipes -> screen, log files
+    failures    which rank failed first and of what, reported once
 """
 
 from __future__ import annotations
@@ -18,8 +20,7 @@ import sys
 from unisono import env
 from unisono.errors import AuthenticationError, LaunchError, RendezvousError, StoreError
 from unisono.launch.front import run
-from unisono.launch.job import Job
-from unisono.launch.options import add_arguments, job_from
+from unisono.launch.job import Job, add_arguments, job_from
 
 __all__ = ["Job", "add_arguments", "main", "run"]
 

@@ -1,32 +1,100 @@
-"""What the supervisor knows of failures: it takes errors from the ranks, shows them, and gives the account.
+"""The failures of a job: taking errors from the ranks, deciding which failed first, and reporting each once.
 
-`summary` makes the texts. Nothing here ends a process.
+The decision uses exit codes, signals and the records of ranks (`diagnosis.report.Uncaught`), never text that
+ranks print. A rank without a record (it ended before it had a group, or is no Python program) counts by
+its exit code and the time of its end. Nothing here ends a process.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from unisono.diagnosis.report import Uncaught
-from unisono.launch.board import Inbox
 from unisono.launch.console import RankStream, Screen
 from unisono.launch.job import STDERR, Job
-from unisono.launch.summary import (
-    RankEnd,
-    blocks,
-    first_failure,
-    follow_up,
-    json_record,
-    last_lines,
-    report,
-    together,
-)
 
-__all__ = ["Failures", "Rank"]
+__all__ = [
+    "Failures",
+    "Inbox",
+    "Rank",
+    "RankEnd",
+    "blocks",
+    "exit_status",
+    "first_failure",
+    "follow_up",
+    "foreign_report",
+    "json_record",
+    "last_lines",
+    "report",
+    "signal_name",
+    "together",
+]
 
 FOLD_S = 2.0  # an error that was handed over is shown after so long, though not all ranks have ended yet
+_LONGEST_RECORD_NBYTES = 1 << 18
+_HEADER = "Traceback (most recent call last):"
+_FATAL = "Fatal Python error:"
+_CHAINED = (
+    "During handling of the above exception, another exception occurred:",
+    "The above exception was the direct cause of the following exception:",
+)
+_COLOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_MAX_LINES = 60
+_MAX_LINE_CHARS = 2000
+_MAX_PLACES = 4  # that many different tracebacks are shown of ranks that failed of the same
+
+
+class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """How one rank ended.
+
+    Attributes:
+        rank: -1 where it is not known which.
+        code: exit code, or the signal's number when `signaled`.
+        asked: the launcher had signalled it before; its end says nothing about its own fate.
+        order: 0 for the rank that ended first.
+        ended_at: seconds since the epoch; nodes' clocks agree well enough to choose between equals.
+        error: what it handed over.
+        stderr: its last lines, where it has handed over nothing.
+        note: how it ended, where that is neither an exit code nor a signal.
+    """
+
+    rank: int
+    pid: int
+    code: int
+    order: int
+    signaled: bool = False
+    asked: bool = False
+    ended_at: float = 0.0
+    error: Uncaught | None = None
+    stderr: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """It ended badly, and not because the launcher ended it."""
+        return (self.signaled or self.code != 0) and not self.asked
+
+    @property
+    def consequence(self) -> bool:
+        """It failed because another rank was gone."""
+        return not self.signaled and self.error is not None and self.error.lost
+
+    @property
+    def failed_at(self) -> float:
+        """When it failed: an interpreter may take long from there to its end."""
+        return self.error.at if self.error is not None and not self.signaled else self.ended_at
+
+    def how(self) -> str:
+        """Say how it ended: "exit code 3", "SIGKILL"."""
+        return self.note or (signal_name(self.code) if self.signaled else f"exit code {self.code}")
 
 
 @dataclass
@@ -36,7 +104,7 @@ class Rank:
     Attributes:
         asked: the launcher has signalled it.
         end: (order, code, signaled) when it has ended.
-        error: what it has handed over.  told: that is on the console.
+        error: what it has handed over.  reported: that is on the console.
     """
 
     local_rank: int
@@ -47,7 +115,7 @@ class Rank:
     ended_at: float = 0.0
     end: tuple[int, int, bool] | None = None
     error: Uncaught | None = None
-    told: bool = False
+    reported: bool = False
 
     def ending(self) -> RankEnd:
         """How it ended; of one that lives yet, what it has handed over."""
@@ -64,6 +132,32 @@ class Rank:
             error=self.error,
             stderr=() if handed else last_lines(self.stderr.tail, self.rank, fatal=signaled),
         )
+
+
+class Inbox:
+    """Where ranks hand over the errors that end them: one message each, whole or not at all.
+
+    `fd` is what the ranks inherit; `name` tells them which descriptor it is, and by its inode that it is
+    still the same one.
+    """
+
+    def __init__(self) -> None:
+        self.socket, self._ranks = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.setblocking(False)
+        self.fd = self._ranks.fileno()
+        self.name = f"{self.fd}:{os.fstat(self.fd).st_ino}"
+
+    def read(self) -> Iterator[Uncaught]:
+        """What has come since. What is no such record is passed over: its rank shows by its exit code."""
+        while True:
+            try:
+                data = self.socket.recv(_LONGEST_RECORD_NBYTES)
+            except BlockingIOError:
+                return
+            try:
+                yield msgspec.json.decode(data, type=Uncaught)
+            except msgspec.DecodeError:
+                continue
 
 
 class Failures:
@@ -87,7 +181,7 @@ class Failures:
             rank = ranks.get(error.rank)
             if rank is None:
                 continue
-            rank.error, rank.told = error, error.printed
+            rank.error, rank.reported = error, error.printed
             if not error.printed:
                 rank.stderr.log_only((error.all_frames + error.message).encode(errors="replace"))
                 self.due = self.due or time.monotonic() + FOLD_S
@@ -103,12 +197,15 @@ class Failures:
         picked = [
             rank
             for rank in self._ranks.values()
-            if rank.error is not None and not rank.told and rank.rank not in left_out and self._shows(rank)
+            if rank.error is not None
+            and not rank.reported
+            and rank.rank not in left_out
+            and self._shows(rank)
         ]
         for block in blocks((rank.ending() for rank in picked), full=self._job.full_tracebacks):
             self._screen.say(block)
         for rank in picked:
-            rank.told = True
+            rank.reported = True
 
     def _shows(self, rank: Rank) -> bool:
         return bool(self._job.shown[rank.local_rank] & STDERR)
@@ -131,7 +228,9 @@ class Failures:
             return ""
         rank = self._ranks[first.pid]
         full, log_dir = self._job.full_tracebacks, self._job.log_dir
-        return report(first, ends, log_dir=log_dir, shown=self._shows(rank), told=rank.told, full=full)
+        return report(
+            first, ends, log_dir=log_dir, shown=self._shows(rank), reported=rank.reported, full=full
+        )
 
     def follow_up(self) -> str:
         """What happened on this node, for a job that failed first on another one."""
@@ -147,3 +246,250 @@ class Failures:
                 out.write(json_record(self._ends(), status))
         except OSError as error:
             self._screen.say(f"unisono run: --json-errors {path} cannot be written: {error.strerror}")
+
+
+# ---- which failed first, and the texts -------------------------------------------------------------------
+
+
+def signal_name(number: int) -> str:
+    """Return "SIGSEGV" for 11; real-time signals have only numbers."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def exit_status(end: RankEnd) -> int:
+    """Return the exit code for the shell: the rank's own, 128 + n for signal n."""
+    return 128 + end.code if end.signaled else end.code
+
+
+def first_failure(ends: Iterable[RankEnd]) -> RankEnd | None:
+    """Return the failure that started it all, None when nobody failed."""
+    failed = [end for end in ends if end.failed]
+    return min(failed, key=lambda end: (end.consequence, end.failed_at, end.order), default=None)
+
+
+def together(first: RankEnd, ends: Iterable[RankEnd]) -> list[RankEnd]:
+    """The ranks that failed of the same as `first`, which is one of them."""
+    if first.error is None or first.signaled:
+        return [first]
+    fault = _fault(first.error)
+    absent = first.error.missing
+    alike = [
+        end
+        for end in ends
+        if end.failed and not end.signaled and end.error is not None and _fault(end.error) == fault
+    ]
+    return [end for end in alike if end.rank == first.rank or end.rank not in absent]
+
+
+def _fault(error: Uncaught) -> tuple[object, ...]:
+    """What two errors have in common when they come from one fault."""
+    report = error.report
+    if report is None:
+        return error.type, error.message
+    return error.type, report.group, report.kind, report.sequence, report.rank, report.pid
+
+
+def last_lines(stderr: bytes, rank: int, *, fatal: bool) -> tuple[str, ...]:
+    """The last traceback in a rank's stderr with those it is chained to, else its last lines.
+
+    Args:
+        fatal: a signal ended it, whose traceback begins with other words.
+    """
+    own = f"[rank{rank}]: "  # PyTorch puts this before each line of a traceback
+    text = _COLOR.sub("", stderr.decode(errors="replace"))
+    lines = [line.removeprefix(own).rstrip("\r")[:_MAX_LINE_CHARS] for line in text.splitlines()]
+    marker = _FATAL if fatal else _HEADER
+    start = next((i for i in reversed(range(len(lines))) if lines[i].startswith(marker)), None)
+    if start is None:
+        return tuple(lines[-5:])
+    return tuple(_shortened(lines[_chain_start(lines, start) :]))
+
+
+def _shortened(lines: list[str]) -> list[str]:
+    if len(lines) <= _MAX_LINES:
+        return lines
+    half = _MAX_LINES // 2
+    return [*lines[:half], f"  ... {len(lines) - _MAX_LINES} lines ...", *lines[-half:]]
+
+
+def _chain_start(lines: Sequence[str], start: int) -> int:
+    """Go from the last traceback back to the first of its "During handling of ..." chain."""
+    while start >= 2 and any(lines[i] in _CHAINED for i in range(max(0, start - 2), start)):
+        earlier = next((i for i in reversed(range(start - 2)) if lines[i].startswith(_HEADER)), None)
+        if earlier is None:
+            break
+        start = earlier
+    return start
+
+
+def blocks(ends: Iterable[RankEnd], *, full: bool) -> list[str]:
+    """The errors that ranks handed over and did not print, each fault once: "ranks 0-63:" and what they say.
+
+    Args:
+        full: with Unisono's own frames.
+    """
+    faults: dict[tuple[object, ...], list[RankEnd]] = {}
+    for end in ends:
+        if end.error is not None and not end.error.printed:
+            faults.setdefault(_fault(end.error), []).append(end)
+    return ["\n".join(_block(group, full=full)) for group in faults.values()]
+
+
+def _block(group: Sequence[RankEnd], *, full: bool) -> list[str]:
+    """One fault of all ranks in `group`: where each of them was, then the error."""
+    places: dict[str, list[RankEnd]] = {}
+    for end in group:
+        assert end.error is not None
+        places.setdefault(end.error.all_frames if full else end.error.frames, []).append(end)
+    lines: list[str] = []
+    for frames, ranks in list(places.items())[:_MAX_PLACES]:
+        lines += [f"{_ranks(ranks)}:", *_indented(_shortened(frames.splitlines()))]
+    if len(places) > _MAX_PLACES:
+        rest = [end for ranks in list(places.values())[_MAX_PLACES:] for end in ranks]
+        lines.append(f"{_ranks(rest)}: at {len(places) - _MAX_PLACES} other places")
+    error_lines = _message(group)
+    return lines + (error_lines if len(places) > 1 else _indented(error_lines))
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    return ["  " + line for line in lines]
+
+
+def _message(group: Sequence[RankEnd]) -> list[str]:
+    """The error of a fault, as the rank that found it has it; of several ranks, without the name of one."""
+    errors = [end.error for end in group if end.error is not None]
+    found = next(
+        (e for e in errors if e.report is not None and e.report.found_by == e.report.reporter), errors[0]
+    )
+    fault_text = found.message
+    if found.report is not None and len(group) > 1:
+        from unisono.diagnosis.render import text  # not before a rank has failed
+
+        fault_text = fault_text.replace(text(found.report), text(found.report, for_all=True))
+    return fault_text.splitlines()
+
+
+def report(
+    first: RankEnd,
+    ends: Iterable[RankEnd],
+    *,
+    log_dir: str | None,
+    shown: bool = False,
+    reported: bool = False,
+    full: bool = False,
+) -> str:
+    """Write the summary: the first failure and its error, then in one line what followed from it.
+
+    unisono run: rank 2 failed first: exit code 1 (pid 4121)
+      ValueError: label 10 is out of range
+    unisono run: then ranks 0-1 failed because rank 2 was gone (exit code 1); rank 3 was ended by the launcher
+
+    Args:
+        shown: the rank's standard error is on the console already, so its traceback is not repeated.
+        reported: the block of its fault is there already.
+        full: with Unisono's own frames.
+    """
+    ends = list(ends)
+    group = together(first, [first, *(end for end in ends if end.rank != first.rank)])
+    lines = [_headline(first, group)]
+    if first.error is None or first.signaled:
+        lines += _indented(_error(first.stderr) if shown else first.stderr)
+    elif first.error.printed and shown:
+        lines += _indented(_message(group))
+    elif not reported:
+        lines += _indented(_block(group, full=full))
+    alike = {end.rank for end in group}
+    others = sorted((end for end in ends if end.rank not in alike), key=lambda end: end.rank)
+    before = [end for end in others if end.order < first.order and end.code == 0 and not end.signaled]
+    if before and first.consequence:
+        lines.append(f"unisono run: {_ranks(before)} had ended before with exit code 0")
+    if parts := _consequences(others, ends):
+        lines.append("unisono run: then " + parts)
+    if log_dir:
+        lines.append(f"unisono run: full output in {log_dir}")
+    return "\n".join(lines)
+
+
+def _headline(first: RankEnd, group: Sequence[RankEnd]) -> str:
+    """The cause in one line: who failed, or who was waited for in vain."""
+    alone = len(group) == 1
+    how = f"{first.how()} (pid {first.pid})" if alone else first.how()
+    absent = sorted({rank for end in group if end.error is not None for rank in end.error.missing})
+    if absent and not first.signaled:
+        who = _named(absent)
+        gave_up = f"rank {first.rank} gave up waiting first" if alone else f"{_ranks(group)} gave up waiting"
+        return f"unisono run: {who} never came; {gave_up}: {how}"
+    return f"unisono run: {_ranks(group)} failed {'first' if alone else 'together'}: {how}"
+
+
+def _error(lines: Sequence[str]) -> Sequence[str]:
+    """Of a traceback, the error it ends with; everything else as it is."""
+    if not lines or not lines[0].startswith(_HEADER):
+        return lines
+    start = max(i for i, line in enumerate(lines) if line.startswith(_HEADER))
+    body = [i for i in range(start + 1, len(lines)) if lines[i] and not lines[i].startswith((" ", "\t"))]
+    return lines[body[0] :] if body else lines
+
+
+def foreign_report(first: RankEnd, node: int, host: str) -> str:
+    """Write the summary of a job whose first failure was on another node."""
+    who = f"rank {first.rank}" if first.rank >= 0 else "a process"
+    lines = [f"unisono run: {who} on node {node} (host {host}) failed first: {first.how()}"]
+    if first.error is not None and not first.signaled:
+        return "\n".join(lines + _indented(_block([first], full=False)))
+    return "\n".join(lines + _indented(first.stderr))
+
+
+def follow_up(ends: Sequence[RankEnd]) -> str:
+    """Say in one line what happened on this node, where nothing began."""
+    parts = _consequences(ends, ends)
+    return f"unisono run: then on this node {parts}" if parts else ""
+
+
+def _consequences(others: Sequence[RankEnd], ends: Sequence[RankEnd]) -> str:
+    """What became of `others`: "ranks 0-1 failed because rank 2 was gone (exit code 1); rank 3 was ..."."""
+    causes: dict[str, list[RankEnd]] = {}
+    for end in others:
+        if end.failed:
+            why = f"because {_lost(end, ends)} was gone" if end.consequence else "too"
+            causes.setdefault(f"{why} ({end.how()})", []).append(end)
+    parts = [f"{_ranks(group)} failed {cause}" for cause, group in causes.items()]
+    asked = [end for end in others if end.asked]
+    if asked:
+        parts.append(f"{_ranks(asked)} {'were' if len(asked) > 1 else 'was'} ended by the launcher")
+    return "; ".join(parts)
+
+
+def _lost(end: RankEnd, ends: Iterable[RankEnd]) -> str:
+    """Who was gone. A group numbers its ranks in its own way, so a process is known by its pid."""
+    report = end.error.report if end.error is not None else None
+    pid = report.pid if report is not None else 0
+    return next((f"rank {other.rank}" for other in ends if other.pid == pid), "a peer")
+
+
+def _ranks(ends: Sequence[RankEnd]) -> str:
+    return _named([end.rank for end in ends])
+
+
+def _named(numbers: Sequence[int]) -> str:
+    """Name ranks shortly: "rank 3", "ranks 0-2, 5"."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    names = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return f"rank{'s' if len(numbers) > 1 else ''} {names}"
+
+
+def json_record(ends: Iterable[RankEnd], status: int) -> bytes:
+    """The record of `--json-errors`: the exit code, the ranks that failed first, and how every rank ended."""
+    ends = sorted(ends, key=lambda end: end.rank)
+    first = first_failure(ends)
+    ranks = [end.rank for end in together(first, ends)] if first is not None else []
+    record = {"status": status, "first": ranks, "ranks": [msgspec.to_builtins(end) for end in ends]}
+    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"

@@ -13,7 +13,7 @@ the front only, which passes it on once. The store's threads live here: the supe
 with one thread while it forks, and a busy store does not delay it.
 
 With several nodes the front meets the others, tells them when something ends here, and tells its supervisor
-when something has ended there. See `nodes` for what is said.
+when something has ended there. `nodes` lists the messages.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from typing import IO, TYPE_CHECKING, Any
 
 from unisono import env
 from unisono.errors import LaunchError, StoreError, message
+from unisono.launch.failures import exit_status, foreign_report
 from unisono.launch.job import Assignment, Job
 from unisono.launch.process import STRAYS_IN_A_HURRY_S, become_subreaper, end_children
-from unisono.launch.summary import exit_status, foreign_report
 from unisono.launch.supervisor import FORWARDED, STOPPING, Supervisor
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from unisono.launch.nodes import Final, News, Nodes
+    from unisono.launch.nodes import News, NodeEnd, Nodes
     from unisono.store import StoreServer
 
 __all__ = ["run"]
@@ -189,7 +189,7 @@ class Signals:
 
     def __init__(self, supervisor: int) -> None:
         self._supervisor = supervisor
-        self._lives = os.pidfd_open(supervisor)  # its number may be another's once `wait` has returned
+        self._pidfd = os.pidfd_open(supervisor)  # its number may be another's once `wait` has returned
         self._status: int | None = None
         self._interrupted = False
         self.direct = False
@@ -199,12 +199,12 @@ class Signals:
             self._interrupted = True  # what is cleaned up then is not interrupted once more
             raise Interrupted(number)
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._lives, number)
+            signal.pidfd_send_signal(self._pidfd, number)
             if number in STOPPING:  # a stopped supervisor would not notice
-                signal.pidfd_send_signal(self._lives, signal.SIGCONT)
+                signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)
             if number == signal.SIGTSTP:
                 os.kill(os.getpid(), signal.SIGSTOP)  # stop as asked; this returns when we are continued
-                signal.pidfd_send_signal(self._lives, signal.SIGCONT)
+                signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)
 
     @contextlib.contextmanager
     def forwarded(self) -> Iterator[None]:
@@ -222,7 +222,7 @@ class Signals:
                 for number, handler in previous.items():
                     signal.signal(number, handler)
                 signal.set_wakeup_fd(previous_fd)
-                os.close(self._lives)
+                os.close(self._pidfd)
 
     def wait(self) -> int:
         """Wait for the end of the supervisor, passing signals on; its exit code, -n for signal n.
@@ -231,13 +231,13 @@ class Signals:
         and its handler would not run. What such a signal writes to the socket stays there until it is read.
         """
         events = select.poll()
-        events.register(self._lives, select.POLLIN)
+        events.register(self._pidfd, select.POLLIN)
         events.register(self._wake_read, select.POLLIN)
         while self._status is None:
             ready = [fd for fd, _ in events.poll()]
             with contextlib.suppress(BlockingIOError):
                 self._wake_read.recv(4096)  # the handlers run between this and the next poll
-            if self._lives in ready:
+            if self._pidfd in ready:
                 self._status = os.waitstatus_to_exitcode(os.waitpid(self._supervisor, 0)[1])
         return self._status
 
@@ -314,12 +314,12 @@ def _attend(
         status = _outcome(signals.wait())
         signals.direct = True
         reader.thread.join(2.0)
-        if status and not reader.said:  # it had no time to say how it ended
+        if status and not reader.reported:  # it had no time to say how it ended
             nodes.announce("the launcher was killed", status)
-        finals = nodes.settle(reader.failure, reader.stopped)
+        ends = nodes.settle(reader.failure, reader.stopped)
         if job.node_rank == 0:
             nodes.await_settled(1.5 if reader.stopped else GOODBYE_S)
-        return _conclude(job, nodes, finals, reader, status)
+        return _conclude(job, nodes, ends, reader, status)
 
 
 def _serve(job: Job, base: Mapping[str, str]) -> StoreServer:
@@ -341,21 +341,21 @@ def _tell(life_write: int) -> None:
         os.write(life_write, b"end\n")
 
 
-def _conclude(job: Job, nodes: Nodes, finals: list[Final], news: News, status: int) -> int:
+def _conclude(job: Job, nodes: Nodes, ends: list[NodeEnd], news: News, status: int) -> int:
     """Print which rank of all nodes failed first, and return its exit code."""
     end = nodes.end
     if news.stopped:
         return status
-    stopped = [final for final in finals if final.stopped]
-    if stopped or (end is not None and end.status > 128 and not any(final.failure for final in finals)):
+    stopped = [one for one in ends if one.status]
+    if stopped or (end is not None and end.status > 128 and not any(one.failure for one in ends)):
         where = (
             f"node {stopped[0].node} (host {stopped[0].host})"
             if stopped
             else f"node {end.node if end else 0}"
         )
         _say("unisono run: the job was interrupted on " + where)
-        return stopped[0].stopped if stopped else (end.status if end else 1)
-    failed = [final for final in finals if final.failure is not None]
+        return stopped[0].status if stopped else (end.status if end else 1)
+    failed = [one for one in ends if one.failure is not None]
     if not failed:
         if end is not None:
             _say(f"unisono run: the job was ended: {end.text}")
@@ -363,9 +363,7 @@ def _conclude(job: Job, nodes: Nodes, finals: list[Final], news: News, status: i
         return status
     first = min(
         failed,
-        key=lambda final: (
-            (final.failure.consequence, final.failure.failed_at) if final.failure else (True, 0.0)
-        ),
+        key=lambda one: (one.failure.consequence, one.failure.failed_at) if one.failure else (True, 0.0),
     )
     assert first.failure is not None
     if first.node == job.node_rank:

@@ -13,7 +13,7 @@ In the store, under "unisono/launch/":
     final/1      how it ended there; all wait for all, so that all name the same rank and exit alike
     settled      how many have read that, or are not waited for: node 0 then ends the store
 
-Of its own ranks the front hears from its supervisor, in lines of JSON:
+The supervisor sends the front lines of JSON about its own ranks:
 
     {"stopped": 15}             a signal ends the job
     {"failed": "rank 2: ..."}   so does a failure
@@ -35,11 +35,11 @@ from typing import IO, Any
 import msgspec
 
 from unisono.errors import AuthenticationError, LaunchError, StoreError, StoreTimeout, message
+from unisono.launch.failures import RankEnd
 from unisono.launch.job import Assignment, Job
-from unisono.launch.summary import RankEnd
 from unisono.store import PrefixStore, TCPStore
 
-__all__ = ["End", "Final", "News", "Nodes"]
+__all__ = ["News", "NodeEnd", "Nodes"]
 
 MEET_S = 300.0
 BEAT_S = 1.0
@@ -60,24 +60,21 @@ class _Plan(msgspec.Struct, frozen=True):
     master_port: int
 
 
-class End(msgspec.Struct, frozen=True):
-    """Why the job ends before it is done. `status` is the exit code when no rank's failure gives one."""
+class NodeEnd(msgspec.Struct, frozen=True):
+    """Why a node ends the job ("end"), or how the job ended on it ("final/1").
 
-    node: int
-    text: str
-    status: int
-
-
-class Final(msgspec.Struct, frozen=True):
-    """How the job ended on one node; without `stopped` and `failure` it did well.
-
-    `stopped`: the exit code when a signal ended it there, else 0.  `given_up`: node 0 says so in its stead
-    and counts it among those that have read what they need; should it come back, that stays its word.
+    Attributes:
+        status: the exit code when no rank's failure gives one. At its end: when a signal ended it, else 0.
+        text: why it ends the job.
+        failure: the first failure of the node's ranks.
+        given_up: node 0 wrote this for a node that is silent, and counts it among those that have read all
+            they need. It stays valid if the node comes back.
     """
 
     node: int
     host: str
-    stopped: int = 0
+    status: int = 0
+    text: str = ""
     failure: RankEnd | None = None
     given_up: bool = False
 
@@ -94,7 +91,7 @@ class Nodes:
         self._over = threading.Event()
         self._beats: dict[int, tuple[bytes, float]] = {}  # of each node: the last one and when it was seen
         self._looked_at = 0.0
-        self.end: End | None = None
+        self.end: NodeEnd | None = None
 
     def meet(self, master_port: int) -> Assignment:
         """Wait for the other nodes; this one's ranks and where they meet.
@@ -171,7 +168,7 @@ class Nodes:
                     return
                 self._lost()
                 break
-            self.end = msgspec.msgpack.decode(raw, type=End)
+            self.end = msgspec.msgpack.decode(raw, type=NodeEnd)
             break
         if self.end is not None and not self._over.is_set():
             on_end()
@@ -202,31 +199,32 @@ class Nodes:
                 self._give_up(number)
 
     def _give_up(self, number: int) -> None:
-        """End the job without this node, for whose own word nobody needs to wait."""
+        """End the job without this node; nobody needs to wait for its result."""
         host = self._hosts[number]
         self.announce(f"node {number} (host {host}) has been silent for {SILENT_S:g} s", 1)
-        word = msgspec.msgpack.encode(Final(number, host, given_up=True))
-        if self._store.compare_set(f"final/{number}", b"", word) == word:
+        encoded = msgspec.msgpack.encode(NodeEnd(number, host, given_up=True))
+        if self._store.compare_set(f"final/{number}", b"", encoded) == encoded:
             self._store.add("settled", 1)
 
     def _lost(self) -> None:
-        self.end = End(0, f"node 0 (host {self._hosts[0]}), which serves the store, is gone", 1)
+        text = f"node 0 (host {self._hosts[0]}), which serves the store, is gone"
+        self.end = NodeEnd(0, self._hosts[0], 1, text)
 
     def announce(self, text: str, status: int) -> None:
-        """End the job on all nodes, unless somebody else said so before. Never an error."""
-        record = msgspec.msgpack.encode(End(self._job.node_rank, text, status))
+        """End the job on all nodes, unless another node has done so. Never an error."""
+        record = msgspec.msgpack.encode(NodeEnd(self._job.node_rank, self._me.host, status, text))
         with contextlib.suppress(*UNHEARD):
             self._store.compare_set("end", b"", record, timeout_s=2.0)
 
     # the end
 
-    def settle(self, failure: RankEnd | None, stopped: int) -> list[Final]:
+    def settle(self, failure: RankEnd | None, stopped: int) -> list[NodeEnd]:
         """Tell how it ended here and learn how it ended elsewhere; nodes that do not tell are left out."""
-        mine = Final(self._job.node_rank, self._me.host, stopped, failure)
+        mine = NodeEnd(self._job.node_rank, self._me.host, stopped, failure=failure)
         finals = [mine]
         with contextlib.suppress(*UNHEARD):
-            word = msgspec.msgpack.encode(mine)
-            counted = self._store.compare_set(f"final/{mine.node}", b"", word, timeout_s=SAY_S) != word
+            encoded = msgspec.msgpack.encode(mine)
+            counted = self._store.compare_set(f"final/{mine.node}", b"", encoded, timeout_s=SAY_S) != encoded
             give_up: float | None = None
             for number in range(self._job.nnodes):
                 while number != mine.node and not stopped:
@@ -238,7 +236,7 @@ class Nodes:
                         raw = self._store.get(f"final/{number}", 0.5)
                     except StoreTimeout:
                         continue
-                    finals.append(msgspec.msgpack.decode(raw, type=Final))
+                    finals.append(msgspec.msgpack.decode(raw, type=NodeEnd))
                     break
             self._over.set()  # node 0 may be gone as soon as it hears the next
             if not counted:  # it would be by now had it been given up
@@ -266,7 +264,7 @@ class News:
         self.failure: RankEnd | None = None
         self.stopped = 0
         self.report = self.follow = ""
-        self.said = False
+        self.reported = False
         self._news = news
         self._nodes = nodes
         self.thread = threading.Thread(target=self._read, name="unisono-news", daemon=True)
@@ -282,7 +280,7 @@ class News:
                 self._on_record(found)
 
     def _on_record(self, found: Mapping[str, Any]) -> None:
-        self.said = True
+        self.reported = True
         if "stopped" in found:
             self.stopped = 128 + int(found["stopped"])
             self._nodes.announce(signal.Signals(found["stopped"]).name, self.stopped)
@@ -294,7 +292,7 @@ class News:
 
     def _on_fragment(self, line: str) -> None:
         """It was killed while it wrote: that is no success, whatever it was about to say."""
-        how = f"the launcher's word breaks off after {len(line)} characters"
+        how = f"the launcher's notice breaks off after {len(line)} characters"
         self.failure = RankEnd(rank=-1, pid=0, code=1, order=0, ended_at=time.time(), note=how)
         self.report = f"unisono run: {how}; how the ranks of this node ended is not known"
         self._nodes.announce(how, 1)

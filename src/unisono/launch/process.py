@@ -1,12 +1,18 @@
-"""Starting a process so that it cannot outlive us, and ending everything that was started: with which signal,
-when, and when to give up on who dies of none.
+"""The processes of a job: starting one that cannot outlive us, publishing how it ended, ending all of them.
 
 Three kernel facts do the work:
 
 - PR_SET_PDEATHSIG: a rank gets SIGKILL when its parent dies, whatever the parent died of.
 - PR_SET_CHILD_SUBREAPER: orphans below us become our children, also daemonized ones.
 - A process number is not given away again before its parent has reaped it, so signalling
-  our own un-reaped children never hits a stranger.
+  our own un-reaped children never reaches another process.
+
+The status board says which rank runs, and how one ended, in memory that every rank can read. It is a memfd of
+16-byte records, one per local rank, each four aligned 32-bit integers:
+
+    pid | state (0 not started, 1 running, 2 exited, 3 ended by a signal) | code | reserved
+
+Only the launcher writes. `state` is stored last, so a reader of 2 or 3 reads the right code.
 """
 
 from __future__ import annotations
@@ -14,6 +20,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
+import fcntl
+import mmap
 import os
 import signal
 import subprocess
@@ -24,17 +32,32 @@ __all__ = [
     "AFTER_FAILURE_S",
     "AFTER_INTERRUPT_S",
     "AFTER_SIGNAL_S",
+    "EXITED",
+    "NOT_STARTED",
+    "RUNNING",
+    "SIGNALED",
     "STRAYS_IN_A_HURRY_S",
     "Escalation",
+    "StatusBoard",
     "become_subreaper",
     "children",
     "end_children",
     "ends_of_strays",
+    "shared_file",
     "signal_rank",
     "signal_strays",
     "start",
     "undying",
 ]
+
+NOT_STARTED, RUNNING, EXITED, SIGNALED = range(4)
+
+_FIELDS = 4
+_RECORD_NBYTES = 4 * _FIELDS
+# Values of <linux/fcntl.h>; the fcntl module does not name them on every Python.
+_F_ADD_SEALS, _F_SEAL_SHRINK, _F_SEAL_GROW = 1033, 0x2, 0x4
+
+_SHARED_NBYTES = 1 << 20  # more than csrc/virtual/accounting.hpp maps
 
 AFTER_FAILURE_S = 3.0  # from SIGTERM to SIGKILL
 AFTER_SIGNAL_S = 1.8  # what ranks get to end by themselves after Ctrl-C or SIGTERM
@@ -146,8 +169,8 @@ def signal_strays(number: int, waited_s: float) -> None:
 
 def _is_tracker(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/cmdline", "rb") as words:
-            return b"multiprocessing.resource_tracker" in words.read()
+        with open(f"/proc/{pid}/cmdline", "rb") as cmdline:
+            return b"multiprocessing.resource_tracker" in cmdline.read()
     except OSError:
         return False
 
@@ -187,7 +210,7 @@ class Escalation:
     def __init__(self, *steps: tuple[float, signal.Signals]) -> None:
         self._steps = collections.deque(steps)
         self._killed = False
-        self._told = False
+        self._reported = False
         self._killing_s = 0.0  # delays that have passed since the first SIGKILL
         self.due = time.monotonic() + steps[0][0] if steps else None  # when the next is (monotonic seconds)
 
@@ -213,11 +236,11 @@ class Escalation:
         """Who is left by now is to be left alone."""
         return self._killing_s >= LEAVE_S
 
-    def to_be_told(self) -> bool:
-        """Whether SIGKILL has had no effect for so long that it should be said. True once."""
-        if self._told or self._killing_s < TELL_S:
+    def to_be_reported(self) -> bool:
+        """Whether SIGKILL has had no effect for so long that it should be reported. True once."""
+        if self._reported or self._killing_s < TELL_S:
             return False
-        self._told = True
+        self._reported = True
         return True
 
 
@@ -236,3 +259,44 @@ def undying(pid: int) -> str:
     except OSError:
         return f"pid {pid}"
     return f"pid {pid} ({head.partition('(')[2]}, state {rest.split()[0]})"
+
+
+class StatusBoard:
+    """The launcher's side of the board. `fd` is a read-only descriptor made for the ranks."""
+
+    def __init__(self, size: int) -> None:
+        owned = os.memfd_create("unisono-status", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(owned, size * _RECORD_NBYTES)
+            fcntl.fcntl(owned, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW)
+            self._map = mmap.mmap(owned, size * _RECORD_NBYTES)
+            self.fd = os.open(f"/proc/self/fd/{owned}", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            os.close(owned)
+        self._fields = memoryview(self._map).cast("i")
+
+    def started(self, rank: int, pid: int) -> None:
+        """Note that `rank` runs as process `pid`."""
+        self._fields[rank * _FIELDS] = pid
+        self._fields[rank * _FIELDS + 1] = RUNNING
+
+    def ended(self, rank: int, *, code: int, signaled: bool) -> None:
+        """Note the exit code of `rank`, or the number of the signal that ended it."""
+        self._fields[rank * _FIELDS + 2] = code
+        self._fields[rank * _FIELDS + 1] = SIGNALED if signaled else EXITED
+
+    def close(self) -> None:
+        """Give the memory back; the ranks' own mappings live on."""
+        self._fields.release()
+        self._map.close()
+        os.close(self.fd)
+
+
+def shared_file() -> str:
+    """Make memory that all processes of the job can open by name; it goes when this process does.
+
+    Virtual GPUs note in it what each process uses of them.
+    """
+    fd = os.memfd_create("unisono-virtual-gpus", os.MFD_CLOEXEC)
+    os.ftruncate(fd, _SHARED_NBYTES)
+    return f"/proc/{os.getpid()}/fd/{fd}"

@@ -16,10 +16,11 @@ import subprocess
 import time
 from collections.abc import Mapping
 
+import msgspec
+
 from unisono import env
-from unisono.launch.board import StatusBoard, shared_file, tell
 from unisono.launch.console import Screen, Streams
-from unisono.launch.failures import Failures, Rank
+from unisono.launch.failures import Failures, Rank, exit_status, signal_name
 from unisono.launch.job import Assignment, Job, rank_environment
 from unisono.launch.process import (
     AFTER_FAILURE_S,
@@ -28,19 +29,20 @@ from unisono.launch.process import (
     STRAYS_IN_A_HURRY_S,
     TELL_S,
     Escalation,
+    StatusBoard,
     become_subreaper,
     children,
     end_children,
     ends_of_strays,
+    shared_file,
     signal_rank,
     signal_strays,
     start,
     undying,
 )
-from unisono.launch.summary import exit_status, signal_name
 from unisono.limits import described, is_limit, usable_cores
 
-__all__ = ["FORWARDED", "STOPPING", "Supervisor"]
+__all__ = ["FORWARDED", "STOPPING", "Supervisor", "tell"]
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # they end the job
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)  # they are the ranks' business
@@ -56,7 +58,7 @@ class Supervisor:
     def __init__(self, job: Job, base: Mapping[str, str], front_fd: int, news_fd: int = -1) -> None:
         self._job = job
         self._base = base
-        self._news_fd = news_fd  # where the front hears of failures, when there are other nodes to tell
+        self._news_fd = news_fd  # where failures are reported to the front, when there are other nodes
         self._assignment = Assignment("", 0, 0, job.world_size)
         self._ranks: dict[int, Rank] = {}
         self._ranks_ended = 0
@@ -304,15 +306,15 @@ class Supervisor:
 
     def _give_up_on_undying(self, ending: Escalation) -> None:
         """Name who does not die of SIGKILL; after a minute of that, go without them."""
-        to_be_told = ending.to_be_told()
-        if not to_be_told and not ending.in_vain:
+        to_be_reported = ending.to_be_reported()
+        if not to_be_reported and not ending.in_vain:
             return
         self._reap()
         ranks = [f"rank {rank.rank}, {undying(rank.pid)}" for rank in self._living()]
         names = "; ".join(ranks or map(undying, children()))
         if not names:
             return
-        if to_be_told:
+        if to_be_reported:
             self._say(
                 f"SIGKILL has not ended {names} within {TELL_S:g} s: it waits in the kernel (state D) or is"
                 " another user's"
@@ -341,12 +343,12 @@ class Supervisor:
 
     def _report(self) -> None:
         self._reported = True
-        said = self._failures.report()
+        text = self._failures.report()
         first = self._failures.first
         if self._news_fd >= 0:
-            self._tell({"failure": first, "report": said, "follow": self._failures.follow_up()})
-        elif said:
-            self._screen.say(said)
+            self._tell({"failure": first, "report": text, "follow": self._failures.follow_up()})
+        elif text:
+            self._screen.say(text)
         self._screen.end_open_lines()
         if self._stopped_by is not None:
             self._status = 128 + self._stopped_by
@@ -364,3 +366,14 @@ class Supervisor:
 
     def _say(self, text: str) -> None:
         self._screen.say(f"unisono run: {text}")
+
+
+def tell(fd: int, record: Mapping[str, object]) -> None:
+    """Write one line, the whole of it: a signal ends the write of a long one half way.
+
+    Raises:
+        OSError: nobody reads any more.
+    """
+    rest = memoryview(msgspec.json.encode(record) + b"\n")
+    while rest:
+        rest = rest[os.write(fd, rest) :]

@@ -126,10 +126,10 @@ class Plan:
 
     def __str__(self) -> str:
         """What differs from Plan(), such as "Plan(data=2, zero=1)"."""
-        said = (
+        parts = (
             f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default
         )
-        return f"Plan({', '.join(said)})"
+        return f"Plan({', '.join(parts)})"
 
 
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:

@@ -1,6 +1,6 @@
 """Collectives as plans: data that is proved, priced and run. Standard library only.
 
-plan.py       the words: Send, Recv, Reduce, Copy; Plan
+plan.py       the steps: Send, Recv, Reduce, Copy; Plan
 contracts.py  what each collective promises
 proof.py      shows that a plan keeps the promise, for a given number of ranks
 lowering.py   flattens a plan for the engine

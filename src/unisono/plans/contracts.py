@@ -35,7 +35,7 @@ class Contract(NamedTuple):
         in_blocks, out_blocks: the number of equal blocks: "p", "1", or "any" where the plan cuts one buffer.
         expected: what Out must hold at the end.
         reduces: contributions are combined, in one order on every rank.
-        counts: every contribution exactly once (a barrier only needs to hear of everybody).
+        counts: every contribution exactly once (a barrier only needs one signal from every rank).
         rooted: the root matters.
         keeps: (rank, root) -> whether the rank gets no result and its buffer stays as it was.
     """

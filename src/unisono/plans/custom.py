@@ -106,6 +106,6 @@ def _ranks(where: str, ranks: Sequence[int]) -> tuple[int, ...]:
 
 def _number(collective: str, root: int, code: list[list[int]]) -> int:
     digest = blake2b(f"{collective} {root}".encode(), digest_size=8)
-    for words in code:
-        digest.update(array("q", [len(words), *words]).tobytes())
+    for numbers in code:
+        digest.update(array("q", [len(numbers), *numbers]).tobytes())
     return int.from_bytes(digest.digest(), "little") or 1

@@ -169,7 +169,7 @@ def leaders_all_reduce(rank: int, hosts: tuple[int, ...], root: int) -> Iterator
 
 
 def barrier(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:  # noqa: ARG001
-    """Tell the host's leader, dissemination between leaders, be told by the leader."""
+    """Notify the host's leader, dissemination between leaders, notification by the leader."""
     return _through_leaders(rank, hosts, dissemination.barrier)
 
 

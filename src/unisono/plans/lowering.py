@@ -44,7 +44,7 @@ def lower(plan: Plan) -> list[list[int]]:
         header = _header(plan.collective, plan.algorithm, plan.size, steps, in_flight, lends)
         last = _last(steps, reduces=CONTRACTS[plan.collective].reduces)
         open_ = _open(rank, plan.size, steps, origins)
-        code.append(header + _words(rank, steps, raw, complete, last, open_))
+        code.append(header + _encode(rank, steps, raw, complete, last, open_))
     return code
 
 
@@ -73,7 +73,7 @@ def lower_rank(
     header = _header(collective, algorithm, size, steps, 0, lends)
     last = _last(steps, reduces=contract.reduces)
     open_ = _open(rank, size, steps, origins)
-    return header + _words(rank, steps, _raw(rank, steps, given), complete, last, open_)
+    return header + _encode(rank, steps, _raw(rank, steps, given), complete, last, open_)
 
 
 def lower_agreement(rank: int, size: int, waiting: Sequence[int]) -> list[int]:
@@ -81,7 +81,7 @@ def lower_agreement(rank: int, size: int, waiting: Sequence[int]) -> list[int]:
     steps = list(agreement(rank, size, waiting))
     none = [False] * len(steps)
     header = _header("barrier", "agreement", size, steps, 0, _NOT)
-    return header + _words(rank, steps, none, none, none, none)
+    return header + _encode(rank, steps, none, none, none, none)
 
 
 def _everybody(size: int, ranks: int) -> bool:
@@ -113,7 +113,7 @@ def _own(rank: int, step: Step) -> Chunk | None:
 def _header(
     collective: str, algorithm: str, size: int, steps: Iterable[Step], in_flight: int, lends: int
 ) -> list[int]:
-    """What is said before the steps. All ranks say the same, but for their scratch memory."""
+    """The header before the steps. It is the same on all ranks, but for their scratch memory."""
     names, contract = algorithm_names(), CONTRACTS[collective]
     seen = dict.fromkeys(_SPACES, 0)
     for step in steps:
@@ -189,7 +189,7 @@ def _open(rank: int, size: int, steps: Sequence[Step], origins: Origins) -> list
     return exposed(rank, origins) if size <= _CROWD else [False] * len(steps)
 
 
-def _words(
+def _encode(
     rank: int,
     steps: Iterable[Step],
     raw: list[bool],
@@ -197,7 +197,7 @@ def _words(
     last: list[bool],
     open_: list[bool],
 ) -> list[int]:
-    words: list[int] = []
+    numbers: list[int] = []
     for step, is_raw, is_complete, is_last, is_open in zip(steps, raw, complete, last, open_, strict=True):
         chunk, own, place, peers = _operands(rank, step)
         if isinstance(step, Send) and not peers:
@@ -205,8 +205,8 @@ def _words(
         final = isinstance(step, Reduce) and is_complete and (len(step.frm) > 1 or is_raw)
         flags = _RAW * is_raw | _FINAL * final | _LAST * is_last | _OPEN * is_open
         refs = (_SPACES[chunk.space], chunk.index, _SPACES[own.space], own.index)
-        words += [_OPCODES[type(step)], flags, *refs, place, len(peers), *peers]
-    return words
+        numbers += [_OPCODES[type(step)], flags, *refs, place, len(peers), *peers]
+    return numbers
 
 
 def _operands(rank: int, step: Step) -> tuple[Chunk, Chunk, int, tuple[int, ...]]:

@@ -2,7 +2,7 @@
 
 A plan says nothing of bytes, dtypes, segments or transports. It is built by a function that
 reads like the paper it comes from, proved by `proof.prove`, flattened by `lowering.lower` and
-run by the engine. This module only defines the words.
+run by the engine. This module only defines the steps.
 
 Chunks live in three spaces:
 

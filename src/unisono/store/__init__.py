@@ -2,7 +2,7 @@
 
 Four of them:
 
-    HashStore     threads of one process             PrefixStore   a room of its own in another store
+    HashStore     threads of one process             PrefixStore   its own keys in another store
     FileStore     processes that share a file        TCPStore      client of a `StoreServer`, anywhere
 
 Those that most ranks do without are loaded on first use.

@@ -1,9 +1,9 @@
-"""The store's door: who is let in, and what strangers may cost.
+"""Authenticates the store's clients, and bounds what an unauthenticated peer may cost.
 
-A stranger is a connection that has not yet said who it is and, where the job has a token, proved it. It may
-send `wire.HELLO_LIMIT` bytes and stay for two seconds. When all places for strangers are taken, the one that
-has stood there longest makes room, once it had time enough for an honest handshake: whoever fills the door
-with silent connections delays a newcomer by a fraction of a second, and those inside by nothing.
+An unauthenticated peer has not yet sent its Hello or, where the job has a token, its proof. It may send
+`wire.HELLO_LIMIT` bytes and stay for two seconds. When the limit of such peers is reached, the oldest one is
+dropped, once it had time enough for an honest handshake. Many silent connections therefore delay a new client
+by a fraction of a second, and authenticated clients by nothing.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from unisono.store import wire
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["PATIENCE_S", "Caller", "Door", "Rules"]
+__all__ = ["PATIENCE_S", "Admission", "Caller", "Rules"]
 
-PATIENCE_S = 0.3  # what a stranger gets, at least, when others wait behind it
-SERVER = "store"  # our name in the handshake
+PATIENCE_S = 0.3  # the least time an unauthenticated peer gets while others wait
+SERVER = "store"  # the server's name in the handshake
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """What is asked of clients, and how many strangers are borne; see `StoreServer`."""
+    """What is asked of clients, and how many may be unauthenticated; see `StoreServer`."""
 
     job: str
     token: bytes
     tls: bool
     max_frame_bytes: int
     hello_timeout_s: float
-    max_strangers: int
+    max_unauthenticated: int
 
 
 class Caller:
-    """Where one connection stands in its greeting. `name` and `channel` are set once it is let in."""
+    """The handshake of one connection. `name` and `channel` are set once it is authenticated."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -48,8 +48,8 @@ class Caller:
         self.nonce = b""
 
 
-class Door:
-    """Answers strangers."""
+class Admission:
+    """Answers unauthenticated peers."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
@@ -61,7 +61,7 @@ class Door:
     def answer(
         self, caller: Caller, head: bytearray, full: Callable[[str], bool]
     ) -> wire.Welcome | wire.Challenge | wire.Refused:
-        """What to say to the next frame of a stranger. Raises `wire.Unreadable` for nonsense.
+        """The answer to the next frame of an unauthenticated peer. Raises `wire.Unreadable` for other bytes.
 
         Args:
             full: whether a client of that name comes too late, because the job is ending.
@@ -116,7 +116,7 @@ class Door:
         return None
 
     def secured(self, sock: socket.socket, caller: Caller) -> socket.socket:
-        """The socket on which a client that was let in goes on: `sock`, or TLS over it."""
+        """The socket for an authenticated client: `sock`, or TLS over it."""
         if self._tls is None:
             return sock
         tls: socket.socket = _tls().wrapped(sock, self._tls, server=True, channel=caller.channel)
@@ -145,9 +145,9 @@ _NO_PROOF = (
 
 
 def store_proof(token: bytes, role: str, hello: wire.Hello, nonce: bytes) -> bytes:
-    """The proof of either side of a store's connection: everything the client said is bound into it."""
-    said = msgspec.msgpack.encode(hello)
+    """The proof of either side of a store's connection; it covers the client's whole Hello."""
+    hello_bytes = msgspec.msgpack.encode(hello)
     return authentication.proof(
         token, role=role, job=f"store {hello.job}", names=(hello.client, SERVER), nonces=(hello.nonce, nonce),
-        binding=said,
+        binding=hello_bytes,
     )  # fmt: skip

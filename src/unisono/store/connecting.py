@@ -19,7 +19,7 @@ from unisono.store.ops import Value
 __all__ = ["Dialer", "NotOurServer", "receive", "send"]
 
 GREETING_S = 5.0  # a Unisono server greets within milliseconds; one whose host is overloaded within this
-SILENT_CLOSES = 5  # so often may a connection be closed without a word: a server that is just ending does so
+SILENT_CLOSES = 5  # connections closed without an answer; a server that is ending closes them
 TRY_S = 10.0  # one attempt to connect
 
 
@@ -114,12 +114,12 @@ class Dialer:
             greeting = self._converse(sock)
         except wire.Unreadable as error:
             sock.close()
-            raise self._foreign(f"it said {error.seen!r}") from error
+            raise self._foreign(f"it sent {error.seen!r}") from error
         except TimeoutError as error:
             sock.close()
             if time.monotonic() >= self._deadline:
                 raise
-            raise self._foreign(f"it said nothing for {GREETING_S:g} s") from error
+            raise self._foreign(f"it sent nothing for {GREETING_S:g} s") from error
         except BaseException:
             sock.close()
             raise
@@ -150,10 +150,10 @@ class Dialer:
         return greeting
 
     def _say(
-        self, sock: socket.socket, reader: wire.FrameReader, words: wire.Hello | wire.Proof
+        self, sock: socket.socket, reader: wire.FrameReader, frame: wire.Hello | wire.Proof
     ) -> wire.Greeting:
-        """Say `words`; what is said to that. Each answer has the patience anew."""
-        send(sock, wire.frame(words), self._deadline)  # few bytes: they fit into the kernel's buffer
+        """Send a frame; the answer. Every answer has the whole patience."""
+        send(sock, wire.frame(frame), self._deadline)  # few bytes: they fit into the kernel's buffer
         until = min(time.monotonic() + GREETING_S, self._deadline)
         return wire.read_greeting(receive(sock, reader, until)[0])
 

@@ -1,8 +1,8 @@
 """What can be asked of a store, and the one table that answers.
 
-Every store is this table behind a different door: `HashStore` puts a condition variable in front of
-it, `StoreServer` a socket, `FileStore` a locked log. So the semantics are written once, here. They are
-those of PyTorch's stores:
+Every store is this table with another way to reach it: `HashStore` adds a condition variable, `StoreServer`
+a socket, `FileStore` a locked log. So the semantics are written once, here. They are those of PyTorch's
+stores:
 
     add          on decimal text: absent counts as 0, b"12" plus 3 leaves b"15"
     compare_set  absent and `expected` empty: takes `desired`. Absent and `expected` not empty: nothing

@@ -1,4 +1,4 @@
-"""`PrefixStore`: a room of its own inside another store."""
+"""`PrefixStore`: its own set of keys inside another store."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PrefixStore(Store):
 
     @property
     def underlying(self) -> Store:
-        """The store this one is a room of."""
+        """The store that has these keys."""
         return self._store
 
     def describe(self) -> str:

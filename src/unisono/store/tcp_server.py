@@ -4,8 +4,8 @@ A `get` or `wait` for keys that do not exist is parked with its peer and answere
 time is up. Every connection is a `Peer` with at most one request under way: nothing more is read from it
 until that is answered and the answer sent, so a peer holds at most one frame in and one out of our memory.
 
-Strangers (connections that have not yet been let in, see `door`) are limited in number, bytes and time, and
-dropped without a word when they talk anything else. See `wire` for the protocol.
+Unauthenticated peers (see `admission`) are limited in number, bytes and time; one that sends anything else
+is dropped without an answer. See `wire` for the protocol.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from unisono.errors import StoreError
 from unisono.limits import explained, is_limit
 from unisono.store import wire
 from unisono.store.address import listen, shown
-from unisono.store.admission import PATIENCE_S, Door, Rules
+from unisono.store.admission import PATIENCE_S, Admission, Rules
 from unisono.store.base import close_in_children
 from unisono.store.ops import Op, Reply, Table, Value
 from unisono.store.peer import Peer
@@ -48,8 +48,8 @@ class StoreServer:
         token: clients have to prove they have the same; empty: nobody has to.
         tls: encrypt every connection with keys made from the token.
         max_frame_bytes: the largest request or value taken.
-        hello_timeout_s: how long a stranger may take to be let in.
-        max_strangers: strangers at one time; more wait in the kernel's queue.
+        hello_timeout_s: seconds for a peer to authenticate itself.
+        max_unauthenticated: unauthenticated peers at one time; more wait in the kernel's queue.
 
     Raises:
         StoreError: the address cannot be bound; `errno` of its `__cause__` says why.
@@ -65,16 +65,16 @@ class StoreServer:
         tls: bool = False,
         max_frame_bytes: int = 1 << 30,
         hello_timeout_s: float = 2.0,
-        max_strangers: int = 256,
+        max_unauthenticated: int = 256,
     ) -> None:
-        door = Door(
+        admission = Admission(
             Rules(
                 text(job, "job"),
                 bytes(instance(token, (bytes, bytearray), "token")),
                 flag(tls, "tls"),
                 whole(max_frame_bytes, "max_frame_bytes", 1, 1 << 62),
                 timeouts.seconds(hello_timeout_s, name="hello_timeout_s"),
-                whole(max_strangers, "max_strangers", 1),
+                whole(max_unauthenticated, "max_unauthenticated", 1),
             )
         )
         listener = listen(host, port)
@@ -83,7 +83,7 @@ class StoreServer:
         self._pid = os.getpid()
         try:
             with explained(StoreError, f"cannot serve a store on {shown(self.host, self.port)}"):
-                self._loop = _Loop(listener, door)
+                self._loop = _Loop(listener, admission)
                 name = f"unisono-store-{self.port}"
                 self._thread = threading.Thread(target=self._loop.run, name=name, daemon=True)
                 self._thread.start()
@@ -130,13 +130,13 @@ class StoreServer:
 class _Loop:
     """The server's thread: all its state is touched by `run` only, except for the stop request."""
 
-    def __init__(self, listener: socket.socket, door: Door) -> None:
+    def __init__(self, listener: socket.socket, admission: Admission) -> None:
         self._listener = listener
-        self._door = door
-        self._rules = door.rules
+        self._admission = admission
+        self._rules = admission.rules
         self._table = Table()
         self._peers: set[Peer] = set()
-        self._strangers: dict[Peer, float] = {}  # since when, the oldest first
+        self._unauthenticated: dict[Peer, float] = {}  # since when, the oldest first
         self._clients_seen: dict[str, None] = {}  # in the order they came
         self._waiters: dict[str, set[Peer]] = {}
         self._alarms: list[tuple[float, int, Peer]] = []
@@ -243,7 +243,7 @@ class _Loop:
 
     def _accept(self) -> None:
         for _ in range(ACCEPT_BATCH):
-            if not self._room_for_a_stranger():
+            if not self._room_for_a_peer():
                 break
             try:
                 sock, _address = self._listener.accept()
@@ -260,16 +260,16 @@ class _Loop:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             peer = Peer(sock, 0.0)
             self._peers.add(peer)
-            self._strangers[peer] = time.monotonic()
+            self._unauthenticated[peer] = time.monotonic()
             self._selector.register(sock, selectors.EVENT_READ, peer)
             self._set_alarm(peer, time.monotonic() + self._rules.hello_timeout_s)
         self._control_accepting(time.monotonic())
 
-    def _room_for_a_stranger(self) -> bool:
+    def _room_for_a_peer(self) -> bool:
         """Whether one more may come in; the oldest goes for it if it has been there for long enough."""
-        if len(self._strangers) < self._rules.max_strangers:
+        if len(self._unauthenticated) < self._rules.max_unauthenticated:
             return True
-        oldest, since = next(iter(self._strangers.items()))
+        oldest, since = next(iter(self._unauthenticated.items()))
         if time.monotonic() - since >= PATIENCE_S:
             self._drop(oldest)
             return True
@@ -277,7 +277,7 @@ class _Loop:
         return False
 
     def _control_accepting(self, now: float) -> None:
-        """Listen to the listener only while there is room for a stranger."""
+        """Listen to the listener only while there is room for an unauthenticated peer."""
         if self._accept_after and now >= self._accept_after:
             self._accept_after = 0.0
         wanted = not self._accept_after
@@ -290,7 +290,7 @@ class _Loop:
     def _drop(self, peer: Peer) -> None:
         self._unpark(peer)
         self._peers.discard(peer)
-        self._strangers.pop(peer, None)
+        self._unauthenticated.pop(peer, None)
         self._selector.unregister(peer.sock)
         peer.sock.close()
 
@@ -298,7 +298,7 @@ class _Loop:
 
     def _read(self, peer: Peer) -> None:
         for turn in itertools.count():
-            if turn >= READ_BUDGET and not self._door.has_deciphered(peer.sock):
+            if turn >= READ_BUDGET and not self._admission.has_deciphered(peer.sock):
                 return
             try:
                 received = peer.reader.advance(peer.sock)
@@ -325,11 +325,11 @@ class _Loop:
             self._wake_waiters(request.op)
 
     def _greet(self, peer: Peer, head: bytearray) -> None:
-        """Answer a stranger, and let it in once it has said and shown what it must."""
-        answer = self._door.answer(peer.caller, head, self._comes_too_late)
+        """Answer an unauthenticated peer; it is a client once its greeting is complete."""
+        answer = self._admission.answer(peer.caller, head, self._comes_too_late)
         peer.last = isinstance(answer, wire.Refused)
         if peer.client:
-            self._strangers.pop(peer, None)
+            self._unauthenticated.pop(peer, None)
             self._clients_seen[peer.client] = None
             peer.deadline = None
             peer.reader.limit = self._rules.max_frame_bytes
@@ -404,7 +404,7 @@ class _Loop:
             return
         if peer.secure_next and not peer.out:
             peer.secure_next = False
-            peer.sock = self._door.secured(peer.sock, peer.caller)
+            peer.sock = self._admission.secured(peer.sock, peer.caller)
         wanted = selectors.EVENT_WRITE if peer.out else selectors.EVENT_READ
         if wanted != peer.events:
             peer.events = wanted

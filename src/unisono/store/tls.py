@@ -3,7 +3,7 @@
 Both sides show that one certificate and trust nothing else, so a connection that comes up has the token at
 both ends; no authority, no files. The one name there is to check is that of the connection (`channel`),
 which the client gives as the server's: without it, who sits on the path could join a client to another server
-of the job. Only what has already proved the token at the `door` gets this far: no stranger reaches the
+of the job. Only a peer that has proved the token (`admission`) gets this far: no other one reaches the
 TLS library.
 
 Python's `ssl` makes no certificates and has pre-shared keys only since 3.13, hence the few lines of Ed25519

@@ -11,7 +11,7 @@
     operation (+ payload)            ->
                                      <-  Answer (+ payload); a get or wait is answered when its keys exist
 
-One request is under way per connection. Before its Welcome a stranger's frames have at most `HELLO_LIMIT`
+One request is under way per connection. Before its Welcome a peer's frames have at most `HELLO_LIMIT`
 bytes. The magic ends in an empty line, so that a web server reached by mistake answers at once
 instead of waiting for more.
 """

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .arguments import PLAIN, PLAIN_OR_NONE, REDUCE_OPS, Call, reduce_op, single
+from .fields import reader
 from .profiling import Event, is_on
 from .sparse import SparseSum
 from .work import DONE, Together, TransferWork, UnisonoWork, seconds
@@ -25,9 +27,59 @@ if TYPE_CHECKING:
     from .cuda import CudaGroup
     from .work import Futures, NativeWork
 
-__all__ = ["Calling"]
+    Method = TypeVar("Method", bound=Callable[..., Any])
 
-PLAIN_CALL = (None, False, False, None)  # algorithm, reproducible, async_op, timeout
+__all__ = ["Calling", "repeated"]
+
+
+def repeated(
+    collective: str,
+    kind: Any,
+    *,
+    tensors: int = 1,
+    opts_at: int | None = None,
+    fits: Callable[..., bool] | None = None,
+) -> Callable[[Method], Method]:
+    """Let a method repeat a call that the Group remembers: no list, no copy, no Work.
+
+    `dist.all_reduce(x)` and its like repeat one call all day. A call that is new, asynchronous, with a
+    timeout or with a tensor of its own kind goes to the method; the Group then remembers it.
+
+    Args:
+        kind: of PyTorch's options for this method.
+        tensors: how many arguments are tensors: 0; 1, in place; 2, output and input.
+        opts_at: the place of the options, where it is not behind the tensors.
+        fits: (process group, options, the method's arguments) -> whether the Group may take them as they are.
+    """
+    read = reader(kind)
+    at = tensors if opts_at is None else opts_at
+
+    def decorate(method: Method) -> Method:
+        @functools.wraps(method)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            opts = args[at] if len(args) > at else kwargs.get("opts")
+            if len(args) >= at and (plain := read(opts)) >= 0:
+                out = args[0] if tensors else None
+                if type(out) is list and len(out) == 1:
+                    out = out[0]
+                given = args[1] if tensors == 2 else None
+                if (
+                    type(out) in PLAIN_OR_NONE
+                    and type(given) in PLAIN_OR_NONE
+                    and not is_on()
+                    and (fits is None or fits(self, opts, *args))
+                    # no algorithm, not reproducible, not asynchronous, no timeout
+                    and self._repeat(
+                        collective, out, given, REDUCE_OPS[plain & 255], plain >> 8, None, False, False, None
+                    )
+                    is None
+                ):
+                    return DONE
+            return method(self, *args, **kwargs)
+
+        return cast("Method", call)
+
+    return decorate
 
 
 class Calling:
@@ -65,20 +117,6 @@ class Calling:
         return self._each(batch)
 
     # ---- how a call is made ----
-
-    def _again(self, said: int, collective: str, out: Any, given: Any = None) -> bool:
-        """Repeat a call that the Group remembers, now: no list, no copy, no Work. False: nothing was done.
-
-        What `dist.all_reduce(x)` and its like do all day. A call that is new, asynchronous, with a timeout or
-        a tensor of its own kind goes the long way, on which the Group gets to know it. `said`: see `fields`.
-        """
-        return (
-            said >= 0
-            and type(out) in PLAIN_OR_NONE
-            and type(given) in PLAIN_OR_NONE
-            and not is_on()
-            and self._repeat(collective, out, given, REDUCE_OPS[said & 255], said >> 8, *PLAIN_CALL) is None
-        )
 
     def _run(
         self,

@@ -23,10 +23,8 @@ from torch._C._distributed_c10d import (
 )
 
 from .arguments import Call, options, single
-from .calling import Calling
+from .calling import Calling, repeated
 from .cuda import any_device
-from .fields import reader
-from .work import DONE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,13 +37,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Collectives", "flat"]
 
-read_all_reduce = reader(AllreduceOptions)
-read_reduce = reader(ReduceOptions)
-read_reduce_scatter = reader(ReduceScatterOptions)
-read_broadcast = reader(BroadcastOptions)
-read_all_gather = reader(AllgatherOptions)
-read_all_to_all = reader(AllToAllOptions)
-read_barrier = reader(BarrierOptions)
+
+def _equal_parts(
+    group: Calling, _: Any, output: Tensor, given: Tensor, output_sizes: Any, input_sizes: Any, *__: Any
+) -> bool:
+    """Whether both first dimensions are cut into one equal part per rank: the Group counts elements only."""
+    if output_sizes or input_sizes or not output.dim() or not given.dim():
+        return False
+    return not (len(output) % group._size or len(given) % group._size)
+
+
+def _on_host(group: Calling, opts: Any, *_: Any) -> bool:
+    """Whether the group itself makes this barrier: no CUDA device is named, or it moves CUDA memory."""
+    return opts.device is None or opts.device.type != "cuda" or group._moves_cuda
 
 
 class Collectives(Calling):
@@ -55,13 +59,12 @@ class Collectives(Calling):
 
     # ---- reductions ----
 
+    @repeated("all_reduce", AllreduceOptions)
     def allreduce(
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
     ) -> Work:
         """Reduce one tensor over the group, in place."""
         x = tensors[0] if type(tensors) is list and len(tensors) == 1 else single("all_reduce", tensors)
-        if self._again(read_all_reduce(opts), "all_reduce", x):
-            return DONE
         opts = options(AllreduceOptions, opts, reduceOp=opts if op is None else op, timeout=timeout)
         if x.is_cuda and not self._moves_cuda:
             passed_on: Work = self._cuda.group.allreduce([x], opts)
@@ -83,6 +86,7 @@ class Collectives(Calling):
         )
 
     @any_device
+    @repeated("reduce", ReduceOptions)
     def reduce(
         self,
         tensors: Any,
@@ -94,8 +98,6 @@ class Collectives(Calling):
     ) -> Work:
         """Reduce one tensor to one rank; the others keep theirs."""
         x = single("reduce", tensors)
-        if self._again(read_reduce(opts), "reduce", x):
-            return DONE
         opts = options(
             ReduceOptions, opts, rootRank=opts if root is None else root, reduceOp=op, timeout=timeout
         )
@@ -123,12 +125,11 @@ class Collectives(Calling):
         return self._run(self._group.reduce_scatter, opts, [out], call, call.write(out), buffers, op)
 
     @any_device
+    @repeated("reduce_scatter", ReduceScatterOptions, tensors=2)
     def reduce_scatter_single(
         self, output: Tensor, given: Tensor, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
         """Reduce a tensor; rank i gets its i-th part."""
-        if self._again(read_reduce_scatter(opts), "reduce_scatter", output, given):
-            return DONE
         opts = options(ReduceScatterOptions, opts, reduceOp=opts, timeout=timeout)
         call = Call("reduce_scatter")
         op = call.op(opts.reduceOp, output, self._size)
@@ -154,13 +155,12 @@ class Collectives(Calling):
     # ---- one to all, all to one ----
 
     @any_device
+    @repeated("broadcast", BroadcastOptions)
     def broadcast(
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None
     ) -> Work:
         """Copy the root's tensor into everybody's."""
         x = single("broadcast", tensors)
-        if self._again(read_broadcast(opts), "broadcast", x):
-            return DONE
         opts = options(BroadcastOptions, opts, rootRank=opts if root is None else root, timeout=timeout)
         call = Call("broadcast", moves_only=True)
         return self._run(self._group.broadcast, opts, [x], call, call.inout(x), src=opts.rootRank)
@@ -212,12 +212,11 @@ class Collectives(Calling):
         return self._run(self._group.all_gather, opts, outputs, call, out, call.read(x))
 
     @any_device
+    @repeated("all_gather", AllgatherOptions, tensors=2)
     def all_gather_single(
         self, output: Tensor, given: Tensor, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
         """Collect everybody's tensor, stacked or concatenated, everywhere."""
-        if self._again(read_all_gather(opts), "all_gather", output, given):
-            return DONE
         opts = options(AllgatherOptions, opts, timeout=timeout)
         call = Call("all_gather", moves_only=True)
         return self._run(self._group.all_gather, opts, [output], call, call.write(output), call.read(given))
@@ -267,6 +266,7 @@ class Collectives(Calling):
         return self._run(self._group.all_to_all, opts, list(outputs), call, written, read)
 
     @any_device
+    @repeated("all_to_all", AllToAllOptions, tensors=2, opts_at=4, fits=_equal_parts)
     def all_to_all_single(
         self,
         output: Tensor,
@@ -278,9 +278,6 @@ class Collectives(Calling):
     ) -> Work:
         """Give the i-th part of `given` to rank i and take the i-th part of `output` from it."""
         equal = not output_split_sizes and not input_split_sizes
-        cut = equal and _divide(output, given, self._size)  # the Group looks at numbers of elements only
-        if cut and self._again(read_all_to_all(opts), "all_to_all", output, given):
-            return DONE
         opts = options(AllToAllOptions, opts, timeout=timeout)
         call = Call("all_to_all", moves_only=True)
         written = call.splits(output, output_split_sizes, self._size)
@@ -296,14 +293,13 @@ class Collectives(Calling):
 
     alltoall_base = all_to_all_single
 
+    @repeated("barrier", BarrierOptions, tensors=0, fits=_on_host)
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Wait until every rank of the group is here; with a CUDA device in the options, on that."""
         opts = options(BarrierOptions, opts, timeout=timeout)
-        if opts.device is not None and opts.device.type == "cuda" and not self._moves_cuda:
+        if not _on_host(self, opts):
             passed_on: Work = self._cuda.group.barrier(opts)
             return passed_on
-        if self._again(read_barrier(opts), "barrier", None):
-            return DONE
         return self._run(self._group.barrier, opts, [], Call("barrier"))
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
@@ -332,11 +328,6 @@ class Collectives(Calling):
 def flat(lists: Any) -> list[Tensor]:
     """Take [[a, b]] and [a, b] alike; [] stays []."""
     return list(lists[0] if lists and not isinstance(lists[0], torch.Tensor) else lists)
-
-
-def _divide(output: Tensor, given: Tensor, size: int) -> bool:
-    """Whether the first dimension of both can be cut into `size` parts."""
-    return output.dim() > 0 and given.dim() > 0 and not (len(output) % size or len(given) % size)
 
 
 def _same_length(what: str, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:

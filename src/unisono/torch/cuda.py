@@ -30,7 +30,7 @@ CUDA = torch.device("cuda")
 
 
 def any_device(method: Method) -> Method:
-    """Let a method of the process group pass calls with CUDA tensors on."""
+    """Let a method of the process group pass calls with CUDA tensors on. `direct`: the method as it was."""
     name = method.__name__
 
     @functools.wraps(method)
@@ -43,6 +43,7 @@ def any_device(method: Method) -> Method:
             return getattr(self._cuda.group, name)(*args, **kwargs)
         return method(self, *args, **kwargs)
 
+    call.direct = method  # type: ignore[attr-defined]
     return cast("Method", call)
 
 

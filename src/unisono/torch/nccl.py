@@ -132,7 +132,7 @@ PLAIN_METHODS: dict[str, Any] = {}
 def _checked(name: str) -> Callable[..., Any]:
     """Make a method that looks at the device of its first tensor, and then is that of Collectives."""
     method = getattr(Collectives, name)
-    plain = PLAIN_METHODS[name] = getattr(method, "__wrapped__", method)
+    plain = PLAIN_METHODS[name] = getattr(method, "direct", method)
     made = INSTEAD.get(name, plain)
 
     def call(self: ProcessGroupVirtual, *args: Any, **kwargs: Any) -> Any:

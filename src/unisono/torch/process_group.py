@@ -103,17 +103,17 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         timeout_s = timeout.total_seconds()
         parent = within.parent(f"making {name}", size)
         self._begun = _Begun(store, rank, within.group)
-        room = self._begun.room()
+        keys = self._begun.keys()
         group = self._group = unisono.group.connect(
-            TorchStore(room, timeout_s=timeout_s), rank, size, name=name, timeout_s=timeout_s, parent=parent
+            TorchStore(keys, timeout_s=timeout_s), rank, size, name=name, timeout_s=timeout_s, parent=parent
         )
         if within is NOWHERE:
             warn_if_crowded(group._hosts, rank)
         # At exit, too, no thread may be left that completes a future.
         self._finalizer = weakref.finalize(self, _end, self._group, self._futures, os.getpid())
         self._repeat, self._send_now, self._recv_now = group._repeat, group._send_now, group._recv_now
-        self._cuda = CudaGroup(room, rank, size, timeout)
-        self._monitored = MonitoredBarrier(room, rank, size, self._group.last_seen)
+        self._cuda = CudaGroup(keys, rank, size, timeout)
+        self._monitored = MonitoredBarrier(keys, rank, size, self._group.last_seen)
 
     # ---- who it is ----
 
@@ -126,7 +126,7 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         return self._size
 
     def getBackendName(self) -> str:  # noqa: N802
-        """Return "unisono". C++ asks, and what it hears "gloo" of it takes for a C++ ProcessGroupGloo."""
+        """Return "unisono". C++ asks; it takes a group of the name "gloo" for a C++ ProcessGroupGloo."""
         return "unisono"
 
     def name(self) -> str:
@@ -343,7 +343,7 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
 
     def _close(self) -> None:
         """Close the half that moves CPU memory."""
-        healthy = not self._group.closed and not self._group._planner.engine.fault()[0]
+        healthy = not self._group.closed and not self._group._planner.engine.faulted
         try:
             self._finalizer()
         finally:
@@ -389,7 +389,7 @@ class _Begun:
         self._key = f"unisono/begun/{self._era}{rank}"
         self.number: int = store.add(self._key, 1)
 
-    def room(self) -> c10d.Store:
+    def keys(self) -> c10d.Store:
         """A part of the store to which no earlier group under the same prefix has written."""
         return c10d.PrefixStore(f"unisono/{self._era}{self.number}/", self._store)
 

@@ -40,8 +40,8 @@ class TorchStore(Store):
                 return self._when_there(op, timeout_s)
             return self._now(op, payload)
         except RuntimeError as error:
-            said = str(error).partition("\n")[0]
-            text = message("PyTorch's store failed", where=self.describe(), observed=said)
+            first_line = str(error).partition("\n")[0]
+            text = message("PyTorch's store failed", where=self.describe(), observed=first_line)
             raise StoreError(text) from error
 
     def _when_there(self, op: ops.Get | ops.Wait, timeout_s: float) -> Reply:

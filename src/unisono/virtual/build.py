@@ -98,18 +98,18 @@ def _compile(torch: Path, made: Path, extra: tuple[str, ...]) -> None:
         )
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        room = Path(folder)
+        work = Path(folder)
         yaml = torch.parent / "torchgen" / "packaged" / "ATen" / "native" / "native_functions.yaml"
-        (room / "cuda_operations.inc").write_text(operations.table(yaml.read_text()))
+        (work / "cuda_operations.inc").write_text(operations.table(yaml.read_text()))
         paths = [torch / "include", torch / "include/torch/csrc/api/include"]
-        flags = [*FLAGS, *extra, f"-I{room}", *(f"-isystem{path}" for path in paths)]
+        flags = [*FLAGS, *extra, f"-I{work}", *(f"-isystem{path}" for path in paths)]
         commands = []
         for number, unit in enumerate(UNITS):
-            source = room / f"{number}.cpp"
+            source = work / f"{number}.cpp"
             source.write_text("".join(f'#include "{sources() / name}.cpp"\n' for name in unit))
-            commands.append([compiler, *flags, "-c", str(source), "-o", str(room / f"{number}.o")])
+            commands.append([compiler, *flags, "-c", str(source), "-o", str(work / f"{number}.o")])
         _run(commands, began)
-        objects = [str(room / f"{number}.o") for number in range(len(UNITS))]
+        objects = [str(work / f"{number}.o") for number in range(len(UNITS))]
         libraries = [f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{torch / 'lib'}"]
         fresh = made.with_name(f"{made.name}.{os.getpid()}")
         _run([[compiler, "-shared", *extra, *objects, "-o", str(fresh), *libraries]], began)

@@ -122,7 +122,7 @@ def _asked(function: Any, strategy: Strategy, signature: Signature, shapes: list
     name = function.__name__
     if len(strategy) != len(shapes):
         raise ValueError(f"{name}: the strategy has {len(strategy)} entries for {len(shapes)} inputs")
-    parts: dict[str, tuple[int, int, int]] = {}  # index -> parts, and where that was said
+    parts: dict[str, tuple[int, int, int]] = {}  # index -> parts, and where it was given
     for number, (cuts, indices, shape) in enumerate(zip(strategy, signature.inputs, shapes, strict=True)):
         if len(cuts) != len(shape):
             raise ValueError(
@@ -157,11 +157,11 @@ def _asked(function: Any, strategy: Strategy, signature: Signature, shapes: list
 
 def _check_ranks(name: str, cuts: Sequence[int]) -> None:
     ranks, needed = dist.get_world_size(), math.prod(cuts)
-    said = " x ".join(str(cut) for cut in cuts if cut > 1)
+    product = " x ".join(str(cut) for cut in cuts if cut > 1)
     if needed > ranks:
-        raise ValueError(f"{name}: the strategy needs {said} = {needed} ranks, there are {ranks}")
+        raise ValueError(f"{name}: the strategy needs {product} = {needed} ranks, there are {ranks}")
     if ranks % needed:
-        raise ValueError(f"{name}: the strategy's {said} = {needed} parts do not divide {ranks} ranks")
+        raise ValueError(f"{name}: the strategy's {product} = {needed} parts do not divide {ranks} ranks")
 
 
 def _assignments(parts: dict[str, int], sizes: Sequence[int]) -> Iterator[Owners]:

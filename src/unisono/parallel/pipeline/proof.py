@@ -70,8 +70,8 @@ def _run(schedule: Schedule) -> None:
     if stuck:
         waits = (f"rank {rank} at {schedule.orders[rank][at[rank]]}" for rank in stuck)
         wanted = (str(schedule.needs(schedule.orders[rank][at[rank]])) for rank in stuck)
-        told = "; ".join(f"{wait} waits for {want}" for wait, want in zip(waits, wanted, strict=True))
-        raise PlanError(f"schedule {schedule.name}: deadlock: {told}")
+        cycle = "; ".join(f"{wait} waits for {want}" for wait, want in zip(waits, wanted, strict=True))
+        raise PlanError(f"schedule {schedule.name}: deadlock: {cycle}")
     left = {channel[:2]: str(queue[0]) for channel, queue in sent.items() if queue}
     if left:
         raise PlanError(f"schedule {schedule.name}: messages nobody takes: {left}")

@@ -69,11 +69,11 @@ class Timeline:
                 ((span.start_s - first) * scale, (span.end_s - span.start_s) * scale, span.rank * height)
             ]
         ]
-        told = f"{self.name}: bubble {self.bubble:.1%} of {self.span_s:.3g} s"
+        caption = f"{self.name}: bubble {self.bubble:.1%} of {self.span_s:.3g} s"
         bottom = self.ranks * height
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{bottom + 20}" font-size="10" '
-            f'font-family="sans-serif">{"".join(boxes)}<text x="0" y="{bottom + 14}">{told}</text></svg>\n'
+            f'font-family="sans-serif">{"".join(boxes)}<text x="0" y="{bottom + 14}">{caption}</text></svg>\n'
         )
 
 

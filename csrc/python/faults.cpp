@@ -1,0 +1,141 @@
+// What Python reads of a fault: one record of the fault and of where every rank stands, made by one call.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "python/bindings.hpp"
+
+namespace nb = nanobind;
+using namespace unisono;
+
+namespace {
+
+// Where a rank stands: its process, its newest calls, what it has reported.
+struct RankRecord {
+  int rank, pid;
+  bool left;
+  RankStatus status;
+
+  std::optional<CallRecord> call(uint64_t seq) const {
+    if (seq == 0) return std::nullopt;
+    for (const CallRecord& one : status.history)
+      if (one.seq == seq) return one;
+    return std::nullopt;
+  }
+};
+
+// A fault with where every rank stands.
+struct FaultRecord {
+  Fault fault;
+  std::vector<RankRecord> ranks;
+};
+
+RankRecord record_of(Engine& engine, int rank) {
+  const RankCell& cell = engine.world().cell(engine.member(rank));
+  return {rank, cell.pid.load(), cell.left.load() != 0, engine.world().status_of(rank)};
+}
+
+FaultRecord record(Engine& engine, const Fault& fault) {
+  FaultRecord made{fault, {}};
+  for (int rank = 0; rank < engine.size(); ++rank) made.ranks.push_back(record_of(engine, rank));
+  return made;
+}
+
+FaultRecord read_fault(Engine& engine, bool refresh) {
+  const nb::gil_scoped_release no_gil;
+  if (refresh) engine.refresh();
+  return record(engine, engine.fault());
+}
+
+std::optional<FaultRecord> lacking(Engine& engine, const std::vector<int>& ranks, size_t needed, bool abort) {
+  engine.check_process();
+  for (const int rank : ranks) engine.member(rank);
+  const Fault found = engine.lacking(ranks, needed);
+  if (found.kind == FaultKind::kNone) return std::nullopt;
+  if (abort) engine.abort(found);
+  engine.refresh();
+  return record(engine, found);
+}
+
+// Whatever bytes a rank has left there, they are text afterwards.
+nb::str text_of(const RankRecord& record) {
+  const char* const text = record.status.remark;
+  const auto length = static_cast<Py_ssize_t>(strnlen(text, sizeof record.status.remark));
+  PyObject* const decoded = PyUnicode_DecodeUTF8(text, length, "replace");
+  if (decoded == nullptr) throw nb::python_error();
+  return nb::steal<nb::str>(decoded);
+}
+
+void bind_records(nb::module_& m) {
+  nb::class_<CallRecord>(m, "CallRecord", "A collective as a rank called it, in numbers; 0 stands for none.")
+      .def_ro("kind", &CallRecord::kind)
+      .def_ro("dtype", &CallRecord::dtype)
+      .def_ro("op", &CallRecord::op)
+      .def_ro("root", &CallRecord::root)
+      .def_ro("numel", &CallRecord::numel)
+      .def_ro("algorithm", &CallRecord::algorithm);
+  nb::class_<SizeMismatch>(m, "SizeMismatch", "A message of another size than its receiver expected.")
+      .def_ro("tag", &SizeMismatch::tag, "Its tag; of a collective, the number of the chunk.")
+      .def_ro("wanted_form", &SizeMismatch::wanted_form, "The dtype, and above it what kind of message.")
+      .def_ro("got_form", &SizeMismatch::got_form)
+      .def_ro("wanted_nbytes", &SizeMismatch::wanted_nbytes)
+      .def_ro("got_nbytes", &SizeMismatch::got_nbytes)
+      .def_ro("seq", &SizeMismatch::seq, "The collective; 0: a message between two ranks.")
+      .def_prop_ro(
+          "more", [](const SizeMismatch& m) { return m.more != 0; }, "More bytes may have followed.")
+      .def_prop_ro(
+          "scratch", [](const SizeMismatch& m) { return m.scratch != 0; }, "The chunk is passed on only.");
+  nb::class_<RankRecord>(m, "RankRecord", "Where a rank stands.")
+      .def_ro("rank", &RankRecord::rank)
+      .def_ro("pid", &RankRecord::pid)
+      .def_ro("left", &RankRecord::left, "It has closed the group.")
+      .def_prop_ro(
+          "started", [](const RankRecord& r) { return r.status.started; }, "Its newest collective; 0: none.")
+      .def_prop_ro("finished", [](const RankRecord& r) { return r.status.finished; })
+      .def_prop_ro(
+          "remarked", [](const RankRecord& r) { return r.status.remarked != 0; }, "It has reported a place.")
+      .def_prop_ro(
+          "remark_seq", [](const RankRecord& r) { return r.status.remark_seq; },
+          "The collective that its report is about; 0: a message; 2**64-1: why it leaves.")
+      .def_prop_ro("remark", &text_of, "The text of its report.")
+      .def("call", &RankRecord::call, nb::arg("seq"), "Its collective of this number; None: forgotten.");
+  nb::class_<FaultRecord>(m, "FaultRecord", "A fault, and where every rank stands.")
+      .def_prop_ro("kind", [](const FaultRecord& r) { return r.fault.kind; })
+      .def_prop_ro(
+          "by", [](const FaultRecord& r) { return r.fault.by; }, "The rank that found it.")
+      .def_prop_ro(
+          "about", [](const FaultRecord& r) { return r.fault.about; }, "The rank that caused it, or -1.")
+      .def_prop_ro(
+          "signal", [](const FaultRecord& r) { return r.fault.signal; }, "What ended `about`; 0: unknown.")
+      .def_prop_ro(
+          "exit_code", [](const FaultRecord& r) { return r.fault.exit_code; }, "Of `about`; -1: unknown.")
+      .def_prop_ro(
+          "seq", [](const FaultRecord& r) { return r.fault.seq; }, "The collective; 0: a message.")
+      .def_prop_ro("misfit", [](const FaultRecord& r) { return r.fault.misfit; })
+      .def_prop_ro(
+          "frame", [](const FaultRecord& r) { return describe(r.fault.frame); },
+          "What was wrong with the frame that `about` sent.")
+      .def_ro("ranks", &FaultRecord::ranks);
+}
+
+}  // namespace
+
+void bind_faults(nb::module_& m, nb::class_<Engine>& engine) {
+  bind_records(m);
+  engine
+      .def_prop_ro(
+          "faulted", [](Engine& self) { return self.fault().kind != FaultKind::kNone; },
+          "Whether a fault has ended the group.")
+      .def("read_fault", &read_fault, nb::arg("refresh"),
+           "The fault that ended the group, of kind NONE if there is none. refresh: asks the ranks of other "
+           "hosts first where they stand, which takes a moment.")
+      .def("lacking", &lacking, nb::arg("ranks"), nb::arg("needed"), nb::arg("abort"),
+           nb::call_guard<nb::gil_scoped_release>(),
+           "Why fewer than `needed` of these ranks are left; None: enough are. abort: that ends the group.")
+      .def("record_of", &record_of, nb::arg("rank"), "Where one rank stands.")
+      .def(
+          "await_end",
+          [](Engine& self, int rank, double patience_s) { self.await_end(rank, deadline_after(patience_s)); },
+          nb::arg("rank"), nb::arg("patience_s"), nb::call_guard<nb::gil_scoped_release>(),
+          "Waits for the end of a rank's process, at most `patience_s` after somebody first asked for one.");
+}

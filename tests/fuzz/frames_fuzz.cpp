@@ -1,0 +1,80 @@
+// A libFuzzer target: the frames that ranks of different hosts send each other, byte by byte. `make fuzz`
+// runs it.
+//
+// Input: one byte that chooses the kind of frame, one byte for the group (its size, or whether it lends),
+// then the frame, zeros where the input is too short. What is accepted must be within what the engine indexes
+// with.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "protocol/frames.hpp"
+
+namespace {
+
+using namespace unisono;
+
+void require(bool holds, const char* what) {
+  if (holds) return;
+  std::fprintf(stderr, "an accepted frame breaks a rule: %s\n", what);
+  std::abort();
+}
+
+template <class Frame>
+Frame filled(const uint8_t* data, size_t size) {
+  Frame frame;
+  auto* const bytes = reinterpret_cast<unsigned char*>(&frame);
+  std::memset(bytes, 0, sizeof frame);
+  std::memcpy(bytes, data, std::min(size, sizeof frame));
+  return frame;
+}
+
+bool refused(const BadFrame& found) {
+  if (found.flaw == Flaw::kNone) return false;
+  require(!describe(found).empty(), "a refusal has a text");
+  return true;
+}
+
+void check_fault(const Fault& fault, int ranks) {
+  require(fault.by >= 0 && fault.by < ranks, "fault.by is a rank");
+  require(fault.about >= -1 && fault.about < ranks, "fault.about is a rank or none");
+  require(fault.kind <= FaultKind::kHostSilent, "fault.kind is known");
+  require(dtype_of_form(fault.misfit.wanted_form) < kDTypeCount, "wanted_form has a dtype");
+  require(dtype_of_form(fault.misfit.got_form) < kDTypeCount, "got_form has a dtype");
+  require(!describe(fault.frame).empty(), "fault.frame has a text");
+}
+
+void control(const ControlBytes& bytes, int ranks) {
+  ControlFrame frame;
+  if (refused(parse(bytes, ranks, frame))) return;
+  if (frame.kind == ControlFrame::Kind::kAbort) check_fault(frame.fault, ranks);
+  require(frame.standing.finished <= frame.standing.started, "no call ends before it begins");
+  for (const CallRecord& call : frame.standing.history)
+    if (call.seq != 0)
+      require(call.seq <= frame.standing.started && call.dtype < kDTypeCount && call.op < kReduceOpCount,
+              "a remembered call is one");
+  require(std::memchr(frame.standing.remark, 0, sizeof frame.standing.remark) != nullptr, "the text ends");
+  require(encode(frame) == bytes, "encode gives the bytes that parse has read");
+}
+
+void message(const MessageHeader& header, bool lending) {
+  if (refused(check(header, lending))) return;
+  require(header.tag >= 0 && header.nbytes <= kMostBytes, "tag and length");
+  require(dtype_of_form(header.form()) < kDTypeCount, "the form has a dtype");
+  require(lending || !header.lent(), "only ranks of one host lend");
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size < 2) return 0;
+  const uint8_t kind = data[0] % 3, group = data[1];
+  data += 2;
+  size -= 2;
+  if (kind == 0) control(filled<ControlBytes>(data, size), group % 64 + 1);
+  if (kind == 1 && !refused(check(filled<DataHeader>(data, size))))
+    require(filled<DataHeader>(data, size).nbytes <= kMostBytes, "the length of a chunk");
+  if (kind == 2) message(filled<MessageHeader>(data, size), (group & 1) != 0);
+  return 0;
+}
