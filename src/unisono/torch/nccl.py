@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
+from torch.autograd.graph import increment_version
 from torch._C._distributed_c10d import AllgatherOptions, ReduceOptions, ReduceScatterOptions
 
 from unisono import env
@@ -22,6 +23,7 @@ from unisono import env
 from .arguments import Call, options, single
 from .collectives import Collectives, flat
 from .cuda import first_tensor
+from .device_owners import DeviceOwners
 from .process_group import NOWHERE, ProcessGroupUnisono, Within, world
 from .tracing import skip
 
@@ -64,6 +66,7 @@ class ProcessGroupVirtual(ProcessGroupUnisono):
         super().__init__(store, rank, size, timeout, name, backend=backend, within=within)
         self._takes = frozenset(devices)
         self._options = options
+        self._owners = DeviceOwners(c10d.PrefixStore("devices/", self._begun.room()), rank, size)
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -130,16 +133,25 @@ PLAIN_METHODS: dict[str, Any] = {}
 
 
 def _checked(name: str) -> Callable[..., Any]:
-    """Make a method that looks at the device of its first tensor, and then is that of Collectives."""
+    """Make a method that looks at its first tensor, and then is that of Collectives."""
     method = getattr(Collectives, name)
     plain = PLAIN_METHODS[name] = getattr(method, "direct", method)
     made = INSTEAD.get(name, plain)
+    in_place = name in ("allreduce", "broadcast", "reduce")
 
     def call(self: ProcessGroupVirtual, *args: Any, **kwargs: Any) -> Any:
         tensor = first_tensor(args or tuple(kwargs.values()))
-        if tensor is not None:
-            self._check(tensor.device.type)
-        return made(self, *args, **kwargs)
+        if tensor is None:
+            return made(self, *args, **kwargs)
+        self._check(tensor.device.type)
+        if in_place and not tensor.is_inference():
+            increment_version(tensor)  # NCCL does not: a gradient that needed the old values is then wrong
+        if not tensor.is_cuda or self._owners.agreed:
+            return made(self, *args, **kwargs)
+        self._owners.note(tensor.device)
+        result = made(self, *args, **kwargs)
+        self._owners.compare()
+        return result
 
     call.__name__, call.__doc__ = name, plain.__doc__
     return call
