@@ -8,6 +8,7 @@ FOLDER/out<rank>.
 from __future__ import annotations
 
 import atexit
+import importlib
 import json
 import os
 import runpy
@@ -26,7 +27,6 @@ if __name__ == "__main__":
 import torch._dynamo  # noqa: F401  (takes seconds: once here, before the ranks are forked)
 import torch.distributed.pipelining
 import torch.distributed.tensor.parallel
-from torch.cuda._sanitizer import enable_cuda_sanitizer
 from torch.distributed.fsdp import fully_shard  # noqa: F401
 
 import unisono.torch  # noqa: F401
@@ -67,7 +67,7 @@ def run(program: str) -> int:
     sys.argv = [program]
     try:
         if "TORCH_CUDA_SANITIZER" in os.environ:  # PyTorch looks for it when it is imported
-            enable_cuda_sanitizer()
+            importlib.import_module("torch.cuda._sanitizer").enable_cuda_sanitizer()
         runpy.run_path(program, run_name="__main__")
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
