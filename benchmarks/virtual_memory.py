@@ -15,8 +15,8 @@ it has not yet scattered, and keeps the last block's gradients (B bytes) until t
     peak    DDP, ZeRO-1   kept + 3 W
             FSDP2         kept + 3 W + R - R / N + B
 
-That is with few tokens. Each adds some 1 MiB of activations, which have gone by then: from about 300 tokens
-the peak is in the middle, kept + activations + W.
+That is with few tokens. Each adds 1.1 MiB of activations, which have gone by then. From about 300 tokens the
+peak is where the loss goes back: kept + activations + twice the logits.
 """
 
 from __future__ import annotations

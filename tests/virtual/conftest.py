@@ -1,4 +1,4 @@
-"""Runs small programs as the ranks of a job with virtual GPUs: PyTorch is imported once for each number of them.
+"""Runs small programs as the ranks of a job with virtual GPUs; PyTorch is imported once for all of them.
 
 Builds the library of virtual GPUs before the first test, whose time limit is not for that.
 """

@@ -1,8 +1,8 @@
 """`fork_server.py GPUS MEMORY`: runs programs as the ranks of jobs with virtual GPUs.
 
-A job is a line of JSON on standard input, answered with the exit codes of its ranks. PyTorch is imported once;
-every rank is a fork of this process, with the environment that a launcher gives it. What a rank prints goes to
-FOLDER/out<rank>.
+A job is a line of JSON on standard input, answered with the exit codes of its ranks. PyTorch is imported
+once; every rank is a fork of this process, with the environment that a launcher gives it. What a rank prints
+goes to FOLDER/out<rank>.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from unisono import virtual
 if __name__ == "__main__":
     virtual.enable(int(sys.argv[1]), sys.argv[2])
 
-import torch._dynamo  # noqa: F401  (takes seconds: once here, before the ranks are forked)
+import torch._dynamo
 import torch.distributed.pipelining
 import torch.distributed.tensor.parallel
 from torch.distributed.fsdp import fully_shard  # noqa: F401

@@ -1,4 +1,4 @@
-"""`sanitized.py PROGRAM ARGUMENTS`: a program whose library of virtual GPUs is built with the address sanitizer.
+"""`sanitized.py PROGRAM ARGUMENTS`: a program, with the library of virtual GPUs under the address sanitizer.
 
 Our library alone is instrumented; the sanitizer's allocator serves all of the process, so memory of PyTorch
 that our code uses after its end is seen, too.

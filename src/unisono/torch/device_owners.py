@@ -51,12 +51,21 @@ class DeviceOwners:
             DistBackendError: one of them uses the device of this rank.
         """
         for rank in sorted(self._unseen):
-            if not self._store.check([self._key(rank)]):
-                continue
-            self._unseen.remove(rank)
-            if self._store.get(self._key(rank)).decode() == self._mine:
+            theirs = self._noted(rank)
+            if theirs == self._mine:
                 bus = int(self._mine.partition(" ")[0])
                 raise dist.DistBackendError(TEXT.format(*sorted((rank, self._rank)), bus))
+
+    def _noted(self, rank: int) -> str:
+        """Return the device of another rank; "" if it has not come."""
+        try:
+            if not self._store.check([self._key(rank)]):
+                return ""
+            theirs: str = self._store.get(self._key(rank)).decode()
+        except RuntimeError:  # the store has gone with the rank that keeps it: the job is at its end
+            theirs = ""
+        self._unseen.remove(rank)
+        return theirs
 
     @staticmethod
     def _key(rank: int) -> str:

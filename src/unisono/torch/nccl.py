@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
-from torch.autograd.graph import increment_version
 from torch._C._distributed_c10d import AllgatherOptions, ReduceOptions, ReduceScatterOptions
+from torch.autograd.graph import increment_version
 
 from unisono import env
 
