@@ -7,6 +7,7 @@ noted: a rank that has not come yet finds the mistake itself.
 from __future__ import annotations
 
 import socket
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -40,8 +41,8 @@ class DeviceOwners:
     def note(self, device: torch.device) -> None:
         """Tell the others, at the first call."""
         if not self._mine:
-            bus = torch.cuda.get_device_properties(device).pci_bus_id << 12
-            self._mine = f"{bus} {socket.gethostname()}"
+            properties: Any = torch.cuda.get_device_properties(device)
+            self._mine = f"{properties.pci_bus_id << 12} {socket.gethostname()}"
             self._store.set(self._key(self._rank), self._mine)
 
     def compare(self) -> None:
