@@ -28,7 +28,7 @@ def bugs() -> list[Bug]:
 
 
 def code(text: str) -> str:
-    found = re.search(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    found = re.search(r"^```py\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     assert found, text
     return found.group(1)
 
