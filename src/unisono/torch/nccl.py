@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import AllgatherOptions, ReduceOptions, ReduceSc
 from torch.autograd.graph import increment_version
 
 from unisono import env
+from unisono.errors import Timeout
 
 from .arguments import Call, options, single
 from .collectives import Collectives, flat
@@ -26,6 +27,7 @@ from .cuda import first_tensor
 from .device_owners import DeviceOwners
 from .process_group import NOWHERE, ProcessGroupUnisono, Within, world
 from .tracing import skip
+from .work import UnisonoWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,12 +44,34 @@ CHECKED = tuple(
     if callable(method) and not name.startswith("__") and name not in ("barrier", "monitored_barrier")
 )
 CUDA = torch.device("cuda")
+WATCHDOG = "With NCCL: Watchdog caught collective operation timeout."
+
+
+class Watched(UnisonoWork):
+    """A Work whose timeout has NCCL's words, too: programs look for them."""
+
+    __slots__ = ()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Block until complete. Raises PeerLost, Timeout or Mismatch as the engine does."""
+        try:
+            return super().wait(timeout)
+        except Timeout as error:
+            add_words(error)
+            raise
+
+
+def add_words(error: Timeout) -> None:
+    """Let the text of a timeout end with NCCL's words."""
+    if WATCHDOG not in str(error):
+        error.args = (f"{error}\n{WATCHDOG}", *error.args[1:])
 
 
 class ProcessGroupVirtual(ProcessGroupUnisono):
     """`torch.distributed` over one `unisono.Group`, for tensors of virtual GPUs."""
 
     _moves_cuda = True
+    _work = Watched
     bound_device_id: Any = None
 
     def __init__(
@@ -146,11 +170,16 @@ def _checked(name: str) -> Callable[..., Any]:
         self._check(tensor.device.type)
         if in_place and not tensor.is_inference():
             increment_version(tensor)  # NCCL does not: a gradient that needed the old values is then wrong
-        if not tensor.is_cuda or self._owners.agreed:
-            return made(self, *args, **kwargs)
-        self._owners.note(tensor.device)
-        result = made(self, *args, **kwargs)
-        self._owners.compare()
+        met = not tensor.is_cuda or self._owners.agreed
+        if not met:
+            self._owners.note(tensor.device)
+        try:
+            result = made(self, *args, **kwargs)
+        except Timeout as error:
+            add_words(error)
+            raise
+        if not met:
+            self._owners.compare()
         return result
 
     call.__name__, call.__doc__ = name, plain.__doc__
