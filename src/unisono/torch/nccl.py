@@ -90,7 +90,7 @@ class ProcessGroupVirtual(ProcessGroupUnisono):
         super().__init__(store, rank, size, timeout, name, backend=backend, within=within)
         self._takes = frozenset(devices)
         self._options = options
-        self._owners = DeviceOwners(c10d.PrefixStore("devices/", self._begun.room()), rank, size)
+        self._owners = DeviceOwners(c10d.PrefixStore("devices/", self._begun.keys()), rank, size)
 
     @property
     def _device_types(self) -> list[torch.device]:
