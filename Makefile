@@ -27,7 +27,7 @@ say = @if [ -t 1 ] && [ "$${TERM:-dumb}" != dumb ]; then printf '\033[1m==> %s\0
 install_torch = @$(BIN)/python tools/install_torch.py $(PYTORCH) $(1) $(TORCH_PIP)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-long test-torch test-torch-cuda-build test-parallel test-fresh check format bench bench-report bench-peers sanitize model fuzz wheel clean
+.PHONY: help demo test test-fast test-long test-torch test-torch-cuda-build test-parallel test-fresh check format bench bench-report bench-peers sanitize sanitize-virtual model fuzz wheel clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -109,6 +109,10 @@ bench-peers: $(VENV)/.installed  ## the MPI libraries that the benchmark compare
 sanitize:  ## run the tests under ASan+UBSan, then TSan
 	tools/sanitize.sh address $(ARGS)
 	tools/sanitize.sh thread $(ARGS)
+
+sanitize-virtual: $(VENV)/.installed  ## 1,000 random programs on virtual GPUs under ASan (a minute)
+	$(call install_torch,--required)
+	tools/sanitize.sh virtual
 
 model:  ## check the models of the protocol with Spin, and that seeded mistakes are found (ARGS="lane wake")
 	$(PYTHON) tools/check_models.py $(ARGS)

@@ -1,12 +1,22 @@
-"""`unisono run --virtual-gpus 4 benchmarks/virtual_memory.py DDP|ZeRO-1|FSDP2`: GPT-2's memory.
+"""`unisono run --virtual-gpus 4 --no-poison benchmarks/virtual_memory.py KIND [TOKENS]`: GPT-2.
 
-AdamW in float32. What a GPU keeps between steps, by the books of the virtual GPU, stands beside the formula;
-they must agree within 5%. The peak of a step adds what comes and goes within it. With P parameters of 4 bytes
-on N ranks:
+KIND is DDP, ZeRO-1 or FSDP2; AdamW in float32. What a GPU keeps between steps, and the peak of a step, by the
+books of the virtual GPU, stand beside the formulas; they must agree within 5%. With P bytes of parameters on
+N ranks:
 
-    DDP      parameters P, gradients P (views of DDP's buckets), moments 2P        16 P bytes
-    ZeRO-1   the same, moments 2P/N                                                    8 P + 8 P/N bytes
-    FSDP2    all of it divided by N                                                         16 P/N bytes
+    kept    DDP      parameters P, gradients P (views of DDP's buckets), moments 2 P          4 P
+            ZeRO-1   the same, moments 2 P / N                                            2 P + 2 P / N
+            FSDP2    all of it divided by N                                                  4 P / N
+
+The word table of W bytes is the output layer, too. At the end of backward there are its two gradients and
+their sum: 3 W. FSDP2 has also gathered the parameters outside of blocks (R bytes, W of them), whose gradients
+it has not yet scattered, and keeps the last block's gradients (B bytes) until the next are scattered:
+
+    peak    DDP, ZeRO-1   kept + 3 W
+            FSDP2         kept + 3 W + R - R / N + B
+
+That is with few tokens. Each adds 1.1 MiB of activations, which have gone by then. From about 300 tokens the
+peak is where the loss goes back: kept + activations + twice the logits.
 """
 
 from __future__ import annotations
@@ -79,34 +89,41 @@ def states(kind: str, tokens: int) -> tuple[int, int]:
             else ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, fused=True)
         )
     ids = torch.randint(WORDS, (1, tokens), device="cuda")
-    for _ in range(2):
+    for _ in range(2):  # the moments come with the first step
+        optimizer.zero_grad()
         torch.cuda.reset_peak_memory_stats()
         logits = model(ids)
-        nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten()).backward()
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
         del logits
+        loss.backward()
+        del loss
         optimizer.step()
     return torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
 
 
+def formulas(kind: str, n: int) -> tuple[float, float]:
+    """Return the bytes kept between steps and at the peak, on average over the ranks."""
+    with torch.device("meta"):
+        model = GPT2()
+    block, whole = (4 * sum(x.numel() for x in part.parameters()) for part in (model.blocks[0], model))
+    words, root = 4 * model.words.weight.numel(), whole - LAYERS * block
+    kept = {"DDP": 4 * whole, "ZeRO-1": 2 * whole + 2 * whole / n, "FSDP2": 4 * whole / n}[kind]
+    return kept, kept + 3 * words + (root - root / n + block if kind == "FSDP2" else 0)
+
+
 def main() -> None:
+    kind, tokens = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 64
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
     n = dist.get_world_size()
-    with torch.device("meta"):
-        p = 4 * sum(x.numel() for x in GPT2().parameters())
-    formulas = {"DDP": 4 * p, "ZeRO-1": 2 * p + 2 * p // n, "FSDP2": 4 * p // n}
-    kind = sys.argv[1] if len(sys.argv) > 1 else "DDP"
-    kept, peak = states(kind, tokens=8)
-    of_all: list[int] = [0] * n
-    dist.all_gather_object(of_all, kept)
-    mean = sum(of_all) / n  # ZeRO-1 gives whole parameters to ranks: they differ
-    formula = formulas[kind]
-    if dist.get_rank() == 0:
-        print(
-            f"{kind:8} kept {mean / MIB:.1f} MiB, formula {formula / MIB:.1f} MiB, {mean / formula - 1:+.1%};"
-            f" peak of a step with 8 tokens {peak / MIB:7.1f} MiB"
-        )
-    assert abs(mean / formula - 1) < 0.05
+    mine = torch.tensor(states(kind, tokens), dtype=torch.float64, device="cuda")
+    dist.all_reduce(mine, op=dist.ReduceOp.AVG)  # ZeRO-1 gives whole parameters to ranks: they differ
+    for what, seen, formula in zip(("kept", "peak"), mine.tolist(), formulas(kind, n), strict=True):
+        if dist.get_rank() == 0:
+            print(
+                f"{kind} {what}: {seen / MIB:.0f} MiB, formula {formula / MIB:.0f}, {seen / formula - 1:+.1%}"
+            )
+        assert abs(seen / formula - 1) < 0.05
     dist.destroy_process_group()
 
 

@@ -2,7 +2,9 @@
 # Build the native module with a sanitizer, in an environment of its own, and run the tests under it.
 #
 #   tools/sanitize.sh address|thread [pytest arguments, default: tests]
+#   tools/sanitize.sh virtual [how many random programs, default: 1000]
 #
+# `virtual`: the library of virtual GPUs, in the environment of `make test`, which has PyTorch.
 # The address run covers everything; the thread run leaves out tests that need PyTorch, whose own threads
 # are not instrumented. PyTorch is not installed here: our code is what is looked at.
 set -euo pipefail
@@ -12,7 +14,14 @@ kind=${1:-}
 case $kind in
   address) library=asan ;;
   thread) library=tsan ;;
-  *) echo "usage: $0 address|thread [pytest arguments]" >&2; exit 2 ;;
+  virtual)
+    for programs in "fuzz.py ${2:-1000} 0" mistakes.py; do
+      # shellcheck disable=SC2086  # a program and its arguments
+      .venv/bin/python tests/virtual/sanitized.py tests/virtual/$programs
+    done
+    exit
+    ;;
+  *) echo "usage: $0 address|thread [pytest arguments], or virtual [programs]" >&2; exit 2 ;;
 esac
 shift
 

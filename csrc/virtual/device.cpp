@@ -1,6 +1,5 @@
 #include "device.hpp"
 
-#include <c10/core/impl/GPUTrace.h>
 #include <c10/util/Exception.h>
 
 #include <array>
@@ -9,7 +8,23 @@
 
 #include "accounting.hpp"
 
+// Of Python, in whose process this library is.
+extern "C" {
+int Py_IsInitialized();
+int PyGILState_Ensure();
+void PyGILState_Release(int);
+void PyErr_Fetch(void**, void**, void**);
+void PyErr_Restore(void*, void*, void*);
+}
+
 namespace unisono::virtual_gpu {
+
+bool PythonError::python_runs() { return Py_IsInitialized() != 0; }
+PythonError::PythonError() : lock_(PyGILState_Ensure()) { PyErr_Fetch(&type_, &value_, &traceback_); }
+PythonError::~PythonError() {
+  PyErr_Restore(type_, value_, traceback_);
+  PyGILState_Release(lock_);
+}
 
 using c10::Device;
 using c10::DeviceIndex;
@@ -44,7 +59,7 @@ struct Event {
   std::chrono::steady_clock::time_point at;
 };
 
-const c10::impl::PyInterpreter* trace() { return c10::impl::GPUTrace::get_trace(); }
+using Tracer = c10::impl::PyInterpreter;
 uintptr_t number(const void* event) { return reinterpret_cast<uintptr_t>(event); }
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
@@ -72,7 +87,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     const bool high = priority < 0;
     const int64_t id = 1 + (high ? kPoolStreams : 0) + used[high][d.index()]++ % kPoolStreams;
     const Stream made(Stream::UNSAFE, d, id);
-    if (const auto* t = trace()) (*t)->trace_gpu_stream_creation(c10::kCUDA, stream_handle(made));
+    trace([&](const Tracer& t) { t->trace_gpu_stream_creation(c10::kCUDA, stream_handle(made)); });
     return made;
   }
   Stream exchangeStream(Stream s) const override {
@@ -86,10 +101,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   bool queryStream(const Stream&) const override { return true; }
   void synchronizeStream(const Stream& s) const override {
-    if (const auto* t = trace()) (*t)->trace_gpu_stream_synchronization(c10::kCUDA, stream_handle(s));
+    trace([&](const Tracer& t) { t->trace_gpu_stream_synchronization(c10::kCUDA, stream_handle(s)); });
   }
   void synchronizeDevice(const DeviceIndex) const override {
-    if (const auto* t = trace()) (*t)->trace_gpu_device_synchronization(c10::kCUDA);
+    trace([&](const Tracer& t) { t->trace_gpu_device_synchronization(c10::kCUDA); });
   }
 
   void record(void** event, const Stream& s, const DeviceIndex d, const c10::EventFlag) const override {
@@ -97,23 +112,22 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
                 " does not match recording stream's device index ", static_cast<int>(s.device_index()), ".");
     if (*event == nullptr) {
       *event = new Event{s.device_index(), {}};
-      if (const auto* t = trace()) (*t)->trace_gpu_event_creation(c10::kCUDA, number(*event));
+      trace([&](const Tracer& t) { t->trace_gpu_event_creation(c10::kCUDA, number(*event)); });
     }
     static_cast<Event*>(*event)->at = std::chrono::steady_clock::now();
-    if (const auto* t = trace()) (*t)->trace_gpu_event_record(c10::kCUDA, number(*event), stream_handle(s));
+    trace([&](const Tracer& t) { t->trace_gpu_event_record(c10::kCUDA, number(*event), stream_handle(s)); });
   }
   void block(void* event, const Stream& s) const override {
-    const auto* t = trace();
-    if (event && t) (*t)->trace_gpu_event_wait(c10::kCUDA, number(event), stream_handle(s));
+    if (event)
+      trace([&](const Tracer& t) { t->trace_gpu_event_wait(c10::kCUDA, number(event), stream_handle(s)); });
   }
   bool queryEvent(void*) const override { return true; }
   void synchronizeEvent(void* event) const override {
-    const auto* t = trace();
-    if (event && t) (*t)->trace_gpu_event_synchronization(c10::kCUDA, number(event));
+    if (event) trace([&](const Tracer& t) { t->trace_gpu_event_synchronization(c10::kCUDA, number(event)); });
   }
   void destroyEvent(void* event, const DeviceIndex) const noexcept override {
     if (!event) return;
-    if (const auto* t = trace()) (*t)->trace_gpu_event_deletion(c10::kCUDA, number(event));
+    trace([&](const Tracer& t) { t->trace_gpu_event_deletion(c10::kCUDA, number(event)); });
     delete static_cast<Event*>(event);
   }
   double elapsedTime(void* begin, void* end, const DeviceIndex) const override {

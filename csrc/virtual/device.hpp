@@ -3,6 +3,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/core/impl/GPUTrace.h>
 
 namespace unisono::virtual_gpu {
 
@@ -19,6 +20,31 @@ c10::Stream current_stream(c10::DeviceIndex device);
 int64_t stream_handle(c10::Stream stream);
 
 const c10::impl::DeviceGuardImplInterface* guard();
+
+// An exception of Python that is on its way is kept from Python code that runs meanwhile. The frames it
+// leaves let go of tensors.
+class PythonError {
+ public:
+  static bool python_runs();
+  PythonError();
+  ~PythonError();
+  PythonError(const PythonError&) = delete;
+  PythonError& operator=(const PythonError&) = delete;
+
+ private:
+  int lock_;
+  void *type_, *value_, *traceback_;
+};
+
+// Tells what the devices do to who asked for it (--check-streams), which is Python code.
+template <typename F>
+void trace(F tell) {
+  if (const c10::impl::PyInterpreter* const interpreter = c10::impl::GPUTrace::get_trace();
+      interpreter && PythonError::python_runs()) {
+    const PythonError kept;
+    tell(*interpreter);
+  }
+}
 
 // Makes `device` the current one for a while.
 class On {

@@ -127,6 +127,7 @@ void unisono_virtual_trace(const c10::impl::PyInterpreter* interpreter) {
 
 size_t unisono_virtual_shared_size() { return Neighbours::size(); }
 int unisono_virtual_count() { return device_count(); }
+int unisono_virtual_physical(int device) { return account(device).physical(); }
 int unisono_virtual_current() { return current_device(); }
 // 0, or 1 if there is no such device.
 int unisono_virtual_set(int device) {

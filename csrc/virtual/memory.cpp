@@ -1,7 +1,6 @@
 #include "memory.hpp"
 
 #include <c10/core/CPUAllocator.h>
-#include <c10/core/impl/GPUTrace.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -77,16 +76,19 @@ struct Held {
 
 void let_go(void* context) {
   auto* const held = static_cast<Held*>(context);
-  if (const auto* t = c10::impl::GPUTrace::get_trace(); t && held->memory.get())
-    (*t)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(held->memory.get()));
+  if (void* const at = held->memory.get())
+    trace([&](const auto& t) {
+      t->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(at));
+    });
   if (held->block) account(held->block->device).release(held->block);
   delete held;
 }
 
 DataPtr hold(DataPtr memory, Block* block, Device device) {
   void* const at = memory.get();
-  if (const auto* t = c10::impl::GPUTrace::get_trace(); t && at)
-    (*t)->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<uintptr_t>(at));
+  if (at)
+    trace(
+        [&](const auto& t) { t->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<uintptr_t>(at)); });
   return {at, new Held{std::move(memory), block}, &let_go, device};
 }
 

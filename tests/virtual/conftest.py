@@ -1,7 +1,81 @@
-"""Builds the library of virtual GPUs before the first test, whose time limit is not for that."""
+"""Runs small programs as the ranks of a job with virtual GPUs; PyTorch is imported once for all of them.
+
+Builds the library of virtual GPUs before the first test, whose time limit is not for that.
+"""
 
 from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
 
 from unisono.virtual.start import prepare
 
 prepare()
+
+SERVER = Path(__file__).resolve().parent / "fork_server.py"
+MEMORY = "256M"  # of each GPU: filling it takes no time
+
+
+class Ended(NamedTuple):
+    """How a job ended. `codes`: of its ranks, negative for a signal; `printed`: by each."""
+
+    codes: list[int]
+    printed: list[str]
+
+    @property
+    def text(self) -> str:
+        """All of it, for a test that fails."""
+        pairs = zip(self.codes, self.printed, strict=True)
+        return "\n".join(f"rank {i} ended with {code}:\n{text}" for i, (code, text) in enumerate(pairs))
+
+
+class Machine:
+    """A machine with virtual GPUs."""
+
+    def __init__(self, gpus: int) -> None:
+        self.gpus = gpus
+        self._server = subprocess.Popen(
+            [sys.executable, str(SERVER), str(gpus), MEMORY],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+
+    def run(self, program: str, size: int = 0, limit_s: float = 60, **environ: str) -> Ended:
+        """Run the text of a program as `size` ranks; 0: one for each GPU."""
+        size = size or self.gpus
+        with tempfile.TemporaryDirectory() as folder:
+            script = Path(folder, "program.py")
+            script.write_text(textwrap.dedent(program))
+            job = {"program": str(script), "folder": folder, "size": size, "environ": environ}
+            assert self._server.stdin is not None
+            assert self._server.stdout is not None
+            self._server.stdin.write(json.dumps({**job, "limit_s": limit_s}) + "\n")
+            codes = json.loads(self._server.stdout.readline())
+            printed = [Path(folder, f"out{rank}").read_text(errors="replace") for rank in range(size)]
+        return Ended(codes, printed)
+
+    def close(self) -> None:
+        """End it."""
+        with self._server:
+            assert self._server.stdin is not None
+            self._server.stdin.close()
+
+
+@pytest.fixture(scope="session", params=[1, 2, 4])
+def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    """A machine with 1, 2 or 4 GPUs."""
+    made = Machine(request.param)
+    yield made
+    made.close()

@@ -106,7 +106,8 @@ def names(module: str) -> list[str]:
 
 def main() -> None:
     rows = [[module, name, *tried(module, name)] for module in MODULES for name in names(module)]
-    print(json.dumps(rows) if "--json" in sys.argv else page(rows), end="")
+    text = page(rows)
+    print(json.dumps({"rows": rows, "page": text}) if "--json" in sys.argv else text, end="")
 
 
 def page(rows: list[list[str]]) -> str:

@@ -23,13 +23,7 @@ Outcomes = dict[str, dict[str, str]]
 HEAVY = {
     "test_ddp_uneven_inputs": "convolves images of 1000 x 1000 pixels into 256 channels, dozens of times",
 }
-WORDS = (
-    "wants NCCL's words for a timeout, which come after the watchdog has ended the process; "
-    "here the call raises `Timeout` at its deadline and names the rank"
-)
 REASONS = {
-    "test_monitored_barrier_allreduce_hang": WORDS,
-    "test_monitored_barrier_allreduce_hang_wait_all_ranks": WORDS,
     "test_send_recv_nccl_torch_profiler": "four profilers of PyTorch that start at once take longer "
     "than its ranks wait for each other; it passes on two",
     "test_ddp_profiling_torch_profiler": "looks for NCCL's kernels in the trace of a GPU",

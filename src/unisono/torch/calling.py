@@ -95,6 +95,7 @@ class Calling:
     _size: int
     _batch: list[UnisonoWork] | None
     _backend: str  # the name it goes by
+    _work: type[UnisonoWork] = UnisonoWork
     _moves_cuda = False  # the memory of virtual GPUs, that is: see nccl.py
     _coalescing = False  # within a call that is several calls of the Group, and one event
     _recent: deque[UnisonoWork]
@@ -133,7 +134,7 @@ class Calling:
         if event or opts.asyncOp:
             native = method(*args, **kwargs, async_op=True, timeout=timeout)
             after = event.ends_with(native, self._futures, call.after) if event else call.after
-            work = UnisonoWork(native, result, self._futures, after)
+            work = self._work(native, result, self._futures, after)
             if opts.asyncOp:
                 return self._handed_out(work)
             work.wait()

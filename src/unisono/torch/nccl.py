@@ -16,14 +16,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import AllgatherOptions, ReduceOptions, ReduceScatterOptions
+from torch.autograd.graph import increment_version
 
 from unisono import env
+from unisono.errors import Timeout
 
 from .arguments import Call, options, single
 from .collectives import Collectives, flat
 from .cuda import first_tensor
+from .device_owners import DeviceOwners
 from .process_group import NOWHERE, ProcessGroupUnisono, Within, world
 from .tracing import skip
+from .work import UnisonoWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,12 +44,34 @@ CHECKED = tuple(
     if callable(method) and not name.startswith("__") and name not in ("barrier", "monitored_barrier")
 )
 CUDA = torch.device("cuda")
+WATCHDOG = "With NCCL: Watchdog caught collective operation timeout."
+
+
+class Watched(UnisonoWork):
+    """A Work whose timeout has NCCL's words, too: programs look for them."""
+
+    __slots__ = ()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Block until complete. Raises PeerLost, Timeout or Mismatch as the engine does."""
+        try:
+            return super().wait(timeout)
+        except Timeout as error:
+            add_words(error)
+            raise
+
+
+def add_words(error: Timeout) -> None:
+    """Let the text of a timeout end with NCCL's words."""
+    if WATCHDOG not in str(error):
+        error.args = (f"{error}\n{WATCHDOG}", *error.args[1:])
 
 
 class ProcessGroupVirtual(ProcessGroupUnisono):
     """`torch.distributed` over one `unisono.Group`, for tensors of virtual GPUs."""
 
     _moves_cuda = True
+    _work = Watched
     bound_device_id: Any = None
 
     def __init__(
@@ -64,6 +90,7 @@ class ProcessGroupVirtual(ProcessGroupUnisono):
         super().__init__(store, rank, size, timeout, name, backend=backend, within=within)
         self._takes = frozenset(devices)
         self._options = options
+        self._owners = DeviceOwners(c10d.PrefixStore("devices/", self._begun.keys()), rank, size)
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -130,16 +157,30 @@ PLAIN_METHODS: dict[str, Any] = {}
 
 
 def _checked(name: str) -> Callable[..., Any]:
-    """Make a method that looks at the device of its first tensor, and then is that of Collectives."""
+    """Make a method that looks at its first tensor, and then is that of Collectives."""
     method = getattr(Collectives, name)
     plain = PLAIN_METHODS[name] = getattr(method, "direct", method)
     made = INSTEAD.get(name, plain)
+    in_place = name in ("allreduce", "broadcast", "reduce")
 
     def call(self: ProcessGroupVirtual, *args: Any, **kwargs: Any) -> Any:
         tensor = first_tensor(args or tuple(kwargs.values()))
-        if tensor is not None:
-            self._check(tensor.device.type)
-        return made(self, *args, **kwargs)
+        if tensor is None:
+            return made(self, *args, **kwargs)
+        self._check(tensor.device.type)
+        if in_place and not tensor.is_inference():
+            increment_version(tensor)  # NCCL does not: a gradient that needed the old values is then wrong
+        met = not tensor.is_cuda or self._owners.agreed
+        if not met:
+            self._owners.note(tensor.device)
+        try:
+            result = made(self, *args, **kwargs)
+        except Timeout as error:
+            add_words(error)
+            raise
+        if not met:
+            self._owners.compare()
+        return result
 
     call.__name__, call.__doc__ = name, plain.__doc__
     return call

@@ -89,6 +89,7 @@ class DeviceProperties:
     pci_domain_id = pci_device_id = 0
 
     def __init__(self, index: int, memory: int) -> None:
+        """`index`: which of the machine's devices it is, as a driver counts them."""
         self.total_memory = memory
         self.pci_bus_id = index + 1
         self.uuid = f"00000000-0000-0000-0000-{index:012x}"
@@ -329,7 +330,9 @@ def _initialize(library: Library, python: TorchPython, settings: Settings) -> Ca
         generators = tuple(torch.Generator(f"cuda:{index}") for index in range(library.count()))
         library.give_default(0)
         torch.cuda.default_generators = generators
-        torch.cuda._get_device_properties = lambda device: DeviceProperties(device, library.capacity(device))
+        torch.cuda._get_device_properties = lambda device: DeviceProperties(
+            library.physical(device), library.capacity(device)
+        )
         python.watch_forks(CUDA)
         if settings.check_streams:
             from torch.cuda import _sanitizer

@@ -28,6 +28,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "shared_size": (c_size_t, []),
     "count": (c_int, []),
     "current": (c_int, []),
+    "physical": (c_int, [c_int]),
     "set": (c_int, [c_int]),
     "stream": (c_int64, [c_int]),
     "set_stream": (None, [c_int, c_int64]),

@@ -1,0 +1,73 @@
+"""NCCL refuses two ranks of a group on one GPU. On virtual GPUs the same mistake gets the same words.
+
+Each rank notes its device in the group's store at its first call. After that call it looks at what the others
+noted: a rank that has not come yet finds the mistake itself.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+__all__ = ["DeviceOwners"]
+
+TEXT = (
+    "NCCL error: invalid usage (run with NCCL_DEBUG=WARN for details)\n"
+    "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
+    "Last error:\n"
+    "Duplicate GPU detected : rank {0} and rank {1} both on CUDA device {2:x}\n"
+    "Each rank needs a device of its own: torch.cuda.set_device(int(os.environ['LOCAL_RANK']))."
+)
+
+
+class DeviceOwners:
+    """Which device each rank of one group uses."""
+
+    def __init__(self, store: c10d.Store, rank: int, size: int) -> None:
+        self._store = store
+        self._rank = rank
+        self._unseen = set(range(size)) - {rank}
+        self._mine = ""
+
+    @property
+    def agreed(self) -> bool:
+        """Whether all ranks have come, each with a device of its own."""
+        return not self._unseen
+
+    def note(self, device: torch.device) -> None:
+        """Tell the others, at the first call."""
+        if not self._mine:
+            properties: Any = torch.cuda.get_device_properties(device)
+            self._mine = f"{properties.pci_bus_id << 12} {socket.gethostname()}"
+            self._store.set(self._key(self._rank), self._mine)
+
+    def compare(self) -> None:
+        """Look at the ranks that have come since the last time.
+
+        Raises:
+            DistBackendError: one of them uses the device of this rank.
+        """
+        for rank in sorted(self._unseen):
+            theirs = self._noted(rank)
+            if theirs == self._mine:
+                bus = int(self._mine.partition(" ")[0])
+                raise dist.DistBackendError(TEXT.format(*sorted((rank, self._rank)), bus))
+
+    def _noted(self, rank: int) -> str:
+        """Return the device of another rank; "" if it has not come."""
+        try:
+            if not self._store.check([self._key(rank)]):
+                return ""
+            theirs: str = self._store.get(self._key(rank)).decode()
+        except RuntimeError:  # the store has gone with the rank that keeps it: the job is at its end
+            theirs = ""
+        self._unseen.remove(rank)
+        return theirs
+
+    @staticmethod
+    def _key(rank: int) -> str:
+        return f"device of {rank}"
