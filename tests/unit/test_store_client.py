@@ -84,7 +84,7 @@ def test_another_program_is_told_at_once(answer: bytes) -> None:
 
 def test_a_silent_program_is_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connecting, "GREETING_S", 0.3)
-    with program(None) as port, pytest.raises(NotOurServer, match="said nothing"):
+    with program(None) as port, pytest.raises(NotOurServer, match="sent nothing"):
         TCPStore("127.0.0.1", port, timeout_s=60)
 
 

@@ -298,7 +298,7 @@ class Planner:
         """Raise the error for what aborted the group. note: for what a Mismatch shows of it."""
         if self._engine is None:  # closed by a signal handler or another thread, while the call was under way
             where = f"group={self.name} rank={self.rank}/{self.size}"
-            raise Aborted(message(f"{operation} failed: this rank closed the group meanwhile", where=where))
+            raise Aborted(message(f"{operation} failed: this rank closed the group during the call", where=where))
         raise self.failure(operation, timeout_s, None, f"{site()} with {note()}" if note else "")
 
     def late(self, operation: str, waited_s: float, engine: _native.Engine, where: str) -> GroupError:
