@@ -269,12 +269,12 @@ FaultKind Engine::run(Call&& call, HeldLock* held) {
   return wait(enqueue(std::move(call)), INT64_MAX, held);
 }
 
-uint64_t Engine::start(Call call) {
+uint64_t Engine::start(Call&& call) {
   check_process();
   return enqueue(std::move(call));
 }
 
-uint64_t Engine::enqueue(Call call) {
+uint64_t Engine::enqueue(Call&& call) {
   const bool large = call.large;
   const std::lock_guard lock(queue_mutex_);
   if (stopping_) return kLateTicket;

@@ -104,7 +104,7 @@ class Engine {
   // Whether other ranks are threads of this process, which cannot go on while this one keeps what it holds.
   bool shares_process() const { return shares_process_; }
   // Queues a call; its ticket. Calls end in the order of their tickets.
-  uint64_t start(Call call);
+  uint64_t start(Call&& call);
   bool done(uint64_t ticket) const {
     return completed_.load(std::memory_order_acquire) >= ticket || ticket == kLateTicket;
   }
@@ -159,7 +159,7 @@ class Engine {
   void record(const Call& call, uint64_t seq, uint64_t fingerprint);
   std::vector<Transport*> edges();
   void drain();
-  uint64_t enqueue(Call call);
+  uint64_t enqueue(Call&& call);
   void run_queued(bool executing, bool in_background, HeldLock* held);
   void run_up_to(uint64_t ticket, HeldLock* held);
   void throw_if_within() const;

@@ -64,7 +64,7 @@ class CollectiveWork {
         brief_(brief) {}
 
   // Queues `call`. note: see BoundCall.
-  void start(unisono::Call call, const nanobind::object& note);
+  void start(unisono::Call&& call, const nanobind::object& note);
   bool done() const { return engine().done(ticket_); }
   void wait(nanobind::handle timeout);
   nanobind::object exception();

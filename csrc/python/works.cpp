@@ -79,7 +79,7 @@ double seconds(nb::handle timeout, double otherwise, nb::handle planner) {
   return nb::cast<double>(planner.attr("seconds")(timeout));
 }
 
-void CollectiveWork::start(Call call, const nb::object& note) {
+void CollectiveWork::start(Call&& call, const nb::object& note) {
   site_ = here(code_);
   if (!note.is_none()) {
     note_ = note();
