@@ -311,9 +311,12 @@ void Engine::run_queued(bool executing, bool in_background, HeldLock* held) {
     ++skipped_;
     return;
   }
+  // Calls that ended unexecuted while this one ran count behind it, as failed.
   const uint64_t ticket = completed_.load(std::memory_order_relaxed) + 1;
-  if (result != FaultKind::kNone && first_failed_.load() > ticket) first_failed_.store(ticket);
-  completed_.store(ticket + std::exchange(skipped_, 0), std::memory_order_release);
+  const uint64_t skipped = std::exchange(skipped_, 0);
+  const uint64_t failed = result != FaultKind::kNone ? ticket : skipped > 0 ? ticket + 1 : UINT64_MAX;
+  if (failed < first_failed_.load()) first_failed_.store(failed);
+  completed_.store(ticket + skipped, std::memory_order_release);
   ticket_done_.notify_all();
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <system_error>
 #include <tuple>
 
 #include "engine/engine.hpp"
@@ -20,12 +21,16 @@ void bind_fields(nanobind::module_& m);
 void bind_futures(nanobind::module_& m);
 void bind_memory(nanobind::module_& m);
 
+// Raises an OSError, whose errno says which limit was met.
+void set_os_error(const std::system_error& error);
+
 // A C-contiguous buffer of a known dtype.
 struct BufferView {
   Address address;
   Py_ssize_t numel;
   int dtype;
   bool readonly;
+  bool exported = false;  // by the buffer protocol: its owner may move it, unless a memoryview is alive
 };
 std::optional<BufferView> look(nanobind::handle object);
 std::optional<BufferView> look_at_tensor(nanobind::handle tensor);

@@ -58,13 +58,25 @@ struct CallBuffers {
   bool add(nanobind::handle buffer) {
     const auto seen = look(buffer);
     if (!seen || (count > 0 && seen->dtype != dtype)) return false;
+    if (seen->exported && !pin(buffer)) return false;
     dtype = seen->dtype;
     readonly |= seen->readonly;
     extents[count++] = {reinterpret_cast<unsigned char*>(seen->address), static_cast<size_t>(seen->numel)};
     return true;
   }
 
-  // What stood in a list: another thread may change that while the bytes move.
+  // Its owner cannot resize or free the memory while the view is alive.
+  bool pin(nanobind::handle buffer) {
+    PyObject* const view = PyMemoryView_FromObject(buffer.ptr());
+    if (view == nullptr) {
+      PyErr_Clear();
+      return false;
+    }
+    kept_[kept_count_++] = view;
+    return true;
+  }
+
+  // What stood in a list, which another thread may change while the bytes move; and views that pin memory.
   size_t kept_count_ = 0;
-  std::array<PyObject*, kMostBuffers> kept_;
+  std::array<PyObject*, 2 * kMostBuffers> kept_;
 };

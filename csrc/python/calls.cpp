@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <new>
+#include <system_error>
 
 #include "python/messages.hpp"
 
@@ -184,15 +186,15 @@ class Calls {
     Transfer message{sending, kind, now || kind == MessageKind::kObject, timeout_s_};
     if (!message.read(given, engine)) return nb::none();
     if (now) return message.pass_now(engine) ? message.outcome() : nb::none();
-    const Kept buffer{nb::borrow(given[0]), {}, {}, {}};
+    const auto keep = [&] { return Kept{nb::borrow(given[0]), {}, message.kept(), {}}; };
     int fault;
     try {
       fault = waiting(engine, true, [&](HeldLock& held) { return message.pass(engine, held); });
     } catch (...) {
-      if (engine.unsettled()) buffer.for_ever();
+      if (engine.unsettled()) keep().for_ever();
       throw;
     }
-    if (fault != 0) fail(engine, buffer, message.name(), message.timeout_s, nb::none());
+    if (fault != 0) fail(engine, keep(), message.name(), message.timeout_s, nb::none());
     return message.outcome();
   }
 
@@ -232,8 +234,8 @@ class Calls {
 
  private:
   nb::object execute_one(nb::handle planned, bool async, double timeout_s) {
-    const nb::object alive = engine_;
-    if (alive.is_none()) nb::object(planner.attr("engine"));  // raises: the group was closed
+    nb::object alive = engine_;
+    if (alive.is_none()) alive = planner.attr("engine");  // raises once the group was closed
     const BoundCall& bound = nb::cast<const BoundCall&>(planned);
     const auto keep = [&] { return Kept{bound.keep, {}, {}, {}}; };
     return issue(alive, bound.name, bound.call(timeout_s), bound.nbytes(), bound.result, bound.note, keep,
@@ -336,6 +338,15 @@ PyObject* guarded(Body body) {
     return nb::object(body()).release().ptr();
   } catch (nb::python_error& error) {
     error.restore();
+  } catch (nb::builtin_exception& error) {
+    PyErr_SetString(error.type() == nb::exception_type::type_error ? PyExc_TypeError : PyExc_ValueError,
+                    error.what());
+  } catch (const std::system_error& error) {
+    set_os_error(error);
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::invalid_argument& error) {
+    PyErr_SetString(PyExc_ValueError, error.what());
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
   }
@@ -403,7 +414,7 @@ int traverse_calls(PyObject* self, visitproc visit, void* arg) {
 }
 
 int clear_calls(PyObject* self) {
-  nb::inst_ptr<Calls>(self)->clear();
+  if (nb::inst_ready(self)) nb::inst_ptr<Calls>(self)->clear();
   return 0;
 }
 
@@ -429,9 +440,14 @@ struct Collective {
   uint32_t required;  // bits, of the names
 };
 
+// By identity first: names in a program's text are interned. Those of a dictionary need not be.
 size_t find(const Collective& method, PyObject* name) {
   const auto end = method.names.begin() + static_cast<ptrdiff_t>(method.count);
-  return static_cast<size_t>(std::find(method.names.begin(), end, name) - method.names.begin());
+  auto found = std::find(method.names.begin(), end, name);
+  if (found == end)
+    found = std::find_if(method.names.begin(), end,
+                         [&](PyObject* known) { return PyUnicode_Compare(known, name) == 0; });
+  return static_cast<size_t>(found - method.names.begin());
 }
 
 // Puts the arguments in their places; whether they fit the signature.
@@ -442,7 +458,7 @@ bool place(const Collective& method, PyObject* const* given, size_t count, PyObj
   for (size_t i = 0; i < count; ++i) arguments[method.places[i]] = given[i];
   const Py_ssize_t named = keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords);
   for (Py_ssize_t k = 0; k < named; ++k) {
-    const size_t i = find(method, PyTuple_GET_ITEM(keywords, k));  // names are interned
+    const size_t i = find(method, PyTuple_GET_ITEM(keywords, k));
     if (i == method.count || (seen >> i & 1) != 0) return false;
     seen |= uint32_t{1} << i;
     arguments[method.places[i]] = given[count + static_cast<size_t>(k)];
@@ -460,7 +476,10 @@ PyObject* call_collective(PyObject* self, PyObject* const* given, size_t flags, 
   Arguments arguments = method.defaults;
   if (place(method, given + 1, count - 1, keywords, arguments))
     return guarded([&] { return nb::inst_ptr<Calls>(given[0])->run(arguments); });
-  return PyObject_Vectorcall(method.function, given, flags, keywords);  // which refuses them
+  const nb::object refused = nb::steal(PyObject_Vectorcall(method.function, given, flags, keywords));
+  if (refused.is_valid())  // its body moves nothing: to return would look like success
+    PyErr_SetString(PyExc_SystemError, "the arguments fit a signature that the engine does not know");
+  return nullptr;
 }
 
 template <class Visit>

@@ -21,6 +21,7 @@ class Transfer {
     PyObject* const from = given[1];
     const bool anybody = !sending && from == Py_None;
     if (!(anybody || PyLong_CheckExact(from)) || !PyLong_CheckExact(given[2])) return false;
+    if (PyList_CheckExact(given[0]) || PyTuple_CheckExact(given[0])) return false;
     const long rank = anybody ? unisono::kAnyRank : PyLong_AsLong(from), number = PyLong_AsLong(given[2]);
     if (PyErr_Occurred() != nullptr) {  // too large a number, which reads as -1
       PyErr_Clear();
@@ -36,6 +37,9 @@ class Transfer {
     timeout_s = PyFloat_CheckExact(given[3]) ? PyFloat_AS_DOUBLE(given[3]) : 0;
     return timeout_s > 0;
   }
+
+  // What pins the memory of its buffer.
+  nanobind::object kept() const { return side_.kept(); }
 
   // For people.
   nanobind::object name() const {

@@ -69,7 +69,12 @@ std::optional<BufferView> look(nb::handle object) {
   const bool readonly = buffer.readonly != 0 || (buffer.ndim == 0 && is_scalar(object));
   PyBuffer_Release(&buffer);
   if (dtype < 0) return std::nullopt;
-  return BufferView{address, nbytes / itemsize, dtype, readonly};
+  return BufferView{address, nbytes / itemsize, dtype, readonly, true};
+}
+
+void set_os_error(const std::system_error& error) {
+  const nb::object arguments = nb::make_tuple(error.code().value(), error.what());
+  PyErr_SetObject(PyExc_OSError, arguments.ptr());
 }
 
 namespace {
@@ -136,9 +141,8 @@ NB_MODULE(_native, m) {
   nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
     try {
       std::rethrow_exception(thrown);
-    } catch (const std::system_error& error) {  // an OSError, whose errno says which limit was met
-      const nb::object arguments = nb::make_tuple(error.code().value(), error.what());
-      PyErr_SetObject(PyExc_OSError, arguments.ptr());
+    } catch (const std::system_error& error) {
+      set_os_error(error);
     }
   });
   nb::set_leak_warnings(false);  // groups that live until the interpreter ends are closed, not leaked

@@ -80,13 +80,14 @@ double seconds(nb::handle timeout, double otherwise, nb::handle planner) {
 }
 
 void CollectiveWork::start(Call&& call, const nb::object& note) {
-  site_ = here(code_);
-  if (!note.is_none()) {
-    note_ = note();
-    site_.note = PyUnicode_AsUTF8(note_.ptr());
-  }
-  call.site = site_;
   try {
+    site_ = here(code_);
+    if (!note.is_none()) {
+      note_ = note();
+      site_.note = PyUnicode_AsUTF8(note_.ptr());
+      if (site_.note == nullptr) throw nb::python_error();
+    }
+    call.site = site_;
     ticket_ = engine().start(std::move(call));
   } catch (...) {
     ticket_ = 0;  // the engine did not take it: any engine is past it
@@ -113,7 +114,10 @@ nb::object CollectiveWork::error() {
 void CollectiveWork::wait(nb::handle timeout) {
   const double timeout_s = seconds(timeout, kForever, planner_);
   const int kind = ended(timeout_s);
-  if (kind == 0) return;
+  if (kind == 0) {
+    keep_ = {};  // the engine is past them: they are the caller's alone again
+    return;
+  }
   const bool goes_on =
       kind == static_cast<int>(FaultKind::kTimeout) && engine().fault().kind == FaultKind::kNone;
   const nb::object raised =

@@ -15,7 +15,7 @@ from unisono import _native
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["DTYPES", "ITEMSIZES", "View", "dtype_code", "is_tensor", "view", "views"]
+__all__ = ["DTYPES", "ITEMSIZES", "View", "dtype_code", "is_tensor", "pinned", "view", "views"]
 
 DTYPES: tuple[str, ...] = tuple(name for name, _ in _native.dtypes())
 """Names of the element types; a dtype's place is its code."""
@@ -83,6 +83,26 @@ def views(arrays: Sequence[Any], *, writable: bool, name: str) -> tuple[int, lis
             first = dtype
         extents.append((address, numel))
     return first, extents
+
+
+def pinned(buffers: Any) -> Any:
+    """What keeps a call's memory as it is while the call is under way: an array, or those of a list.
+
+    Another thread may change the list. The owner of a buffer, such as a bytearray, may resize it; a view of
+    it forbids that.
+    """
+    if isinstance(buffers, (list, tuple)):
+        return tuple(map(_pinned, buffers))
+    return _pinned(buffers)
+
+
+def _pinned(buffer: Any) -> Any:
+    if is_tensor(buffer):
+        return buffer
+    try:
+        return memoryview(buffer)
+    except Exception:  # noqa: BLE001  (it is no buffer, or one of elements that memoryview does not know)
+        return buffer
 
 
 def dtype_code(name: str) -> int:

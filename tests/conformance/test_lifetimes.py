@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import time
@@ -379,3 +380,27 @@ print(group.closed)
 """,
     )
     assert told == ["True\n"]
+
+
+def test_a_call_that_closing_overtakes_does_not_succeed() -> None:
+    """One rank closes from another thread: of two calls under way the second may end without having run."""
+
+    def work(world: un.Group) -> None:
+        for number in range(40):
+            group = world.subgroup([0, 1])
+            assert group is not None
+            x, y = np.ones(1 << 16, np.float32), np.ones(4, np.float32)
+            works = [group.all_reduce(x, async_op=True), group.all_reduce(y, async_op=True)]
+            closing = threading.Timer(number * 1e-5, group.close)
+            if group.rank == 0:
+                closing.start()
+            for one, buffer in zip(works, (x, y), strict=True):
+                with contextlib.suppress(un.UnisonoError):
+                    one.wait()
+                    assert buffer[0] == 2
+            if group.rank == 0:
+                closing.join()
+            group.close()
+            world.barrier()
+
+    ranks.threads(2, work)

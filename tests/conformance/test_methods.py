@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import itertools
+import json
 import pydoc
 import sys
 import weakref
@@ -126,6 +127,59 @@ def test_a_timeout_that_closes_the_group_is_an_error(alone: un.Group) -> None:
     alone.barrier()
     with pytest.raises(un.GroupClosed):
         alone.barrier(timeout=Closing(seconds=1))
+
+
+def test_names_that_are_not_interned_are_names(alone: un.Group) -> None:
+    x = np.ones(3)
+    with pytest.raises(TypeError, match="op is 'no such'"):
+        alone.all_reduce(x, **json.loads('{"op": "no such"}'))
+    alone.all_reduce(x, **json.loads('{"async_op": true}')).wait()
+    with pytest.raises(TypeError, match="unexpected keyword argument 'ops'"):
+        alone.all_reduce(x, **json.loads('{"ops": 1}'))
+
+
+def test_a_list_may_change_while_its_call_is_under_way() -> None:
+    def work(group: un.Group) -> None:
+        for _ in range(2):  # planned, then remembered
+            outs = [np.zeros(1 << 18) for _ in range(2)]
+            kept = list(map(weakref.ref, outs))
+            reducing = group.all_gather(outs, np.full(1 << 18, group.rank + 1.0), async_op=True)
+            outs[:] = []
+            found = [one() for one in kept]
+            reducing.wait()
+            assert [None if x is None else float(x.sum()) for x in found] == [1 << 18, 2 << 18]
+
+    ranks.threads(2, work)
+
+
+def test_memory_that_could_move_is_pinned_while_its_call_is_under_way(alone: un.Group) -> None:
+    for _ in range(2):
+        x = bytearray(8)
+        reducing = alone.all_reduce(x, async_op=True)
+        with pytest.raises(BufferError):
+            x.clear()
+        reducing.wait()
+        x.clear()
+    alone.send(bytearray(b"1234"), 0)
+    x = bytearray(4)
+    alone.recv(x, 0)
+    x.clear()
+    receiving = alone.irecv(x := bytearray(4), 0)
+    with pytest.raises(BufferError):
+        x.clear()
+    alone.send(b"5678", 0)
+    receiving.wait()
+    assert x.pop() == ord("8")
+
+
+def test_a_call_amid_closing_is_an_error_or_runs(alone: un.Group) -> None:
+    group = alone.subgroup([0])
+    assert group is not None
+    group._close()  # as another thread sees it between the steps of `close`
+    group.barrier()
+    group.close()
+    with pytest.raises(un.GroupClosed):
+        group.barrier()
 
 
 def test_nobody_else_makes_methods() -> None:

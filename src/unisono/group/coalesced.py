@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from unisono import _native
-from unisono.buffers import DTYPES, ITEMSIZES, view
+from unisono.buffers import DTYPES, ITEMSIZES, pinned, view
 from unisono.checking import listed
 from unisono.diagnosis.calls import number_of_list
 from unisono.group.layout import SIDES, Extents, spread, two_sides
@@ -64,7 +64,7 @@ def in_place(
         pieces.append(_Piece(dtype, numel, [(address, numel)], []))
     if writable:
         _check_apart(name, pieces, (1, 0))
-    return _bind(planner, collective, pieces, xs, op, root, reproducible)
+    return _bind(planner, collective, pieces, pinned(xs), op, root, reproducible)
 
 
 def between(
@@ -87,7 +87,8 @@ def between(
         numel = (source if sides.out_blocks else target)[0][1]
         pieces.append(_Piece(dtype, numel, target, source))
     _check_apart(name, pieces, _block_counts(collective, planner.size))
-    return _bind(planner, collective, pieces, (outs, givens), op, 0, reproducible)
+    keep = [pinned(each) for each in (*outs, *givens)]
+    return _bind(planner, collective, pieces, keep, op, 0, reproducible)
 
 
 def _bind(

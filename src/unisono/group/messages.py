@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple, SupportsIndex
 
 from unisono._native import FaultKind, Status
-from unisono.buffers import ITEMSIZES, view
+from unisono.buffers import ITEMSIZES, pinned, view
 from unisono.checking import whole
 from unisono.diagnosis.read import read_nothing_came
 from unisono.diagnosis.render import error as rendered
@@ -78,7 +78,7 @@ def checked(
         post = partial(engine.post_recv, rank, tag, dtype, is_object, exact, address, nbytes, timeout_s)
     else:
         post = partial(engine.post_send, rank, tag, dtype, is_object, address, nbytes, timeout_s)
-    return MessageWork(engine, post, x, planner.scene(engine, operation, timeout_s, where), receiving)
+    return MessageWork(engine, post, pinned(x), planner.scene(engine, operation, timeout_s, where), receiving)
 
 
 def _addressed(

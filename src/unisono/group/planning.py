@@ -11,7 +11,7 @@ from operator import index
 from typing import Any, NamedTuple, NoReturn, SupportsIndex
 
 from unisono import _native
-from unisono.buffers import DTYPES, ITEMSIZES
+from unisono.buffers import DTYPES, ITEMSIZES, pinned
 from unisono.costs.choice import Choice, Chooser
 from unisono.costs.machine import DEFAULTS, Calibration
 from unisono.diagnosis.calls import number_of_ranks
@@ -149,7 +149,7 @@ class Planner:
         )
         factor = op.factor if type(op) is PremulSum else 1.0
         sides = laid.target, laid.source
-        keep = (out, given)
+        keep = (pinned(out), pinned(given))
         return _native.BoundCall(
             name, operation, root, laid.numel, factor, *sides, keep, laid.writes, result=result, note=note
         )
@@ -298,7 +298,8 @@ class Planner:
         """Raise the error for what aborted the group. note: for what a Mismatch shows of it."""
         if self._engine is None:  # closed by a signal handler or another thread, while the call was under way
             where = f"group={self.name} rank={self.rank}/{self.size}"
-            raise Aborted(message(f"{operation} failed: this rank closed the group during the call", where=where))
+            what = f"{operation} failed: this rank closed the group during the call"
+            raise Aborted(message(what, where=where))
         raise self.failure(operation, timeout_s, None, f"{site()} with {note()}" if note else "")
 
     def late(self, operation: str, waited_s: float, engine: _native.Engine, where: str) -> GroupError:

@@ -156,6 +156,7 @@ class MessageWork(Work):
         if kind:
             self.let_go()
             raise error(read(self._scene))
+        self._keep = None  # it is the caller's alone again
 
     def let_go(self) -> None:
         """See `Work.let_go`."""

@@ -82,7 +82,7 @@ class UnisonoWork(Work):
         self.outputs = result
         self._futures = futures
         self._after = after
-        self._lock = threading.Lock() if after else None
+        self._lock = threading.RLock() if after else None  # a signal handler may wait for the same work
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until complete. Raises PeerLost, Timeout or Mismatch as the engine does."""
