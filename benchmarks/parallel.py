@@ -173,6 +173,7 @@ def deepspeeds(model: Any, zero: int, tokens: Any) -> Any:
         "zero_force_ds_cpu_optimizer": False,
         "zero_allow_untested_optimizer": True,
     }
+    os.environ["LOCAL_RANK"] = str(dist.get_rank())
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=optimizer, config=config, dist_init_required=False
