@@ -28,8 +28,9 @@ where a message of l bytes takes a + b l, adding takes g per byte, and L is the 
 the larger one, where input and output differ). Every rank sends one message and takes one at a time
 (`unisono/costs/price.py`); sends that stand side by side and go to the same ranks are one message. Within
 one host the engine writes once for all readers, so there the direct algorithms are better than this
-says. Time is counted with a, b and g each alone, and added up. Every plan is proved by the tests for 1 to 17
-ranks, and for uneven hosts; `algorithm=` asks for one by name. 16-bit floats are rounded at each hop.
+says. Time is counted with a, b and g each alone, and added up. The tests prove every plan for 1 to 17, 32, 33
+and 64 ranks, and those that use hosts for uneven ones; `prove(make(collective, name, size))` does so for any
+other number. `algorithm=` asks for one by name. 16-bit floats are rounded at each hop.
 """
 
 

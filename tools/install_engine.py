@@ -2,7 +2,8 @@
 
 install_engine.py -e '.[dev]'       the arguments are those of `pip install`
 
-Everything pip and the compiler say goes into a log; after a failure its end is shown.
+Everything pip and the compiler say goes into a log. After a failure the compiler's first error is shown,
+then the end of the log.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from progress import INTERRUPTED, follow
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-v"]
 OPTIONS = ["--no-build-isolation", "--progress-bar", "off"]
 LOG = Path(sys.prefix, "engine-install.log")
+ERROR = re.compile(r":\d+(:\d+)?: (fatal )?error: ")  # g++ and clang: FILE:LINE:COLUMN: error: ...
 SHOWN_LINES = 60  # of the log, after a failure
 
 STAGES = (
@@ -36,13 +38,21 @@ def stage(line: str) -> str | None:
     return None
 
 
+def first_error(lines: list[str]) -> str:
+    """The compiler's: "a.cpp:3:1: error: 'x' was not declared"; "": there is none."""
+    return next((line.strip() for line in lines if ERROR.search(line)), "")
+
+
 def main(arguments: list[str]) -> int:
     """Return pip's exit code."""
     code = follow([*PIP, *OPTIONS, *arguments], LOG, stage)
     if code == INTERRUPTED:
         print(f"interrupted; all pip said: {LOG}")
     elif code:
-        print(*LOG.read_text(encoding="utf-8").splitlines()[-SHOWN_LINES:], sep="\n")
+        lines = LOG.read_text(encoding="utf-8").splitlines()
+        if error := first_error(lines):
+            print(error)
+        print(*lines[-SHOWN_LINES:], sep="\n")
         print(f"error: pip failed with {code}; all it said: {LOG}")
     return code
 

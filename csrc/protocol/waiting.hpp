@@ -106,8 +106,8 @@ class Waiter {
         sockets_(sockets),
         control_(control) {}
 
-  // Begins an operation that ends by `deadline`; 0: `timeout` after its first wait that is not short,
-  // which spares those that never wait long from looking at the clock.
+  // Begins an operation that ends by `deadline`; 0: `timeout` after its first wait that outlasts
+  // `spins` polls, which spares those that never wait long from looking at the clock.
   void begin(uint64_t seq, uint64_t fingerprint, Nanoseconds deadline, Nanoseconds timeout = INT64_MAX,
              std::span<const int> sources = {}) {
     placement_.tell();

@@ -20,7 +20,7 @@ from unisono.plans import Copy, In, Out, Recv, Reduce, Send, Tmp
 Steps = Iterator[Send | Recv | Reduce | Copy]
 
 
-def chain(rank: int, size: int, root: int) -> Steps:
+def pass_on(rank: int, size: int, root: int) -> Steps:
     """To rank 0, which adds in the order of ranks; then from neighbour to neighbour."""
     if rank == 0:
         yield Reduce(Out(0), frm=tuple(range(size)))
@@ -121,7 +121,7 @@ def check_others(group: un.Group, numel: int) -> None:
     assert (swapped == [mine + 100 * rank for rank in range(size)]).all()
     summed = group.reduce_scatter(blocks, algorithm=scattered_sum)
     assert (summed == sum(mine + 100 * rank for rank in range(size))).all()
-    work = group.all_reduce(x := mine.copy(), algorithm=chain, async_op=True)
+    work = group.all_reduce(x := mine.copy(), algorithm=pass_on, async_op=True)
     work.wait()
     assert (x == everybody.sum(0)).all()
 
@@ -131,7 +131,7 @@ def check_others(group: un.Group, numel: int) -> None:
 def test_own_algorithms_do_what_numpy_does(size: int) -> None:
     def work(group: un.Group) -> None:
         for numel in (0, 1, 5, 4099, 100_000):
-            for steps in (chain, in_a_row):
+            for steps in (pass_on, in_a_row):
                 check_all_reduce(group, numel, steps)
             check_others(group, numel)
         group.barrier(algorithm=star_barrier)
@@ -156,7 +156,7 @@ def test_a_subgroup_runs_it_for_its_own_ranks() -> None:
         part = group.subgroup([3, 1, 0])
         if part is not None:
             with part:
-                part.all_reduce(x := np.full(3, float(group.rank)), algorithm=chain)
+                part.all_reduce(x := np.full(3, float(group.rank)), algorithm=pass_on)
                 assert (x == 4).all()
         group.barrier()
 
@@ -168,7 +168,7 @@ def test_reproducible_takes_only_what_combines_in_the_order_of_ranks() -> None:
         rng = np.random.default_rng(group.rank)
         x = (rng.standard_normal(4001) * 10.0 ** rng.uniform(-3, 3, 4001)).astype(np.float32)
         group.all_reduce(expected := x.copy(), reproducible=True)
-        group.all_reduce(got := x.copy(), algorithm=chain, reproducible=True)
+        group.all_reduce(got := x.copy(), algorithm=pass_on, reproducible=True)
         assert (got == expected).all()
         with pytest.raises(ValueError, match="algorithm 'in_a_row' does not combine .* order of ranks"):
             group.all_reduce(x, algorithm=in_a_row, reproducible=True)
@@ -180,7 +180,7 @@ def test_reproducible_takes_only_what_combines_in_the_order_of_ranks() -> None:
 
 
 def forgets_one(rank: int, size: int, root: int) -> Steps:
-    for step in chain(rank, size, root):
+    for step in pass_on(rank, size, root):
         yield Reduce(Out(0), frm=tuple(range(size - 1))) if isinstance(step, Reduce) else step
 
 
@@ -190,8 +190,8 @@ def circle(rank: int, size: int, root: int) -> Steps:
 
 
 def twice(rank: int, size: int, root: int) -> Steps:
-    yield from chain(rank, size, root)
-    yield from chain(rank, size, root)
+    yield from pass_on(rank, size, root)
+    yield from pass_on(rank, size, root)
 
 
 def untouched(rank: int, size: int, root: int) -> Steps:
@@ -232,7 +232,7 @@ def test_a_wrong_one_is_refused_and_the_group_goes_on(steps: Any, error: type, r
             with pytest.raises(error, match=reason):
                 (group.scan if steps is untouched else group.all_reduce)(x, algorithm=steps)
         assert (x == group.rank + 1).all()
-        group.all_reduce(x, algorithm=chain)
+        group.all_reduce(x, algorithm=pass_on)
         assert (x == 6).all()
 
     ranks.threads(3, work)
@@ -242,13 +242,13 @@ def test_ranks_with_different_plans_are_told(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(read, "REMARK_PATIENCE_S", 20)
 
     def work(group: un.Group) -> None:
-        steps = chain if group.rank else in_a_row
-        for again in (chain, in_a_row, chain):
+        steps = pass_on if group.rank else in_a_row
+        for again in (pass_on, in_a_row, pass_on):
             group.all_reduce(np.ones(3), algorithm=again)
         with pytest.raises(un.Mismatch) as caught:
             group.all_reduce(np.ones(3), algorithm=steps)
         text = str(caught.value)
-        assert "algorithm chain, plan " in text
+        assert "algorithm pass_on, plan " in text
         assert "algorithm in_a_row, plan " in text
         assert "The plans of their algorithms differ." in text
 
@@ -258,7 +258,7 @@ def test_ranks_with_different_plans_are_told(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_plan_of_ones_own_meets_none_of_the_catalogue() -> None:
     def work(group: un.Group) -> None:
         with pytest.raises(un.Mismatch, match=r"algorithm=ring"):
-            group.all_reduce(np.ones(3), algorithm="ring" if group.rank else chain)
+            group.all_reduce(np.ones(3), algorithm="ring" if group.rank else pass_on)
 
     ranks.threads(2, work)
 
@@ -266,7 +266,7 @@ def test_a_plan_of_ones_own_meets_none_of_the_catalogue() -> None:
 def test_functions_that_say_the_same_may_meet() -> None:
     def work(group: un.Group) -> None:
         def mine(rank: int, size: int, root: int) -> Steps:
-            yield from chain(rank, size, root)
+            yield from pass_on(rank, size, root)
 
         group.all_reduce(x := np.ones(3), algorithm=mine)
         assert (x == group.size).all()
@@ -280,7 +280,7 @@ def test_it_is_written_down_once_for_a_group() -> None:
 
         def counted(rank: int, size: int, root: int) -> Steps:
             asked.append(rank)
-            yield from chain(rank, size, root)
+            yield from pass_on(rank, size, root)
 
         for numel in (1, 1, 5, 5000):
             group.all_reduce(np.ones(numel), algorithm=counted)
@@ -301,7 +301,7 @@ def used_and_forgotten() -> weakref.ref[un.Group]:
 
     def held(rank: int, size: int, root: int) -> Steps:
         assert group.size == size
-        yield from chain(rank, size, root)
+        yield from pass_on(rank, size, root)
 
     for _ in range(2):
         group.all_reduce(np.ones(3), algorithm=held)

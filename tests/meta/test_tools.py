@@ -235,6 +235,13 @@ install_engine.PIP = [sys.executable, "-c", sys.argv[3]]
 install_engine.LOG = Path(sys.argv[2])
 sys.exit(install_engine.main([]))
 """
+COMPILER_FAILS = r"""
+print("-- could not find error: this is not the compiler's")
+print("  /csrc/a.cpp:7:3: error: 'x' was not declared in this scope")
+print("  /csrc/b.cpp:1:10: fatal error: y.hpp: No such file or directory")
+print(*["ninja goes on"] * 100, sep="\n")
+raise SystemExit(1)
+"""
 # Ends when it is told, and leaves one behind that does not, with the pipe in its hands.
 TOLD_TO_END = """
 import signal, subprocess, time
@@ -265,3 +272,13 @@ def test_ctrl_c_ends_the_build_and_names_the_log(tmp_path: Path):
     assert said.endswith(f"interrupted; all pip said: {log}\n")
     assert "Traceback" not in said + log.read_text()
     assert "cancelled" in log.read_text()
+
+
+def test_a_failed_build_shows_the_first_error_of_the_compiler_first(tmp_path: Path):
+    log = tmp_path / "log"
+    command = [sys.executable, "-c", INSTALLS, str(ROOT / "tools"), str(log), COMPILER_FAILS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    shown = done.stdout.partition("failed while ")[2].splitlines()[1:]
+    assert shown[:2] == ["/csrc/a.cpp:7:3: error: 'x' was not declared in this scope", "ninja goes on"]
+    assert str(log) in shown[-1]

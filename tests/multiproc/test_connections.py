@@ -22,14 +22,14 @@ import pytest
 import ranks
 import unisono as un
 from launching import wait_until
-from unisono import _native
 from unisono.authentication import make_token
 from unisono.bootstrap.connections import _Connector, connect_hosts
 from unisono.bootstrap.engine import EngineSettings, open_engine
-from unisono.bootstrap.membership import Membership, meet, write_card
+from unisono.bootstrap.membership import Membership, meet, version, write_card
 from unisono.costs.machine import DEFAULTS
 from unisono.env import Settings
 from unisono.group import Group
+from unisono.plans import ALGORITHMS
 from unisono.store import HashStore
 
 
@@ -152,7 +152,8 @@ def test_ranks_with_engines_of_different_versions_are_told_before_they_connect()
     told = open_two(store)
     assert all(isinstance(one, un.RendezvousError) for one in told)
     assert str(told[0]) == str(told[1])
-    versions = f"got version {_native.LAYOUT + 1} on rank 1, expected {_native.LAYOUT}, as on rank 0"
+    mine = version(ALGORITHMS)
+    versions = f"got version {mine + 1} on rank 1, expected {mine}, as on rank 0"
     for words in (
         "rank 1 (host far) and rank 0 (host ",
         "different builds",

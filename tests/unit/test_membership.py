@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from loops import each
-from unisono.bootstrap.membership import Card, Membership
+from unisono import _native
+from unisono.bootstrap.membership import Card, Membership, version, write_card
 from unisono.costs.machine import DEFAULTS
+from unisono.plans import ALGORITHMS
 
 
 @each(
@@ -27,3 +31,15 @@ def test_cores_that_the_ranks_of_a_host_have(hosts: str, masks: list[int], cores
     ]
     membership = Membership(cards, b"", 0, DEFAULTS)
     assert {membership.cores(rank) for rank in range(len(cards))} == {cores}
+
+
+def test_the_version_covers_the_engine_and_the_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = version(ALGORITHMS)
+    assert write_card(0, 0).layout == mine
+    longer = {**ALGORITHMS, "all_reduce": [*ALGORITHMS["all_reduce"], "pass_on"]}
+    moved = {**ALGORITHMS, "scan": ["direct"], "exclusive_scan": ["direct", "linear"]}
+    backwards = {collective: reversed(list(ALGORITHMS[collective])) for collective in reversed(ALGORITHMS)}
+    assert mine not in (version(longer), version(moved))
+    assert mine == version(backwards)
+    monkeypatch.setattr(_native, "LAYOUT", _native.LAYOUT + 1)
+    assert version(ALGORITHMS) != mine

@@ -8,6 +8,8 @@ network namespace (descriptors are passed through it) and one process namespace 
 from __future__ import annotations
 
 import os
+import zlib
+from collections.abc import Iterable, Mapping
 from functools import reduce
 from operator import or_
 
@@ -17,9 +19,10 @@ from unisono import _native
 from unisono.bootstrap.failures import GRACE_S, await_key
 from unisono.costs.machine import DEFAULTS, Calibration
 from unisono.errors import RendezvousError, StoreTimeout, message
+from unisono.plans import ALGORITHMS
 from unisono.store import Store
 
-__all__ = ["Card", "Membership", "born", "gather", "meet", "write_card"]
+__all__ = ["Card", "Membership", "born", "gather", "meet", "version", "write_card"]
 
 _NONCE_BYTES = 32
 
@@ -28,7 +31,7 @@ class Build(msgspec.Struct, frozen=True, array_like=True):
     """How a card begins in all versions of Unisono; a rank of another version can read this part.
 
     Attributes:
-        layout: the version of the engine, of what ranks read of each other.
+        layout: the version of what ranks read of each other; see `version`.
         name: of its host.
     """
 
@@ -124,7 +127,17 @@ def write_card(rank: int, ranks_per_host: int, lending: bool = True) -> Card:
     landmark = _native.landmark() if lending else 0
     cores = f"{sum(1 << core for core in os.sched_getaffinity(0)):x}"
     name, pid = os.uname().nodename, os.getpid()
-    return Card(_native.LAYOUT, rank, name, pid, born(pid), kernel, network, home, landmark, cores)
+    return Card(version(ALGORITHMS), rank, name, pid, born(pid), kernel, network, home, landmark, cores)
+
+
+def version(algorithms: Mapping[str, Iterable[str]]) -> int:
+    """The number that all ranks must share: of the engine, and of these algorithms by collective.
+
+    The catalogue is a part of it because ranks tell each other the numbers of algorithms, and one more or one
+    less renumbers those behind it.
+    """
+    names = (f"{collective}/{name}" for collective in algorithms for name in algorithms[collective])
+    return _native.LAYOUT ^ zlib.crc32(" ".join(sorted(names)).encode())
 
 
 def _kernel() -> str:
@@ -148,7 +161,7 @@ def meet(
     """Publish the own card and read the membership.
 
     Raises:
-        RendezvousError: somebody's did not come in time, or is of another version of the engine; or somebody
+        RendezvousError: somebody's did not come in time, or is of another build; or somebody
             failed.
     """
     cards = gather(store, "card", card.rank, size, msgspec.msgpack.encode(card), deadline)
@@ -180,13 +193,13 @@ def meet(
 
 
 def _unlike(first: Card, cards: list[bytes]) -> str:
-    """The error for the first rank whose engine has another version; "": there is none."""
+    """The error for the first rank of another version; "": there is none."""
     for rank, card in enumerate(cards):
         build = _build(rank, card)
         if build.layout != first.layout:
             return message(
                 f"rank {rank} (host {build.name}) and rank 0 (host {first.name}) run different builds of "
-                "Unisono, whose engines cannot talk to each other",
+                "Unisono, whose engines or algorithms differ",
                 observed=f"version {build.layout or 'unknown'} on rank {rank}",
                 expected=f"{first.layout}, as on rank 0",
                 remedy="Install the same build on all hosts.",

@@ -125,7 +125,9 @@ class FaultReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         kind: what happened; see `FaultKind`.
         group, size: the group and its number of ranks.
         reporter: the rank that reports.  found_by: the rank that found the fault.
-        operation: what the reporter was doing.  timeout_s: its limit, or how long it has waited.
+        operation: what the reporter was doing.
+        timeout_s: the limit of that operation, its `timeout=`. Of kind "late", whose operation goes on: how
+            long the reporter has waited for it. 0: the reporter was in no operation.
         sequence: the number of the collective concerned; 0: a message between two ranks, or none.
         rank, host, pid: the process that died, left, did not come or does not answer; None, "", 0: nobody.
         signal, exit_code: how that process ended, None where it is not known.

@@ -88,7 +88,11 @@ ALGORITHMS: dict[str, dict[str, StepFunction | PlacedFunction]] = {
 
 
 def algorithm_names() -> list[str]:
-    """All names, each once; an algorithm's place here is its number in the engine."""
+    """All names, each once, sorted; an algorithm's place here is its number in the engine.
+
+    One more renumbers those behind it, so all ranks need the same catalogue: `bootstrap.membership.version`
+    covers it.
+    """
     return sorted({name for algorithms in ALGORITHMS.values() for name in algorithms})
 
 
