@@ -189,6 +189,9 @@ def end_strays(folder: Path) -> list[str]:
     for pid in found:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    gone = time.monotonic() + END_S
+    while found and running_from(folder) and time.monotonic() < gone:
+        time.sleep(0.01)
     return [f"{pid} {command}" for pid, command in found.items()]
 
 
