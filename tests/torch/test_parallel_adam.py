@@ -188,17 +188,79 @@ def test_odd_parameters():
     torch.optim.lr_scheduler.StepLR(up.CompressedAdam([p]), 1)
 
 
-def test_what_cannot_be_held_is_said():
-    (p,) = parameters(4)
-    optimizer = up.CompressedAdam([p])
-    p.grad = torch.tensor([1.0, 3000.0, 2.0, 1.0])
-    with pytest.raises(OverflowError, match="gradients of parameter 0 .* up to 4094"):
+def test_what_cannot_be_held_is_said_before_anything_changes():
+    mine = parameters(5, 4)
+    optimizer = up.CompressedAdam(mine)
+    for factor in (1.0, 2000.0):  # the first of 2000 is held: 0.001 of its square
+        mine[0].grad, mine[1].grad = torch.full((5,), factor), torch.tensor([1.0, factor, 2.0, 1.0])
         optimizer.step()
-    assert un.codecs.decode(optimizer.state[p]["exp_avg_sq"], "0-6-10")[1] == 4094
-    assert torch.isfinite(p).all()
+    before = copy.deepcopy((mine, optimizer.state_dict()["state"]))
+    mine[0].grad = torch.ones(5)
+    mine[1].grad = torch.tensor([1.0, 0.0, 2.0, 3000.0])
+    with pytest.raises(OverflowError, match="gradients of parameter 1 .* up to 4094"):
+        optimizer.step()
+    for one, two in zip(mine, before[0], strict=True):
+        assert torch.equal(one, two)
+    for index, state in optimizer.state_dict()["state"].items():
+        assert all(torch.equal(value, before[1][index][key]) for key, value in state.items())
+
+
+def test_a_decay_that_is_added_counts():
+    p = nn.Parameter(torch.full((4,), 3000.0))
+    optimizer = up.CompressedAdam([p], weight_decay=1.0, decoupled=False)
+    p.grad = torch.zeros(4)
+    with pytest.raises(OverflowError, match="gradients of parameter 0"):
+        optimizer.step()
+    assert (p == 3000).all()
+
+
+def test_what_is_not_finite_goes_where_adamw_sends_it():
+    (p,) = parameters(4)
     p.grad = torch.tensor([1.0, float("nan"), float("inf"), 1.0])
-    optimizer.step()
+    up.CompressedAdam([p]).step()
     assert torch.isfinite(p).tolist() == [True, False, False, True]
+
+
+def test_the_state_of_another_model_is_refused():
+    small, big = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(1 << 12))
+    saved, optimizer = up.CompressedAdam([small]), up.CompressedAdam([big])
+    small.grad, big.grad = torch.ones(4), torch.ones(1 << 12)
+    saved.step()
+    optimizer.load_state_dict(saved.state_dict())
+    says = r"exp_avg of parameter 0 is torch.int16 \[4\] on cpu, expected int16 \[4096\]"
+    with pytest.raises(ValueError, match=says):
+        optimizer.step()
+    assert not big.any()
+    optimizer = up.CompressedAdam([big])
+    optimizer.step()
+    optimizer.state[big]["exp_avg_sq"] = torch.zeros(1 << 12)
+    with pytest.raises(ValueError, match=r"exp_avg_sq of parameter 0 is torch.float32 \[4096\]"):
+        optimizer.step()
+
+
+def test_a_state_that_is_not_contiguous_is_kept_where_it_is():
+    (mine,), (other,) = parameters((6, 4)), parameters((6, 4))
+    optimizers = [up.CompressedAdam([p]) for p in (mine, other)]
+    for optimizer in optimizers:
+        stepped(optimizer, 1)
+    state = optimizers[1].state[other]
+    for key in ("exp_avg", "exp_avg_sq"):
+        state[key] = state[key].t().contiguous().t()
+        assert not state[key].is_contiguous()
+    for optimizer in optimizers:
+        stepped(optimizer, 2)
+    assert torch.equal(mine, other)
+    for key, value in optimizers[0].state[mine].items():
+        assert torch.equal(value, state[key])
+
+
+def test_a_graph_that_saved_the_old_values_fails():
+    w, x = nn.Parameter(torch.ones(3)), torch.ones(3, requires_grad=True)
+    y = (w * w * x).sum()
+    w.grad = torch.ones(3)
+    up.CompressedAdam([w], lr=1.0).step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
 
 
 P = nn.Parameter(torch.ones(3))

@@ -1,4 +1,4 @@
-"""What plans promise beside the losses. Each check of parallel/features.py runs on two ranks."""
+"""What plans promise beside the losses. The checks of parallel/features.py, backwards.py run on two ranks."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from loops import each
 from unisono.parallel import Plan
 
 CHECKS = [
-    node.name
-    for node in ast.parse((suite.HERE / "parallel" / "features.py").read_text()).body
+    (module, node.name)
+    for module in ("features", "backwards")
+    for node in ast.parse((suite.HERE / "parallel" / f"{module}.py").read_text()).body
     if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")
 ]
 
 
 @pytest.mark.timeout(220)  # a busy machine takes ten times as long as a quiet one
-@pytest.mark.parametrize("check", CHECKS)
-def test_feature(forks: suite.Forks, tmp_path: Path, check: str) -> None:
-    printed = forks.run(tmp_path, {"features": ("parallel.features", 2, [check])}, limit_s=200)["features"]
+@pytest.mark.parametrize(("module", "check"), CHECKS)
+def test_feature(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
+    printed = forks.run(tmp_path, {module: (f"parallel.{module}", 2, [check])}, limit_s=200)[module]
     if any("(ended with" in text for text in printed):
         pytest.fail("\n".join(printed), pytrace=False)
 

@@ -14,15 +14,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from unisono import _native
+from unisono import _native, codecs
 from unisono.checking import flag, whole
+
+from .gradients import gradient, local
 
 __all__ = ["CompressedAdam"]
 
 _CODES = ("exp_avg", "exp_avg_sq")
 _MASK = 2**64 - 1
-_ODD = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03  # spread parameters and steps over the seeds
+# spread parameters, steps and parts of parameters over the seeds
+_ODD = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0xBF58476D1CE4E5B9
+_LARGEST = 1023 * 2.0**22, 4094.0  # 1-6-9, 0-6-10
+_HARMLESS = 63.9  # while no gradient is larger, no mean square gets above 4094
 
 
 class CompressedAdam(torch.optim.Optimizer):
@@ -45,8 +51,10 @@ class CompressedAdam(torch.optim.Optimizer):
             same one.
     Raises:
         TypeError, ValueError: wrong arguments, or parameters that are not float32 in CPU memory.
-        OverflowError: from `step`, a mean square of gradients exceeds 4094, the largest 0-6-10, or a mean
-            2^32.
+        ValueError: from `step`, a state is not of its parameter's shape: it is of another model.
+        OverflowError: from `step`, a mean square of gradients would exceed 4094, the largest 0-6-10, or a
+            mean 2^32. Nothing was changed on this rank. Of a parameter that ZeRO has cut, only the rank with
+            that part raises; the others have made the step.
     """
 
     def __init__(
@@ -106,42 +114,86 @@ class CompressedAdam(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     pieces.append(_Piece(index, parameter, _gradient(parameter), group))
                 index += 1
-        overflowed = [piece.place for piece in pieces if self._update(piece)]
+        for piece in pieces:
+            self._check_state(piece)
+        overflowed = [piece.place for piece in pieces if self._overflows(piece)]
         if overflowed:
             raise OverflowError(
                 f"gradients of parameter {overflowed[0]} ({len(overflowed)} in all) are too large for the "
                 "compressed state, whose mean square goes up to 4094: divide the loss, or clip gradients"
             )
+        for piece in pieces:
+            self._update(piece)
         return loss
 
-    def _update(self, piece: _Piece) -> int:
-        """One parameter's step; how many means were too large."""
-        parameter, group, state = piece.parameter, piece.group, self.state[piece.parameter]
+    def _check_state(self, piece: _Piece) -> None:
+        """Make the state of a new parameter; the kernel, which gets addresses, trusts that of an old one."""
+        parameter, state = piece.parameter, self.state[piece.parameter]
         if not state:
             state["step"] = torch.zeros(())
             for key in _CODES:
                 state[key] = torch.zeros_like(
                     parameter, dtype=torch.int16, memory_format=torch.contiguous_format
                 )
+        wanted = local(parameter).shape
+        for key in _CODES:
+            codes = local(state[key])
+            if codes.shape != wanted or codes.dtype != torch.int16 or codes.device.type != "cpu":
+                raise ValueError(
+                    f"{key} of parameter {piece.place} is {codes.dtype} {list(codes.shape)} on "
+                    f"{codes.device}, expected int16 {list(wanted)} on cpu: the state is of another model"
+                )
+
+    def _overflows(self, piece: _Piece) -> bool:
+        """Whether a step would make a finite mean that its format does not hold."""
+        group, grad = piece.group, piece.gradient
+        if grad.numel() == 0:
+            return False
+        if group["weight_decay"] and not group["decoupled"]:
+            grad = grad.add(local(piece.parameter), alpha=float(group["weight_decay"]))
+        low, high = (float(end) for end in torch.aminmax(grad))
+        if -low <= _HARMLESS and high <= _HARMLESS:  # not so where one is NaN
+            return False
+        state, (beta1, beta2) = self.state[piece.parameter], group["betas"]
+        mean, variance = (
+            codecs.decode(local(state[key]).contiguous(), name)
+            for key, name in zip(_CODES, ("1-6-9", "0-6-10"), strict=True)
+        )
+        mean.lerp_(grad, 1 - beta1)
+        variance.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        return any(
+            bool((found.isfinite() & (found.abs() > largest)).any())
+            for found, largest in zip((mean, variance), _LARGEST, strict=True)
+        )
+
+    def _update(self, piece: _Piece) -> None:
+        """One parameter's step."""
+        parameter, group, state = piece.parameter, piece.group, self.state[piece.parameter]
         state["step"] += 1
         step, (beta1, beta2) = int(state["step"]), group["betas"]
         lr, decay = float(group["lr"]), float(group["weight_decay"])
-        values = _local(parameter)
-        flat = values.contiguous()
-        mean, variance = (_local(state[key]) for key in _CODES)
-        beyond = _native.adam(
-            flat.data_ptr(), piece.gradient.data_ptr(), mean.data_ptr(), variance.data_ptr(), flat.numel(),
+        held = [local(tensor) for tensor in (parameter, *(state[key] for key in _CODES))]
+        values, mean, variance = flat = [tensor.contiguous() for tensor in held]
+        # what it counts was found by _overflows, but for a sum that another order of rounding lifts above
+        # 4094: that becomes 4094
+        _native.adam(
+            values.data_ptr(), piece.gradient.data_ptr(), mean.data_ptr(), variance.data_ptr(),
+            values.numel(),
             beta1=beta1, beta2=beta2, eps=group["eps"],
             decay=0.0 if group["decoupled"] else decay,
             shrink=1.0 - lr * decay if group["decoupled"] else 1.0,
             rate=lr / (1.0 - beta1**step),
             root_correction=1.0 / math.sqrt(1.0 - beta2**step),
             stochastic_mean=group["rounding"] == "stochastic",
-            seed=(group["seed"] + piece.place * _ODD[0] + step * _ODD[1]) & _MASK,
+            seed=(
+                group["seed"] + piece.place * _ODD[0] + step * _ODD[1] + _first(parameter) * _ODD[2]
+            ) & _MASK,
         )  # fmt: skip
-        if flat is not values:
-            values.copy_(flat)
-        return beyond
+        for tensor, written in zip(held, flat, strict=True):
+            if written is not tensor:
+                tensor.copy_(written)
+        # autograd sees no writes by address; a backward of a graph that saved the old values must fail
+        torch.autograd.graph.increment_version([parameter, held[0]])
 
 
 class _Piece(NamedTuple):
@@ -153,19 +205,25 @@ class _Piece(NamedTuple):
     group: dict[str, Any]
 
 
-def _local(tensor: Tensor) -> Tensor:
-    """This rank's part, sharing memory."""
-    part: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
-    return part
+def _first(parameter: Tensor) -> int:
+    """The place of this rank's first value in the whole parameter: parts of it get different random bits."""
+    if not isinstance(parameter, DTensor):
+        return 0
+    _, offsets = compute_local_shape_and_global_offset(
+        parameter.shape, parameter.device_mesh, parameter.placements
+    )
+    first = 0
+    for size, offset in zip(parameter.shape, offsets, strict=True):
+        first = first * size + offset
+    return first
 
 
 def _gradient(parameter: Tensor) -> Tensor:
-    gradient = parameter.grad
-    assert gradient is not None
-    if gradient.layout != torch.strided:
-        raise TypeError(f"a gradient has layout {gradient.layout}; CompressedAdam takes dense ones")
-    part = _local(gradient)
-    if part.dtype != torch.float32 or part.shape != _local(parameter).shape:
+    part = gradient(parameter)
+    assert part is not None
+    if part.layout != torch.strided:
+        raise TypeError(f"a gradient has layout {part.layout}; CompressedAdam takes dense ones")
+    if part.dtype != torch.float32 or part.shape != local(parameter).shape:
         raise TypeError(
             f"a gradient is {part.dtype} {list(part.shape)}, expected float32 of its parameter's shape"
         )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from .mesh import Mesh
 
-__all__ = ["Tie", "add_up", "copies", "local", "scale_", "squared_norm"]
+__all__ = ["Tie", "add_up", "copies", "gradient", "local", "scale_", "squared_norm"]
 
 
 class Tie(NamedTuple):
@@ -34,6 +34,16 @@ class Tie(NamedTuple):
 def local(value: Tensor) -> Tensor:
     """Return this rank's part of a DTensor, or the tensor itself."""
     return value.to_local() if isinstance(value, DTensor) else value
+
+
+def gradient(parameter: Tensor) -> Tensor | None:
+    """Return this rank's part of the gradient, cut as the parameter is: a partial sum is reduced first."""
+    grad = parameter.grad
+    if isinstance(grad, DTensor) and isinstance(parameter, DTensor):
+        if grad.placements != parameter.placements:
+            grad = grad.redistribute(placements=parameter.placements)
+        return grad.to_local()
+    return grad
 
 
 def copies(parameter: Tensor, mesh: Mesh) -> int:

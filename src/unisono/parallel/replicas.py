@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 from torch.distributed.tensor import DTensor
 
+from .gradients import gradient, local
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -36,9 +38,9 @@ class Bucket:
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
         self.number = number
-        self.missing = len(named)  # parameters that backward has not come to
-        self.work: Any = None
-        locals_ = [_local(parameter) for parameter in self.parameters]
+        self.missing = set(self.parameters)  # what backward has not come to; it may come to one twice
+        self.work: Any = None  # while it is being reduced
+        locals_ = [local(parameter) for parameter in self.parameters]
         sizes = [part.numel() for part in locals_]
         like = locals_[0]
         self._flat = torch.zeros(sum(sizes) + len(sizes), dtype=like.dtype, device=like.device)
@@ -47,7 +49,7 @@ class Bucket:
 
     def reduce(self, group: dist.ProcessGroup) -> None:
         """Begin to average over the ranks of `group`. A parameter without a gradient counts as zero."""
-        pairs = [(part, _gradient(p)) for part, p in zip(self._parts, self.parameters, strict=True)]
+        pairs = [(part, gradient(p)) for part, p in zip(self._parts, self.parameters, strict=True)]
         with_gradient = [(part, grad) for part, grad in pairs if grad is not None]
         for part, grad in pairs:
             if grad is None:
@@ -59,9 +61,26 @@ class Bucket:
             self.work = dist.all_reduce(self._flat, op=dist.ReduceOp.AVG, group=group, async_op=True)
 
     def wait(self) -> None:
-        """Wait for the averages."""
-        self.missing = len(self.parameters)
-        self.work.wait()
+        """Wait for the averages, if they are being made; be ready for the next ones."""
+        work, self.work = self.work, None
+        self.missing = set(self.parameters)
+        if work is not None:
+            work.wait()
+
+    def came(self, parameter: nn.Parameter) -> None:
+        """Note that backward has added to the gradient of `parameter`.
+
+        Raises:
+            RuntimeError: the bucket is being reduced, without what was added now.
+        """
+        if self.work is not None:
+            name = next(n for n, one in zip(self.names, self.parameters, strict=True) if one is parameter)
+            raise RuntimeError(
+                f"backward came to {name!r} again after its gradient went to the other ranks. A layer that "
+                "is used more than once under torch.utils.checkpoint does so: write "
+                "checkpoint(..., use_reentrant=False)"
+            )
+        self.missing.discard(parameter)
 
     def settle(self, *, uneven_use: bool) -> None:
         """Hand the averages to the parameters.
@@ -96,7 +115,14 @@ class Replicas:
         self._reducing = False
         for bucket in self._buckets:
             for parameter in bucket.parameters:
-                parameter.register_post_accumulate_grad_hook(self._counter(bucket))
+                parameter.register_post_accumulate_grad_hook(self._counter(bucket, parameter))
+
+    def reset(self) -> None:
+        """Forget a step that ended with an error: wait for what it left in flight."""
+        self._reducing = False
+        self._next = 0
+        for bucket in self._buckets:
+            bucket.wait()
 
     def before_backward(self, *, last: bool) -> None:
         """Say whether the next backward is the last one of this step."""
@@ -116,14 +142,14 @@ class Replicas:
         for bucket in self._buckets:
             bucket.settle(uneven_use=self._uneven_use)
 
-    def _counter(self, bucket: Bucket) -> Any:
-        """A hook: another gradient of `bucket` is there."""
+    def _counter(self, bucket: Bucket, parameter: nn.Parameter) -> Any:
+        """A hook: the gradient of `parameter`, one of `bucket`, is there."""
 
         def count(_parameter: Tensor) -> None:
             if not self._reducing:
                 return
-            bucket.missing -= 1
-            while self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
+            bucket.came(parameter)
+            while self._next < len(self._buckets) and not self._buckets[self._next].missing:
                 self._buckets[self._next].reduce(self._group)
                 self._next += 1
 
@@ -141,27 +167,13 @@ def _buckets(root: nn.Module) -> Iterator[Bucket]:
             if value.dtype != dtype:
                 continue
             held.append((name, value))
-            nbytes += _local(value).nbytes
+            nbytes += local(value).nbytes
             if nbytes >= BUCKET_BYTES:
                 yield Bucket(held, number)
                 held, nbytes, number = [], 0, number + 1
         if held:
             yield Bucket(held, number)
             number += 1
-
-
-def _local(value: Tensor) -> Tensor:
-    return value.to_local() if isinstance(value, DTensor) else value
-
-
-def _gradient(parameter: nn.Parameter) -> Tensor | None:
-    """This rank's gradient, of a parameter of the tensor axis cut as that is."""
-    grad = parameter.grad
-    if isinstance(grad, DTensor) and isinstance(parameter, DTensor):
-        if grad.placements != parameter.placements:
-            grad = grad.redistribute(placements=parameter.placements)
-        return grad.to_local()
-    return grad
 
 
 def _like(part: Tensor, parameter: nn.Parameter) -> Tensor:

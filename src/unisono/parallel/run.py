@@ -105,11 +105,13 @@ class Run:
             mean, self._watched = watching(lambda: self.step(batch))
             return mean
         made, work = self._work(batch, train=True)
-        loss, self._spans = self._built.runtime.run(made, work)
-        add_up(self._trained, self._built.ties)
-        mean, norm = self._agree(loss)
-        self._update(norm)
-        self._clear()
+        try:
+            loss, self._spans = self._built.runtime.run(made, work)
+            add_up(self._trained, self._built.ties)
+            mean, norm = self._agree(loss)
+            self._update(norm)
+        finally:
+            self._clear()  # after an error, too: the next step must not add to these
         self.steps += 1
         return mean
 

@@ -114,6 +114,17 @@ class Sharded:
         self.root: Any = root
         self._plan = plan
 
+    def reset(self) -> None:
+        """Forget a step that ended with an error: wait for what it left in flight."""
+        if self.root._get_fsdp_state()._is_root is None:
+            return  # the error came before the first forward
+        for group in self._groups():  # what has added up stays under reset_iter_state
+            for held in group.fsdp_params:
+                held.unsharded_accumulated_grad = None
+                if hasattr(held, "_unsharded_param"):
+                    held.unsharded_param.grad = None
+        self.root.reset_iter_state()
+
     def before_backward(self, *, last: bool) -> None:
         """Say what the next backward does with gradients: reduce them or let them add up. `last`: of this
         step.
@@ -131,11 +142,14 @@ class Sharded:
         self.root.set_requires_gradient_sync(True)
         self.root.set_requires_all_reduce(True)
         self.root.set_reshard_after_backward(True)
-        state = self.root._get_fsdp_state()
-        for inner in state._state_ctx.all_states:
-            for group in inner._fsdp_param_groups:
-                group.post_backward()
-        state._root_post_backward_final_callback()
+        for group in self._groups():
+            group.post_backward()
+        self.root._get_fsdp_state()._root_post_backward_final_callback()
 
     def finish(self) -> None:
         """The end of the last backward has waited for all."""
+
+    def _groups(self) -> list[Any]:
+        """What `fully_shard` made of each unit's parameters."""
+        states = self.root._get_fsdp_state()._state_ctx.all_states
+        return [group for state in states for group in state._fsdp_param_groups]

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import warnings
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -359,10 +360,15 @@ def check_evaluate_changes_nothing(folder: Path) -> None:
         assert set(before) == set(whole(run))
 
 
-def main(rank: int, size: int, folder: Path, name: str) -> None:
+def in_group(rank: int, size: int, folder: Path, check: Callable[[Path], None]) -> None:
+    """Run a check as one rank of a group of its own."""
     torch.set_num_threads(1)
     warnings.filterwarnings("error", message=".*returned a view tensor")
     store = dist.FileStore(str(folder / "store"), size)
     dist.init_process_group("unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
-    globals()[name](folder)
+    check(folder)
     dist.destroy_process_group()
+
+
+def main(rank: int, size: int, folder: Path, name: str) -> None:
+    in_group(rank, size, folder, globals()[name])

@@ -82,10 +82,14 @@ class Runtime:
         self._units, self._root = units, units.root
         self._mesh, self._output, self._single = mesh, output, single
         self._device = torch.device(mesh.axes.device_type)
+        self._interrupted = False  # the last run ended with an error
         self._messages = Messages(mesh.axes.get_group("pipeline"), self._device)
 
     def run(self, schedule: Schedule, work: Work) -> tuple[Tensor | float, list[Span]]:
         """Run this rank's actions; return its part of the loss, and when each action ran."""
+        if self._interrupted:
+            self._units.reset()
+        self._interrupted = True
         step = _Step(schedule, work)
         order = [a for a in schedule.orders[self._mesh.stage] if work.train or a.kind == "F"]
         final = next((action for action in reversed(order) if action.kind != "F"), None)
@@ -107,6 +111,7 @@ class Runtime:
         if work.train:
             self._units.finish()
         self._messages.finish()
+        self._interrupted = False
         return step.loss, step.spans
 
     # ---- between stages ----
