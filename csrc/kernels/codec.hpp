@@ -52,7 +52,7 @@ struct AdamStep {
   float rate;             // lr / (1 - beta1^t)
   float root_correction;  // 1 / sqrt(1 - beta2^t)
   bool stochastic_mean;
-  uint64_t seed;
+  uint64_t seed, first;  // of the random bits; the place of the first value
 };
 
 // Answers how many means and variances were too large for their formats; they are the largest numbers now.

@@ -262,7 +262,7 @@ size_t adam_range(float* parameter, const float* gradient, uint16_t* mean, uint1
 size_t adam(float* parameter, const float* gradient, uint16_t* mean, uint16_t* variance, size_t n,
             const AdamStep& step) {
   size_t beyond = 0;
-  each_keyed(n, step.seed, 0, [&](size_t start, size_t count, uint64_t key, uint32_t place) {
+  each_keyed(n, step.seed, step.first, [&](size_t start, size_t count, uint64_t key, uint32_t place) {
     const auto run = step.stochastic_mean ? adam_range<true> : adam_range<false>;
     beyond +=
         run(parameter + start, gradient + start, mean + start, variance + start, count, step, key, place);

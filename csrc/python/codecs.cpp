@@ -79,14 +79,14 @@ void bind_codecs(nb::module_& m) {
       "adam",
       [](Address parameter, Address gradient, Address mean, Address variance, size_t numel, float beta1,
          float beta2, float eps, float decay, float shrink, float rate, float root_correction,
-         bool stochastic_mean, uint64_t seed, const std::string& isa) {
-        return adam_step(parameter, gradient, mean, variance, numel,
-                         {beta1, beta2, eps, decay, shrink, rate, root_correction, stochastic_mean, seed},
-                         isa);
+         bool stochastic_mean, uint64_t seed, uint64_t first, const std::string& isa) {
+        return adam_step(
+            parameter, gradient, mean, variance, numel,
+            {beta1, beta2, eps, decay, shrink, rate, root_correction, stochastic_mean, seed, first}, isa);
       },
       nb::arg("parameter"), nb::arg("gradient"), nb::arg("mean"), nb::arg("variance"), nb::arg("numel"),
       nb::kw_only(), nb::arg("beta1"), nb::arg("beta2"), nb::arg("eps"), nb::arg("decay"), nb::arg("shrink"),
       nb::arg("rate"), nb::arg("root_correction"), nb::arg("stochastic_mean"), nb::arg("seed"),
-      nb::arg("isa") = "",
+      nb::arg("first") = 0, nb::arg("isa") = "",
       "One step of Adam, mean in 1-6-9, variance in 0-6-10; how many of them were too large.");
 }

@@ -25,8 +25,8 @@ __all__ = ["CompressedAdam"]
 
 _CODES = ("exp_avg", "exp_avg_sq")
 _MASK = 2**64 - 1
-# spread parameters, steps and parts of parameters over the seeds
-_ODD = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0xBF58476D1CE4E5B9
+# spread parameters and steps over the seeds
+_ODD = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
 _LARGEST = 1023 * 2.0**22, 4094.0  # 1-6-9, 0-6-10
 _HARMLESS = 63.9  # while no gradient is larger, no mean square gets above 4094
 
@@ -185,9 +185,8 @@ class CompressedAdam(torch.optim.Optimizer):
             rate=lr / (1.0 - beta1**step),
             root_correction=1.0 / math.sqrt(1.0 - beta2**step),
             stochastic_mean=group["rounding"] == "stochastic",
-            seed=(
-                group["seed"] + piece.place * _ODD[0] + step * _ODD[1] + _first(parameter) * _ODD[2]
-            ) & _MASK,
+            seed=(group["seed"] + piece.place * _ODD[0] + step * _ODD[1]) & _MASK,
+            first=_first(parameter),
         )  # fmt: skip
         for tensor, written in zip(held, flat, strict=True):
             if written is not tensor:
@@ -206,7 +205,7 @@ class _Piece(NamedTuple):
 
 
 def _first(parameter: Tensor) -> int:
-    """The place of this rank's first value in the whole parameter: parts of it get different random bits."""
+    """The place of this rank's first value in the whole parameter: each value has its own random bits."""
     if not isinstance(parameter, DTensor):
         return 0
     _, offsets = compute_local_shape_and_global_offset(

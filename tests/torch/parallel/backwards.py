@@ -140,6 +140,11 @@ def check_compressed_adam_takes_what_tensor_axes_make(folder: Path) -> None:
     optimizer.step()
     both = optimizer.state[cut]["exp_avg"].full_tensor().view(2, 1000, 3)
     assert not torch.equal(both[0], both[1])
+    alone = nn.Parameter(torch.zeros(2000, 3))
+    alone.grad = torch.full((2000, 3), 0.3)
+    optimizer2 = up.CompressedAdam([alone])
+    optimizer2.step()
+    assert torch.equal(optimizer2.state[alone]["exp_avg"].view(2, 1000, 3), both)
 
 
 def main(rank: int, size: int, folder: Path, name: str) -> None:
