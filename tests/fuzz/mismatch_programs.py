@@ -106,8 +106,12 @@ def without(case: Case, number: int) -> Case:
 
 def _side_by_side(usual: list[Call], other: list[Call]) -> bool:
     """Whether two calls meet that are alike, or may be: a later one would differ, or none."""
-    pair = [replace(call, algorithm=None) for call in (*usual[:1], *other[:1])]
-    return len(pair) == 2 and all(map(_collective, pair)) and pair[0].alike() == pair[1].alike()
+    if not any(map(_collective, (*usual[:1], *other[:1]))):
+        return False
+    firsts = [
+        [replace(call, algorithm=None) for call in filter(_collective, calls)][:1] for calls in (usual, other)
+    ]
+    return all(firsts) and firsts[0][0].alike() == firsts[1][0].alike()
 
 
 def _told(usual: list[Call], other: list[Call]) -> bool:

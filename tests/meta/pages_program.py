@@ -12,12 +12,17 @@ from pathlib import Path
 from pages import blocks
 
 
+def about_torch(text: str) -> bool:
+    """Whether a block needs PyTorch: it imports it, or trains by a plan of `unisono.parallel as up`."""
+    return "torch" in text or "unisono.parallel" in text or "up." in text
+
+
 def main(names: list[str]) -> None:
     for name in names:
         page = Path(name)
         space: dict[str, object] = {"__name__": "__main__"}
         for block in blocks(page.read_text()):
-            if block.language != "python" or ("torch" in block.text and find_spec("torch") is None):
+            if block.language != "python" or (find_spec("torch") is None and about_torch(block.text)):
                 continue
             exec(compile("\n" * block.line + block.text, str(page), "exec"), space)
         if "torch" in sys.modules and sys.modules["torch"].distributed.is_initialized():

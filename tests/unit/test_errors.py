@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
 import inspect
@@ -49,10 +50,9 @@ WAYS = [lambda x: pickle.loads(pickle.dumps(x)), copy.copy, copy.deepcopy]
 def errors() -> list[type[UnisonoError]]:
     """Every error of the package, those that are not exported included."""
     for info in pkgutil.walk_packages(un.__path__, "unisono.", onerror=lambda name: None):
-        if not info.name.startswith(("unisono.torch", "unisono.demo", "unisono.bench.torch")) and not (
-            info.name.endswith(("_native", "__main__"))
-        ):
-            importlib.import_module(info.name)
+        if not info.name.endswith(("_native", "__main__")):
+            with contextlib.suppress(ModuleNotFoundError):  # PyTorch is not there
+                importlib.import_module(info.name)
     found, left = [], [UnisonoError]
     while left:
         kind = left.pop()
