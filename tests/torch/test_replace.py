@@ -83,6 +83,15 @@ def test_framework(framework, tmp_path):
     assert done.stdout.count("fine") == 2
 
 
+@pytest.mark.slow
+def test_accelerate_takes_the_group_that_is_there(tmp_path):
+    pytest.importorskip("accelerate")
+    program = str(suite.HERE / "programs" / "with_accelerate.py")
+    done = run("-m", "unisono", "run", "-n", "2", program, str(tmp_path), "named")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("fine") == 2
+
+
 needs_ray = pytest.mark.skipif(  # importing Ray here would start its threads
     not (find_spec("ray") and find_spec("pandas")), reason="needs ray[train], which is not installed"
 )

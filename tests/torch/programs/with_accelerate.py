@@ -1,6 +1,12 @@
-"""Hugging Face Accelerate on CPU, which asks for gloo. Run by test_replace.py."""
+"""Hugging Face Accelerate on CPU, which asks for gloo. Run by test_replace.py.
+
+With the argument "named" the program asks for Unisono itself. Accelerate refuses a name that it does not
+know, but takes the group that is there.
+"""
 
 from __future__ import annotations
+
+import sys
 
 import torch
 import torch.distributed as dist
@@ -9,6 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def main() -> None:
+    if "named" in sys.argv:
+        dist.init_process_group("unisono")
     accelerator = Accelerator(cpu=True)
     assert type(dist.group.WORLD).__name__ == "ProcessGroupUnisono", dist.group.WORLD
     torch.manual_seed(0)
