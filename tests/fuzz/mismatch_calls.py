@@ -84,7 +84,10 @@ class Call:
     def needs(self, rank: int, size: int) -> set[int]:
         """The ranks without whose part this one cannot return."""
         everybody = set(range(size))
-        if self.plain in ("broadcast", "scatter"):
+        needed: set[int] = set()
+        if self.alike() == ():
+            pass
+        elif self.plain in ("broadcast", "scatter"):
             needed = {self.root}
         elif self.plain in ("reduce", "gather"):
             needed = everybody if rank == self.root else set()
@@ -93,7 +96,7 @@ class Call:
         elif self.kind == "subgroup":
             needed = everybody if rank in self.members else set()
         else:
-            needed = set() if self.alike() == () else everybody
+            needed = everybody
         return needed - {rank}
 
 
