@@ -161,3 +161,5 @@ class Recorded(unittest.TestResult):
 
 if __name__ == "__main__":
     sys.exit(main())
+if __name__ == "__mp_main__":  # a rank that was spawned looks for the test's class here
+    make_class(import_suite(parse().way), "a spawned rank", spawn=True)
