@@ -97,10 +97,8 @@ def pinned(buffers: Any) -> Any:
 
 
 def _pinned(buffer: Any) -> Any:
-    if is_tensor(buffer):
-        return buffer
     try:
-        return memoryview(buffer)
+        return buffer if is_tensor(buffer) else memoryview(buffer)
     except Exception:  # noqa: BLE001  (it is no buffer, or one of elements that memoryview does not know)
         return buffer
 

@@ -8,6 +8,7 @@ here at once, and so is each that cannot be handed over.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import socket
 import stat
@@ -82,7 +83,7 @@ def install(settings: Settings) -> None:
 def hand_on(error: Exception) -> None:
     """Remember an error of ours of which another library keeps the text alone: PyTorch's C++ does."""
     if isinstance(error, UnisonoError):
-        _handed_on.append(error)
+        _handed_on.append(copy.copy(error))  # without its frames, which hold buffers
 
 
 def _meant(error: BaseException) -> BaseException:

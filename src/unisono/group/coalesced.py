@@ -58,13 +58,14 @@ def in_place(
     name = f"{collective}_coalesced"
     pieces = []
     xs = listed(xs, f"{name}: xs")
+    keep = pinned(xs)
     for i, x in enumerate(xs):
         with _naming(name):
             address, numel, dtype = view(x, writable, f"xs[{i}]")
         pieces.append(_Piece(dtype, numel, [(address, numel)], []))
     if writable:
         _check_apart(name, pieces, (1, 0))
-    return _bind(planner, collective, pieces, pinned(xs), op, root, reproducible)
+    return _bind(planner, collective, pieces, keep, op, root, reproducible)
 
 
 def between(
@@ -80,6 +81,7 @@ def between(
     outs, givens = listed(outs, f"{name}: outs"), listed(givens, f"{name}: inputs")
     if len(outs) != len(givens):
         raise ValueError(f"{name}: {len(outs)} outputs and {len(givens)} inputs, expected as many")
+    keep = [pinned(each) for each in (*outs, *givens)]
     pieces = []
     for i, (out, given) in enumerate(zip(outs, givens, strict=True)):
         with _naming(f"{name}: buffers {i}"):
@@ -87,7 +89,6 @@ def between(
         numel = (source if sides.out_blocks else target)[0][1]
         pieces.append(_Piece(dtype, numel, target, source))
     _check_apart(name, pieces, _block_counts(collective, planner.size))
-    keep = [pinned(each) for each in (*outs, *givens)]
     return _bind(planner, collective, pieces, keep, op, 0, reproducible)
 
 

@@ -62,6 +62,7 @@ def checked(
     Args:
         exact: a shorter message is a Mismatch, too; so it is for objects.
     """
+    keep = pinned(x)  # before its address is read
     try:
         address, numel, dtype = view(x, receiving, "out" if name == "sendrecv" and receiving else "x")
     except (TypeError, ValueError) as error:
@@ -78,7 +79,7 @@ def checked(
         post = partial(engine.post_recv, rank, tag, dtype, is_object, exact, address, nbytes, timeout_s)
     else:
         post = partial(engine.post_send, rank, tag, dtype, is_object, address, nbytes, timeout_s)
-    return MessageWork(engine, post, pinned(x), planner.scene(engine, operation, timeout_s, where), receiving)
+    return MessageWork(engine, post, keep, planner.scene(engine, operation, timeout_s, where), receiving)
 
 
 def _addressed(

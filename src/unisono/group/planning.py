@@ -139,6 +139,7 @@ class Planner:
             )
         try:
             out, given, result = allocate(kind, out, given, self.size, self.rank, root)
+            keep = (pinned(out), pinned(given))  # before their addresses are read
             laid = lay_out(kind_of(kind).layout, out, given, self.size, self.rank, root)
         except (TypeError, ValueError) as error:
             raise named(kind, error) from None
@@ -149,7 +150,6 @@ class Planner:
         )
         factor = op.factor if type(op) is PremulSum else 1.0
         sides = laid.target, laid.source
-        keep = (pinned(out), pinned(given))
         return _native.BoundCall(
             name, operation, root, laid.numel, factor, *sides, keep, laid.writes, result=result, note=note
         )
