@@ -109,6 +109,20 @@ Connections checked(int rank, const EngineOptions& options, Connections given) {
   return given;
 }
 
+// The thread that runs a call is noted for as long as it does, whatever ends the call.
+class Runner {
+ public:
+  explicit Runner(std::atomic<std::thread::id>& noted) : noted_(noted) {
+    noted_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  }
+  ~Runner() { noted_.store(std::thread::id(), std::memory_order_relaxed); }
+  Runner(const Runner&) = delete;
+  Runner& operator=(const Runner&) = delete;
+
+ private:
+  std::atomic<std::thread::id>& noted_;
+};
+
 }  // namespace
 
 Engine::Engine(std::shared_ptr<Region> region, int rank, EngineOptions options, Connections connections)
@@ -260,11 +274,9 @@ FaultKind Engine::run(Call&& call, HeldLock* held) {
       executing_.try_lock()) {
     const std::lock_guard lock(executing_, std::adopt_lock);
     if (left_.load(std::memory_order_relaxed)) return FaultKind::kAborted;  // closed in this very moment
-    runner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+    const Runner running(runner_);
     direct_.store(direct_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-    const FaultKind result = execute(call, false, held);
-    runner_.store(std::thread::id(), std::memory_order_relaxed);
-    return result;
+    return execute(call, false, held);
   }
   return wait(enqueue(std::move(call)), INT64_MAX, held);
 }
@@ -301,9 +313,12 @@ void Engine::run_queued(bool executing, bool in_background, HeldLock* held) {
     running_queued_ = true;
     waited_for_ = in_background ? 0 : std::min(waited_for_ + 1, kPatientAfter);
     lock.unlock();
-    if (!in_background) runner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
-    result = execute(call, in_background, held);
-    if (!in_background) runner_.store(std::thread::id(), std::memory_order_relaxed);
+    if (in_background) {
+      result = execute(call, true, held);
+    } else {
+      const Runner running(runner_);
+      result = execute(call, false, held);
+    }
     lock.lock();
     running_queued_ = false;
   }

@@ -11,14 +11,13 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import signal
 import sys
-import time
 import traceback
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 
+from forks import wait
 
 # What every rank would otherwise import for seconds: DDP, FSDP2, meshes, checkpoints, Unisono's group.
 IMPORTED_ONCE = (
@@ -61,24 +60,6 @@ def fork(module, rank: int, size: int, folder: Path, arguments: list[str]) -> in
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def wait(pids: list[int], limit_s: float, grace_s: float) -> list[int]:
-    """Exit codes, negative for a signal. The rest is killed after `limit_s`, or `grace_s` after a failure."""
-    deadline = time.monotonic() + limit_s
-    codes: dict[int, int] = {}
-    while len(codes) < len(pids):
-        for pid in set(pids) - set(codes):
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
-                codes[pid] = os.waitstatus_to_exitcode(status)
-                if codes[pid]:
-                    deadline = min(deadline, time.monotonic() + grace_s)
-        if time.monotonic() > deadline:
-            for pid in set(pids) - set(codes):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
-    return [codes[pid] for pid in pids]
 
 
 if __name__ == "__main__":

@@ -12,14 +12,14 @@ import importlib
 import json
 import os
 import runpy
-import signal
 import socket
 import sys
 import threading
-import time
 from pathlib import Path
 
 from unisono import virtual
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 
 if __name__ == "__main__":
     virtual.enable(int(sys.argv[1]), sys.argv[2])
@@ -30,6 +30,7 @@ import torch.distributed.tensor.parallel
 from torch.distributed.fsdp import fully_shard  # noqa: F401
 
 import unisono.torch  # noqa: F401
+from forks import wait
 
 
 def main() -> None:
@@ -81,22 +82,6 @@ def run(program: str) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     return code
-
-
-def wait(pids: list[int], limit_s: float) -> list[int]:
-    """Exit codes, negative for a signal. What has not ended after `limit_s` is killed."""
-    deadline = time.monotonic() + limit_s
-    codes: dict[int, int] = {}
-    while len(codes) < len(pids):
-        for pid in set(pids) - set(codes):
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
-                codes[pid] = os.waitstatus_to_exitcode(status)
-        if time.monotonic() > deadline:
-            for pid in set(pids) - set(codes):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.005)
-    return [codes[pid] for pid in pids]
 
 
 if __name__ == "__main__":
