@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from fractions import Fraction
 
 from unisono.costs import price
 from unisono.costs.choice import BETWEEN, CANDIDATES, INSIDE, REDUCING_S_PER_BYTE, Chooser
@@ -34,18 +33,6 @@ other number. `algorithm=` asks for one by name. 16-bit floats are rounded at ea
 """
 
 
-def terms(plan: Plan) -> str:
-    """Example: "6a + 3/2 bL + 3/4 gL"."""
-    one, none = Fraction(1), Fraction(0)
-    parts = {
-        "a": price.seconds(plan, none, a=one, b=none, g=none),
-        "bL": price.seconds(plan, one, a=none, b=one, g=none),
-        "gL": price.seconds(plan, one, a=none, b=none, g=one),
-    }
-    written = [f"{'' if count == 1 else f'{count} '}{unit}" for unit, count in parts.items() if count]
-    return " + ".join(written) or "0"
-
-
 def row(collective: str, algorithm: str) -> str:
     """One line of a collective's table."""
     plans = [make(collective, algorithm, size) for size in SIZES]
@@ -55,9 +42,7 @@ def row(collective: str, algorithm: str) -> str:
     ]
     if collective == "barrier":
         counts[2] = "0"
-    prices = " / ".join(
-        terms(plan) if collective != "barrier" else f"{price.rounds(plan)} a" for plan in plans
-    )
+    prices = " / ".join(price.formula(plan) for plan in plans)
     mark = " *" if algorithm in PLACED.get(collective, {}) else ""
     return f"| {algorithm}{mark} | {' | '.join(counts)} | {prices} | {module(collective, algorithm)} |"
 
@@ -71,8 +56,13 @@ def sources() -> Iterator[str]:
     """The papers that the modules name."""
     yield "\n## Sources\n"
     for name in sorted({function.__module__ for known in ALGORITHMS.values() for function in known.values()}):
-        doc = sys.modules[name].__doc__ or ""
-        yield f"- `{name.rsplit('.', 1)[1]}.py`: {' '.join(doc.split('Source: ')[1].split())}"
+        yield f"- `{name.rsplit('.', 1)[1]}.py`: {source(name)}"
+
+
+def source(module_name: str) -> str:
+    """The paper that a module names."""
+    doc = sys.modules[module_name].__doc__ or ""
+    return " ".join(doc.split("Source: ")[1].split())
 
 
 def tables() -> Iterator[str]:

@@ -21,6 +21,7 @@ __all__ = ["main"]
 COMMANDS = {
     "run": ("unisono.launch", "start the ranks of a script, a module or a program"),
     "bench": ("unisono.bench", "measure collectives: latency, bandwidth, wrong values"),
+    "draw": ("unisono.drawing", "draw an algorithm: who sends what to whom, round by round"),
     "calibrate": ("unisono.calibrate", "measure this machine, for the choice of algorithms"),
     "demo": ("unisono.demo", "watch several processes train a small language model"),
     "doctor": ("unisono.doctor", "show settings, backends and what this machine can do"),

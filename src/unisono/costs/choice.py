@@ -16,7 +16,7 @@ from unisono.costs.price import Edge, busiest, seconds, sending, shared_seconds
 from unisono.plans import Plan, make
 from unisono.plans.catalog import steps_of
 
-__all__ = ["CANDIDATES", "Choice", "Chooser", "choose", "edges"]
+__all__ = ["CANDIDATES", "Choice", "Chooser", "choose", "edges", "predicted"]
 
 ONE_SHOT_BYTES = 64 * 1024
 """Work that every rank may do for all: up to here it costs less than a second round of waiting."""
@@ -193,16 +193,20 @@ class Chooser:
 
     def predict(self, collective: str, algorithm: str, nbytes: int) -> float:
         """Seconds that a call takes by the model, Python's part included; `nbytes` of the whole buffer."""
-        plan = make(collective, algorithm, self._size, 0, self._hosts)
-        if self._one_host:
-            return shared_seconds(plan, nbytes, self._machine)
-        return self._machine.call_s + Price(plan, self._machine)(nbytes)
+        return predicted(make(collective, algorithm, self._size, 0, self._hosts), nbytes, self._machine)
 
     def direct(self, collective: str, nbytes: int) -> str:
         """The choice on one host; also where contributions have to be combined in the order of ranks."""
         if collective == "all_reduce":
             return "one_shot" if nbytes * (self._size - 1) <= ONE_SHOT_BYTES else "two_shot"
         return "direct"
+
+
+def predicted(plan: Plan, nbytes: int, machine: Calibration = DEFAULTS) -> float:
+    """Seconds that a call takes by the model, Python's part included; `nbytes` of the whole buffer."""
+    if len(set(plan.hosts)) <= 1:
+        return shared_seconds(plan, nbytes, machine)
+    return machine.call_s + Price(plan, machine)(nbytes)
 
 
 def choose(collective: str, size: int, nbytes: int, hosts: tuple[int, ...] = ()) -> str:

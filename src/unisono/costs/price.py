@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.costs.machine import Calibration
 from unisono.errors import PlanError
-from unisono.plans import Copy, Plan, Recv, Reduce, Send
+from unisono.plans import CONTRACTS, Copy, Plan, Recv, Reduce, Send
 from unisono.plans.plan import Step
 
 if TYPE_CHECKING:
@@ -27,15 +27,19 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Edge",
+    "Message",
+    "Trace",
     "busiest",
     "bytes_sent",
     "depth",
+    "formula",
     "link_bytes",
     "messages",
     "rounds",
     "seconds",
     "sending",
     "shared_seconds",
+    "trace",
 ]
 
 MESSAGE_S = 1e-7
@@ -49,6 +53,33 @@ class Edge(NamedTuple):
 
     a: float
     b: float
+
+
+class Message(NamedTuple):
+    """What one rank sends another at once.
+
+    Attributes:
+        step, sends: the sender's step that sends it, and how many sends from there on travel together.
+        end: when it has arrived, in the unit of the edges.
+    """
+
+    sender: int
+    receiver: int
+    step: int
+    sends: int
+    end: float
+
+
+class Trace(NamedTuple):
+    """When the steps of a plan happen.
+
+    Attributes:
+        messages: in the order in which they leave.
+        done: done[rank][step], when that step is done; a Send is done as soon as its message waits to leave.
+    """
+
+    messages: list[Message]
+    done: list[list[float]]
 
 
 def seconds(
@@ -66,6 +97,39 @@ def seconds(
     """
     chunk = nbytes / _parts(plan)
     return _Simulation(plan, chunk, Edge(a, b), between, reduce_s=g * chunk).finish()
+
+
+def trace(
+    plan: Plan, nbytes: float = 0, *, a: float = 1, b: float = 0, g: float = 0, between: Edge | None = None
+) -> Trace:
+    """When each message of the plan arrives and each step is done; arguments as for `seconds`.
+
+    With the default figures times are rounds: a message that arrives at 3 is one of the third round. In a
+    round every rank sends one message at most, and takes one at most.
+
+    Raises:
+        PlanError: the plan deadlocks.
+    """
+    chunk = nbytes / _parts(plan)
+    found = Trace([], [[] for _ in range(plan.size)])
+    _Simulation(plan, chunk, Edge(a, b), between, reduce_s=g * chunk, seen=found).finish()
+    return found
+
+
+def formula(plan: Plan) -> str:
+    """The time in a (a message), b (a byte sent) and g (a byte reduced), each counted alone, L the buffer.
+
+    Example (ring all_reduce, p=4): "6 a + 3/2 bL + 3/4 gL".
+    """
+    from fractions import Fraction
+
+    parts = _parts(plan)  # as many bytes make the times whole numbers
+    counts = {"a": Fraction(rounds(plan))}
+    if CONTRACTS[plan.collective].counts:  # a barrier has no bytes
+        counts["bL"] = Fraction(round(seconds(plan, parts, a=0, b=1)), parts)
+        counts["gL"] = Fraction(round(seconds(plan, parts, a=0, b=0, g=1)), parts)
+    terms = [f"{'' if count == 1 else f'{count} '}{unit}" for unit, count in counts.items() if count]
+    return " + ".join(terms) or "0"
 
 
 def rounds(plan: Plan) -> int:
@@ -222,14 +286,14 @@ class _Rank:
 
     Attributes:
         next_step, now: how far it has come, and when.
-        outbox: (receiver, when it was ready, chunks) of messages not yet on their way; the first asks next.
+        outbox: (receiver, when it was ready, step, chunks) of messages not sent yet; the first asks next.
         taking: whether a message is arriving.  waiting: senders that ask: (since, distance, rank).
     """
 
     def __init__(self) -> None:
         self.next_step = 0
         self.now: float = 0  # whole numbers and fractions stay exact
-        self.outbox: deque[tuple[int, float, int]] = deque()
+        self.outbox: deque[tuple[int, float, int, int]] = deque()
         self.taking = False
         self.waiting: list[tuple[float, int, int]] = []
 
@@ -248,6 +312,7 @@ class _Simulation:
         *,
         reduce_s: float,
         one_at_a_time: bool = True,
+        seen: Trace | None = None,
     ) -> None:
         self._plan = plan
         self._chunk = chunk
@@ -255,6 +320,7 @@ class _Simulation:
         self._between = between
         self._reduce_s = reduce_s
         self._one_at_a_time = one_at_a_time
+        self._seen = seen
         self._ranks = [_Rank() for _ in range(plan.size)]
         self._arrived: dict[tuple[int, int], deque[float]] = {}
         self._links: dict[tuple[str, int], float] = {}  # when a host's link is free again
@@ -289,14 +355,16 @@ class _Simulation:
         rank, steps = self._ranks[number], self._plan.steps[number]
         while rank.next_step < len(steps):
             step = steps[rank.next_step]
+            count = 1
             if isinstance(step, Send):
                 count = _together(steps, rank.next_step)
                 for receiver in step.to:
                     self._send(number, receiver, count)
-                rank.next_step += count - 1
             elif not isinstance(step, Copy) and not self._take(number, step):
                 return
-            rank.next_step += 1
+            rank.next_step += count
+            if self._seen is not None:
+                self._seen.done[number] += [rank.now] * count
 
     def _take(self, number: int, step: Recv | Reduce) -> bool:
         """Take what a step waits for, if all of it is here."""
@@ -317,7 +385,7 @@ class _Simulation:
         if not self._one_at_a_time:
             self._start(sender, receiver, count, rank.now)
             return
-        rank.outbox.append((receiver, rank.now, count))
+        rank.outbox.append((receiver, rank.now, rank.next_step, count))
         if len(rank.outbox) == 1:
             self._push(rank.now, _ASKS, sender, receiver)
 
@@ -328,9 +396,17 @@ class _Simulation:
             heapq.heappush(target.waiting, (time, self._distance(sender, receiver), sender))
             return
         target.taking = True
-        self._start(sender, receiver, self._ranks[sender].outbox[0][2], time)
+        self._start_first(sender, time)
 
-    def _start(self, sender: int, receiver: int, count: int, time: float) -> None:
+    def _start_first(self, sender: int, time: float) -> None:
+        """The first message of a sender leaves."""
+        receiver, _, step, count = self._ranks[sender].outbox[0]
+        end = self._start(sender, receiver, count, time)
+        if self._seen is not None:
+            self._seen.messages.append(Message(sender, receiver, step, count, end))
+
+    def _start(self, sender: int, receiver: int, count: int, time: float) -> float:
+        """A message leaves; when it will have arrived."""
         far = self._between is not None and _far(self._plan, sender, receiver)
         edge = self._between if far and self._between is not None else self._inside
         passing = edge.b * self._chunk * count
@@ -339,7 +415,9 @@ class _Simulation:
             links = ("out", hosts[sender]), ("in", hosts[receiver])
             time = max([time, *(self._links.get(link, time) for link in links)])
             self._links.update(dict.fromkeys(links, time + passing))
-        self._push(time + edge.a + passing, _ARRIVES, sender, receiver, count)
+        end = time + edge.a + passing
+        self._push(end, _ARRIVES, sender, receiver, count)
+        return end
 
     def _arrive(self, sender: int, receiver: int, count: int, time: float) -> None:
         self._arrived.setdefault((sender, receiver), deque()).extend([time] * count)
@@ -352,12 +430,12 @@ class _Simulation:
         outbox, target = self._ranks[sender].outbox, self._ranks[receiver]
         outbox.popleft()
         if outbox:
-            following, ready, _ = outbox[0]
+            following, ready, *_ = outbox[0]
             self._push(max(time, ready), _ASKS, sender, following)
         target.taking = bool(target.waiting)
         if target.waiting:
             first = heapq.heappop(target.waiting)[2]
-            self._start(first, receiver, self._ranks[first].outbox[0][2], time)
+            self._start_first(first, time)
 
     def _push(self, time: float, kind: int, sender: int, receiver: int, count: int = 0) -> None:
         distance = self._distance(sender, receiver)

@@ -15,7 +15,7 @@ from unisono.errors import PlanError
 from unisono.plans.lowering import lower
 from unisono.plans.plan import Chunk, Copy, Plan, Recv, Reduce, Send, Step, StepFunction
 
-__all__ = ["CustomPlan", "prepare"]
+__all__ = ["CustomPlan", "prepare", "write"]
 
 MOST_STEPS = 1 << 16
 """Of one rank: a plan of so many takes minutes to prove."""
@@ -51,17 +51,27 @@ def prepare(
     """
     from unisono.plans.proof import prove  # most ranks prove nothing
 
-    name = str(getattr(function, "__name__", type(function).__name__))
-    what = f"{collective}/{name} p={size}"
-    steps = tuple(tuple(_steps(what, rank, function, size, root)) for rank in range(size))
-    plan = Plan(collective, name, size, root, steps, hosts)
+    plan = write(collective, function, size, root, hosts)
     proof = prove(plan)
     code = lower(plan)
     if len({tuple(each[:2]) for each in code}) > 1:
         raise PlanError(
-            f"{what}: ranks speak of different numbers of chunks; every rank must name all of them"
+            f"{collective}/{plan.algorithm} p={size}: ranks speak of different numbers of chunks; every rank "
+            "must name all of them"
         )
-    return CustomPlan(name, code, _number(collective, root, code), proof.canonical)
+    return CustomPlan(plan.algorithm, code, _number(collective, root, code), proof.canonical)
+
+
+def write(collective: str, function: StepFunction, size: int, root: int, hosts: tuple[int, ...] = ()) -> Plan:
+    """Write down what a function says for every rank; nothing is proved.
+
+    Raises:
+        TypeError: the function gives something that is no step.  ValueError: it gives too many.
+    """
+    name = str(getattr(function, "__name__", type(function).__name__))
+    what = f"{collective}/{name} p={size}"
+    steps = tuple(tuple(_steps(what, rank, function, size, root)) for rank in range(size))
+    return Plan(collective, name, size, root, steps, hosts)
 
 
 def _steps(what: str, rank: int, function: StepFunction, size: int, root: int) -> Iterator[Step]:

@@ -22,7 +22,7 @@ from unisono.errors import PlanError
 from unisono.plans.contracts import CONTRACTS, Contribution
 from unisono.plans.plan import EDGE_CAPACITY, Chunk, Copy, Plan, Recv, Reduce, Send, Step
 
-__all__ = ["EDGE_CAPACITY", "Deadlock", "Finding", "Proof", "Value", "prove", "run"]
+__all__ = ["EDGE_CAPACITY", "Deadlock", "Finding", "Proof", "Value", "prove", "run", "start"]
 
 
 class Deadlock(PlanError):
@@ -75,6 +75,18 @@ class _Rank:
     findings: list[Finding] = field(default_factory=list)
 
 
+def start(plan: Plan, rank: int) -> dict[Chunk, Value]:
+    """What a rank holds before its first step."""
+    contract = CONTRACTS[plan.collective]
+    space = "out" if contract.in_place else "in"
+    if not contract.gives(rank, plan.root):
+        return {}
+    return {
+        Chunk(space, index): Value((rank, index), 1 << rank, index, raw=True)
+        for index in range(max(1, plan.chunks(space)))
+    }
+
+
 class _Run:
     """A symbolic run of all ranks."""
 
@@ -84,16 +96,7 @@ class _Run:
         self.edge_capacity = edge_capacity
         self.in_flight = in_flight
         self.edges: dict[tuple[int, int], deque[tuple[Value, int, list[int]]]] = {}
-        self.ranks = [_Rank(self._start(rank)) for rank in range(plan.size)]
-
-    def _start(self, rank: int) -> dict[Chunk, Value]:
-        space = "out" if self.contract.in_place else "in"
-        if not self.contract.gives(rank, self.plan.root):
-            return {}
-        return {
-            Chunk(space, index): Value((rank, index), 1 << rank, index, raw=True)
-            for index in range(max(1, self.plan.chunks(space)))
-        }
+        self.ranks = [_Rank(start(plan, rank)) for rank in range(plan.size)]
 
     def error(self, rank: int, what: str, number: int | None = None) -> PlanError:
         number = self.ranks[rank].next_step if number is None else number

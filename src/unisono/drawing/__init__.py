@@ -1,0 +1,158 @@
+"""`unisono draw`: an algorithm as a picture, from its plan.
+
+    picture   the data: round by round who sends what to whom, what each rank holds, what it costs
+    diagram   the space-time diagram as SVG     page   the same as a page, round by round     colours
+
+It draws plans, of the catalogue or of the caller's own; the fields of --json are in docs/drawing.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from unisono.env import parse_size
+from unisono.errors import UnisonoError
+
+if TYPE_CHECKING:
+    from unisono.costs.machine import Calibration
+    from unisono.drawing.picture import Picture
+    from unisono.plans import Plan, StepFunction
+
+__all__ = ["add_arguments", "main"]
+
+RANKS = 4
+SUFFIXES = (".svg", ".html")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add = parser.add_argument
+    add("collective", help="all_reduce, broadcast, all_gather ...")
+    add(
+        "--algorithm",
+        default="",
+        metavar="NAME",
+        help="of the catalogue, or file.py:function (default: the chosen one)",
+    )
+    add("-n", "--ranks", type=int, help=f"number of ranks (default {RANKS})")
+    add(
+        "--hosts",
+        default="",
+        metavar="HOSTS",
+        help="2x3: two hosts of three ranks; 3+2+1; 0,1,0,1: of each rank",
+    )
+    add("--root", type=int, default=0, help="root of rooted collectives (default 0)")
+    add(
+        "--bytes",
+        default="1M",
+        metavar="SIZE",
+        help="of the whole buffer, for the predicted times (default 1M)",
+    )
+    add("-o", "--output", metavar="FILE", help="FILE.svg: all rounds; FILE.html: one by one")
+    add("--json", action="store_true", help="the picture's data on standard output")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Draw. Exit code: 0, 1 a file that cannot be written, 2 usage, or a plan that is wrong."""
+    try:
+        text = _drawn(args)
+    except (UnisonoError, ValueError, TypeError) as error:
+        print(f"unisono draw: {error}", file=sys.stderr)
+        return 2
+    if args.output:
+        try:
+            Path(args.output).write_text(text[args.output], encoding="utf-8")
+        except OSError as error:
+            print(f"unisono draw: {args.output}: {error.strerror}", file=sys.stderr)
+            return 1
+    if args.json:
+        print(text["json"])
+    return 0
+
+
+def _drawn(args: argparse.Namespace) -> dict[str, str]:
+    """What was asked for: file name or "json" -> text."""
+    from unisono.drawing.diagram import svg
+    from unisono.drawing.page import html
+    from unisono.drawing.picture import depict
+
+    writers: dict[str, Callable[[Picture], str]] = {".svg": svg, ".html": html}
+    suffix = Path(args.output).suffix if args.output else ""
+    if args.output and suffix not in SUFFIXES:
+        raise ValueError(f"-o {args.output}: expected a name that ends in {' or '.join(SUFFIXES)}")
+    if not args.output and not args.json:
+        raise ValueError("where to? -o FILE.svg, -o FILE.html or --json")
+    machine = _machine()
+    try:
+        nbytes = parse_size(args.bytes)
+    except ValueError as error:
+        raise ValueError(f"--bytes {args.bytes}: expected {error}") from None
+    picture = depict(_plan(args, nbytes, machine), nbytes, machine)
+    found = {"json": json.dumps(picture.record(), indent=1)} if args.json else {}
+    if args.output:
+        found[args.output] = writers[suffix](picture)
+    return found
+
+
+def _machine() -> Calibration:
+    from unisono import env
+    from unisono.costs.machine import recall
+
+    return recall(env.read()).calibration
+
+
+def _plan(args: argparse.Namespace, nbytes: int, machine: Calibration) -> Plan:
+    from unisono.costs.choice import Chooser
+    from unisono.plans import ALGORITHMS, CONTRACTS, make
+    from unisono.plans.custom import write
+
+    if args.collective not in ALGORITHMS:
+        raise ValueError(f"no collective {args.collective!r}: there are {', '.join(ALGORITHMS)}")
+    hosts = _hosts(args.hosts)
+    size = len(hosts) or (RANKS if args.ranks is None else args.ranks)
+    if args.ranks not in (None, size):
+        raise ValueError(f"--hosts {args.hosts} are {size} ranks, -n says {args.ranks}")
+    if size < 1:
+        raise ValueError(f"-n {size}: at least one rank")
+    if not 0 <= args.root < size:
+        raise ValueError(f"--root {args.root}: ranks are 0 to {size - 1}")
+    root = args.root if CONTRACTS[args.collective].rooted else 0
+    if ":" in args.algorithm:
+        return write(args.collective, _own(args.algorithm), size, root, hosts)
+    algorithm = args.algorithm or Chooser(size, hosts, machine).choose(args.collective, nbytes)
+    return make(args.collective, algorithm, size, root, hosts)
+
+
+def _hosts(text: str) -> tuple[int, ...]:
+    """The host of each rank. Examples: "2x2" -> (0, 0, 1, 1), "2+1" -> (0, 0, 1), "0,1,0" -> (0, 1, 0)."""
+    if not text:
+        return ()
+    if found := re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,3})", text):
+        return tuple(host for host in range(int(found[1])) for _ in range(int(found[2])))
+    if re.fullmatch(r"[1-9]\d{0,3}(\+[1-9]\d{0,3})*", text):
+        return tuple(host for host, count in enumerate(text.split("+")) for _ in range(int(count)))
+    if re.fullmatch(r"\d{1,4}(,\d{1,4})+", text):
+        return tuple(map(int, text.split(",")))
+    raise ValueError(f"--hosts {text}: expected 2x3, 3+2+1, or the host of each rank as 0,0,1")
+
+
+def _own(text: str) -> StepFunction:
+    """The function that file.py:function names."""
+    file, _, name = text.rpartition(":")
+    if not Path(file).is_file():
+        raise ValueError(f"--algorithm {text}: there is no file {file}")
+    try:
+        found = runpy.run_path(file).get(name)
+    except Exception as error:
+        raise ValueError(f"--algorithm {text}: {file} fails: {type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise ValueError(f"--algorithm {text}: {file} has no function {name}")
+    function: StepFunction = found
+    return function

@@ -1,0 +1,332 @@
+"""The space-time diagram as SVG: ranks side by side, rounds downwards, an arrow for every message.
+
+Between two rows a rank sends one message at most and takes one at most. So every column has room for the
+label of the one it sends, arrows end each on its own column, and no text lies on another.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from html import escape
+from typing import NamedTuple
+
+from unisono.drawing.colours import COLOURS, rules
+from unisono.drawing.picture import Message, Picture, Round, numbers
+from unisono.plans import CONTRACTS, Chunk
+from unisono.plans.proof import Value
+
+__all__ = ["MOST_CHUNKS", "MOST_RANKS", "MOST_ROUNDS", "svg"]
+
+MOST_RANKS = 16
+MOST_CHUNKS = 32
+MOST_ROUNDS = 100
+
+MARGIN = 20
+GUTTER = 84
+"""Left of the ranks: the rounds and their times."""
+LANE = 22
+SCRATCH = 12
+BAND = 74
+"""Between two rows of lanes."""
+PILL = 17
+GAP = 20
+LETTER = 6.1
+"""How wide a letter of 11 px is, at most."""
+
+STYLE = """
+text{font:11px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif;fill:var(--ink)}
+.title{font-size:18px;font-weight:650}.quiet{fill:var(--quiet)}.mid{text-anchor:middle}.end{text-anchor:end}
+.name{font-weight:600;font-size:12px}.host{fill:var(--panel)}.rail{stroke:var(--rail);stroke-width:2}
+.cell{fill:var(--paper);stroke:var(--line)}.scratch{stroke-dasharray:2 2}
+.new{fill:none;stroke:var(--ink);stroke-width:1.8}
+.part{fill-opacity:.5}
+.way{fill:none;stroke-width:2}.pill{stroke:var(--paper);stroke-width:1.5}
+"""
+
+
+class _Lane(NamedTuple):
+    """A row of cells: the chunks of one space of one rank."""
+
+    space: str
+    cells: int
+    y: float
+    height: float
+
+
+def svg(picture: Picture, *, alone: bool = True) -> str:
+    """The diagram as an SVG document.
+
+    Args:
+        alone: with its colours, for a file of its own; without for a page that has them.
+    Raises:
+        ValueError: more ranks, chunks or rounds than can be read.
+    """
+    plan = picture.plan
+    chunks = max(plan.chunks(space) for space in ("in", "out", "tmp"))
+    for found, most, what in (
+        (plan.size, MOST_RANKS, "ranks"),
+        (chunks, MOST_CHUNKS, "chunks"),
+        (len(picture.rounds), MOST_ROUNDS, "rounds"),
+    ):
+        if found > most:
+            raise ValueError(
+                f"{plan} has {found} {what}, a picture shows {most} at most; its data has no limit (--json)"
+            )
+    return _Diagram(picture).document(alone)
+
+
+class _Diagram:
+    def __init__(self, picture: Picture) -> None:
+        self.picture = picture
+        self.plan = picture.plan
+        self.contract = CONTRACTS[self.plan.collective]
+        self.outs = max(1, self.plan.chunks("out"))
+        self.tmps = self.plan.chunks("tmp")
+        start = 1 if self.contract.in_place else self.plan.chunks("in")
+        cells = max(start, self.outs, self.tmps)
+        self.lane_width = max(60, cells * {1: 60, 2: 34, 3: 28, 4: 25}.get(cells, 17 if cells <= 16 else 14))
+        self.pitch = self.lane_width + GAP
+        self.row_height = LANE + (SCRATCH + 3 if self.tmps else 0)
+        self.head = self._head()
+        self.top = MARGIN + 34 + 16 * len(self.head) + 46
+        wide = GUTTER + self.plan.size * self.pitch + 2 * MARGIN
+        self.width = max(wide, 430)
+        self.left = GUTTER + MARGIN + (self.width - wide) / 2  # of the first column
+        self.bottom = self.row_y(len(picture.rounds)) + self.row_height
+
+    # ---- places --------------------------------------------------------------------------------------
+
+    def row_y(self, row: int) -> float:
+        """The upper end of what ranks hold after round `row`; the start has no scratch memory."""
+        return self.top if row == 0 else self.top + LANE + row * BAND + (row - 1) * self.row_height
+
+    def x(self, rank: int) -> float:
+        """The middle of a column."""
+        return self.left + (rank + 0.5) * self.pitch
+
+    def lanes(self, rank: int, row: int) -> list[_Lane]:
+        """What is shown of a rank in a row."""
+        y, found = self.row_y(row), []
+        if row == 0:
+            space = "out" if self.contract.in_place else "in"
+            count = self.outs if space == "out" else self.plan.chunks("in")
+            return [_Lane(space, count, y, LANE)] if self.contract.gives(rank, self.plan.root) else []
+        if self.contract.expected(rank, 0, self.plan.size, self.plan.root) is not None:
+            found.append(_Lane("out", self.outs, y, LANE))
+        if any(chunk.space == "tmp" for chunk in self.held[-1][rank]):
+            found.append(_Lane("tmp", self.tmps, y + LANE + 3, SCRATCH))
+        return found
+
+    # ---- the document --------------------------------------------------------------------------------
+
+    def document(self, alone: bool) -> str:
+        self.held = self.picture.held()
+        lines = _legend(self.picture, int((self.width - 2 * MARGIN) / LETTER), bool(self.tmps))
+        height = self.bottom + 30 + 15 * len(lines) + MARGIN - 6
+        rounds = self.picture.rounds
+        parts = [
+            *self._columns(),
+            *self._round(0, None),
+            *(text for row, one in enumerate(rounds, 1) for text in self._round(row, one)),
+            *(
+                f'<text class="quiet" x="{MARGIN}" y="{self.bottom + 32 + 15 * n:g}">{escape(line)}</text>'
+                for n, line in enumerate(lines)
+            ),
+        ]
+        style = (rules() if alone else "") + STYLE.strip().replace("\n", "")
+        size = f'width="{self.width:g}" height="{height:g}" viewBox="0 0 {self.width:g} {height:g}"'
+        title = escape(f"{self.plan}")
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{title}">'
+            f"<title>{title}</title><style>{style}</style>"
+            f'<rect width="100%" height="100%" rx="8" fill="var(--paper)"/>\n'
+            + "\n".join(parts)
+            + "\n</svg>\n"
+        )
+
+    def _head(self) -> list[str]:
+        cost = self.picture.cost
+        lines = [
+            f"{_count(cost.rounds, 'round')}; a rank sends at most {_count(cost.messages, 'message')}"
+            + (f", {_part(cost.sent)}" if self.contract.counts else ""),
+            f"time {cost.formula}" if cost.formula != "0" else "no message, no time",
+        ]
+        if cost.crossing:
+            lines[0] += f"; a host sends at most {_part(cost.crossing)} to others"
+        if cost.rounds:
+            lines.append(_figures(self.picture))
+        wide = GUTTER + self.plan.size * self.pitch
+        letters = int(max(wide, 390) / LETTER)
+        return [part for line in lines for part in textwrap.wrap(line, letters)]
+
+    def _columns(self) -> Iterator[str]:
+        plan = self.plan
+        root = f", root {plan.root}" if self.contract.rooted else ""
+        name = f"{plan.collective} · {plan.algorithm}"
+        count = _count(plan.size, "rank")
+        yield (
+            f'<text class="title" x="{MARGIN}" y="{MARGIN + 16}">{escape(name)}'
+            f'<tspan class="quiet" font-size="13" font-weight="400" dx="8">{count}{root}</tspan></text>'
+        )
+        for n, line in enumerate(self.head):
+            yield f'<text class="quiet" x="{MARGIN}" y="{MARGIN + 38 + 16 * n}">{escape(line)}</text>'
+        for first, end, host in self._hosts():
+            x = self.left + first * self.pitch + 3
+            width = (end - first) * self.pitch - 6
+            y = self.top - 46
+            height = self.bottom - y + 8
+            yield (f'<rect class="host" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="8"/>')
+            if plan.hosts:
+                yield f'<text class="quiet mid" x="{x + width / 2:g}" y="{y + 15:g}">host {host}</text>'
+        for rank in range(plan.size):
+            x = self.x(rank)
+            yield f'<path class="rail" d="M{x:g} {self.top:g}V{self.bottom:g}"/>'
+            yield f'<text class="name mid" x="{x:g}" y="{self.top - 10:g}">rank {rank}</text>'
+
+    def _hosts(self) -> Iterator[tuple[int, int, int]]:
+        """(first rank, one beyond the last, host) of neighbours on one host."""
+        hosts = self.plan.hosts or (0,) * self.plan.size
+        first = 0
+        for rank in range(1, len(hosts) + 1):
+            if rank == len(hosts) or hosts[rank] != hosts[first]:
+                yield first, rank, hosts[first]
+                first = rank
+
+    def _round(self, row: int, one: Round | None) -> Iterator[str]:
+        """The messages of a round, and what ranks hold after it. 0 is the start."""
+        y = self.row_y(row)
+        yield f'<g class="round" data-round="{row}">'
+        name = "start" if one is None else f"round {row}"
+        yield f'<text class="name" x="{self.left - GUTTER:g}" y="{y + 15:g}">{name}</text>'
+        if one is not None and self.picture.cost.rounds:
+            when = _seconds(one.end_s)
+            yield f'<text class="quiet" x="{self.left - GUTTER:g}" y="{y + 29:g}">{when}</text>'
+        for message in one.messages if one else ():
+            yield from self._message(message, row)
+        new = {(change.rank, change.chunk) for change in one.changes} if one else set()
+        for rank in range(self.plan.size):
+            for lane in self.lanes(rank, row):
+                yield from self._lane(rank, row, lane, new)
+        yield "</g>"
+
+    def _lane(self, rank: int, row: int, lane: _Lane, new: set[tuple[int, Chunk]]) -> Iterator[str]:
+        width = self.lane_width / lane.cells
+        left = self.x(rank) - self.lane_width / 2
+        kind = "cell scratch" if lane.space == "tmp" else "cell"
+        small = 10 if width < 15 else 11
+        for index in range(lane.cells):
+            x, chunk = left + index * width, Chunk(lane.space, index)
+            value = self.held[row][rank].get(chunk)
+            box = f'x="{x:g}" y="{lane.y:g}" width="{width:g}" height="{lane.height:g}"'
+            yield f'<rect class="{kind}" {box}/>'
+            share = 0.0 if value is None else self.picture.complete(value)
+            if value is None or not share:
+                continue
+            colour = self.picture.colour(value) % COLOURS
+            level = max(lane.height * share - 1, 1)
+            y = lane.y + lane.height - level - 0.5
+            yield (
+                f'<rect class="{"all" if share == 1 else "part"}" style="fill:var(--f{colour})" '
+                f'x="{x + 0.5:g}" y="{y:g}" width="{width - 1:g}" height="{level:g}"/>'
+            )
+            if (rank, chunk) in new:
+                yield f'<rect class="new" {box}/>'
+            text = self._label(value, lane)
+            if lane.height >= LANE and len(text) * LETTER * small / 11 <= width + 2:
+                ink = f"fill:var(--t{colour});" if share == 1 else ""
+                yield (
+                    f'<text class="mid" style="{ink}font-size:{small}px" x="{x + width / 2:g}" '
+                    f'y="{lane.y + 15.5:g}">{escape(text)}</text>'
+                )
+
+    def _label(self, value: Value, lane: _Lane) -> str:
+        if lane.cells == 1 and (self.contract.reduces or not self.contract.in_place):
+            return self.picture.label(value)
+        if self.plan.collective == "all_to_all" and lane.space == "in":
+            return str(value.block)
+        return str(self.picture.colour(value))
+
+    # ---- messages ------------------------------------------------------------------------------------
+
+    def _message(self, message: Message, row: int) -> Iterator[str]:
+        above = self.row_y(row - 1) + (LANE if row == 1 else self.row_height) + 5
+        xs, xr = self.x(message.sender), self.x(message.receiver)
+        top, bottom = above + PILL - 3, self.row_y(row) - 7
+        middle = (top + bottom) / 2
+        colours = {self.picture.colour(value) % COLOURS for _, value in message.parts}
+        colour = f"f{colours.pop()}" if len(colours) == 1 else "quiet"
+        ink = colour.replace("f", "t") if colour != "quiet" else "paper"
+        text = message_label(self.picture, message)
+        if len(text) * LETTER + 6 > self.pitch - 4:
+            text = _count(len(message.parts), "chunk")
+        width = min(max(len(text) * LETTER + 12, 22), self.pitch - 4)
+        yield f"<g><title>{escape(self.picture.sentence(message))}</title>"
+        yield (
+            f'<path class="way" style="stroke:var(--{colour})" '
+            f'd="M{xs:g} {top:g}C{xs:g} {middle:g} {xr:g} {middle:g} {xr:g} {bottom:g}"/>'
+        )
+        yield f'<path style="fill:var(--{colour})" d="M{xr - 4.5:g} {bottom - 2:g}h9l-4.5 8z"/>'
+        yield (
+            f'<rect class="pill" style="fill:var(--{colour})" x="{xs - width / 2:g}" y="{above:g}" '
+            f'width="{width:g}" height="{PILL}" rx="{PILL / 2:g}"/>'
+        )
+        place = f'x="{xs:g}" y="{above + 12.5:g}"'
+        yield f'<text class="mid" style="fill:var(--{ink})" {place}>{escape(text)}</text></g>'
+
+
+def message_label(picture: Picture, message: Message) -> str:
+    """What is written on an arrow: the chunks that it carries."""
+    if len(message.parts) == 1:
+        return picture.label(message.parts[0][1])
+    return numbers(tuple(dict.fromkeys(picture.colour(value) for _, value in message.parts)))
+
+
+def _legend(picture: Picture, letters: int, scratch: bool) -> list[str]:
+    contract = CONTRACTS[picture.plan.collective]
+    lines = ["A row is what the ranks hold after a round; a bold frame: written in this round."]
+    if contract.reduces:
+        lines.append("The fill is the share of the ranks whose contributions are in; Σ: combined.")
+    lines.append("A label on an arrow names what is sent.")
+    if scratch:
+        lines.append("Dashed: scratch memory.")
+    return textwrap.wrap(" ".join(lines), letters)
+
+
+def _figures(picture: Picture) -> str:
+    """The times' figures and what they come to."""
+    cost = picture.cost
+    where = "measured here" if cost.calibrated else "an ordinary machine"
+    a = f"a = {_seconds(cost.a_s)}"
+    if not CONTRACTS[picture.plan.collective].counts:
+        return f"{_seconds(cost.seconds)} at {a} ({where})"
+    speed = f"1/b = {1e-9 / cost.b_s:.3g} GB/s"
+    if cost.crossing:
+        a += f" ({_seconds(cost.far_a_s)} between hosts)"
+        speed += f" ({1e-9 / cost.far_b_s:.3g})"
+    figures = f"{a}, {speed}, 1/g = {1e-9 / cost.g_s:.3g} GB/s"
+    return f"L = {_bytes(cost.nbytes)}: {_seconds(cost.seconds)} at {figures} ({where})"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _part(part: str) -> str:
+    if part == "1":
+        return "the buffer once"
+    return f"{part} of the buffer" if "/" in part else f"the buffer {part} times"
+
+
+def _seconds(seconds: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
+
+
+def _bytes(nbytes: int) -> str:
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:.3g} {unit}"
+    return f"{nbytes} B"

@@ -1,0 +1,34 @@
+"""The diagram as a page: the rounds one by one, forward and back, in one file that needs no network."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from pathlib import Path
+
+from unisono.drawing.colours import COLOURS, rules
+from unisono.drawing.diagram import svg
+from unisono.drawing.picture import Picture
+
+__all__ = ["html"]
+
+
+def html(picture: Picture) -> str:
+    """The page as text.
+
+    Raises:
+        ValueError: more ranks, chunks or rounds than can be read.
+    """
+    data = json.dumps(picture.record(), separators=(",", ":")).replace("<", "\\u003c")
+    parts = {
+        "@TITLE@": escape(str(picture.plan)),
+        "@COLOURS@": rules(),
+        "@NUMBER_OF_COLOURS@": str(COLOURS),
+        "@DIAGRAM@": svg(picture, alone=False),
+        "@DATA@": data,
+    }
+    text = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    for mark, part in parts.items():
+        before, _, after = text.partition(mark)  # what was put in is not looked at again
+        text = before + part + after
+    return text

@@ -1,0 +1,131 @@
+"""Write a page for every algorithm of the catalogue: its picture, its cost, its source.
+
+`python tools/algorithm_pages.py OUT_DIR` writes index.md, and for each algorithm COLLECTIVE-NAME.md,
+COLLECTIVE-NAME.svg and COLLECTIVE-NAME.html (the rounds one by one). A page links only to files in OUT_DIR.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from algorithms import BYTES, PLACEMENTS, SIZES, module, row, source
+
+from unisono.costs import price
+from unisono.costs.choice import Chooser
+from unisono.drawing.diagram import svg
+from unisono.drawing.page import html
+from unisono.drawing.picture import depict
+from unisono.plans import ALGORITHMS, CONTRACTS, PLACED, Plan, make
+
+FEW, MANY = 4, 8
+HOSTS = (0, 0, 1, 1)
+
+PROMISES = {
+    "broadcast": "Every rank ends with the root's buffer.",
+    "reduce": "The root ends with the reduction of all buffers; the others keep theirs.",
+    "all_reduce": "Every rank ends with the reduction of all buffers.",
+    "gather": "The root ends with the blocks of all ranks.",
+    "all_gather": "Every rank ends with the blocks of all ranks.",
+    "scatter": "Every rank ends with its block of the root's.",
+    "reduce_scatter": "Every rank ends with its block of the reduction of all buffers.",
+    "all_to_all": "Rank r ends with block r of every rank.",
+    "scan": "Rank r ends with the reduction of the buffers of ranks 0 to r.",
+    "exclusive_scan": "Rank r ends with the reduction of the buffers of ranks 0 to r-1.",
+    "barrier": "No rank leaves before every rank has come.",
+}
+
+
+def plan_of(collective: str, algorithm: str) -> Plan:
+    """The plan that is drawn: 4 ranks, 8 where that takes few rounds, on two hosts where those matter."""
+    if algorithm in PLACED.get(collective, {}):
+        return make(collective, algorithm, len(HOSTS), 0, HOSTS)
+    more = make(collective, algorithm, MANY)
+    return more if price.rounds(more) < MANY - 1 else make(collective, algorithm, FEW)
+
+
+def page(collective: str, algorithm: str) -> Iterator[str]:
+    """The lines of an algorithm's page."""
+    name, plan = f"{collective}-{algorithm}", plan_of(collective, algorithm)
+    function = ALGORITHMS[collective][algorithm]
+    hosts = f" --hosts {','.join(map(str, plan.hosts))}" if plan.hosts else f" -n {plan.size}"
+    doc = (inspect.getdoc(function) or "").partition("\n")[0]
+    yield f"# {collective}: {algorithm}\n"
+    yield f"{PROMISES[collective]} {doc}\n"
+    yield f"![{plan}: who sends which chunk to whom, round by round]({name}.svg)\n"
+    yield f"[Round by round]({name}.html): forward, back, and what each rank holds.\n"
+    yield f"    unisono draw {collective} --algorithm {algorithm}{hosts} -o {name}.svg\n"
+    yield "## Cost\n"
+    yield from cost(collective, algorithm)
+    text = inspect.getsource(function).rstrip().replace("  # noqa: ARG001", "")
+    chosen = sorted(where(collective, algorithm))
+    if chosen:
+        yield f"\nUnisono takes it by itself, among other places, for {'; '.join(chosen)}."
+    yield f"\n## Source\n\nFrom `src/unisono/plans/{module(collective, algorithm).strip('`')}`:\n"
+    yield f"```python\n{text}\n```\n"
+    yield f"{source(function.__module__)}"
+
+
+def cost(collective: str, algorithm: str) -> Iterator[str]:
+    """The table of an algorithm's cost for a few sizes."""
+    yield "| ranks | rounds | messages of a rank | bytes / L of a rank | time |"
+    yield "|---|---|---|---|---|"
+    for size in SIZES:
+        plan = make(collective, algorithm, size)
+        sent = max(price.bytes_sent(plan)) if CONTRACTS[collective].counts else 0
+        most = max(price.messages(plan))
+        yield f"| {size} | {price.rounds(plan)} | {most} | {sent} | {price.formula(plan)} |"
+    yield "\nOn one host: a message of l bytes takes a + b l, reducing takes g per byte, L is the whole buffer."
+    yield "Every rank sends one message at a time and takes one at a time."
+
+
+def where(collective: str, algorithm: str) -> Iterator[str]:
+    """Where it is chosen, of the placements and sizes of the table of choices."""
+    for placement, hosts in {"one host": (0,) * FEW, **PLACEMENTS}.items():
+        chooser = Chooser(len(hosts), hosts)
+        sizes = [name for name, nbytes in BYTES.items() if chooser.choose(collective, nbytes) == algorithm]
+        if len(sizes) == len(BYTES):
+            yield f"hosts {placement}" if hosts[-1] else placement
+        elif sizes:
+            at = sizes[0] if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+            yield f"{f'hosts {placement}' if hosts[-1] else placement} at {at}"
+
+
+def index() -> Iterator[str]:
+    """The lines of the list of all pages."""
+    yield "# Algorithms as pictures\n"
+    yield "Each picture is drawn from the plan that is proved, and that the engine runs. `unisono draw` draws"
+    yield "them for other numbers of ranks and hosts, and algorithms of your own."
+    for collective, algorithms in ALGORITHMS.items():
+        yield f"\n## {collective}\n\n{PROMISES[collective]}\n"
+        yield f"| algorithm | rounds, p = {' / '.join(map(str, SIZES))} | messages | bytes / L | time | in |"
+        yield "|---|---|---|---|---|---|"
+        for algorithm in algorithms:
+            _, first, rest = row(collective, algorithm).split("|", 2)
+            yield f"| [{first.strip()}]({collective}-{algorithm}.md) |{rest}"
+    yield "\n\\* asks which host each rank is on; the numbers are those of one host."
+
+
+def main(argv: list[str]) -> int:
+    """Write everything into the folder named. Exit code: 0, 2 usage."""
+    if len(argv) != 1:
+        print("usage: python tools/algorithm_pages.py OUT_DIR", file=sys.stderr)
+        return 2
+    folder = Path(argv[0])
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "index.md").write_text("\n".join(index()) + "\n", encoding="utf-8")
+    for collective, algorithms in ALGORITHMS.items():
+        for algorithm in algorithms:
+            picture, name = depict(plan_of(collective, algorithm)), f"{collective}-{algorithm}"
+            (folder / f"{name}.svg").write_text(svg(picture), encoding="utf-8")
+            (folder / f"{name}.html").write_text(html(picture), encoding="utf-8")
+            (folder / f"{name}.md").write_text(
+                "\n".join(page(collective, algorithm)) + "\n", encoding="utf-8"
+            )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
