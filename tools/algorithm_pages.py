@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import CodeType
 
 from algorithms import BYTES, PLACEMENTS, SIZES, module, row, source
 
@@ -50,7 +51,7 @@ def page(collective: str, algorithm: str) -> Iterator[str]:
     """The lines of an algorithm's page."""
     name, plan = f"{collective}-{algorithm}", plan_of(collective, algorithm)
     function = ALGORITHMS[collective][algorithm]
-    hosts = f" --hosts {','.join(map(str, plan.hosts))}" if plan.hosts else f" -n {plan.size}"
+    hosts = " --hosts 2x2" if plan.hosts else f" -n {plan.size}"
     doc = (inspect.getdoc(function) or "").partition("\n")[0]
     yield f"# {collective}: {algorithm}\n"
     yield f"{PROMISES[collective]} {doc}\n"
@@ -59,13 +60,31 @@ def page(collective: str, algorithm: str) -> Iterator[str]:
     yield f"    unisono draw {collective} --algorithm {algorithm}{hosts} -o {name}.svg\n"
     yield "## Cost\n"
     yield from cost(collective, algorithm)
-    text = inspect.getsource(function).rstrip().replace("  # noqa: ARG001", "")
     chosen = sorted(where(collective, algorithm))
     if chosen:
         yield f"\nUnisono takes it by itself, among other places, for {'; '.join(chosen)}."
     yield f"\n## Source\n\nFrom `src/unisono/plans/{module(collective, algorithm).strip('`')}`:\n"
-    yield f"```python\n{text}\n```\n"
+    yield f"```python\n{code(function)}\n```\n"
     yield f"{source(function.__module__)}"
+
+
+def code(function: Callable[..., object]) -> str:
+    """The source of a function, and of those of its module that it calls."""
+    found, wanted = [], [function]
+    while wanted:
+        one = wanted.pop(0)
+        found.append(one)
+        for name in (name for part in _parts(one.__code__) for name in part.co_names):
+            called = one.__globals__.get(name)
+            if inspect.isfunction(called) and called.__module__ == one.__module__:
+                wanted += [called] if called not in (*found, *wanted) else []
+    return "\n\n\n".join(inspect.getsource(one).rstrip() for one in found).replace("  # noqa: ARG001", "")
+
+
+def _parts(compiled: CodeType) -> list[CodeType]:
+    """A function's code, and that of the generators and functions inside it."""
+    inner = [each for each in compiled.co_consts if isinstance(each, CodeType)]
+    return [compiled, *(part for each in inner for part in _parts(each))]
 
 
 def cost(collective: str, algorithm: str) -> Iterator[str]:
@@ -77,7 +96,7 @@ def cost(collective: str, algorithm: str) -> Iterator[str]:
         sent = max(price.bytes_sent(plan)) if CONTRACTS[collective].counts else 0
         most = max(price.messages(plan))
         yield f"| {size} | {price.rounds(plan)} | {most} | {sent} | {price.formula(plan)} |"
-    yield "\nOn one host: a message of l bytes takes a + b l, reducing takes g per byte, L is the whole buffer."
+    yield "\nOn one host: a message of l bytes takes a + b l, reducing g per byte, L is the whole buffer."
     yield "Every rank sends one message at a time and takes one at a time."
 
 

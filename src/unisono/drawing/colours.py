@@ -30,7 +30,7 @@ DARK = {
 
 
 def rules() -> str:
-    """CSS variables for light and dark: --paper, --ink ...; of chunk 0 its fill --f0, and --t0 for text on it."""
+    """CSS variables for light and dark: --paper, --ink ...; of chunk 0 its fill --f0, text on it --t0."""
     light, dark = _block(LIGHT, 0.0), _block(DARK, 1.0)
     return f":root{{{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}"
 

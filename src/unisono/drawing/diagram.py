@@ -26,7 +26,7 @@ MARGIN = 20
 GUTTER = 84
 """Left of the ranks: the rounds and their times."""
 LANE = 22
-SCRATCH = 12
+SCRATCH = 17
 BAND = 74
 """Between two rows of lanes."""
 PILL = 17
@@ -36,13 +36,19 @@ LETTER = 6.1
 
 STYLE = """
 text{font:11px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif;fill:var(--ink)}
-.title{font-size:18px;font-weight:650}.quiet{fill:var(--quiet)}.mid{text-anchor:middle}.end{text-anchor:end}
+.title{font-size:18px;font-weight:650}.quiet{fill:var(--quiet)}.mid,.m10,.m11{text-anchor:middle}.m10{font-size:10px}.end{text-anchor:end}
 .name{font-weight:600;font-size:12px}.host{fill:var(--panel)}.rail{stroke:var(--rail);stroke-width:2}
 .cell{fill:var(--paper);stroke:var(--line)}.scratch{stroke-dasharray:2 2}
 .new{fill:none;stroke:var(--ink);stroke-width:1.8}
 .part{fill-opacity:.5}
 .way{fill:none;stroke-width:2}.pill{stroke:var(--paper);stroke-width:1.5}
+.fs{fill:var(--quiet)}.ts{fill:var(--paper)}.ls{stroke:var(--quiet)}
 """
+
+CHUNKS = "".join(
+    f".f{n}{{fill:var(--f{n})}}.t{n}{{fill:var(--t{n})}}.l{n}{{stroke:var(--f{n})}}" for n in range(COLOURS)
+)
+"""Of each colour: a fill, text on it, a line."""
 
 
 class _Lane(NamedTuple):
@@ -85,14 +91,15 @@ class _Diagram:
         self.tmps = self.plan.chunks("tmp")
         start = 1 if self.contract.in_place else self.plan.chunks("in")
         cells = max(start, self.outs, self.tmps)
-        self.lane_width = max(60, cells * {1: 60, 2: 34, 3: 28, 4: 25}.get(cells, 17 if cells <= 16 else 14))
+        least = 60 if self.plan.size <= 8 else 78  # room for more ranks' numbers
+        self.lane_width = max(least, cells * {2: 34, 3: 28, 4: 25}.get(cells, 17 if cells <= 8 else 14))
         self.pitch = self.lane_width + GAP
         self.row_height = LANE + (SCRATCH + 3 if self.tmps else 0)
         self.head = self._head()
         self.top = MARGIN + 34 + 16 * len(self.head) + 46
         wide = GUTTER + self.plan.size * self.pitch + 2 * MARGIN
         self.width = max(wide, 430)
-        self.left = GUTTER + MARGIN + (self.width - wide) / 2  # of the first column
+        self.left = GUTTER + MARGIN  # of the first column
         self.bottom = self.row_y(len(picture.rounds)) + self.row_height
 
     # ---- places --------------------------------------------------------------------------------------
@@ -115,7 +122,8 @@ class _Diagram:
         if self.contract.expected(rank, 0, self.plan.size, self.plan.root) is not None:
             found.append(_Lane("out", self.outs, y, LANE))
         if any(chunk.space == "tmp" for chunk in self.held[-1][rank]):
-            found.append(_Lane("tmp", self.tmps, y + LANE + 3, SCRATCH))
+            place = (y + LANE + 3, SCRATCH) if found else (y, LANE)
+            found.append(_Lane("tmp", self.tmps, *place))
         return found
 
     # ---- the document --------------------------------------------------------------------------------
@@ -134,7 +142,7 @@ class _Diagram:
                 for n, line in enumerate(lines)
             ),
         ]
-        style = (rules() if alone else "") + STYLE.strip().replace("\n", "")
+        style = (rules() if alone else "") + STYLE.strip().replace("\n", "") + CHUNKS
         size = f'width="{self.width:g}" height="{height:g}" viewBox="0 0 {self.width:g} {height:g}"'
         title = escape(f"{self.plan}")
         return (
@@ -213,32 +221,35 @@ class _Diagram:
     def _lane(self, rank: int, row: int, lane: _Lane, new: set[tuple[int, Chunk]]) -> Iterator[str]:
         width = self.lane_width / lane.cells
         left = self.x(rank) - self.lane_width / 2
+        size = 10 if width < 15 or lane.height < LANE else 11
         kind = "cell scratch" if lane.space == "tmp" else "cell"
-        small = 10 if width < 15 else 11
+        inner = "".join(f"M{left + n * width:g} {lane.y:g}v{lane.height:g}" for n in range(1, lane.cells))
+        yield (
+            f'<path class="{kind}" '
+            f'd="M{left:g} {lane.y:g}h{self.lane_width:g}v{lane.height:g}h{-self.lane_width:g}z{inner}"/>'
+        )
+        frames = []
         for index in range(lane.cells):
             x, chunk = left + index * width, Chunk(lane.space, index)
             value = self.held[row][rank].get(chunk)
-            box = f'x="{x:g}" y="{lane.y:g}" width="{width:g}" height="{lane.height:g}"'
-            yield f'<rect class="{kind}" {box}/>'
             share = 0.0 if value is None else self.picture.complete(value)
             if value is None or not share:
                 continue
             colour = self.picture.colour(value) % COLOURS
+            part, ink = ("", f" t{colour}") if share == 1 else (" part", "")
             level = max(lane.height * share - 1, 1)
-            y = lane.y + lane.height - level - 0.5
             yield (
-                f'<rect class="{"all" if share == 1 else "part"}" style="fill:var(--f{colour})" '
-                f'x="{x + 0.5:g}" y="{y:g}" width="{width - 1:g}" height="{level:g}"/>'
+                f'<rect class="f{colour}{part}" x="{x + 0.5:g}" y="{lane.y + lane.height - level - 0.5:g}" '
+                f'width="{width - 1:g}" height="{level:g}"/>'
             )
             if (rank, chunk) in new:
-                yield f'<rect class="new" {box}/>'
+                frames.append(f"M{x:g} {lane.y:g}h{width:g}v{lane.height:g}h{-width:g}z")
             text = self._label(value, lane)
-            if lane.height >= LANE and len(text) * LETTER * small / 11 <= width + 2:
-                ink = f"fill:var(--t{colour});" if share == 1 else ""
-                yield (
-                    f'<text class="mid" style="{ink}font-size:{small}px" x="{x + width / 2:g}" '
-                    f'y="{lane.y + 15.5:g}">{escape(text)}</text>'
-                )
+            if len(text) * LETTER * size / 11 <= width:
+                place = f'x="{x + width / 2:g}" y="{lane.y + lane.height / 2 + 4:g}"'
+                yield f'<text class="m{size}{ink}" {place}>{escape(text)}</text>'
+        if frames:  # above the cells beside them
+            yield f'<path class="new" d="{"".join(frames)}"/>'
 
     def _label(self, value: Value, lane: _Lane) -> str:
         if lane.cells == 1 and (self.contract.reduces or not self.contract.in_place):
@@ -255,24 +266,23 @@ class _Diagram:
         top, bottom = above + PILL - 3, self.row_y(row) - 7
         middle = (top + bottom) / 2
         colours = {self.picture.colour(value) % COLOURS for _, value in message.parts}
-        colour = f"f{colours.pop()}" if len(colours) == 1 else "quiet"
-        ink = colour.replace("f", "t") if colour != "quiet" else "paper"
+        colour = str(colours.pop()) if len(colours) == 1 else "s"  # of several chunks
         text = message_label(self.picture, message)
         if len(text) * LETTER + 6 > self.pitch - 4:
             text = _count(len(message.parts), "chunk")
         width = min(max(len(text) * LETTER + 12, 22), self.pitch - 4)
         yield f"<g><title>{escape(self.picture.sentence(message))}</title>"
         yield (
-            f'<path class="way" style="stroke:var(--{colour})" '
+            f'<path class="way l{colour}" '
             f'd="M{xs:g} {top:g}C{xs:g} {middle:g} {xr:g} {middle:g} {xr:g} {bottom:g}"/>'
         )
-        yield f'<path style="fill:var(--{colour})" d="M{xr - 4.5:g} {bottom - 2:g}h9l-4.5 8z"/>'
+        yield f'<path class="f{colour}" d="M{xr - 4.5:g} {bottom - 2:g}h9l-4.5 8z"/>'
         yield (
-            f'<rect class="pill" style="fill:var(--{colour})" x="{xs - width / 2:g}" y="{above:g}" '
+            f'<rect class="pill f{colour}" x="{xs - width / 2:g}" y="{above:g}" '
             f'width="{width:g}" height="{PILL}" rx="{PILL / 2:g}"/>'
         )
         place = f'x="{xs:g}" y="{above + 12.5:g}"'
-        yield f'<text class="mid" style="fill:var(--{ink})" {place}>{escape(text)}</text></g>'
+        yield f'<text class="m11 t{colour}" {place}>{escape(text)}</text></g>'
 
 
 def message_label(picture: Picture, message: Message) -> str:
@@ -305,7 +315,8 @@ def _figures(picture: Picture) -> str:
         a += f" ({_seconds(cost.far_a_s)} between hosts)"
         speed += f" ({1e-9 / cost.far_b_s:.3g})"
     figures = f"{a}, {speed}, 1/g = {1e-9 / cost.g_s:.3g} GB/s"
-    return f"L = {_bytes(cost.nbytes)}: {_seconds(cost.seconds)} at {figures} ({where})"
+    shared = "" if cost.crossing else f"; in shared memory {_seconds(cost.call_s)}"
+    return f"L = {_bytes(cost.nbytes)}: {_seconds(cost.seconds)} at {figures} ({where}){shared}"
 
 
 def _count(number: int, what: str) -> str:

@@ -230,6 +230,8 @@ def depict(plan: Plan, nbytes: int = 1 << 20, machine: Calibration = DEFAULTS) -
         PlanError: the plan is wrong; the message shows the rank and the step.
     """
     prove(plan)
+    if not CONTRACTS[plan.collective].counts:
+        nbytes = 0  # a barrier has none
     _, findings = run(plan)
     inside, between, g = edges(machine)
     counted = price.trace(plan)
@@ -289,7 +291,6 @@ def _changed(rank: int, step: Recv | Reduce | Copy, found: Finding) -> Change:
 
 def _cost(plan: Plan, nbytes: int, machine: Calibration) -> Cost:
     counts = CONTRACTS[plan.collective].counts
-    nbytes = nbytes if counts else 0  # a barrier has no bytes
     inside, between, g = edges(machine)
     several = len(set(plan.hosts)) > 1
     return Cost(
