@@ -3,7 +3,7 @@
     picture   the data: round by round who sends what to whom, what each rank holds, what it costs
     diagram   the space-time diagram as SVG     page   the same as a page, round by round     colours
 
-It draws plans, of the catalogue or of the caller's own; the fields of --json are in docs/drawing.md.
+It draws plans, of the catalogue or of the caller's own; the fields of --json are in docs/algorithms.md.
 """
 
 from __future__ import annotations
@@ -110,6 +110,7 @@ def _machine() -> Calibration:
 
 def _plan(args: argparse.Namespace, nbytes: int, machine: Calibration) -> Plan:
     from unisono.costs.choice import Chooser
+    from unisono.drawing.diagram import MOST_RANKS, check
     from unisono.plans import ALGORITHMS, CONTRACTS, make
     from unisono.plans.custom import write
 
@@ -121,13 +122,22 @@ def _plan(args: argparse.Namespace, nbytes: int, machine: Calibration) -> Plan:
         raise ValueError(f"--hosts {args.hosts} are {size} ranks, -n says {args.ranks}")
     if size < 1:
         raise ValueError(f"-n {size}: at least one rank")
+    if args.output:
+        check(size, MOST_RANKS, "ranks")
     if not 0 <= args.root < size:
         raise ValueError(f"--root {args.root}: ranks are 0 to {size - 1}")
-    root = args.root if CONTRACTS[args.collective].rooted else 0
+    if args.root and not CONTRACTS[args.collective].rooted:
+        raise ValueError(f"--root {args.root}: {args.collective} has no root")
     if ":" in args.algorithm:
-        return write(args.collective, _own(args.algorithm), size, root, hosts)
+        function = _own(args.algorithm)
+        try:
+            return write(args.collective, function, size, args.root, hosts)
+        except (TypeError, ValueError):
+            raise
+        except Exception as error:
+            raise ValueError(f"--algorithm {args.algorithm}: {type(error).__name__}: {error}") from error
     algorithm = args.algorithm or Chooser(size, hosts, machine).choose(args.collective, nbytes)
-    return make(args.collective, algorithm, size, root, hosts)
+    return make(args.collective, algorithm, size, args.root, hosts)
 
 
 def _hosts(text: str) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from unisono.drawing.picture import Message, Picture, Round, numbers
 from unisono.plans import CONTRACTS, Chunk
 from unisono.plans.proof import Value
 
-__all__ = ["MOST_CHUNKS", "MOST_RANKS", "MOST_ROUNDS", "svg"]
+__all__ = ["MOST_RANKS", "check", "svg"]
 
 MOST_RANKS = 16
 MOST_CHUNKS = 32
@@ -30,6 +30,7 @@ SCRATCH = 17
 BAND = 74
 """Between two rows of lanes."""
 PILL = 17
+NARROWEST = 390
 GAP = 20
 LETTER = 6.1
 """How wide a letter of 11 px is, at most."""
@@ -69,17 +70,20 @@ def svg(picture: Picture, *, alone: bool = True) -> str:
         ValueError: more ranks, chunks or rounds than can be read.
     """
     plan = picture.plan
-    chunks = max(plan.chunks(space) for space in ("in", "out", "tmp"))
-    for found, most, what in (
-        (plan.size, MOST_RANKS, "ranks"),
-        (chunks, MOST_CHUNKS, "chunks"),
-        (len(picture.rounds), MOST_ROUNDS, "rounds"),
-    ):
-        if found > most:
-            raise ValueError(
-                f"{plan} has {found} {what}, a picture shows {most} at most; its data has no limit (--json)"
-            )
+    check(plan.size, MOST_RANKS, "ranks")
+    check(max(plan.chunks(space) for space in ("in", "out", "tmp")), MOST_CHUNKS, "chunks")
+    check(len(picture.rounds), MOST_ROUNDS, "rounds")
     return _Diagram(picture).document(alone)
+
+
+def check(number: int, most: int, what: str) -> None:
+    """Refuse what nobody could read.
+
+    Raises:
+        ValueError: there are more than `most`.
+    """
+    if number > most:
+        raise ValueError(f"{number} {what}: a picture shows {most} at most; --json has no limit")
 
 
 class _Diagram:
@@ -87,6 +91,10 @@ class _Diagram:
         self.picture = picture
         self.plan = picture.plan
         self.contract = CONTRACTS[self.plan.collective]
+        self.title = f"{self.plan.collective} · {self.plan.algorithm}"
+        self.ranks = _count(self.plan.size, "rank")
+        if self.contract.rooted:
+            self.ranks += f", root {self.plan.root}"
         self.outs = max(1, self.plan.chunks("out"))
         self.tmps = self.plan.chunks("tmp")
         start = 1 if self.contract.in_place else self.plan.chunks("in")
@@ -95,11 +103,12 @@ class _Diagram:
         self.lane_width = max(least, cells * {2: 34, 3: 28, 4: 25}.get(cells, 17 if cells <= 8 else 14))
         self.pitch = self.lane_width + GAP
         self.row_height = LANE + (SCRATCH + 3 if self.tmps else 0)
+        wide = GUTTER + self.plan.size * self.pitch
+        titled = 1.8 * LETTER * len(self.title) + 1.2 * LETTER * len(self.ranks) + 8
+        self.width = max(wide, titled, NARROWEST) + 2 * MARGIN
+        self.left = GUTTER + MARGIN  # of the first column
         self.head = self._head()
         self.top = MARGIN + 34 + 16 * len(self.head) + 46
-        wide = GUTTER + self.plan.size * self.pitch + 2 * MARGIN
-        self.width = max(wide, 430)
-        self.left = GUTTER + MARGIN  # of the first column
         self.bottom = self.row_y(len(picture.rounds)) + self.row_height
 
     # ---- places --------------------------------------------------------------------------------------
@@ -164,29 +173,24 @@ class _Diagram:
             lines[0] += f"; a host sends at most {_part(cost.crossing)} to others"
         if cost.rounds:
             lines.append(_figures(self.picture))
-        wide = GUTTER + self.plan.size * self.pitch
-        letters = int(max(wide, 390) / LETTER)
+        letters = int((self.width - 2 * MARGIN) / LETTER)
         return [part for line in lines for part in textwrap.wrap(line, letters)]
 
     def _columns(self) -> Iterator[str]:
         plan = self.plan
-        root = f", root {plan.root}" if self.contract.rooted else ""
-        name = f"{plan.collective} · {plan.algorithm}"
-        count = _count(plan.size, "rank")
         yield (
-            f'<text class="title" x="{MARGIN}" y="{MARGIN + 16}">{escape(name)}'
-            f'<tspan class="quiet" font-size="13" font-weight="400" dx="8">{count}{root}</tspan></text>'
+            f'<text class="title" x="{MARGIN}" y="{MARGIN + 16}">{escape(self.title)}'
+            f'<tspan class="quiet" font-size="13" font-weight="400" dx="8">{self.ranks}</tspan></text>'
         )
         for n, line in enumerate(self.head):
             yield f'<text class="quiet" x="{MARGIN}" y="{MARGIN + 38 + 16 * n}">{escape(line)}</text>'
+        top = self.top - 46
         for first, end, host in self._hosts():
-            x = self.left + first * self.pitch + 3
-            width = (end - first) * self.pitch - 6
-            y = self.top - 46
-            height = self.bottom - y + 8
-            yield (f'<rect class="host" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="8"/>')
+            left, width = self.left + first * self.pitch + 3, (end - first) * self.pitch - 6
+            box = f'x="{left:g}" y="{top:g}" width="{width:g}" height="{self.bottom - top + 8:g}"'
+            yield f'<rect class="host" {box} rx="8"/>'
             if plan.hosts:
-                yield f'<text class="quiet mid" x="{x + width / 2:g}" y="{y + 15:g}">host {host}</text>'
+                yield f'<text class="quiet mid" x="{left + width / 2:g}" y="{top + 15:g}">host {host}</text>'
         for rank in range(plan.size):
             x = self.x(rank)
             yield f'<path class="rail" d="M{x:g} {self.top:g}V{self.bottom:g}"/>'
@@ -315,8 +319,7 @@ def _figures(picture: Picture) -> str:
         a += f" ({_seconds(cost.far_a_s)} between hosts)"
         speed += f" ({1e-9 / cost.far_b_s:.3g})"
     figures = f"{a}, {speed}, 1/g = {1e-9 / cost.g_s:.3g} GB/s"
-    shared = "" if cost.crossing else f"; in shared memory {_seconds(cost.call_s)}"
-    return f"L = {_bytes(cost.nbytes)}: {_seconds(cost.seconds)} at {figures} ({where}){shared}"
+    return f"L = {_bytes(cost.nbytes)}: {_seconds(cost.seconds)} at {figures} ({where})"
 
 
 def _count(number: int, what: str) -> str:

@@ -130,7 +130,7 @@ class Picture(NamedTuple):
         return str(self.colour(value))
 
     def record(self) -> dict[str, Any]:
-        """The picture as JSON has it; docs/drawing.md describes the fields."""
+        """The picture as JSON has it; docs/algorithms.md describes the fields."""
         plan = self.plan
         return {
             "collective": plan.collective,
@@ -181,10 +181,9 @@ class Picture(NamedTuple):
         }
 
     def sentence(self, message: Message) -> str:
-        """Example: "rank 0 sends Out(3) to rank 1 (of ranks 0,3)"."""
-        chunks = ", ".join(str(chunk) for chunk, _ in message.parts)
-        whose = list(dict.fromkeys(_whose(value) for _, value in message.parts))
-        return f"rank {message.sender} sends {chunks} to rank {message.receiver} ({', '.join(whose)})"
+        """Example: "rank 0 sends Out(3) (of ranks 0,3) to rank 1"."""
+        chunks = ", ".join(str(chunk) + self._whose(value) for chunk, value in message.parts)
+        return f"rank {message.sender} sends {chunks} to rank {message.receiver}"
 
     def _told(self, change: Change) -> str:
         frm = numbers(change.frm)
@@ -194,17 +193,19 @@ class Picture(NamedTuple):
             + (f", from rank{'s' * (len(change.frm) > 1)} {frm}" if frm else ""),
             "copy": f"copies to {change.chunk}",
         }[change.step]
-        return f"rank {change.rank} {how} (now {_whose(change.value)})"
+        return f"rank {change.rank} {how}{self._whose(change.value, 'now ')}"
+
+    def _whose(self, value: Value, now: str = "") -> str:
+        """Whose contributions a value combines, where that can be more than one."""
+        if not CONTRACTS[self.plan.collective].reduces:
+            return ""
+        ranks = ranks_of(value)
+        return f" ({now}of rank{'s' if len(ranks) > 1 else ''} {numbers(ranks)})"
 
 
 def ranks_of(value: Value) -> tuple[int, ...]:
     """The ranks whose contributions a value holds."""
     return tuple(rank for rank in range(value.ranks.bit_length()) if value.ranks >> rank & 1)
-
-
-def _whose(value: Value) -> str:
-    ranks = ranks_of(value)
-    return f"of rank{'s' if len(ranks) > 1 else ''} {numbers(ranks)}"
 
 
 def numbers(values: tuple[int, ...]) -> str:
