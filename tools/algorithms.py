@@ -25,7 +25,7 @@ For each algorithm and {sizes} ranks of one host: **rounds**, how often a latenc
 other; **messages** and **bytes**, the most that one rank sends; and the **time** until the last rank is done,
 where a message of l bytes takes a + b l, adding takes g per byte, and L is the size of the whole buffer (of
 the larger one, where input and output differ). Every rank sends one message and takes one at a time
-(`unisono/costs/price.py`); sends that stand side by side and go to the same ranks are one message. Within
+(`unisono/costs/timing.py`); sends that stand side by side and go to the same ranks are one message. Within
 one host the engine writes once for all readers, so there the direct algorithms are better than this
 says. Time is counted with a, b and g each alone, and added up. The tests prove every plan for 1 to 17, 32, 33
 and 64 ranks, and those that use hosts for uneven ones; `prove(make(collective, name, size))` does so for any
@@ -138,6 +138,7 @@ def markdown() -> str:
     lines = [HEAD.format(sizes=", ".join(map(str, SIZES))), *tables(), *links(), *choices(), *sources()]
     lines += [
         "\n## A plan, drawn\n",
+        "`unisono draw` draws any of these ([how](new-algorithm.md#draw-it)). In one line for each rank:",
         "`2->5` sends chunk 2 to rank 5, `2<-5` takes it, `2=1+5` adds what ranks 1 and 5",
     ]
     lines += ["have of it. Two hosts, one with ranks 0 and 1, one with rank 2:"]

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from unisono.checking import instance, whole
 from unisono.costs.machine import DEFAULTS, Calibration
-from unisono.costs.price import Edge, busiest, seconds, sending, shared_seconds
+from unisono.costs.price import busiest, seconds, sending, shared_seconds
+from unisono.costs.timing import Edge
 from unisono.plans import Plan, make
 from unisono.plans.catalog import steps_of
 

@@ -3,7 +3,7 @@
     picture   the data: round by round who sends what to whom, what each rank holds, what it costs
     diagram   the space-time diagram as SVG     page   the same as a page, round by round     colours
 
-It draws plans, of the catalogue or of the caller's own; the fields of --json are in docs/algorithms.md.
+It draws plans, of the catalogue or of the caller's own; the fields of --json are in docs/new-algorithm.md.
 """
 
 from __future__ import annotations

@@ -87,9 +87,12 @@ def check(number: int, most: int, what: str) -> None:
 
 
 class _Diagram:
+    """Where everything of one picture lies, and its text as SVG."""
+
     def __init__(self, picture: Picture) -> None:
         self.picture = picture
         self.plan = picture.plan
+        self.held = picture.held()
         self.contract = CONTRACTS[self.plan.collective]
         self.title = f"{self.plan.collective} · {self.plan.algorithm}"
         self.ranks = _count(self.plan.size, "rank")
@@ -126,7 +129,7 @@ class _Diagram:
         y, found = self.row_y(row), []
         if row == 0:
             space = "out" if self.contract.in_place else "in"
-            count = self.outs if space == "out" else self.plan.chunks("in")
+            count = self.outs if space == "out" else max(1, self.plan.chunks("in"))
             return [_Lane(space, count, y, LANE)] if self.contract.gives(rank, self.plan.root) else []
         if self.contract.expected(rank, 0, self.plan.size, self.plan.root) is not None:
             found.append(_Lane("out", self.outs, y, LANE))
@@ -138,7 +141,7 @@ class _Diagram:
     # ---- the document --------------------------------------------------------------------------------
 
     def document(self, alone: bool) -> str:
-        self.held = self.picture.held()
+        """The whole text."""
         lines = _legend(self.picture, int((self.width - 2 * MARGIN) / LETTER), bool(self.tmps))
         height = self.bottom + 30 + 15 * len(lines) + MARGIN - 6
         rounds = self.picture.rounds

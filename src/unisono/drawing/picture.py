@@ -1,7 +1,7 @@
 """A plan as the data of a picture: round by round who sends what to whom, and what each rank then holds.
 
 Nothing is simulated here. The values are the proof's (`plans.proof`), the rounds and times the cost model's
-(`costs.price`): in a round every rank sends one message at most and takes one at most.
+(`costs.timing`): in a round every rank sends one message at most and takes one at most.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from unisono.costs import price
 from unisono.costs.choice import edges, predicted
 from unisono.costs.machine import DEFAULTS, Calibration
+from unisono.costs.timing import trace
 from unisono.plans import CONTRACTS, Chunk, Copy, Plan, Recv, Reduce, Send
 from unisono.plans.plan import Step
 from unisono.plans.proof import Finding, Value, prove, run, start
@@ -130,7 +131,7 @@ class Picture(NamedTuple):
         return str(self.colour(value))
 
     def record(self) -> dict[str, Any]:
-        """The picture as JSON has it; docs/algorithms.md describes the fields."""
+        """The picture as JSON has it; docs/new-algorithm.md describes the fields."""
         plan = self.plan
         return {
             "collective": plan.collective,
@@ -235,8 +236,8 @@ def depict(plan: Plan, nbytes: int = 1 << 20, machine: Calibration = DEFAULTS) -
         nbytes = 0  # a barrier has none
     _, findings = run(plan)
     inside, between, g = edges(machine)
-    counted = price.trace(plan)
-    timed = price.trace(plan, nbytes, a=inside.a, b=inside.b, g=g, between=between)
+    counted = trace(plan)
+    timed = trace(plan, nbytes, a=inside.a, b=inside.b, g=g, between=between)
     last = max([1, *(round(message.end) for message in counted.messages)])
     messages: list[list[Message]] = [[] for _ in range(last + 1)]
     changes: list[list[Change]] = [[] for _ in range(last + 1)]
