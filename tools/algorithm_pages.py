@@ -1,7 +1,7 @@
 """Write a page for every algorithm of the catalogue: its picture, its cost, its source.
 
 `python tools/algorithm_pages.py OUT_DIR` writes index.md, and for each algorithm COLLECTIVE-NAME.md,
-COLLECTIVE-NAME.svg and COLLECTIVE-NAME.html (the rounds one by one). A page links only to files in OUT_DIR.
+COLLECTIVE-NAME.svg and COLLECTIVE-NAME-rounds.html. A page links only to files in OUT_DIR.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def page(collective: str, algorithm: str) -> Iterator[str]:
     yield f"# {collective}: {algorithm}\n"
     yield f"{PROMISES[collective]} {doc}\n"
     yield f"![{plan}: who sends which chunk to whom, round by round]({name}.svg)\n"
-    yield f"[Round by round]({name}.html): forward, back, and what each rank holds.\n"
+    yield f"[Round by round]({name}-rounds.html): forward, back, and what each rank holds.\n"
     yield f"    unisono draw {collective} --algorithm {algorithm}{hosts} -o {name}.svg\n"
     yield "## Cost\n"
     yield from cost(collective, algorithm)
@@ -139,7 +139,7 @@ def main(argv: list[str]) -> int:
         for algorithm in algorithms:
             picture, name = depict(plan_of(collective, algorithm)), f"{collective}-{algorithm}"
             (folder / f"{name}.svg").write_text(svg(picture), encoding="utf-8")
-            (folder / f"{name}.html").write_text(html(picture), encoding="utf-8")
+            (folder / f"{name}-rounds.html").write_text(html(picture), encoding="utf-8")
             (folder / f"{name}.md").write_text(
                 "\n".join(page(collective, algorithm)) + "\n", encoding="utf-8"
             )
