@@ -55,7 +55,7 @@ def page(collective: str, algorithm: str) -> Iterator[str]:
     doc = (inspect.getdoc(function) or "").partition("\n")[0]
     yield f"# {collective}: {algorithm}\n"
     yield f"{PROMISES[collective]} {doc}\n"
-    yield f"![{plan}: who sends which chunk to whom, round by round]({name}.svg)\n"
+    yield f"[![{plan}: who sends which chunk to whom, round by round]({name}.svg)]({name}.svg)\n"
     yield f"[Round by round]({name}-rounds.html): forward, back, and what each rank holds.\n"
     yield f"    unisono draw {collective} --algorithm {algorithm}{hosts} -o {name}.svg\n"
     yield "## Cost\n"
