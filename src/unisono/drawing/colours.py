@@ -6,50 +6,55 @@ sixteen chunks nothing is lost when they begin again.
 
 from __future__ import annotations
 
-__all__ = ["COLOURS", "rules"]
+from string import Template
+
+__all__ = ["COLOURS", "styled", "variables"]
 
 BASE = ("#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#B5A400", "#8A8A8A")
 COLOURS = 2 * len(BASE)
 
-LIGHT = {
-    "paper": "#ffffff",
-    "panel": "#f3f5f8",
-    "ink": "#1b1f24",
-    "quiet": "#5b6570",
-    "line": "#c4ccd6",
-    "rail": "#e3e8ee",
-}
-DARK = {
-    "paper": "#14171c",
-    "panel": "#1d2229",
-    "ink": "#e8ebef",
-    "quiet": "#9aa5b1",
-    "line": "#4a5461",
-    "rail": "#2c333d",
-}
+BLACK, WHITE = 0, 255
 
 
-def rules() -> str:
-    """CSS variables for light and dark: --paper, --ink ...; of chunk 0 its fill --f0, text on it --t0."""
-    light, dark = _block(LIGHT, 0.0), _block(DARK, 1.0)
-    return f":root{{{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}"
+def _theme(
+    paper: str, panel: str, ink: str, quiet: str, line: str, rail: str, towards: int
+) -> dict[str, str]:
+    """Name -> colour; of chunk 0 the fill is f0, text on it t0. Second shades are mixed with `towards`."""
+    theme = {"paper": paper, "panel": panel, "ink": ink, "quiet": quiet, "line": line, "rail": rail}
+    for number, shade in enumerate([*BASE, *(_mixed(colour, towards) for colour in BASE)]):
+        theme |= {f"f{number}": shade, f"t{number}": _text_on(shade)}
+    return theme
 
 
-def _block(theme: dict[str, str], towards: float) -> str:
-    shades = [*BASE, *(_mixed(colour, towards) for colour in BASE)]
-    chunks = "".join(f"--f{n}:{shade};--t{n}:{_text_on(shade)};" for n, shade in enumerate(shades))
-    return "".join(f"--{name}:{colour};" for name, colour in theme.items()) + chunks
+def variables() -> str:
+    """CSS variables for light and dark, one for each name of the theme: --paper, --ink, --f0 ..."""
+    return styled(":root{" + "".join(f"--{name}:${name};" for name in LIGHT) + "}")
 
 
-def _mixed(colour: str, towards: float, part: float = 0.42) -> str:
-    """A second shade: darker for 0, lighter for 1."""
-    channels = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
-    return "#" + "".join(f"{round(channel * (1 - part) + 255 * towards * part):02x}" for channel in channels)
+def styled(rules: str) -> str:
+    """CSS with $paper, $ink, $f0 ... written out, for light and for dark.
+
+    Programs that show SVG and are no browsers know no CSS variables.
+    """
+    light, dark = (Template(rules).substitute(theme) for theme in (LIGHT, DARK))
+    return f"{light}@media(prefers-color-scheme:dark){{{dark}}}"
+
+
+def _mixed(colour: str, towards: int, part: float = 0.42) -> str:
+    return "#" + "".join(f"{round(c * (1 - part) + towards * part):02x}" for c in _channels(colour))
 
 
 def _text_on(colour: str) -> str:
     """Black or white, whichever has more contrast (WCAG's relative luminance)."""
-    channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    shares = [channel / 255 for channel in _channels(colour)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in shares]
     luminance = sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
     return "#000" if (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) else "#fff"
+
+
+def _channels(colour: str) -> list[int]:
+    return [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
+
+
+LIGHT = _theme("#ffffff", "#f3f5f8", "#1b1f24", "#5b6570", "#c4ccd6", "#e3e8ee", BLACK)
+DARK = _theme("#14171c", "#1d2229", "#e8ebef", "#9aa5b1", "#4a5461", "#2c333d", WHITE)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from html import escape
 from typing import NamedTuple
 
-from unisono.drawing.colours import COLOURS, rules
+from unisono.drawing.colours import COLOURS, styled
 from unisono.drawing.picture import Message, Picture, Round, numbers
 from unisono.plans import CONTRACTS, Chunk
 from unisono.plans.proof import Value
@@ -35,21 +35,18 @@ GAP = 20
 LETTER = 6.1
 """How wide a letter of 11 px is, at most."""
 
-STYLE = """
-text{font:11px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif;fill:var(--ink)}
-.title{font-size:18px;font-weight:650}.quiet{fill:var(--quiet)}.mid,.m10,.m11{text-anchor:middle}.m10{font-size:10px}.end{text-anchor:end}
-.name{font-weight:600;font-size:12px}.host{fill:var(--panel)}.rail{stroke:var(--rail);stroke-width:2}
-.cell{fill:var(--paper);stroke:var(--line)}.scratch{stroke-dasharray:2 2}
-.new{fill:none;stroke:var(--ink);stroke-width:1.8}
-.part{fill-opacity:.5}
-.way{fill:none;stroke-width:2}.pill{stroke:var(--paper);stroke-width:1.5}
-.fs{fill:var(--quiet)}.ts{fill:var(--paper)}.ls{stroke:var(--quiet)}
+SHAPES = """
+text{font:11px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}
+.title{font-size:18px;font-weight:650}.mid,.m10,.m11{text-anchor:middle}.m10{font-size:10px}
+.name{font-weight:600;font-size:12px}.rail{stroke-width:2}.scratch{stroke-dasharray:2 2}
+.new{fill:none;stroke-width:1.8}.part{fill-opacity:.5}.way{fill:none;stroke-width:2}.pill{stroke-width:1.5}
 """
 
-CHUNKS = "".join(
-    f".f{n}{{fill:var(--f{n})}}.t{n}{{fill:var(--t{n})}}.l{n}{{stroke:var(--f{n})}}" for n in range(COLOURS)
-)
-"""Of each colour: a fill, text on it, a line."""
+COLOURED = """
+text{fill:$ink}.quiet{fill:$quiet}.paper,.cell{fill:$paper}.host{fill:$panel}.rail{stroke:$rail}
+.cell{stroke:$line}.new{stroke:$ink}.pill{stroke:$paper}.fs{fill:$quiet}.ts{fill:$paper}.ls{stroke:$quiet}
+""" + "".join(f".f{n}{{fill:$f{n}}}.t{n}{{fill:$t{n}}}.l{n}{{stroke:$f{n}}}" for n in range(COLOURS))
+"""Of each chunk: its fill (f0), text on it (t0), a line (l0); s: of several chunks."""
 
 
 class _Lane(NamedTuple):
@@ -61,11 +58,9 @@ class _Lane(NamedTuple):
     height: float
 
 
-def svg(picture: Picture, *, alone: bool = True) -> str:
+def svg(picture: Picture) -> str:
     """The diagram as an SVG document.
 
-    Args:
-        alone: with its colours, for a file of its own; without for a page that has them.
     Raises:
         ValueError: more ranks, chunks or rounds than can be read.
     """
@@ -73,7 +68,7 @@ def svg(picture: Picture, *, alone: bool = True) -> str:
     check(plan.size, MOST_RANKS, "ranks")
     check(max(plan.chunks(space) for space in ("in", "out", "tmp")), MOST_CHUNKS, "chunks")
     check(len(picture.rounds), MOST_ROUNDS, "rounds")
-    return _Diagram(picture).document(alone)
+    return _Diagram(picture).document()
 
 
 def check(number: int, most: int, what: str) -> None:
@@ -140,7 +135,7 @@ class _Diagram:
 
     # ---- the document --------------------------------------------------------------------------------
 
-    def document(self, alone: bool) -> str:
+    def document(self) -> str:
         """The whole text."""
         lines = _legend(self.picture, int((self.width - 2 * MARGIN) / LETTER), bool(self.tmps))
         height = self.bottom + 30 + 15 * len(lines) + MARGIN - 6
@@ -154,15 +149,13 @@ class _Diagram:
                 for n, line in enumerate(lines)
             ),
         ]
-        style = (rules() if alone else "") + STYLE.strip().replace("\n", "") + CHUNKS
+        style = (SHAPES + styled(COLOURED)).replace("\n", "")
         size = f'width="{self.width:g}" height="{height:g}" viewBox="0 0 {self.width:g} {height:g}"'
         title = escape(f"{self.plan}")
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{title}">'
             f"<title>{title}</title><style>{style}</style>"
-            f'<rect width="100%" height="100%" rx="8" fill="var(--paper)"/>\n'
-            + "\n".join(parts)
-            + "\n</svg>\n"
+            f'<rect class="paper" width="100%" height="100%" rx="8"/>\n' + "\n".join(parts) + "\n</svg>\n"
         )
 
     def _head(self) -> list[str]:

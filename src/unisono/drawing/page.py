@@ -6,7 +6,7 @@ import json
 from html import escape
 from pathlib import Path
 
-from unisono.drawing.colours import COLOURS, rules
+from unisono.drawing.colours import COLOURS, variables
 from unisono.drawing.diagram import svg
 from unisono.drawing.picture import Picture
 
@@ -22,9 +22,9 @@ def html(picture: Picture) -> str:
     data = json.dumps(picture.record(), separators=(",", ":")).replace("<", "\\u003c")
     parts = {
         "@TITLE@": escape(str(picture.plan)),
-        "@COLOURS@": rules(),
+        "@COLOURS@": variables(),
         "@NUMBER_OF_COLOURS@": str(COLOURS),
-        "@DIAGRAM@": svg(picture, alone=False),
+        "@DIAGRAM@": svg(picture),
         "@DATA@": data,
     }
     text = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
