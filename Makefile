@@ -27,7 +27,7 @@ say = @if [ -t 1 ] && [ "$${TERM:-dumb}" != dumb ]; then printf '\033[1m==> %s\0
 install_torch = @$(BIN)/python tools/install_torch.py $(PYTORCH) $(1) $(TORCH_PIP)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-long test-torch test-torch-cuda-build test-parallel test-fresh check format bench bench-report bench-peers sanitize sanitize-virtual model fuzz wheel clean
+.PHONY: help demo test test-fast test-long test-torch test-torch-cuda-build test-parallel test-clients test-fresh check format bench bench-report bench-peers sanitize sanitize-virtual model fuzz wheel clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -77,6 +77,13 @@ test-torch-cuda-build: $(VENV)/.installed  ## virtual GPUs with PyTorch's CUDA b
 test-parallel: $(VENV)/.installed  ## parallel training: all plans of the sweep, and the rest of its tests (half an hour)
 	$(call install_torch,--required)
 	UNISONO_TEST_SWEEP=1 $(BIN)/python -m pytest tests/torch -k parallel $(ARGS)
+
+# Frameworks and PyTorch beside them, 2 GB. CLIENTS=folder: an environment that has them already.
+CLIENTS ?= .venv-clients
+test-clients: $(VENV)/.installed  ## Accelerate, Lightning, DeepSpeed, Ray Train ... over Unisono and Gloo (ARGS="lightning --rounds 1")
+	test -d $(CLIENTS) || { $(PYTHON) -m venv $(CLIENTS) && $(CLIENTS)/bin/pip install --progress-bar off -r tests/clients/requirements.txt; }
+	PYTHONPATH=$$($(CLIENTS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+	  $(BIN)/python tests/clients/run.py $(ARGS)
 
 check: $(VENV)/.installed  ## format, lint, types, layers, budgets
 	$(call say,"format and lint")

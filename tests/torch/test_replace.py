@@ -65,33 +65,6 @@ def test_without_autoload_the_launcher_refuses():
     assert "unset TORCH_DEVICE_BACKEND_AUTOLOAD" in done.stderr
 
 
-FRAMEWORKS = {
-    "accelerate": "with_accelerate.py",
-    "deepspeed": "with_deepspeed.py",
-    "lightning": "with_lightning.py",
-    "transformers": "with_transformers.py",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_framework(framework, tmp_path):
-    pytest.importorskip(framework)
-    program = str(suite.HERE / "programs" / FRAMEWORKS[framework])
-    done = run("-m", "unisono", "run", "-n", "2", "--replace", "gloo", program, str(tmp_path))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("fine") == 2
-
-
-@pytest.mark.slow
-def test_accelerate_takes_the_group_that_is_there(tmp_path):
-    pytest.importorskip("accelerate")
-    program = str(suite.HERE / "programs" / "with_accelerate.py")
-    done = run("-m", "unisono", "run", "-n", "2", program, str(tmp_path), "named")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("fine") == 2
-
-
 needs_ray = pytest.mark.skipif(  # importing Ray here would start its threads
     not (find_spec("ray") and find_spec("pandas")), reason="needs ray[train], which is not installed"
 )
@@ -103,14 +76,5 @@ needs_ray = pytest.mark.skipif(  # importing Ray here would start its threads
 def test_what_a_rank_on_ray_raises_reaches_the_driver(tmp_path):
     program = str(suite.HERE / "programs" / "failing_on_ray.py")
     done = run(program, str(tmp_path), "3", limit_s=280, RAY_worker_niceness="0")  # else 15
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "fine" in done.stdout
-
-
-@pytest.mark.slow
-@needs_ray
-def test_ray_train(tmp_path):
-    program = str(suite.HERE / "programs" / "with_ray.py")
-    done = run(program, str(tmp_path), UNISONO_REPLACE="gloo")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "fine" in done.stdout

@@ -1,0 +1,37 @@
+"""Unisono for torchft: training that goes on when a replica dies.
+
+    from unisono.torch.torchft import ProcessGroupUnisono
+
+    manager = torchft.Manager(pg=ProcessGroupUnisono(timeout=timedelta(seconds=10)), ...)
+
+A replica that dies is noticed at once, where Gloo waits for a broken connection or for the timeout. Needs
+the package torchft.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed.distributed_c10d as c10d
+from torchft.process_group import ProcessGroupWrapper
+
+from unisono.torch import process_group
+
+__all__ = ["ProcessGroupUnisono"]
+
+
+class ProcessGroupUnisono(ProcessGroupWrapper):  # type: ignore[misc]  # torchft has no types here
+    """A process group that torchft makes again whenever the replicas change.
+
+    Args:
+        timeout: of every operation, and of making the group.
+    """
+
+    def _create_pg(self, store: c10d.Store, rank: int, world_size: int) -> Any:
+        return process_group.ProcessGroupUnisono(
+            store, rank, world_size, self._timeout, f"torchft {self._uuid}"
+        )
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """Return the name that torchft shows."""
+        return "torchft-unisono"
