@@ -4,8 +4,8 @@
 
     manager = torchft.Manager(pg=ProcessGroupUnisono(timeout=timedelta(seconds=10)), ...)
 
-A replica that dies is noticed at once, where Gloo waits for a broken connection or for the timeout. Needs
-the package torchft.
+torchft makes the group again, over a store of its own, whenever replicas leave or come. Needs the package
+torchft.
 """
 
 from __future__ import annotations
