@@ -39,7 +39,7 @@ template <class F, bool kStochastic>
 bool encode_range(typename F::Code* out, const float* in, size_t n, uint64_t key, uint32_t place) {
   const auto low = static_cast<uint32_t>(key), high = static_cast<uint32_t>(key >> 32);
   uint32_t refused = 0;
-#pragma GCC ivdep
+  UNISONO_INDEPENDENT
   for (size_t i = 0; i < n; ++i) {
     const float value = get(in + i);
     const uint32_t random = kStochastic ? random_bits(low, high, place + static_cast<uint32_t>(i)) : 0;
@@ -75,7 +75,7 @@ inline void give(float* out, float value) {
 template <class F, bool kAdds>
 void decode(float* out, const void* in, size_t n, size_t) {
   const auto* const from = static_cast<const typename F::Code*>(in);
-#pragma GCC ivdep
+  UNISONO_INDEPENDENT
   for (size_t i = 0; i < n; ++i) give<kAdds>(out + i, F::decode(get(from + i)));
 }
 
@@ -109,7 +109,7 @@ inline void round_block(int8_t* codes, const float* in, size_t n, float inverse,
                         const Coding& coding, uint64_t first) {
   const auto run = [&](size_t start, size_t count, uint64_t key, uint32_t place) {
     const auto low = static_cast<uint32_t>(key), high = static_cast<uint32_t>(key >> 32);
-#pragma GCC ivdep
+    UNISONO_INDEPENDENT
     for (size_t i = 0; i < count; ++i) {
       const uint32_t random = kStochastic ? random_bits(low, high, place + static_cast<uint32_t>(i)) : 0;
       const float value = get(in + start + i) * inverse;
@@ -199,16 +199,17 @@ inline void decode_block(float* out, const unsigned char* in, size_t n) {
   const float scale = get(reinterpret_cast<const float*>(in));
   const auto* const codes = reinterpret_cast<const int8_t*>(in + kScale);
   const size_t half = kBits == 8 ? n : (n + 1) / 2;
-#pragma GCC ivdep
+  UNISONO_INDEPENDENT
   for (size_t i = 0; i < half; ++i) {
     const int32_t code =
         kBits == 8 ? codes[i] : static_cast<int32_t>(static_cast<uint32_t>(codes[i]) << 28) >> 28;
     give<kAdds>(out + i, scale * static_cast<float>(code));
   }
-  if constexpr (kBits == 4)
-#pragma GCC ivdep
+  if constexpr (kBits == 4) {
+    UNISONO_INDEPENDENT
     for (size_t i = 0; i < n - half; ++i)
       give<kAdds>(out + half + i, scale * static_cast<float>(codes[i] >> 4));
+  }
 }
 
 template <int kBits, bool kAdds, size_t kBlock>
@@ -243,7 +244,7 @@ size_t adam_range(float* parameter, const float* gradient, uint16_t* mean, uint1
                   const AdamStep step, uint64_t key, uint32_t place) {
   const auto low = static_cast<uint32_t>(key), high = static_cast<uint32_t>(key >> 32);
   uint32_t beyond = 0;
-#pragma GCC ivdep
+  UNISONO_INDEPENDENT
   for (size_t i = 0; i < n; ++i) {
     const float p = get(parameter + i), g = get(gradient + i) + step.decay * p;
     float m = F169::decode(get(mean + i)), v = U0610::decode(get(variance + i));

@@ -5,6 +5,13 @@
 #include <cstdint>
 #include <cstring>
 
+// Before a loop: each pass reads and writes elements of its own, also where `out` is an input.
+#ifdef __clang__
+#define UNISONO_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define UNISONO_INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
 namespace unisono {
 namespace {
 

@@ -122,11 +122,11 @@ void reduce_flat(T* out, const T* a, const T* b, const T* c, size_t n) {
     if (c != nullptr) c += first;
   }
   if (c == nullptr) {
-#pragma GCC ivdep
+    UNISONO_INDEPENDENT
     for (size_t i = 0; i < n; ++i)
       put(out + i, Traits<T>::store(Op::apply(Traits<T>::load(get(a + i)), Traits<T>::load(get(b + i)))));
   } else {
-#pragma GCC ivdep
+    UNISONO_INDEPENDENT
     for (size_t i = 0; i < n; ++i)
       put(out + i,
           Traits<T>::store(Op::apply(Op::apply(Traits<T>::load(get(a + i)), Traits<T>::load(get(b + i))),

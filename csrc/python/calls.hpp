@@ -58,8 +58,8 @@ class CollectiveWork {
       : planner_(std::move(planner)),
         engine_(std::move(engine)),
         name_(std::move(name)),
-        keep_(std::move(keep)),
         result_(std::move(result)),
+        keep_(std::move(keep)),
         timeout_s_(timeout_s),
         brief_(brief) {}
 
