@@ -2,7 +2,7 @@
 # Needed on the machine: Python 3.10+ with its headers and venv, g++ and make. CMake and Ninja come from PyPI.
 
 # The first of these that is new enough.
-PYTHONS := python3 python3.13 python3.12 python3.11 python3.10
+PYTHONS := python3 python3.14 python3.13 python3.12 python3.11 python3.10
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 10))
 PYTHON ?= $(shell for p in $(PYTHONS); do $$p -c '$(NEW_ENOUGH)' 2>/dev/null && exec echo $$p; done; echo python3)
 VENV   ?= .venv
@@ -27,7 +27,7 @@ say = @if [ -t 1 ] && [ "$${TERM:-dumb}" != dumb ]; then printf '\033[1m==> %s\0
 install_torch = @$(BIN)/python tools/install_torch.py $(PYTORCH) $(1) $(TORCH_PIP)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-long test-torch test-torch-cuda-build test-parallel test-clients test-fresh check format bench bench-report bench-peers sanitize sanitize-virtual model fuzz wheel clean
+.PHONY: help demo test test-fast test-long test-torch test-torch-cuda-build test-parallel test-clients test-fresh check format bench bench-report bench-peers sanitize sanitize-virtual model fuzz wheel test-wheel sdist clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -127,8 +127,14 @@ model:  ## check the models of the protocol with Spin, and that seeded mistakes 
 fuzz: $(VENV)/.installed  ## fuzz frames with libFuzzer (needs clang) and the decoders of bytes (ARGS=-max_total_time=600)
 	$(BIN)/python tools/fuzz.py $(ARGS)
 
-wheel: $(VENV)/.tools  ## build a wheel into dist/
-	$(PIP) wheel --no-deps --no-build-isolation -w dist .
+wheel: $(VENV)/.created  ## build the wheels of a release into dist/, for each Python that is here (ARGS=--help)
+	$(BIN)/python tools/wheels.py $(ARGS)
+
+test-wheel: $(VENV)/.created  ## install the wheels of dist/ where there is no compiler, and try them (ARGS="--torch torch==2.13.0")
+	$(BIN)/python tools/try_wheels.py $(ARGS)
+
+sdist: $(VENV)/.tools  ## build the source distribution into dist/, and check what is in it
+	$(BIN)/python tools/sdist.py $(ARGS)
 
 clean:  ## remove everything that was built or installed here
 	rm -rf .venv .venv-* build build-* dist .hypothesis .*_cache src/unisono/_native.pyi

@@ -3,8 +3,8 @@
 Each is installed into a new environment of its Python, with what it requires from PyPI and nothing else. PATH
 is that environment's `bin`: no compiler, no shell. Then README's ten lines run, and every command once.
 
-With `--torch REQUIREMENT` (torch==2.13.0) PyTorch comes too: DDP over Unisono, and virtual GPUs, which compile
-what they need at first use and are given the compilers of this PATH.
+With `--torch REQUIREMENT` (torch==2.13.0) PyTorch comes, too: DDP over Unisono, and virtual GPUs, which
+compile what they need at first use, and are given the compilers of this PATH.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ COMMANDS = (
     "unisono --version",
     "unisono doctor",
     "unisono run -n 2 sum.py",
-    "unisono run -n 2 python sum.py",
     "unisono bench all_reduce -n 2 -b 4 -e 64K -f 128 --rounds 2 --round-ms 20",
     "unisono calibrate",
     "unisono demo -n 2 --only numpy --numpy-seconds 2",
@@ -92,8 +91,9 @@ def main() -> int:
             print(f"not tried: {wheel.name}: no interpreter for {tag} here (--python PATH)")
     print("\nwheel | MB | installed MB | import, ms of CPU | ready, ms of CPU | faults")
     for each in tried:
-        figures = f"{each.megabytes:.2f} | {each.installed_megabytes:.1f} | {each.import_ms:.0f} | {each.ready_ms:.0f}"
-        print(f"{each.wheel} | {figures} | {'; '.join(each.faults) or 'none'}")
+        sizes = f"{each.megabytes:.2f} | {each.installed_megabytes:.1f}"
+        times = f"{each.import_ms:.0f} | {each.ready_ms:.0f}"
+        print(f"{each.wheel} | {sizes} | {times} | {'; '.join(each.faults) or 'none'}")
     return int(not tried or any(each.faults for each in tried))
 
 
@@ -169,9 +169,16 @@ def run_all(folder: Path, commands: tuple[str, ...], path: str = "") -> Iterator
         started = time.monotonic()
         try:
             ran = subprocess.run(
-                [folder / "venv" / "bin" / program, *words], cwd=folder, env=env, timeout=LIMIT_S, check=False,
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            )  # fmt: skip
+                [folder / "venv" / "bin" / program, *words],
+                cwd=folder,
+                env=env,
+                timeout=LIMIT_S,
+                check=False,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
         except subprocess.TimeoutExpired:
             yield f"{command}: not done after {LIMIT_S:.0f} s"
             continue

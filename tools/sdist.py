@@ -1,0 +1,67 @@
+"""Build the source distribution into dist/ and look at what is in it: `make sdist`.
+
+With `--install` a wheel is also built from it, where only the archive is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from scikit_build_core.build import build_sdist
+
+ROOT = Path(__file__).resolve().parent.parent
+MOST_BYTES = 2_000_000
+
+# A build needs these, and nothing else belongs into it.
+NEEDED = {"CMakeLists.txt", "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"}
+ALLOWED = re.compile(r"csrc/.+\.([ch]pp|map)|src/unisono/(.+\.py|py\.typed)")
+
+
+def main() -> int:
+    """Build and check; return 1 when it is not as it should be."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--install", action="store_true", help="also build a wheel from it (a minute)")
+    arguments = parser.parse_args()
+    archive = ROOT / "dist" / build_sdist(str(ROOT / "dist"))
+    with tarfile.open(archive) as packed:
+        names = {member.name.split("/", 1)[1] for member in packed if member.isfile()}
+    nbytes = archive.stat().st_size
+    print(f"{archive.name}: {nbytes / 1e6:.2f} MB, {len(names)} files", flush=True)
+    faults = [
+        f"does not belong into it: {name}" for name in sorted(names - NEEDED) if not ALLOWED.fullmatch(name)
+    ]
+    faults += [f"lacks {name}" for name in sorted((NEEDED | tracked()) - names)]
+    faults += [f"{nbytes} bytes, {MOST_BYTES} at most"] if nbytes > MOST_BYTES else []
+    print(*faults, sep="\n")
+    if arguments.install and not faults:
+        with tempfile.TemporaryDirectory(prefix="unisono-sdist-") as folder:
+            pip = [
+                sys.executable,
+                "-m",
+                "pip",
+                "--disable-pip-version-check",
+                "wheel",
+                "--no-build-isolation",
+            ]
+            subprocess.run([*pip, "--no-deps", "--wheel-dir", folder, archive], cwd=folder, check=True)
+            print("built:", *(path.name for path in Path(folder).glob("*.whl")))
+    return int(bool(faults))
+
+
+def tracked() -> set[str]:
+    """Return what git has of the package and the engine; nothing outside a checkout."""
+    command = ["git", "-C", str(ROOT), "ls-files", "src/unisono", "csrc"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False)
+    return set(listed.stdout.split())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
