@@ -54,7 +54,7 @@ ALLOWED = re.compile(
     r"unisono/(.+\.pyi?|py\.typed|_native\.[\w.-]+\.so|virtual/csrc/\w+\.[ch]pp)|unisono-[^/]+\.dist-info/.+"
 )
 
-# Zig writes x86-64-v3 as x86_64_v3.
+# Zig writes x86-64-v3 as x86_64_v3, makes -O2 of -O3, and keeps frame pointers.
 WRAPPER = """#!/bin/bash
 exec {python} -m ziglang {tool} {target} "${{@/#-march=x86-64-v/-march=x86_64_v}}"
 """
@@ -201,7 +201,8 @@ def wrapper(tool: str, arch: str, tools: Path) -> Path:
     """Return a program that CMake takes for `tool`."""
     path = BUILD / "bin" / f"{arch}-{tool}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    target = f"-target {arch}-linux-gnu.{GLIBC}" if tool in ("cc", "c++") else ""
+    compiles = tool in ("cc", "c++")
+    target = f"-target {arch}-linux-gnu.{GLIBC} -fomit-frame-pointer -Xclang -O3" if compiles else ""
     path.write_text(WRAPPER.format(python=tools / "bin" / "python", tool=tool, target=target))
     path.chmod(0o755)
     return path
