@@ -17,6 +17,8 @@ TORCH_PIP = $(if $(filter cpu,$(TORCH)),--index-url https://download.pytorch.org
 ifneq ($(filter-out 0 1 cpu,$(TORCH)),)
 $(error TORCH is '$(TORCH)', expected 0, 1, cpu or nothing)
 endif
+# WHEEL=dist/unisono-....whl: this wheel in place of what is built from csrc; nothing is compiled, and it is tested.
+WHEEL   =
 CSRC   := $(wildcard csrc/*/*.cpp csrc/*/*.hpp)
 FUZZED := tests/fuzz/frames_fuzz.cpp
 FORMATTED := $(wildcard src tests tools benchmarks examples)
@@ -154,7 +156,9 @@ $(VENV)/.tools: $(VENV)/.created
 	@touch $@
 
 # Also the rebuild: when only C++ changed, dependencies are left alone and Ninja compiles what it must.
-$(VENV)/.installed: $(VENV)/.tools pyproject.toml CMakeLists.txt csrc $(wildcard csrc/*) $(CSRC)
-	$(call say,"building the native module")
-	@$(BIN)/python tools/install_engine.py $(if $(filter-out csrc%,$?),-e '.[dev]',--no-deps -e .)
+built_here = $(if $(filter-out csrc%,$?),-e '.[dev]',--no-deps -e .)
+$(VENV)/.installed: $(VENV)/.tools pyproject.toml CMakeLists.txt csrc $(wildcard csrc/*) $(CSRC) $(WHEEL)
+	$(call say,"$(if $(WHEEL),installing $(WHEEL),building the native module)")
+	@$(if $(WHEEL),$(PIP) uninstall --quiet --yes unisono)
+	@$(BIN)/python tools/install_engine.py $(if $(WHEEL),'$(WHEEL)[dev]',$(built_here))
 	@touch $@

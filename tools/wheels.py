@@ -65,6 +65,7 @@ class Interpreter(NamedTuple):
 
     path: str
     version: str  # 3.12
+    include: str  # the folder of its headers
 
     @property
     def tag(self) -> str:
@@ -114,7 +115,7 @@ def inspect(name: str) -> Interpreter:
     Raises:
         SystemExit: it does not run.
     """
-    code = "import sys; print(sys.executable, '%d.%d' % sys.version_info[:2])"
+    code = "import sys, sysconfig as s; print(sys.executable, s.get_python_version(), s.get_path('include'))"
     ran = subprocess.run([name, "-c", code], capture_output=True, text=True, check=False)
     if ran.returncode:
         sys.exit(f"{name} does not run: {ran.stderr.strip()}")
@@ -179,6 +180,10 @@ def build(interpreter: Interpreter, arch: str, tools: Path, out: Path, stub: Pat
         "_PYTHON_HOST_PLATFORM": f"linux-{arch}",
         "SETUPTOOLS_EXT_SUFFIX": f".cpython-{interpreter.tag[2:]}-{arch}-linux-gnu.so",
     }
+    # Debian's headers include <x86_64-linux-gnu/python3.11/pyconfig.h>, and Zig looks into no folder of ours.
+    headers = Path(interpreter.include).parent
+    if (headers / f"{arch}-linux-gnu").is_dir():
+        env["CXXFLAGS"] = f"-idirafter {headers}"
     # Run by the tools' pip, in the interpreter's environment.
     pip = [
         tools / "bin" / "python",
