@@ -121,6 +121,7 @@ def try_wheel(wheel: Path, interpreter: Interpreter, arguments: argparse.Namespa
         subprocess.run([interpreter.path, "-m", "venv", "--without-pip", folder / "venv"], check=True)
         install(folder, str(wheel))
         faults = list(run_all(folder, COMMANDS))
+        faults += kernels(folder)
         empty, imported, ready = (cpu_s(folder, code) for code in ("", "import unisono", READY))
         if imported - empty > MOST_IMPORT_S:
             faults.append(f"import unisono: {imported - empty:.3f} s, {MOST_IMPORT_S} at most")
@@ -186,6 +187,20 @@ def run_all(folder: Path, commands: tuple[str, ...], path: str = "") -> Iterator
         if ran.returncode:
             print(ran.stdout)
             yield f"{command}: exit code {ran.returncode}"
+
+
+def kernels(folder: Path) -> Iterator[str]:
+    """Yield a fault when the engine does not use the widest vectors that this processor has."""
+    with open("/proc/cpuinfo") as file:
+        flags = set(re.findall(r"\w+", next((line for line in file if line.startswith("flags")), "")))
+    wanted = "v4" if "avx512bw" in flags else "v3" if "avx2" in flags else "base"
+    code = "from unisono import _native; print(_native.isa())"
+    command = [folder / "venv" / "bin" / "python", "-c", code]
+    used = subprocess.run(
+        command, env=variables(folder), capture_output=True, text=True, check=True
+    ).stdout.strip()
+    if used != wanted:
+        yield f"reductions use the {used} kernels, this processor has {wanted}"
 
 
 def cpu_s(folder: Path, code: str) -> float:

@@ -1,5 +1,11 @@
 #include "kernels/reduce.hpp"
 
+#ifdef UNISONO_HAVE_X86_LEVELS
+#include <cpuid.h>
+
+#include <initializer_list>
+#endif
+
 namespace unisono {
 
 // Each is defined by one compilation of reduce_kernels.cpp.
@@ -16,17 +22,32 @@ struct Runnable {
   size_t count = 0;
 };
 
+#ifdef UNISONO_HAVE_X86_LEVELS
+// The level of x86-64 that processor and kernel offer: 4, 3, or less. Asked of the processor itself: the
+// library behind __builtin_cpu_supports differs between compilers, and one knows no F16C.
+int level() {
+  unsigned a = 0, b = 0, c = 0, d = 0, unused = 0;
+  const auto has = [](unsigned word, std::initializer_list<int> bits) {
+    for (const int bit : bits)
+      if ((word >> bit & 1) == 0) return false;
+    return true;
+  };
+  if (__get_cpuid(1, &a, &unused, &c, &d) == 0 || __get_cpuid_count(7, 0, &a, &b, &unused, &d) == 0) return 1;
+  if (!has(c, {12, 27, 28, 29}) || !has(b, {5, 8})) return 2;  // FMA, OSXSAVE, AVX, F16C; AVX2, BMI2
+  unsigned low = 0, high = 0;                                  // which registers the operating system keeps
+  asm("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  if (!has(low, {1, 2})) return 2;              // SSE, AVX
+  if (!has(b, {16, 17, 28, 30, 31})) return 3;  // AVX-512: F, DQ, CD, BW, VL
+  return has(low, {5, 6, 7}) ? 4 : 3;           // its masks and registers
+}
+#endif
+
 Runnable runnable() {
   Runnable found{{&kernels_base()}, 1};
 #ifdef UNISONO_HAVE_X86_LEVELS
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
-      __builtin_cpu_supports("f16c"))
-    found.tables[found.count++] = &kernels_v3();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("f16c"))
-    found.tables[found.count++] = &kernels_v4();
+  const int offered = level();
+  if (offered >= 3) found.tables[found.count++] = &kernels_v3();
+  if (offered >= 4) found.tables[found.count++] = &kernels_v4();
 #endif
   return found;
 }
