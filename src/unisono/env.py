@@ -230,10 +230,16 @@ VARIABLES: tuple[Variable, ...] = (
         "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
+    Variable("PMIX_NAMESPACE", "job_id", _text, "name of the job", "Open MPI"),
     *_placement("MPICH/PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    Variable("I_MPI_HYDRA_UUID", "job_id", _text, "name of the job (Intel MPI)", "MPICH/PMI"),
     *_placement("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
     Variable("SLURM_NODEID", "group_rank", _rank, "rank of this host", "Slurm"),
     Variable("SLURM_JOB_ID", "job_id", _text, "name of the job", "Slurm"),
+    Variable("SLURM_STEP_ID", "step_id", _text, "name of the step within the job", "Slurm"),
+    Variable("SLURM_STEP_NUM_NODES", "num_nodes", _count, "number of hosts of the step", "Slurm"),
+    Variable("SLURM_STEP_NODELIST", "node_list", _text, "hosts of the step; the first has rank 0", "Slurm"),
+    Variable("SLURMD_NODENAME", "node_name", _text, "name of this host", "Slurm"),
     Variable("JOB_COMPLETION_INDEX", "rank", _rank, "rank of this pod", "Kubernetes"),
     Variable("KUBERNETES_SERVICE_HOST", "kubernetes", _present, "set inside every pod", "Kubernetes"),
 )
@@ -259,7 +265,7 @@ def read(environ: Mapping[str, str] | None = None, *, strict: bool = True) -> Se
         ValueError: a variable is malformed, or two disagree; the text names them and shows their values.
     """
     environ = os.environ if environ is None else environ
-    launcher = next((name for name, marker in MARKERS if environ.get(marker)), "")
+    launcher = _launcher(environ)
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for variable in VARIABLES:
@@ -273,6 +279,15 @@ def read(environ: Mapping[str, str] | None = None, *, strict: bool = True) -> Se
                 raise
             values[variable.setting] = Unusable(error)
     return Settings(**values, launcher=launcher, origins=MappingProxyType(origins))
+
+
+def _launcher(environ: Mapping[str, str]) -> str:
+    """The launcher that counts; "" for none."""
+    present = [name for name, marker in MARKERS if environ.get(marker)]
+    step = f"{environ.get('SLURM_JOB_ID')}.{environ.get('SLURM_STEP_ID')}"
+    if present[:1] == ["MPICH/PMI"] and "Slurm" in present and environ.get("PMI_JOBID") == step:
+        return "Slurm"  # srun --mpi=pmi2 sets PMI's variables itself
+    return present[0] if present else ""
 
 
 def _take(

@@ -49,6 +49,10 @@ class _Values(NamedTuple):
     master_addr: str | None = None
     master_port: int | None = None
     job_id: str = ""
+    step_id: str = ""
+    num_nodes: int | None = None
+    node_list: str = ""
+    node_name: str = ""
     restart_count: int = 0
     agent_store: bool = False
     kubernetes: bool = False

@@ -41,8 +41,11 @@ def open_store(target: Target, place: Place, deadline: float, settings: Settings
         try:
             if target.scheme == "env" and settings.store_address is not None:
                 return safe.store(*settings.store_address, timeout_s=left)
+            if target.scheme == "job":
+                return _probe(target.host, target.job, place, deadline, safe)
             if target.scheme == "env" and settings.agent_store:
-                return _probe(host, port, place, deadline, settings, safe)
+                job = f"torchrun {settings.job_id} {settings.restart_count} {host}:{port}"
+                return _probe(host, job, place, deadline, safe, taken=port)
             if place.rank == 0:
                 return _serve(host, port, deadline, safe)
             return safe.store(host, port, timeout_s=left)
@@ -116,10 +119,9 @@ def probe_ports(job: str) -> tuple[int, ...]:
     return tuple(10_000 + number % 22_000 for number in numbers)
 
 
-def _probe(host: str, port: int, place: Place, deadline: float, settings: Settings, safe: Safety) -> TCPStore:
-    """Serve or find the store of this job where the master's port is taken by torchrun's agent."""
-    job = f"torchrun {settings.job_id} {settings.restart_count} {host}:{port}"
-    ports = [each for each in probe_ports(job) if each != port]
+def _probe(host: str, job: str, place: Place, deadline: float, safe: Safety, taken: int = 0) -> TCPStore:
+    """Serve or find the store of this job on one of its ports; `taken` is the port of torchrun's agent."""
+    ports = [each for each in probe_ports(job) if each != taken]
     while True:
         for each in ports:
             try:
@@ -127,7 +129,8 @@ def _probe(host: str, port: int, place: Place, deadline: float, settings: Settin
                     return _serve(host, each, min(deadline, time.monotonic() + 2.0), safe, job)
                 return safe.store(host, each, timeout_s=1.0, job=job, retry=False)
             except StoreError as error:
-                if isinstance(error.__cause__, socket.gaierror):
+                cause = error.__cause__
+                if isinstance(cause, socket.gaierror) or getattr(cause, "errno", 0) == errno.EADDRNOTAVAIL:
                     raise
         if time.monotonic() >= deadline:
             raise RendezvousError(

@@ -2,7 +2,8 @@
 
 `init_method` says where the store is:
 
-    env://             (default) MASTER_ADDR and MASTER_PORT; rank 0 serves the store, or the launcher does
+    env://             (default) MASTER_ADDR and MASTER_PORT; rank 0 serves the store, or the launcher does.
+                       Without the two, where the launcher says enough: see `launchers`
     tcp://host:port    rank 0 serves the store there
     file:///path       a file all ranks can reach
 
@@ -35,6 +36,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from unisono.bootstrap import launchers
 from unisono.bootstrap.numbering import GOODBYE_S, Meeting, Member
 from unisono.bootstrap.opening import open_store, probe_ports
 from unisono.bootstrap.target import Place, Target, find_place, parse
@@ -106,12 +108,17 @@ def rendezvous(
     if store is not None and init_method is not None:
         raise ValueError("init_method and store exclude each other: give one of them")
     target = parse(init_method) if init_method is not None else Target("env" if store is None else "store")
+    remedy = ""
+    if target.scheme == "env" and not _led(settings) and settings.master_port is None:
+        led = launchers.meeting_place(settings)
+        remedy = "" if led else launchers.remedy(settings)
+        target = target if led is None else msgspec.structs.replace(led, query=target.query)
     if store is None and init_method is None and world_size == 1 and rank in (-1, 0) and not _led(settings):
         from unisono.store import HashStore
 
         alone = HashStore(timeout_s)
         return _meet(Meeting(alone, Place(0, 1), deadline, timeout_s), alone, Place(0, 1), None)
-    place = find_place(target, rank, world_size, settings)
+    place = find_place(target, rank, world_size, settings, remedy)
     if store is not None:
         return _meet(Meeting(store, place, deadline, timeout_s), store, place, None)
     while True:

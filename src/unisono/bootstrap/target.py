@@ -14,12 +14,13 @@ __all__ = ["Place", "Target", "find_place", "parse"]
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A parsed init_method."""
+    """A parsed init_method. Scheme "job": the port is computed from the job's name, see `launchers`."""
 
     scheme: str
     host: str = ""
     port: int = 0
     path: str = ""
+    job: str = ""
     query: Mapping[str, int] = {}
 
 
@@ -69,8 +70,12 @@ def _query(url: str, text: str) -> dict[str, int]:
     return found
 
 
-def find_place(target: Target, rank: int, world_size: int, settings: Settings) -> Place:
-    """Rank and world size from the arguments, else the URL, else the environment."""
+def find_place(target: Target, rank: int, world_size: int, settings: Settings, remedy: str = "") -> Place:
+    """Rank and world size from the arguments, else the URL, else the environment.
+
+    Args:
+        remedy: what the user of this launcher sets when an address is missing; "": the general advice.
+    """
     given_rank = _given("rank", rank, target, settings)
     given_world = _given("world_size", world_size, target, settings)
     missing = [name for name, value in (("RANK", given_rank), ("WORLD_SIZE", given_world)) if value is None]
@@ -78,7 +83,7 @@ def find_place(target: Target, rank: int, world_size: int, settings: Settings) -
         address = {"MASTER_ADDR": settings.master_addr, "MASTER_PORT": settings.master_port}
         missing += [name for name, value in address.items() if value is None]
     if missing or given_rank is None or given_world is None:
-        raise RendezvousError(_missing(target.scheme, missing))
+        raise RendezvousError(_missing(target.scheme, missing, remedy))
     if given_world < 1:
         raise ValueError(f"world_size is at least 1, got {given_world}")
     if not 0 <= given_rank < given_world:
@@ -99,11 +104,11 @@ def _given(name: str, argument: int, target: Target, settings: Settings) -> int 
     return argument
 
 
-def _missing(scheme: str, names: list[str]) -> str:
+def _missing(scheme: str, names: list[str], remedy: str) -> str:
     listed = ", ".join(names)
     where = "environment variable" + ("s" if len(names) > 1 else "")
-    if scheme == "env":
-        remedy = (
+    if scheme in ("env", "job"):
+        remedy = remedy or (
             "Start the ranks with a launcher (unisono run -n 2 script.py), set them, or give init_method=."
         )
         return message(f"env:// needs the {where} {listed}, not set here", remedy=remedy)
