@@ -28,7 +28,9 @@ ON_ONE_HOST = {"Open MPI": OPEN_MPI, "Intel MPI": INTEL_MPI, "Slurm": SLURM}
 
 
 def settings_of(variables: dict[str, str], rank: int = 0, **changes: str) -> env.Settings:
-    return env.read({name: text.format(rank) for name, text in {**variables, **changes}.items()}, strict=False)
+    return env.read(
+        {name: text.format(rank) for name, text in {**variables, **changes}.items()}, strict=False
+    )
 
 
 @each("launcher", list(ON_ONE_HOST))

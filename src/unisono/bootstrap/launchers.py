@@ -1,15 +1,16 @@
-"""Where the ranks of another launcher meet when nobody set MASTER_ADDR: read from what it tells each process.
+"""Where the ranks of another launcher meet when MASTER_ADDR is not set.
 
 MPI's launchers and Slurm give no address, but they say on how many hosts the ranks are, and they name the job:
 
     launcher     on how many hosts               the job's name
     Open MPI     OMPI_COMM_WORLD_LOCAL_SIZE      PMIX_NAMESPACE
     Intel MPI    MPI_LOCALNRANKS                 I_MPI_HYDRA_UUID
-    MPICH        MPI_LOCALNRANKS                 pid and start time of the process that started this host's ranks
+    MPICH        MPI_LOCALNRANKS                 pid and start time of the process that started the ranks
     Slurm        SLURM_STEP_NUM_NODES            SLURM_JOB_ID, SLURM_STEP_ID
 
-Rank 0 serves the store on a port computed from the job's name (`opening.probe_ports`): on one host at 127.0.0.1,
-of several hosts of a Slurm step on the first one, where Slurm puts task 0. Elsewhere the user names the host.
+Rank 0 serves the store on a port computed from the job's name (`opening.probe_ports`): on one host at
+127.0.0.1, of several hosts of a Slurm step on the first, where Slurm puts task 0. For several hosts of MPI
+the user names the host of rank 0.
 """
 
 from __future__ import annotations
@@ -47,13 +48,17 @@ def meeting_place(settings: Settings) -> Target | None:
 def remedy(settings: Settings) -> str:
     """What the user of this launcher sets where `meeting_place` is None; "" for no launcher that we know."""
     host = "MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port of it"
-    several = "The ranks are on several hosts" if _job(settings) and not _one_host(settings) else "Where to meet"
+    several = (
+        "The ranks are on several hosts" if _job(settings) and not _one_host(settings) else "Where to meet"
+    )
     if settings.launcher == "Open MPI":
         return f"{several}: set {host}: mpiexec -x MASTER_ADDR=HOST -x MASTER_PORT=29500 ..."
     if settings.launcher == "MPICH/PMI":
         return f"{several}: set {host}: mpiexec -genv MASTER_ADDR HOST -genv MASTER_PORT 29500 ..."
     if settings.launcher == "Slurm":
-        return "This process is the batch script, no task of a step. Start the ranks with srun: srun python script.py."
+        return (
+            "This is the batch script, no task of a step. Start the ranks with srun: srun python script.py."
+        )
     if settings.launcher == "Kubernetes":
         return "Set MASTER_ADDR to the name of pod 0 (train-0.train) and MASTER_PORT to a port, for all pods."
     return ""
@@ -86,7 +91,7 @@ def _job(settings: Settings) -> str:
 
 
 def _starter() -> str:
-    """Pid and start time of the nearest ancestor that is MPICH's starter of ranks; "" where none is visible."""
+    """Pid and start time of the nearest ancestor that is MPICH's starter of ranks; "": none is visible."""
     pid = "self"
     while True:
         try:
@@ -104,7 +109,7 @@ def _starter() -> str:
 
 
 def _reachable(host: str, settings: Settings) -> str:
-    """The host's name; on that host itself, where the name may be one of loopback, an address that others reach."""
+    """The host's name; on that host itself, where the name may mean loopback, an address for the others."""
     if host not in (settings.node_name, socket.gethostname()):
         return host
     try:

@@ -83,7 +83,7 @@ class Rendezvous(msgspec.Struct, frozen=True):
 
 
 def rendezvous(
-    init_method: str | None,
+    init_method: str | Target | None,
     *,
     store: Store | None,
     rank: int,
@@ -94,7 +94,7 @@ def rendezvous(
     """Meet the other ranks.
 
     Args:
-        init_method: a URL as above; None is "env://".
+        init_method: a URL as above, or what one is parsed to; None is "env://".
         store: an open store to meet in, instead of `init_method`. It stays the caller's to close.
         rank, world_size: -1 takes them from the URL or the environment.
         timeout_s: seconds for everything.
@@ -107,7 +107,7 @@ def rendezvous(
     deadline = time.monotonic() + timeout_s
     if store is not None and init_method is not None:
         raise ValueError("init_method and store exclude each other: give one of them")
-    target = parse(init_method) if init_method is not None else Target("env" if store is None else "store")
+    target = init_method if isinstance(init_method, Target) else _parsed(init_method, store)
     remedy = ""
     if target.scheme == "env" and not _led(settings) and settings.master_port is None:
         led = launchers.meeting_place(settings)
@@ -139,6 +139,10 @@ def rendezvous(
         except BaseException:  # an interrupt waits for nobody
             opened.close(linger_s=0.0)
             raise
+
+
+def _parsed(init_method: str | None, store: Store | None) -> Target:
+    return parse(init_method) if init_method is not None else Target("env" if store is None else "store")
 
 
 def _led(settings: Settings) -> bool:

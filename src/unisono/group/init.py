@@ -8,6 +8,7 @@ from datetime import timedelta
 from unisono import env
 from unisono.bootstrap.engine import EngineSettings, open_engine
 from unisono.bootstrap.rendezvous import rendezvous
+from unisono.bootstrap.target import Target
 from unisono.checking import instance, whole
 from unisono.diagnosis import uncaught
 from unisono.errors import message
@@ -16,7 +17,7 @@ from unisono.group.parent import making
 from unisono.group.work import seconds
 from unisono.store import Store
 
-__all__ = ["init_process_group"]
+__all__ = ["form", "init_process_group"]
 
 
 def init_process_group(
@@ -50,10 +51,37 @@ def init_process_group(
     settings = env.read(strict=False)
     uncaught.install(settings)
     _warn_of_unknown(settings)
-    timeout_s = seconds(timeout, settings.timeout_s)
+    return form(
+        init_method,
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout_s=seconds(timeout, settings.timeout_s),
+        settings=settings,
+        group_name=group_name,
+        reproducible=reproducible,
+    )
+
+
+def form(
+    where: str | Target | None,
+    *,
+    store: Store | None = None,
+    rank: int,
+    world_size: int,
+    timeout_s: float,
+    settings: env.Settings,
+    group_name: str,
+    reproducible: bool,
+) -> Group:
+    """`init_process_group` with settings that may be others than the environment's, as under Ray.
+
+    Args:
+        where: an init_method, or what one is parsed to.
+    """
     with making(world_size):
         meeting = rendezvous(
-            init_method, store=store, rank=rank, world_size=world_size, timeout_s=timeout_s, settings=settings
+            where, store=store, rank=rank, world_size=world_size, timeout_s=timeout_s, settings=settings
         )
         try:
             opened = open_engine(
