@@ -26,7 +26,7 @@ def train(world: un.Group, factor: float) -> tuple[int, float, int]:
 
 def run_case() -> None:
     results = unisono.ray.run(train, num_workers=4, args=(2.0,))
-    print([(rank, value) for rank, value, _ in results], len({pid for _, _, pid in results}))
+    print([(rank, value) for rank, value, _ in results], len({pid for _, _, pid in results}), "processes")
     print("free again:", wait_for_cpus(4))
 
 
@@ -90,7 +90,7 @@ class Learner:
 
 def actors_case() -> None:
     actors = [Learner.remote() for _ in range(4)]
-    for _ in range(2):  # the name can be used again
+    for _ in range(3):  # the name can be used again
         ray.get([actor.join.remote("learners", rank, 4) for rank, actor in enumerate(actors)])
         results = ray.get([actor.ring.remote() for actor in actors])
         print({(each.shape, float(each.min()), float(each.max())) for each in results})
@@ -139,6 +139,10 @@ def where(world: un.Group) -> str:
 
 def hosts_case() -> None:
     print(*unisono.ray.run(where, num_workers=4, placement_strategy="SPREAD"), sep="\n")
+
+
+def nodes_case() -> None:
+    print(len(ray.nodes()), "nodes")
 
 
 def trainer_case() -> None:

@@ -1,6 +1,6 @@
 """Where the ranks of another launcher meet when MASTER_ADDR is not set.
 
-MPI's launchers and Slurm give no address, but they say on how many hosts the ranks are, and they name the job:
+MPI's launchers and Slurm give no address, but they say on how many hosts the ranks are, and name the job:
 
     launcher     on how many hosts               the job's name
     Open MPI     OMPI_COMM_WORLD_LOCAL_SIZE      PMIX_NAMESPACE
