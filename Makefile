@@ -29,7 +29,7 @@ say = @if [ -t 1 ] && [ "$${TERM:-dumb}" != dumb ]; then printf '\033[1m==> %s\0
 install_torch = @$(BIN)/python tools/install_torch.py $(PYTORCH) $(1) $(TORCH_PIP)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-long test-torch test-torch-cuda-build test-parallel test-clients test-fresh check format bench bench-report bench-peers sanitize sanitize-virtual model fuzz wheel test-wheel sdist clean
+.PHONY: help demo test test-fast test-long test-torch test-torch-cuda-build test-parallel test-clients test-launchers test-fresh check format bench bench-report bench-peers sanitize sanitize-virtual model fuzz wheel test-wheel sdist clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -62,6 +62,13 @@ test-long: $(VENV)/.installed  ## all tests, and the fuzzers and races among the
 
 test-fresh:  ## README's two commands in fresh clones: PyTorch's CUDA build, CPU build, none (ARGS=--help)
 	@$(PYTHON) tools/fresh.py $(ARGS)
+
+# Ray comes from PyPI, into .venv; Slurm has to be installed already (apt-get install slurm-wlm munge) and needs root.
+test-launchers: $(VENV)/.installed bench-peers  ## Slurm, Ray, torchrun, three mpiexec, started for real (15 minutes); Ray comes from PyPI
+	$(call install_torch)
+	-$(PIP) install -q --progress-bar off 'ray[train]>=2.60'
+	$(call say,"starting launchers")
+	$(BIN)/python -m pytest tests/launchers $(ARGS)
 
 test-torch: $(VENV)/.installed  ## PyTorch's own distributed test suite over Unisono and over Gloo; rewrites docs/pytorch-table.md
 	$(call install_torch,--required)

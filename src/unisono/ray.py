@@ -158,6 +158,7 @@ class Worker:
     """An actor of `run`."""
 
     def place(self) -> Place:
+        """Where this actor was put."""
         return Place(_ray().util.get_node_ip_address(), socket.gethostname(), os.getpid())
 
     def call(
@@ -171,6 +172,7 @@ class Worker:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
+        """Join the group and call the user's function."""
         with _form(invitation, rank, size, timeout_s, "world", reproducible) as world:
             return fn(world, *args, **kwargs)
 

@@ -30,7 +30,7 @@ pytestmark = [
 def home() -> Iterator[dict[str, str]]:
     """The environment for Ray, which keeps a token in the home; a short path, for Ray puts sockets below."""
     with tempfile.TemporaryDirectory(prefix="u", dir="/tmp") as folder:
-        quiet = {"RAY_SCHEDULER_EVENTS": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+        quiet = {"RAY_SCHEDULER_EVENTS": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
         yield {**os.environ, "HOME": folder, **quiet}
 
 

@@ -1,0 +1,76 @@
+"""`unisono.ray` without Ray: what is wrong with the arguments is said before Ray is looked for."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import unisono.ray
+from loops import each
+
+
+def train(world: Any) -> None:
+    raise AssertionError("nothing is to be started")
+
+
+@each(
+    ("arguments", "error", "text"),
+    [
+        ({"fn": 3}, TypeError, "fn is a int, expected a function"),
+        ({"num_workers": 0}, ValueError, "num_workers is 0, expected 1.."),
+        ({"num_workers": 1.5}, TypeError, "num_workers is 1.5, expected a whole number"),
+        ({"args": 3}, TypeError, "args is a int, expected a list"),
+        ({"kwargs": [1]}, TypeError, "kwargs is a list, expected Mapping"),
+        ({"num_cpus": -1}, ValueError, "a worker's CPU is -1, expected a number from 0"),
+        ({"num_gpus": float("inf")}, ValueError, "a worker's GPU is inf"),
+        ({"num_gpus": True}, ValueError, "a worker's GPU is True"),
+        ({"num_cpus": 0}, ValueError, "needs no resource at all"),
+        ({"resources": {"CPU": 2}}, ValueError, "resources names CPU: give num_cpus instead"),
+        ({"resources": {"disk": "2"}}, ValueError, "a worker's disk is '2'"),
+        ({"placement_strategy": "NEAR"}, ValueError, "'NEAR', expected one of PACK, SPREAD"),
+        ({"timeout": 0}, ValueError, "timeout"),
+        ({"runtime_env": "x"}, TypeError, "runtime_env is a str, expected Mapping"),
+        ({"reproducible": 1}, TypeError, "reproducible is a int, expected True or False"),
+    ],
+)
+def test_run(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        unisono.ray.run(**{"fn": train, "num_workers": 2, **arguments})
+
+
+@each(
+    ("arguments", "error", "text"),
+    [
+        ({"name": ""}, ValueError, "name is empty"),
+        ({"name": 3}, TypeError, "name is a int"),
+        ({"rank": 2}, ValueError, "rank is 2, expected 0..1"),
+        ({"rank": -1}, ValueError, "rank is -1"),
+        ({"world_size": 0}, ValueError, "world_size is 0"),
+        ({"timeout": "x"}, TypeError, "timeout"),
+    ],
+)
+def test_join(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+    given: dict[str, Any] = {"name": "learners", "rank": 0, "world_size": 2, **arguments}
+    name = given.pop("name")
+    with pytest.raises(error, match=text):
+        unisono.ray.join(name, **given)
+
+
+def test_a_placement_group_has_a_bundle_for_every_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unisono.ray, "_ray", lambda: SimpleNamespace(is_initialized=lambda: False))
+    with pytest.raises(TypeError, match="placement_group is a int, expected one of Ray's"):
+        unisono.ray.run(train, 2, placement_group=3)
+    one = SimpleNamespace(bundle_specs=[{"CPU": 1}])
+    with pytest.raises(ValueError, match="placement_group has 1 bundles, expected one for each of 2"):
+        unisono.ray.run(train, 2, placement_group=one)
+
+
+def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"unisono.ray needs Ray: pip install 'unisono\[ray\]'"):
+        unisono.ray.run(train, 2)
+    with pytest.raises(ImportError, match="needs Ray"):
+        unisono.ray.join("learners", rank=0, world_size=2)
