@@ -16,13 +16,14 @@ from started import ROOT
 from unisono import env
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not here: pip install pyyaml")
-MANIFESTS = {path.stem: path for path in (ROOT / "examples" / "kubernetes").glob("*.yaml")}
+MANIFESTS = ROOT / "examples" / "kubernetes"
 KINDS: dict[str, Any] = {"integer": int, "string": str, "boolean": bool, "array": list, "object": dict}
 
 
 def read(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(MANIFESTS[name].read_text())
-    return found
+    """The last document of a manifest: the job."""
+    found: list[dict[str, Any]] = list(yaml.safe_load_all((MANIFESTS / f"{name}.yaml").read_text()))
+    return found[-1]
 
 
 def schema_of(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +71,7 @@ def faults(value: Any, schema: dict[str, Any], where: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", MANIFESTS)
+@pytest.mark.parametrize("name", ["jobset", "pytorchjob"])
 def test_the_manifest_fits_the_published_schema(name: str) -> None:
     manifest = read(name)
     schema = schema_of(manifest)
@@ -83,18 +84,18 @@ def variables(container: dict[str, Any]) -> dict[str, str]:
     return {each["name"]: each["value"] for each in container["env"]}
 
 
-def test_a_pod_of_the_jobset_reads_its_place() -> None:
-    spec = read("jobset")["spec"]
-    (job,) = spec["replicatedJobs"]
-    pods = job["template"]["spec"]
+@pytest.mark.parametrize("name", ["job", "jobset"])
+def test_a_pod_of_an_indexed_job_reads_its_place(name: str) -> None:
+    spec = read(name)["spec"]
+    pods = spec if name == "job" else spec["replicatedJobs"][0]["template"]["spec"]
     (container,) = pods["template"]["spec"]["containers"]
     assert pods["completionMode"] == "Indexed"
     for index in range(pods["completions"]):
         given = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": str(index)}
         place = env.read({**variables(container), **given, "UNISONO_TOKEN_FILE": ""})
         assert (place.rank, place.world_size, place.launcher) == (index, pods["parallelism"], "Kubernetes")
-        name = f"train-{job['name']}-0-0.{spec['network']['subdomain']}"
-        assert (place.master_addr, place.master_port, place.kubernetes) == (name, 29500, True)
+        first = {"job": "train-0.train", "jobset": "train-rank-0-0.train"}[name]
+        assert (place.master_addr, place.master_port, place.kubernetes) == (first, 29500, True)
 
 
 def test_a_pod_of_the_pytorchjob_reads_what_the_operator_sets() -> None:
