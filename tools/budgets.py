@@ -22,6 +22,7 @@ WHOLE: dict[str, str] = {
     "csrc/python/calls.cpp": "the way of every call: the methods of Group, what they remember, how they run",
     "csrc/engine/engine.cpp": "one rank of one group: it numbers, runs, queues and ends its operations",
     "csrc/engine/executor.cpp": "one interpreter of plans, see docs/adr/0001-one-interpreter.md",
+    "src/unisono/env.py": "the table of the environment's variables, and what reads it",
     "src/unisono/group/group.py": "Group: every operation a user calls; mostly signatures and their texts",
     "src/unisono/launch/failures.py": "the failures of a job: taken from the ranks, ordered, reported once",
     "src/unisono/launch/job.py": "a job: its command line (flags and their help), its ranks' environment",

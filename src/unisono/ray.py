@@ -74,19 +74,23 @@ def run(
         PeerLost: a worker died; names its rank, process and host.
         Whatever `fn` raised first on a rank. The group's own errors on other ranks count as its consequences.
     """
-    _callable(fn)
+    if not callable(fn):
+        raise TypeError(f"fn is a {type(fn).__name__}, expected a function that takes the group")
     size = whole(num_workers, "num_workers", 1)
-    arguments = tuple(listed(args, "args")), {} if kwargs is None else dict(_mapping(kwargs, "kwargs"))
+    arguments = tuple(listed(args, "args")), _mapping(kwargs, "kwargs")
     need = _needs(num_cpus, num_gpus, resources)
-    strategy = _strategy(placement_strategy)
-    options = {} if runtime_env is None else {"runtime_env": dict(_mapping(runtime_env, "runtime_env"))}
+    if text(placement_strategy, "placement_strategy") not in STRATEGIES:
+        raise ValueError(
+            f"placement_strategy is {placement_strategy!r}, expected one of {', '.join(STRATEGIES)}"
+        )
+    options = {"runtime_env": _mapping(runtime_env, "runtime_env") or None}
     timeout_s = seconds(timeout, env.read(strict=False).timeout_s)
     flag(reproducible, "reproducible")
     ray = _ray()
     _check_placement_group(placement_group, size)
     if not ray.is_initialized():
         ray.init()
-    bundles = placement_group or ray.util.placement_group([need] * size, strategy=strategy)
+    bundles = placement_group or ray.util.placement_group([need] * size, strategy=placement_strategy)
     workers: list[Any] = []
     try:
         _await_room(ray, bundles, need, size, timeout_s)
@@ -230,10 +234,9 @@ def _meet(
 
 def _missing(ray: Any, board: Any) -> list[int]:
     try:
-        found: list[int] = ray.get(board.missing.remote(), timeout=GRACE_S)
+        return list(ray.get(board.missing.remote(), timeout=GRACE_S))
     except ray.exceptions.RayError:
         return []
-    return found
 
 
 def _too_few(name: str, rank: int, size: int, timeout_s: float, missing: list[int]) -> RendezvousError:
@@ -253,13 +256,12 @@ def _too_few(name: str, rank: int, size: int, timeout_s: float, missing: list[in
 def _form(
     invitation: Invitation, rank: int, size: int, timeout_s: float, name: str, reproducible: bool
 ) -> Group:
-    address, job, token = invitation
     return form(
-        Target("job", host=address, job=job),
+        Target("job", host=invitation.address, job=invitation.job),
         rank=rank,
         world_size=size,
         timeout_s=timeout_s,
-        settings=env.read(strict=False)._replace(token=Token(token)),
+        settings=env.read(strict=False)._replace(token=Token(invitation.token)),
         group_name=name,
         reproducible=reproducible,
     )
@@ -319,21 +321,14 @@ def _gather(ray: Any, calls: list[Any], places: list[Place]) -> list[Any]:
         ended, waiting = ray.wait(waiting, num_returns=1, timeout=left)
         if not ended:
             break
-        error = _failure(ray, ended[0])
-        if error is not None:
+        try:
+            ray.get(ended[0])
+        except Exception as error:  # noqa: BLE001 - whatever the user's function raised, handed on below
             failures[calls.index(ended[0])] = error
             deadline = deadline or time.monotonic() + GRACE_S
     if failures:
         raise _first(ray, failures, places)
     return list(ray.get(calls))
-
-
-def _failure(ray: Any, call: Any) -> Exception | None:
-    try:
-        ray.get(call)
-    except Exception as error:  # noqa: BLE001 - whatever the user's function raised, handed on below
-        return error
-    return None
 
 
 def _first(ray: Any, failures: dict[int, Exception], places: list[Place]) -> Exception:
@@ -369,25 +364,13 @@ def _ray() -> Any:
     return ray
 
 
-def _callable(fn: object) -> None:
-    if not callable(fn):
-        raise TypeError(f"fn is a {type(fn).__name__}, expected a function that takes the group")
-
-
-def _mapping(value: Any, name: str) -> Mapping[str, Any]:
-    given: Mapping[str, Any] = instance(value, Mapping, name)
-    return given
-
-
-def _strategy(name: str) -> str:
-    if text(name, "placement_strategy") not in STRATEGIES:
-        raise ValueError(f"placement_strategy is {name!r}, expected one of {', '.join(STRATEGIES)}")
-    return name
+def _mapping(value: Any, name: str) -> dict[str, Any]:
+    return {} if value is None else dict(instance(value, Mapping, name))
 
 
 def _needs(num_cpus: float, num_gpus: float, resources: Mapping[str, float] | None) -> dict[str, float]:
     """What a worker needs, as Ray writes a bundle."""
-    others = {} if resources is None else dict(_mapping(resources, "resources"))
+    others = _mapping(resources, "resources")
     for name in ("CPU", "GPU"):
         if name in others:
             raise ValueError(f"resources names {name}: give num_{name.lower()}s instead")

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import hosts
-from started import VERSIONS, end_with, name_hosts
+from started import MORTAL, VERSIONS, end_with, name_hosts
 
 PROGRAM = str(Path(__file__).with_name("ray_program.py"))
 pytestmark = [
@@ -117,7 +117,7 @@ def test_two_hosts(home: dict[str, str], tmp_path: Path) -> None:
             own = ["--num-cpus=2", f"--node-ip-address={node.address}", "--object-store-memory=80000000"]
             head = ["--head", "--port=6379", f"--temp-dir={folder}", "--include-dashboard=false"]
             role = head if node is net[0] else [f"--address={address}"]
-            end_with(stack, node.start([ray, "start", "--block", *role, *own], env=home, **quiet))
+            end_with(stack, node.start([*MORTAL, ray, "start", "--block", *role, *own], env=home, **quiet))
             seen = f"{node.number + 1} nodes"  # a host that is started before the first one is up gives up
             hosts.wait_until(lambda seen=seen: seen in net[0].run(nodes, env=home, timeout=100).stdout, 80)
         done = net[0].run([sys.executable, PROGRAM, "hosts", address], env=home, timeout=100)

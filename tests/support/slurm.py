@@ -105,7 +105,13 @@ def cluster(folder: Path) -> Iterator[Cluster]:
     with contextlib.ExitStack() as stack:
         names = {"key-file": "munge.key", "socket": "munge.sock", "pid-file": "munged.pid",
                  "log-file": "munged.log", "seed-file": "seed"}  # fmt: skip
-        munged = ["munged", "--foreground", "--force", *(f"--{k}={folder / v}" for k, v in names.items())]
+        munged = [
+            *started.MORTAL,
+            "munged",
+            "--foreground",
+            "--force",
+            *(f"--{k}={folder / v}" for k, v in names.items()),
+        ]
         quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         started.end_with(stack, subprocess.Popen(munged, env=sbin, **quiet))
         net = stack.enter_context(hosts.hosts(2))
@@ -119,6 +125,6 @@ def cluster(folder: Path) -> Iterator[Cluster]:
         ]:
             log = stack.enter_context((folder / f"{argv[0]}-{node.name}.log").open("w"))
             options: dict[str, Any] = {"env": made.environ, "stdout": log, "stderr": log}
-            started.end_with(stack, node.start(argv, stdin=subprocess.DEVNULL, **options))
+            started.end_with(stack, node.start([*started.MORTAL, *argv], stdin=subprocess.DEVNULL, **options))
         hosts.wait_until(lambda: made.run("sinfo", "-h", "-o", "%n %T").stdout.count("idle") == 2, 40)
         yield made

@@ -50,6 +50,10 @@ def name_hosts(net: hosts.Network, folder: Path) -> None:
         node.must("ip", "route", "add", "default", "dev", hosts.INTERFACE)
 
 
+MORTAL = ("setpriv", "--pdeathsig", "KILL")
+"""Before the command of a daemon: it ends when the tests do, even when they are killed."""
+
+
 def end_with(stack: contextlib.ExitStack, process: subprocess.Popen[Any]) -> None:
     """End a daemon when `stack` ends."""
 
