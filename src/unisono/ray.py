@@ -62,22 +62,20 @@ def run(
     The actors start when there is room for all, and end with this call. It starts Ray where nobody has.
 
     Args:
-        num_cpus, num_gpus, resources: of every worker, as Ray counts them.
-        placement_group: one of Ray's: rank r gets bundle r. None: one is made, and removed at the end.
+        num_cpus, num_gpus, resources, runtime_env: of every worker, as Ray has them.
+        placement_group: of Ray: rank r gets bundle r. None: one is made for the call.
         placement_strategy: of that one: "PACK", "SPREAD", "STRICT_PACK" or "STRICT_SPREAD".
-        runtime_env: of the actors, as Ray has it.
         timeout: seconds for the placement, the meeting and every operation; default UNISONO_TIMEOUT_S, 300 s.
         reproducible: of the group, see `Group`.
     Raises:
-        ImportError: Ray is not installed.  TypeError, ValueError: an argument is wrong.
-        RendezvousError: the cluster had no room for the workers in time; says what it has.
-        PeerLost: a worker died; names its rank, process and host.
+        ImportError: Ray is not installed.  RendezvousError: the cluster had no room in time.
+        PeerLost: a worker died; names its rank, process and host.  TypeError, ValueError: a wrong argument.
         Whatever `fn` raised first on a rank. The group's own errors on other ranks count as its consequences.
     """
     if not callable(fn):
         raise TypeError(f"fn is a {type(fn).__name__}, expected a function that takes the group")
     size = whole(num_workers, "num_workers", 1)
-    arguments = tuple(listed(args, "args")), _mapping(kwargs, "kwargs")
+    arguments = (tuple(listed(args, "args")), _mapping(kwargs, "kwargs"))
     need = _needs(num_cpus, num_gpus, resources)
     if text(placement_strategy, "placement_strategy") not in STRATEGIES:
         raise ValueError(
@@ -96,8 +94,8 @@ def run(
         _await_room(ray, bundles, need, size, timeout_s)
         workers.extend(_start(ray, bundles, rank, need, options) for rank in range(size))
         places = [Place(*place) for place in _all(ray, [each.place.remote() for each in workers])]
-        common = (size, _invite(places[0].address), timeout_s, reproducible)
-        calls = [worker.call.remote(fn, rank, *common, *arguments) for rank, worker in enumerate(workers)]
+        rest = (size, _invite(places[0].address), timeout_s, reproducible, *arguments)
+        calls = [worker.call.remote(fn, rank, *rest) for rank, worker in enumerate(workers)]
         return _gather(ray, calls, places)
     finally:
         for worker in workers:
