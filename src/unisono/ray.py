@@ -224,7 +224,8 @@ def _meet(
         except gone:  # its maker has left: it had finished an earlier meeting, or given up
             pass
         except ray.exceptions.GetTimeoutError:
-            raise _too_few(name, rank, size, timeout_s, _missing(ray, board)) from None
+            missing = [other for other in _missing(ray, board) if other != rank]
+            raise _too_few(name, rank, size, timeout_s, missing) from None
         if time.monotonic() >= deadline:
             raise _too_few(name, rank, size, timeout_s, [])
         time.sleep(AGAIN_S)

@@ -109,7 +109,7 @@ def rendezvous(
         raise ValueError("init_method and store exclude each other: give one of them")
     target = init_method if isinstance(init_method, Target) else _parsed(init_method, store)
     remedy = ""
-    if target.scheme == "env" and not _led(settings) and settings.master_port is None:
+    if target.scheme == "env" and settings.launcher and not _led(settings) and settings.master_port is None:
         led = launchers.meeting_place(settings)
         remedy = "" if led else launchers.remedy(settings)
         target = target if led is None else msgspec.structs.replace(led, query=target.query)
