@@ -98,6 +98,7 @@ def actors_case() -> None:
     ray.get([actor.join.remote("learners", rank, 4) for rank, actor in enumerate(actors)])
     ray.kill(actors[3])
     print(*ray.get([actor.lost.remote() for actor in actors[:3]]), sep="\n")
+    ray.get([actor.leave.remote() for actor in actors[:3]])
 
 
 def missing_case() -> None:
