@@ -112,8 +112,23 @@ inline Complex<Real> divided(Complex<Real> value, double divisor) {
 
 constexpr size_t kTile = 512;  // accumulators of one tile stay in the first-level cache
 
-// Two or three inputs that need no widening: one pass, no tile. `out` may be an input, which the
-// vectoriser allows for (each element is read before it is written).
+// out[i] = combine(i). `out` may be an input: each element is read before it is written, which g++'s
+// vectoriser allows for. Clang's gives up where `out` may be an input: a block is read before it is written.
+template <class T, class Combine>
+void fill(T* out, size_t n, Combine combine) {
+  size_t i = 0;
+#ifdef __clang__
+  constexpr size_t kBlock = sizeof(T) < 4 ? 128 / sizeof(T) : 32;  // measured
+  for (T x[kBlock]; i + kBlock <= n; i += kBlock) {
+    for (size_t j = 0; j < kBlock; ++j) x[j] = combine(i + j);
+    std::memcpy(out + i, x, sizeof x);
+  }
+#endif
+  UNISONO_INDEPENDENT
+  for (size_t at = i; at < n; ++at) put(out + at, combine(at));
+}
+
+// Two or three inputs that need no widening: one pass, no tile.
 template <class T, class Op>
 void reduce_flat(T* out, const T* a, const T* b, const T* c, size_t n) {
   if (const size_t first = lead(out, n)) {
@@ -121,17 +136,13 @@ void reduce_flat(T* out, const T* a, const T* b, const T* c, size_t n) {
     out += first, a += first, b += first, n -= first;
     if (c != nullptr) c += first;
   }
-  if (c == nullptr) {
-    UNISONO_INDEPENDENT
-    for (size_t i = 0; i < n; ++i)
-      put(out + i, Traits<T>::store(Op::apply(Traits<T>::load(get(a + i)), Traits<T>::load(get(b + i)))));
-  } else {
-    UNISONO_INDEPENDENT
-    for (size_t i = 0; i < n; ++i)
-      put(out + i,
-          Traits<T>::store(Op::apply(Op::apply(Traits<T>::load(get(a + i)), Traits<T>::load(get(b + i))),
-                                     Traits<T>::load(get(c + i)))));
-  }
+  const auto at = [](const T* from, size_t i) { return Traits<T>::load(get(from + i)); };
+  if (c == nullptr)
+    fill(out, n, [=](size_t i) { return Traits<T>::store(Op::apply(at(a, i), at(b, i))); });
+  else
+    fill(out, n, [=](size_t i) {
+      return Traits<T>::store(Op::apply(Op::apply(at(a, i), at(b, i)), at(c, i)));
+    });
 }
 
 template <class T, class Op>
@@ -152,6 +163,13 @@ void reduce_tiled(T* out, const void* const* in, size_t k, size_t n, double divi
     store_tile<T>(out + start, acc, m);
   }
 }
+
+// Clang unrolls a block before it looks for vectors in it, and finds none: its tiles are faster.
+#ifdef __clang__
+constexpr bool kUnrollsFirst = true;
+#else
+constexpr bool kUnrollsFirst = false;
+#endif
 
 template <class T>
 constexpr bool kWidens = sizeof(T) != sizeof(typename Traits<T>::Acc);
@@ -180,7 +198,7 @@ template <class T, class Op>
 bool reduce_few(T* out, const void* const* in, size_t k, size_t n) {
   const auto input = [&](size_t j) { return static_cast<const T*>(in[j]); };
   if constexpr (kWidens<T>) {
-    if (k != 2) return false;
+    if (k != 2 || kUnrollsFirst) return false;
     reduce_pair<T, Op>(out, input(0), input(1), n);
   } else {
     if (k != 2 && k != 3) return false;
