@@ -102,13 +102,14 @@ class Driver(ABC):
         failures: the exceptions by which the library says that an operation failed.
         deadlines: an operation can be given seconds; otherwise it waits for ever.
         any_source, any_tag: a receive need not name its source, its tag.  most_tag: the largest tag.
+        to_itself: a rank may send to itself.
         short_messages: a message may be shorter than its receiver's buffer.
     """
 
     name: str
     device = "cpu"
     deadlines = False
-    any_source = any_tag = True
+    any_source = any_tag = to_itself = True
     short_messages = True
     most_tag = (1 << 31) - 1
     failures: tuple[type[Exception], ...]

@@ -6,8 +6,11 @@ group is made; its import initializes MPI.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import sys
 from collections.abc import Callable
+from functools import lru_cache
 from importlib import import_module
 from itertools import accumulate
 from typing import Any
@@ -31,17 +34,16 @@ class MpiDriver(Driver):
 
     def __init__(self, comm: Any = None) -> None:
         self._mpi: Any = import_module("mpi4py.MPI")
+        _watch_exit()
         self.failures = (self._mpi.Exception,)
         given = self._mpi.COMM_WORLD if comm is None else comm
         self._comm, self._messages, self._objects = given.Dup(), given.Dup(), given.Dup()
+        for one in (self._comm, self._messages, self._objects):
+            one.Set_errhandler(self._mpi.ERRORS_RETURN)
         if comm is not None:
             comm.Free()
         self.rank, self.size = int(self._comm.Get_rank()), self._comm.Get_size()
         self.most_tag = min(self.most_tag, int(self._mpi.COMM_WORLD.Get_attr(self._mpi.TAG_UB)))
-        self._made = {
-            "MIN": self._mpi.Op.Create(_folding(np.minimum), commute=True),
-            "MAX": self._mpi.Op.Create(_folding(np.maximum), commute=True),
-        }
 
     def flat(self, address: int, numel: int, dtype: str) -> Array:
         """See `Driver.flat`."""
@@ -181,12 +183,11 @@ class MpiDriver(Driver):
         return MpiDriver(comm) if inside else None
 
     def leave(self) -> None:
-        """End all ranks if an exception ends this one, as `python -m mpi4py` does.
-
-        They would wait for ever otherwise, and this one would in MPI_Finalize.
-        """
-        if self.cause and not self._mpi.Is_finalized():
-            self._mpi.COMM_WORLD.Abort(1)
+        """Free the communicators: nothing of another rank's is waited for."""
+        if self._mpi.Is_finalized():
+            return
+        for comm in (self._comm, self._messages, self._objects):
+            comm.Free()
 
     def is_mismatch(self, failure: Exception) -> bool:
         """See `Driver.is_mismatch`."""
@@ -202,8 +203,8 @@ class MpiDriver(Driver):
 
     def operation(self, name: str, dtype: np.dtype[Any]) -> Any:
         """MPI's operation of a name. Its own MIN and MAX may lose a NaN."""
-        if dtype.kind == "f" and name in self._made:
-            return self._made[name]
+        if dtype.kind == "f" and name in ("MIN", "MAX"):
+            return _folding_operation(name)
         return getattr(self._mpi, _OPS[name])
 
 
@@ -283,6 +284,29 @@ class _Reduction:
         elif _address(work) != _address(x):
             with np.errstate(over="ignore"):
                 x[...] = work.view(bool) if self._dtype == "bool" else work
+
+
+@lru_cache(maxsize=1)
+def _watch_exit() -> None:
+    """Let an exception that ends this process end the job, as `python -m mpi4py` does.
+
+    The other ranks would wait for ever otherwise, and this one for them in MPI_Finalize.
+    """
+    atexit.register(_end_job)
+
+
+def _end_job() -> None:
+    mpi = import_module("mpi4py.MPI")
+    if getattr(sys, "last_value", None) is not None and not mpi.Is_finalized():
+        sys.stderr.flush()
+        mpi.COMM_WORLD.Abort(1)
+
+
+@lru_cache(maxsize=2)
+def _folding_operation(name: str) -> Any:
+    """One of MPI's handles for what NumPy does; of the process, for mpi4py has few of them."""
+    fold = np.minimum if name == "MIN" else np.maximum
+    return import_module("mpi4py.MPI").Op.Create(_folding(fold), commute=True)
 
 
 def _folding(fold: Callable[..., Any]) -> Callable[[Any, Any, Any], None]:

@@ -31,7 +31,7 @@ class TorchDriver(Driver):
     """One rank of a process group of PyTorch."""
 
     failures = (RuntimeError, ValueError)
-    any_tag = False
+    any_tag = to_itself = False
     short_messages = False
     widened: ClassVar[dict[str, str]] = {"bool": "uint8", "int16": "int32"}
     """The type in which elements are reduced, where it is another one; rounded to the own one once."""

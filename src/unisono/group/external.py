@@ -193,6 +193,8 @@ class ExternalPlanner(Planner):
         """The work of a checked message."""
         driver = self.driver
         self.refuse_timeout(timeout)
+        if rank == driver.rank and not driver.to_itself:
+            raise unsupported(driver, "a message to oneself", "it connects a rank with the others only")
         if rank < 0 and not driver.any_source:
             raise unsupported(driver, "a receive from anybody", "its receives name their source")
         if tag < 0 and not driver.any_tag:
@@ -496,6 +498,7 @@ class ExternalGroup(Group):
         self._finalizer = weakref.finalize(self, end_group, self._planner, self._kept, meeting, os.getpid())
         at_failure(self, self._finalizer)
         self._hosts = tuple(self.all_gather_object(host))
+        driver.issued = 0
 
     @property
     def backend(self) -> str:
