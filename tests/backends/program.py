@@ -125,6 +125,10 @@ def expanded(names: Any, values: Any) -> list[dict[str, Any]]:
 
 
 def main(backend: str, part: str = "", only: str = "") -> int:
+    if "BACKENDS_SHOW" in os.environ:
+        import faulthandler
+
+        faulthandler.dump_traceback_later(35)
     options = {} if backend == "mpi" else {"timeout": 120}
     world = un.init_process_group(backend, **options)
     control = un.init_process_group(init_method=meeting(world), timeout=280, rank=world.rank, world_size=world.size)
@@ -157,7 +161,7 @@ def meeting(world: un.Group) -> str:
 
 def run(name: str, test: Callable[[], None], tally: Tally, runner: Ranks) -> None:
     runner.refusals.clear()
-    if "UNISONO_TEST_SHOW" in os.environ and runner.world.rank == 0:
+    if "BACKENDS_SHOW" in os.environ and runner.world.rank == 0:
         print(name, file=sys.stderr, flush=True)
     if name in LEFT_OUT:
         tally.left_out[LEFT_OUT[name]] += 1
