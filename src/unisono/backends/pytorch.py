@@ -342,6 +342,8 @@ class _Received(_Started):
 def _octets(x: Tensor) -> Tensor:
     if x.dtype is torch.uint8:
         return x
+    if not x.numel():
+        return torch.empty(0, dtype=torch.uint8, device=x.device)
     return (torch.view_as_real(x).view(-1) if x.is_complex() else x).view(torch.uint8)
 
 

@@ -36,6 +36,9 @@ __all__ = ["ExternalGroup", "ExternalPlanner"]
 CLOSING_S = 1.0
 """How long a rank that closes waits for the operations it has under way."""
 
+MOST_SAID = 300
+"""So many characters of a library's error text are shown; the rest is in the exception it comes from."""
+
 _NUMBERS = (bool, int, float, complex)
 _OBJECT_FORM = 1 << 8
 Seconds = float | timedelta | None
@@ -227,11 +230,11 @@ class ExternalPlanner(Planner):
             yield
         except driver.failures as failure:
             where = f"group={self.name} rank={self.rank}/{self.size} backend={driver.name}"
-            lines = str(failure).strip().splitlines()
+            said = " / ".join(line.strip() for line in str(failure).strip().splitlines())[:MOST_SAID]
             text = message(
                 f"{kind} failed",
                 where=where,
-                observed=lines[0] if lines else type(failure).__name__,
+                observed=said or type(failure).__name__,
                 remedy=f"Backend {driver.name!r} does not tell which rank is the cause.",
             )
             if driver.is_mismatch(failure):
