@@ -1,7 +1,7 @@
 """A group of CUDA tensors that takes NumPy arrays: for tests, which have those.
 
-Every array of a call is copied to the device, and back once the call is done. An array that lies in another one
-of the call becomes a view of that one's tensor, so that what is shared stays shared.
+Every array of a call is copied to the device, and back once the call is done. An array that lies in another
+one of the call becomes a view of that one's tensor, so that what is shared stays shared.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class OnDevice:
 
     def _call(self, method: Any, args: Any, options: Any) -> Any:
         copies = Copies([*args, *options.values()])
-        found = method(*map(copies.there, args), **{key: copies.there(value) for key, value in options.items()})
+        found = method(
+            *map(copies.there, args), **{key: copies.there(value) for key, value in options.items()}
+        )
         if isinstance(found, list) and found and isinstance(found[0], un.Work):
             return [CopyingWork(one, copies) for one in found]
         if isinstance(found, un.Work):
@@ -100,7 +102,7 @@ class Copies:
     def _within(self, x: np.ndarray, relatives: list[np.ndarray]) -> torch.Tensor:
         for whole in relatives if x.nbytes else []:
             offset = x.ctypes.data - whole.ctypes.data
-            if 0 <= offset and offset + x.nbytes <= whole.nbytes and x.dtype == whole.dtype:
+            if offset >= 0 and offset + x.nbytes <= whole.nbytes and x.dtype == whole.dtype:
                 start = offset // x.itemsize
                 return self._made[id(whole)][1].view(-1)[start : start + x.size].view(x.shape)
         return tensor(x)
@@ -123,8 +125,8 @@ def arrays(values: Any) -> list[np.ndarray]:
 
 
 KNOWN = (
-    "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64",
-    "complex128",
+    "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64",
+    "complex64", "complex128",
 )  # fmt: skip
 
 

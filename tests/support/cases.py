@@ -185,9 +185,7 @@ def uneven(group: Group, dtype: str = "float32") -> None:
         assert out is None or all(a.tobytes() == b.tobytes() for a, b in zip(out, parts, strict=True))
 
 
-def in_flight(
-    group: Group, rounds: int = 6, exact: bool = True, algorithm: str | None = "two_shot"
-) -> None:
+def in_flight(group: Group, rounds: int = 6, exact: bool = True, algorithm: str | None = "two_shot") -> None:
     """Several groups of operations under way at once, finished in another order than begun."""
     works, results = [], []
     for number in range(rounds):

@@ -70,7 +70,7 @@ class Pending(ABC):
             nap_s = min(2 * nap_s, LONGEST_NAP_S)
         return True
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027
         """Complete the results, once it is done."""
 
     def cancel(self) -> bool:
@@ -167,13 +167,13 @@ class Driver(ABC):
         """Keep why this rank leaves."""
         self.cause = text
 
-    def abandon(self) -> None:
+    def abandon(self) -> None:  # noqa: B027
         """In a fork's child: do nothing."""
 
-    def detach(self) -> None:
+    def detach(self) -> None:  # noqa: B027
         """There is no thread to start."""
 
-    def hold(self, buffers: Any) -> None:
+    def hold(self, buffers: Any) -> None:  # noqa: B027
         """A library's messages keep their own buffers."""
 
     def abort(self) -> None:

@@ -28,11 +28,11 @@ def is_available(backend: str = "native", device: str = "") -> bool:
     moved = BACKENDS.get(instance(backend, str, "backend"))
     if moved is None or instance(device, str, "device") not in ("", moved):
         return False
-    return {"native": _native, "mpi": _mpi, "gloo": _gloo, "nccl": _nccl}[backend]()
-
-
-def _native() -> bool:
-    return True
+    if backend == "native":
+        return True
+    if backend == "mpi":
+        return _mpi()
+    return _gloo() if backend == "gloo" else _nccl()
 
 
 @lru_cache(maxsize=1)
@@ -43,7 +43,9 @@ def _mpi() -> bool:
     if importlib.util.find_spec("mpi4py") is None:
         return False
     program = "import mpi4py; mpi4py.rc.initialize = False; import mpi4py.MPI"
-    tried = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=LOADING_S, check=False)
+    tried = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, timeout=LOADING_S, check=False
+    )
     return tried.returncode == 0
 
 
@@ -60,4 +62,8 @@ def _nccl() -> bool:
         return False
     import torch
 
-    return torch.distributed.is_available() and torch.distributed.is_nccl_available() and torch.cuda.is_available()
+    return (
+        torch.distributed.is_available()
+        and torch.distributed.is_nccl_available()
+        and torch.cuda.is_available()
+    )

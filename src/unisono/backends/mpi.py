@@ -23,7 +23,15 @@ from unisono.reduction import PremulSum, ReduceOp
 __all__ = ["MpiDriver"]
 
 Array = Any  # a flat NumPy array; bfloat16 has the dtype uint16
-_OPS = {"SUM": "SUM", "PRODUCT": "PROD", "MIN": "MIN", "MAX": "MAX", "BAND": "BAND", "BOR": "BOR", "BXOR": "BXOR"}
+_OPS = {
+    "SUM": "SUM",
+    "PRODUCT": "PROD",
+    "MIN": "MIN",
+    "MAX": "MAX",
+    "BAND": "BAND",
+    "BOR": "BOR",
+    "BXOR": "BXOR",
+}
 _OF_BOOL = {"SUM": "BOR", "PRODUCT": "BAND", "MIN": "BAND", "MAX": "BOR"}
 
 
@@ -50,7 +58,8 @@ class MpiDriver(Driver):
         kind = np.dtype("uint16" if dtype == "bfloat16" else dtype)
         if numel == 0:
             return np.empty(0, kind)
-        return np.frombuffer((ctypes.c_char * (numel * kind.itemsize)).from_address(address), kind)
+        memory: Any = (ctypes.c_char * (numel * kind.itemsize)).from_address(address)
+        return np.frombuffer(memory, kind)
 
     def copy(self, x: Array) -> Array:
         """See `Driver.copy`."""
@@ -59,7 +68,8 @@ class MpiDriver(Driver):
     def start(self, call: Call, later: bool) -> Pending:
         """See `Driver.start`."""
         self.issued += 1
-        return getattr(self, f"_{call.kind}")(call, later)  # type: ignore[no-any-return]
+        started: Pending = getattr(self, f"_{call.kind}")(call, later)
+        return started
 
     def _run(
         self, name: str, later: bool, *arguments: Any, finish: Callable[[], None] | None = None
@@ -77,9 +87,7 @@ class MpiDriver(Driver):
         way = _Reduction(self, call)
         x = call.out[0]
         work = way.contribution(x)
-        return self._run(
-            name, later, self._mpi.IN_PLACE, work, way.op, finish=lambda: way.store(work, x)
-        )
+        return self._run(name, later, self._mpi.IN_PLACE, work, way.op, finish=lambda: way.store(work, x))
 
     def _scan(self, call: Call, later: bool) -> Pending:
         return self._all_reduce(call, later, "Scan")
@@ -211,9 +219,7 @@ class MpiDriver(Driver):
 class _Request(Pending):
     """A request of MPI. It goes on while somebody tests it or waits for it."""
 
-    def __init__(
-        self, driver: MpiDriver, request: Any, keep: Any, finish: Callable[[], None] | None
-    ) -> None:
+    def __init__(self, driver: MpiDriver, request: Any, keep: Any, finish: Callable[[], None] | None) -> None:
         self._driver, self._request, self._keep, self._finish = driver, request, keep, finish
         self._status = driver.status()
         self._ended = False
@@ -264,7 +270,7 @@ class _Reduction:
         self.op = driver.operation(name, self._wide)
 
     def contribution(self, x: Array, own: bool = False) -> Array:
-        """What this rank puts in; `x` itself where nothing has to be done with it, and it is not to be `own`."""
+        """What this rank puts in: `x` itself where nothing is to be done with it and it need not be `own`."""
         if self._dtype == "bfloat16":
             work = _widened(x)
         elif self._dtype == "bool":
@@ -358,4 +364,3 @@ def _room(blocks: list[Array]) -> tuple[Array, Callable[[], None] | None]:
             start += block.size
 
     return whole, cut
-

@@ -61,7 +61,8 @@ class TorchDriver(Driver):
     def start(self, call: Call, later: bool) -> Pending:  # noqa: ARG002  (all of them are asynchronous)
         """See `Driver.start`."""
         self.issued += 1
-        return getattr(self, f"_{call.kind}")(call)  # type: ignore[no-any-return]
+        started: Pending = getattr(self, f"_{call.kind}")(call)
+        return started
 
     def stage(self, array: Any) -> Tensor:
         """See `Driver.stage`."""
@@ -98,11 +99,11 @@ class TorchDriver(Driver):
             return Done()
         moved = torch.view_as_real(work).view(-1) if work.is_complex() else work
         combined = _OF_BOOL.get(base, base) if call.dtype == "bool" else base
-        return self._reduce_by[call.kind](self, call, work, moved, getattr(dist.ReduceOp, combined.name), out)
+        operation = getattr(dist.ReduceOp, combined.name)
+        started: Pending = self._reduce_by[call.kind](self, call, work, moved, operation, out)
+        return started
 
-    def _all_reduce_by(
-        self, call: Call, work: Tensor, moved: Tensor, op: Any, out: Tensor | None
-    ) -> Pending:
+    def _all_reduce_by(self, call: Call, work: Tensor, moved: Tensor, op: Any, out: Tensor | None) -> Pending:
         options = dist.AllreduceOptions()
         options.reduceOp = op
         started = self._group.allreduce([moved], options)
@@ -238,7 +239,9 @@ class TorchDriver(Driver):
     def _all_to_all(self, call: Call) -> Pending:
         whole, finish = _room(call.out)
         given = _octets(_joined(call.given))
-        return self._exchange(whole, given, _sizes(call.out, self.size), _sizes(call.given, self.size), finish)
+        return self._exchange(
+            whole, given, _sizes(call.out, self.size), _sizes(call.given, self.size), finish
+        )
 
     def _exchange(
         self,
@@ -364,8 +367,10 @@ def _room(blocks: list[Tensor]) -> tuple[Tensor, Callable[[], None] | None]:
     whole = torch.empty(sum(block.numel() for block in outs), dtype=torch.uint8, device=outs[0].device)
 
     def cut() -> None:
-        for block, part in zip(outs, whole.split([block.numel() for block in outs]), strict=True):
-            block.copy_(part)
+        start = 0
+        for block in outs:
+            block.copy_(whole[start : start + block.numel()])
+            start += block.numel()
 
     return whole, cut
 

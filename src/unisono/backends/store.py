@@ -15,7 +15,7 @@ from unisono.store import Store
 __all__ = ["KeyStore"]
 
 
-class KeyStore(dist.Store):
+class KeyStore(dist.Store):  # type: ignore[misc,name-defined,unused-ignore]
     """Translates; the store stays its owner's."""
 
     def __init__(self, inner: Store) -> None:

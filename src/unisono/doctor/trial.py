@@ -1,7 +1,8 @@
 """Which operations of each backend work here: tried, two ranks at a time, in processes of their own.
 
-`try_backend(name)` starts the ranks with the launcher that the backend wants (`mpiexec` for MPI, `unisono run`
-for the others), and gives "yes", or why not, for every operation. Run as a program it is one of the ranks.
+`try_backend(name)` starts the ranks with the launcher that the backend wants, `mpiexec` for MPI and
+`unisono run` for the others, and gives "yes", or why not, for every operation.
+Run as a program it is one of the ranks.
 """
 
 from __future__ import annotations

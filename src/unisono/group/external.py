@@ -1,13 +1,12 @@
 """A `Group` over another library: MPI, Gloo or NCCL carry its bytes, see `unisono.backends`.
 
-The methods, argument checks, result shapes, objects and subgroups are those of every `Group`. Only what runs a
-checked call is another. What the library cannot do is refused by a `NotSupported` before a byte moves.
+The methods, argument checks, result shapes, objects and subgroups are those of every `Group`. What runs a
+checked call is another library. What the library cannot do is refused, by `NotSupported`, before a byte moves.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import time
 import weakref
@@ -16,20 +15,20 @@ from datetime import timedelta
 from typing import Any, cast
 
 from unisono import _native
-from unisono._native import Status
-from unisono.backends.driver import Call, Driver, Pending, unsupported
+from unisono.backends.driver import Call, Driver, unsupported
 from unisono.bootstrap.rendezvous import Rendezvous
-from unisono.buffers import DTYPES, ITEMSIZES, DeviceArray, dtype_code, is_tensor
+from unisono.buffers import DTYPES, DeviceArray, is_tensor
 from unisono.costs.choice import Choice
 from unisono.diagnosis.cause import at_failure
 from unisono.errors import GroupError, Mismatch, Timeout, message
+from unisono.group.external_work import ExternalCall, ExternalMessage, ExternalWork, device_arrays
 from unisono.group.group import Group, end_group
 from unisono.group.layout import Extents
 from unisono.group.planning import Planner, check_algorithm, check_op, check_reducible
 from unisono.group.work import DoneWork, Kept, MessageWork, Work, seconds
 from unisono.kinds import kind_of
 from unisono.plans import ALGORITHMS, StepFunction, make
-from unisono.reduction import Op, ReduceOp
+from unisono.reduction import Op
 
 __all__ = ["ExternalGroup", "ExternalPlanner"]
 
@@ -40,7 +39,6 @@ MOST_SAID = 300
 """So many characters of a library's error text are shown; the rest is in the exception it comes from."""
 
 _NUMBERS = (bool, int, float, complex)
-_OBJECT_FORM = 1 << 8
 Seconds = float | timedelta | None
 
 
@@ -51,7 +49,7 @@ class ExternalPlanner(Planner):
         engine = cast("_native.Engine", driver)
         super().__init__(engine, name, driver.rank, driver.size, timeout_s, hosts, reproducible=False)
         self._usual_s = timeout_s
-        self._under_way: list[_ExternalWork | ExternalMessage] = []
+        self._under_way: list[ExternalWork | ExternalMessage] = []
 
     @property
     def driver(self) -> Driver:
@@ -136,8 +134,8 @@ class ExternalPlanner(Planner):
         if is_tensor(array):
             if array.device.type != device:
                 raise ValueError(
-                    f"{kind}: a tensor is on {array.device}; backend {self.driver.name!r} moves {device.upper()} "
-                    f"memory. Copy it with .{device}() first"
+                    f"{kind}: a tensor is on {array.device}; backend {self.driver.name!r} moves "
+                    f"{device.upper()} memory. Copy it with .{device}() first"
                 )
             return DeviceArray(array)
         if internal or kind.endswith("_object") or kind == "split":
@@ -152,7 +150,7 @@ class ExternalPlanner(Planner):
         driver = self.driver
         if driver.device == "cpu":
             return [driver.flat(address, numel, dtype) for address, numel in extents]
-        places = {one.extent[:2]: one.tensor for one in _device_arrays(keep)}
+        places = {one.extent[:2]: one.tensor for one in device_arrays(keep)}
         return [places[extent].detach().reshape(-1) for extent in extents]
 
     def _refuse(self, kind: str, algorithm: str | StepFunction | None, reproducible: bool) -> None:
@@ -213,7 +211,7 @@ class ExternalPlanner(Planner):
         """Refuse: see `Planner.choice`."""
         raise unsupported(self.driver, "choice()", "the library does not say which algorithm it takes")
 
-    def keep(self, work: _ExternalWork | ExternalMessage) -> None:
+    def keep(self, work: ExternalWork | ExternalMessage) -> None:
         """Keep what is under way, with its buffers."""
         self._under_way = [one for one in self._under_way if not one.done()]
         self._under_way.append(work)
@@ -242,244 +240,10 @@ class ExternalPlanner(Planner):
             raise (Timeout if driver.is_timeout(failure) else GroupError)(text) from failure
 
 
-class ExternalCall:
-    """A checked call, or several that are one for the caller."""
-
-    def __init__(
-        self,
-        planner: ExternalPlanner,
-        kind: str,
-        calls: list[Call],
-        keep: Any,
-        result: Callable[[], Any] | None,
-    ) -> None:
-        self._planner, self._kind, self._calls, self._keep, self._result = planner, kind, calls, keep, result
-
-    def __call__(self, later: bool, timeout: Seconds) -> Any:
-        """Run it, and return what its caller gets; or start it, and return the work."""
-        planner = self._planner
-        planner.refuse_timeout(timeout)
-        work = _ExternalWork(planner, self._kind, self._keep, self._result, timeout)
-        work.start(self._calls, later)
-        if later:
-            planner.keep(work)
-            return work
-        return work.outcome()
-
-
-class _ExternalWork(Work):
-    """Collectives under way. They go on while somebody waits for them, or asks."""
-
-    def __init__(
-        self,
-        planner: ExternalPlanner,
-        kind: str,
-        keep: Any,
-        result: Callable[[], Any] | None,
-        timeout: Seconds,
-    ) -> None:
-        self._planner, self._kind, self._keep, self._result = planner, kind, keep, result
-        self._limit_s = planner.limit_s(timeout)
-        self._pending: list[Pending] = []
-        self._error: GroupError | None = None
-
-    def start(self, calls: list[Call], later: bool) -> None:
-        """Start all of them."""
-        with self._planner.translating(self._kind):
-            for call in calls:
-                self._pending.append(self._planner.driver.start(call, later))
-
-    def done(self) -> bool:
-        """See `Work.done`."""
-        try:
-            while self._pending:
-                with self._planner.translating(self._kind):
-                    if not self._pending[0].done():
-                        return False
-                    self._end_first()
-        except GroupError as error:
-            self._error, self._pending = error, []
-        return True
-
-    def wait(self, timeout: Seconds = None) -> None:
-        """See `Work.wait`."""
-        limit_s = self._limit_s if timeout is None else seconds(timeout, math.inf)
-        end = None if limit_s is None else time.monotonic() + limit_s
-        while self._pending:
-            left_s = None if end is None else max(0.0, end - time.monotonic())
-            try:
-                with self._planner.translating(self._kind):
-                    ended = self._pending[0].wait(left_s)
-                    if ended:
-                        self._end_first()
-            except GroupError as error:
-                self._error, self._pending = error, []
-                raise
-            if not ended:
-                where = f"group={self._planner.name} rank={self._planner.rank}/{self._planner.size}"
-                what = f"{self._kind} is not done after {limit_s:.3f} s"
-                raise Timeout(message(what, where=where, remedy="It goes on; wait again."))
-        if self._error is not None:
-            raise self._error
-
-    def _end_first(self) -> None:
-        self._pending.pop(0).finish()
-        if not self._pending:
-            for array in _device_arrays(self._keep):
-                array.give_back()
-            self._keep = None
-
-    def outcome(self) -> Any:
-        """Wait; then what the call returns."""
-        self.wait()
-        return None if self._result is None else self._result()
-
-    result = outcome
-
-    def let_go(self) -> None:
-        """The library keeps its buffers."""
-
-    def _what(self) -> str:
-        return f"{self._kind} of group {self._planner.name!r}"
-
-
-class ExternalMessage(MessageWork):
-    """A send or a receive by the library."""
-
-    __slots__ = (
-        "_array", "_buffered", "_cancelled", "_dtype", "_error", "_limit_s", "_name", "_pending", "_planner",
-        "_rank", "_settled", "_tag",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        planner: ExternalPlanner,
-        name: str,
-        array: Any,
-        dtype: int,
-        rank: int,
-        tag: int,
-        timeout: Seconds,
-        keep: Any,
-        receiving: bool,
-    ) -> None:
-        self._planner, self._name, self._array, self._dtype = planner, name, array, dtype
-        self._rank, self._tag, self._keep, self._receiving = rank, tag, keep, receiving
-        self._limit_s = planner.limit_s(timeout)
-        self._begun = self._settled = self._cancelled = False
-        self._error: GroupError | None = None
-        self._pending: Pending
-        # Two ranks that both send first must not wait for each other, whatever the library keeps for them.
-        self._buffered = name in ("send", "send_object") and planner.driver.device == "cpu"
-
-    def start(self) -> None:
-        """See `MessageWork.start`."""
-        driver = self._planner.driver
-        is_object = self._name.endswith("_object")
-        array = driver.copy(self._array) if self._buffered else self._array
-        with self._planner.translating(self._name):
-            move = driver.receive if self._receiving else driver.send
-            self._pending = move(array, self._rank, self._tag, is_object)
-        self._begun = True
-        if self._buffered:
-            self._planner.keep(self)
-
-    def _what(self) -> str:
-        other = f"rank {self._rank}" if self._rank >= 0 else "any rank"
-        return f"{self._name}, {other} of group {self._planner.name!r}"
-
-    def done(self) -> bool:
-        """See `Work.done`."""
-        if self._begun and not self._settled:
-            try:
-                with self._planner.translating(self._name):
-                    if self._pending.done():
-                        self._settle()
-            except GroupError as error:
-                self._fail(error)
-        return self._settled
-
-    def wait(self, timeout: Seconds = None) -> None:
-        """See `Work.wait`."""
-        if not self._settled:
-            limit_s = self._limit_s if timeout is None else seconds(timeout, math.inf)
-            try:
-                with self._planner.translating(self._name):
-                    if not self._pending.wait(limit_s):
-                        raise Timeout(f"{self._what()}: not done after {limit_s:.3f} s. It goes on; wait again.")
-                    self._settle()
-            except Timeout:
-                raise
-            except GroupError as error:
-                self._fail(error)
-        if self._error is not None:
-            raise self._error
-
-    def _settle(self) -> None:
-        self._pending.finish()
-        self._settled = True
-        for array in _device_arrays(self._keep):
-            array.give_back()
-        item = ITEMSIZES[self._dtype]
-        if self._receiving and not self._cancelled and self._pending.nbytes % item:
-            raise Mismatch(
-                f"{self._what()}: a message of {self._pending.nbytes} bytes came, which is no whole number of "
-                f"{DTYPES[self._dtype]}"
-            )
-        self._keep = None
-
-    def _fail(self, error: GroupError) -> None:
-        self._error, self._settled = error, True
-
-    def let_go(self) -> None:
-        """The library keeps its buffers."""
-
-    def failure(self) -> BaseException:
-        """See `MessageWork.failure`."""
-        return self._error or GroupError(f"{self._what()} failed")
-
-    def wait_or_abort(self, timeout_s: float) -> int:  # noqa: ARG002
-        """See `MessageWork.wait_or_abort`; the error is raised here."""
-        if not self._buffered:
-            self.wait()
-        return 0
-
-    @property
-    def status(self) -> Status | None:
-        """See `Work.status`."""
-        if not self._receiving or not self.done() or self._error is not None or self._cancelled:
-            return None
-        return self.came()
-
-    def came(self) -> Status:
-        """See `MessageWork.came`."""
-        form = self._dtype | (_OBJECT_FORM if self._name.endswith("_object") else 0)
-        status = Status.__new__(Status)
-        status.__setstate__((self._pending.source, self._pending.tag, self._pending.nbytes, form))
-        return status
-
-    def cancel(self) -> bool:
-        """See `Work.cancel`."""
-        if not self._receiving or self.done():
-            return False
-        self._cancelled = self._settled = self._pending.cancel()
-        return self._cancelled
-
-    @property
-    def cancelled(self) -> bool:
-        """See `Work.cancelled`."""
-        return self._cancelled
-
-    @property
-    def source(self) -> int:
-        """See `MessageWork.source`."""
-        return self._pending.source if self.done() else self._rank
-
-
 class ExternalGroup(Group):
     """A `Group` whose operations another library runs; made by `init_process_group(backend=...)`.
 
-    Every method has the signature and the checks of `Group`. What the library cannot do raises `NotSupported`.
+    Every method has the signature and the checks of `Group`. What the library cannot do is `NotSupported`.
     """
 
     def __init__(
@@ -548,15 +312,6 @@ class ExternalGroup(Group):
 
     def _irecv_whole(self, x: Any, src: int | None, tag: int) -> MessageWork:
         return self.irecv(x, src, tag)
-
-
-def _device_arrays(keep: Any) -> Iterator[DeviceArray]:
-    """Those among what a call keeps alive."""
-    if isinstance(keep, DeviceArray):
-        yield keep
-    elif isinstance(keep, (list, tuple)):
-        for one in keep:
-            yield from _device_arrays(one)
 
 
 def _unwrapped(result: Callable[[], Any] | None) -> Callable[[], Any] | None:

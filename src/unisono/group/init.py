@@ -68,7 +68,20 @@ def init_process_group(
 
         if started_by_mpi():
             init_method = address_over_mpi()
-    world_size, rank = whole(world_size, "world_size"), whole(rank, "rank")
+    place = whole(world_size, "world_size"), whole(rank, "rank")
+    return _meet_natively(init_method, timeout, *place, store, group_name, reproducible)
+
+
+def _meet_natively(
+    init_method: str | None,
+    timeout: float | timedelta | None,
+    world_size: int,
+    rank: int,
+    store: Store | None,
+    group_name: str,
+    reproducible: bool,
+) -> Group:
+    """A group over the engine."""
     settings = env.read(strict=False)
     uncaught.install(settings)
     _warn_of_unknown(settings)
@@ -105,7 +118,7 @@ def init_process_group(
 def _warn_of_unknown(settings: env.Settings) -> None:
     if settings.launcher != "unisono run":  # which has said it once for all ranks
         for text in env.unknown():
-            warnings.warn(text, stacklevel=3)
+            warnings.warn(text, stacklevel=4)
 
 
 def _no_backend(backend: str) -> str:

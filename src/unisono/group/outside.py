@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import socket
 from datetime import timedelta
@@ -112,9 +113,7 @@ def started_by_mpi() -> bool:
 
 def address_over_mpi() -> str:
     """Where rank 0 will serve the store, as an init_method: MPI tells it to all ranks, on any hosts."""
-    from mpi4py import MPI
-
-    comm = MPI.COMM_WORLD
+    comm = importlib.import_module("mpi4py.MPI").COMM_WORLD
     hosts = comm.allgather(socket.gethostname())
     url = None
     if comm.Get_rank() == 0:
