@@ -31,6 +31,7 @@ PUBLIC = [
     "HashStore",
     "LaunchError",
     "Mismatch",
+    "NotSupported",
     "PeerLost",
     "PlanError",
     "PrefixStore",
