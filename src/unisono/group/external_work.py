@@ -256,7 +256,7 @@ class ExternalMessage(MessageWork):
     @property
     def source(self) -> int:
         """See `MessageWork.source`."""
-        return self._pending.source if self.done() else self._rank
+        return self._pending.source if self._receiving and self.done() else self._rank
 
 
 def device_arrays(keep: Any) -> Iterator[DeviceArray]:
