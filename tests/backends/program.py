@@ -112,6 +112,7 @@ class Ranks:
                 self.refusals.append(error)
             except BaseException:
                 told = traceback.format_exc(limit=-4)
+                print(told, file=sys.stderr, flush=True)  # now: the other ranks may wait for this one for ever
         failures = [text for text in self.control.all_gather_object(told) if text]
         assert not failures, f"on {len(failures)} of {size} ranks:\n{failures[0]}"
         return [None] * size
@@ -143,7 +144,7 @@ def main(backend: str, part: str = "", only: str = "") -> int:
     if "BACKENDS_SHOW" in os.environ:
         import faulthandler
 
-        faulthandler.dump_traceback_later(60)
+        faulthandler.dump_traceback_later(45)
     if backend == "nccl":
         import torch
 

@@ -264,6 +264,8 @@ class _Reduction:
         self._dtype, self._op, self._size = call.dtype, call.op, driver.size
         name = "SUM" if isinstance(call.op, PremulSum) or call.op is ReduceOp.AVG else call.op.name
         wide = {"float16": "float32", "bfloat16": "float32", "bool": "uint8"}.get(call.dtype, call.dtype)
+        if name == "SUM" and call.dtype in ("int8", "uint8", "int16") and _saturates():
+            wide = "int32"
         self._wide = np.dtype(wide)
         if call.dtype == "bool":
             name = _OF_BOOL.get(name, name)
@@ -306,6 +308,17 @@ def _end_job() -> None:
     if getattr(sys, "last_value", None) is not None and not mpi.Is_finalized():
         sys.stderr.flush()
         mpi.COMM_WORLD.Abort(1)
+
+
+@lru_cache(maxsize=1)
+def _saturates() -> bool:
+    """Whether the library's sums of small integers stop at the largest one, as Open MPI's do with AVX.
+
+    Everybody else's, and Unisono's, wrap around.
+    """
+    x, y = (np.full(1024, 100, np.int8) for _ in range(2))
+    import_module("mpi4py.MPI").SUM.Reduce_local(x, y)
+    return bool((y != np.int8(-56)).any())
 
 
 @lru_cache(maxsize=2)
