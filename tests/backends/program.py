@@ -112,7 +112,9 @@ class Ranks:
                 self.refusals.append(error)
             except BaseException:
                 told = traceback.format_exc(limit=-4)
-                print(told, file=sys.stderr, flush=True)  # now: the other ranks may wait for this one for ever
+                print(
+                    told, file=sys.stderr, flush=True
+                )  # now: the other ranks may wait for this one for ever
         failures = [text for text in self.control.all_gather_object(told) if text]
         assert not failures, f"on {len(failures)} of {size} ranks:\n{failures[0]}"
         return [None] * size

@@ -1,7 +1,7 @@
 """A `Group` over another library: MPI, Gloo or NCCL carry its bytes, see `unisono.backends`.
 
 The methods, argument checks, result shapes, objects and subgroups are those of every `Group`. What runs a
-checked call is another library. What the library cannot do is refused, by `NotSupported`, before a byte moves.
+checked call is another library. What that cannot do is refused by `NotSupported` before a byte moves.
 """
 
 from __future__ import annotations
