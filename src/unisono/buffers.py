@@ -15,7 +15,7 @@ from unisono import _native
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["DTYPES", "ITEMSIZES", "View", "dtype_code", "is_tensor", "pinned", "view", "views"]
+__all__ = ["DTYPES", "ITEMSIZES", "DeviceArray", "View", "dtype_code", "is_tensor", "pinned", "view", "views"]
 
 DTYPES: tuple[str, ...] = tuple(name for name, _ in _native.dtypes())
 """Names of the element types; a dtype's place is its code."""
@@ -31,6 +31,40 @@ class View(NamedTuple):
     dtype: int
 
 
+class DeviceArray:
+    """A tensor in a device's memory, of a group that can move it: `view` sees where it lies there.
+
+    Args:
+        host: the NumPy array that it is a copy of.
+    Raises:
+        TypeError, ValueError: as `view`.
+    """
+
+    def __init__(self, tensor: Any, host: Any = None) -> None:
+        self.tensor = tensor
+        self.extent = _tensor(tensor, "a tensor", here=True)
+        self._host = host
+
+    def give_back(self) -> None:
+        """Copy what has come to the array in CPU memory, if there is one."""
+        if self._host is not None and self._host.flags.writeable:
+            self._host[...] = self.tensor.cpu().numpy()
+
+    @property
+    def shape(self) -> Any:
+        """The tensor's."""
+        return self.tensor.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The tensor's."""
+        return self.tensor.dtype
+
+    def new_empty(self, shape: Any) -> DeviceArray:
+        """Another one of its kind."""
+        return DeviceArray(self.tensor.new_empty(shape))
+
+
 def view(array: Any, writable: bool = True, name: str = "buffer") -> tuple[int, int, int]:
     """Look at one array: (address, numel, dtype), the fields of a `View`.
 
@@ -44,6 +78,8 @@ def view(array: Any, writable: bool = True, name: str = "buffer") -> tuple[int, 
     found = _native.view(array, writable)
     if found is not None:
         return found
+    if isinstance(array, DeviceArray):
+        return array.extent
     if is_tensor(array):
         try:
             return _tensor(array, name)
@@ -133,8 +169,9 @@ def _strided(layout: Any) -> bool:
     return str(layout) == "torch.strided"
 
 
-def _tensor(tensor: Any, name: str) -> tuple[int, int, int]:
-    if not tensor.is_cpu:
+def _tensor(tensor: Any, name: str, here: bool = False) -> tuple[int, int, int]:
+    """here: its memory may be any device's."""
+    if not (tensor.is_cpu or here):
         raise ValueError(
             f"{name} is on {tensor.device}; this group moves CPU memory. Copy it with .cpu() first"
         )

@@ -11,6 +11,7 @@
     │   ├── Mismatch         ranks called different things, or sizes do not fit
     │   └── Aborted          this group was aborted by this process (interrupt, abort())
     ├── GroupClosed          the group was used after close()
+    ├── NotSupported         (also NotImplementedError) the group's backend cannot do this
     ├── PlanError            (also ValueError) a plan is wrong; says at which step
     └── LaunchError          the launcher could not start the ranks
 
@@ -32,6 +33,7 @@ __all__ = [
     "GroupError",
     "LaunchError",
     "Mismatch",
+    "NotSupported",
     "PeerLost",
     "PlanError",
     "RendezvousError",
@@ -148,6 +150,19 @@ class Aborted(GroupError):
 
 class GroupClosed(UnisonoError):
     """The group was used after `close()`."""
+
+
+class NotSupported(UnisonoError, NotImplementedError):
+    """The backend of the group cannot do this; no byte has moved and the group is fine.
+
+    Attributes:
+        backend: its name.  what: what it cannot do, as the text says it.
+    """
+
+    def __init__(self, *args: object, backend: str = "", what: str = "") -> None:
+        super().__init__(*args)
+        self.backend = backend
+        self.what = what
 
 
 class PlanError(UnisonoError, ValueError):

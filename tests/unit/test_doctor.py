@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 
 import pytest
 
 from unisono import doctor, is_available
 from unisono.buffers import DTYPES
+from unisono.doctor import trial
+from unisono.errors import UnisonoError
 from unisono.plans import ALGORITHMS
 
 
 def test_report_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
-    assert doctor.main(argparse.Namespace()) == 0
+    assert doctor.main(argparse.Namespace(backends=False)) == 0
     report = capsys.readouterr().out
     assert all(word in report for word in [*ALGORITHMS, *DTYPES, "usable cores", "numpy", "lo (", "cuda"])
 
@@ -22,7 +25,7 @@ def test_settings_have_the_names_that_a_user_can_set(
 ) -> None:
     monkeypatch.setenv("UNISONO_TIMEOUT_S", "7")
     monkeypatch.setenv("RANK", "3")
-    assert doctor.main(argparse.Namespace()) == 0
+    assert doctor.main(argparse.Namespace(backends=False)) == 0
     lines = [line.split() for line in capsys.readouterr().out.partition("\nsettings\n")[2].splitlines()]
     assert ["UNISONO_TIMEOUT_S", "7.0", "environment"] in lines
     assert ["RANK", "3", "environment"] in lines
@@ -30,16 +33,32 @@ def test_settings_have_the_names_that_a_user_can_set(
     assert all(line[0].isupper() for line in lines if line)
 
 
-def test_only_the_native_backend_is_available() -> None:
+def test_what_is_available() -> None:
     assert is_available()
     assert not is_available("native", "cuda")
-    assert not is_available("mpi")
+    assert not is_available("mpi", "cuda")
     assert not is_available("nonsense")
+    assert is_available("gloo") == (importlib.util.find_spec("torch") is not None)
+
+
+def test_backends_are_tried(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def tried(name: str) -> dict[str, str]:
+        if name != "native":
+            raise UnisonoError("not here")
+        return {**dict.fromkeys(trial.OPERATIONS, "yes"), "probe": "for a reason"}
+
+    monkeypatch.setattr(doctor, "try_backend", tried)
+    assert doctor.main(argparse.Namespace(backends=True)) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["barrier", "yes", *["not", "tried"] * 3] in rows
+    assert ["probe", "no", *["not", "tried"] * 3] in rows
+    assert ["native:", "probe:", "for", "a", "reason"] in rows
+    assert ["mpi:", "not", "here"] in rows
 
 
 def test_malformed_variable_is_shown(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UNISONO_TIMEOUT_S", "soon")
-    assert doctor.main(argparse.Namespace()) == 1
+    assert doctor.main(argparse.Namespace(backends=False)) == 1
     assert "UNISONO_TIMEOUT_S is malformed" in capsys.readouterr().out

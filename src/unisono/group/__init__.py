@@ -5,7 +5,8 @@ signature.py  what makes a method of Group a collective                  custom.
 planning.py   a new call: checked -> plan -> lowered -> bound            layout.py   argument checks
 coalesced.py  many buffers in one call   messages.py  between two ranks  objects.py  Python objects
 results.py    allocated results          canon.py     reproducible order work.py     operations under way
-waiting.py    wait for several works
+waiting.py    wait for several works         external.py  a group over another library: checks, refusals
+external_work.py  its operations under way   outside.py   init_process_group for those
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def in_place(
     """The calls that stand for a collective of each of `xs`, all checked."""
     name = f"{collective}_coalesced"
     pieces = []
-    xs = listed(xs, f"{name}: xs")
+    xs = [planner.seen(name, x) for x in listed(xs, f"{name}: xs")]
     keep = pinned(xs)
     for i, x in enumerate(xs):
         with _naming(name):
@@ -79,6 +79,7 @@ def between(
     """The calls that stand for a collective of each of `givens` into that of `outs`, all checked."""
     sides, name = SIDES[collective], f"{collective}_coalesced"
     outs, givens = listed(outs, f"{name}: outs"), listed(givens, f"{name}: inputs")
+    outs, givens = ([planner.seen(name, x) for x in side] for side in (outs, givens))
     if len(outs) != len(givens):
         raise ValueError(f"{name}: {len(outs)} outputs and {len(givens)} inputs, expected as many")
     keep = [pinned(each) for each in (*outs, *givens)]
@@ -101,6 +102,9 @@ def _bind(
     root: int,
     reproducible: bool,
 ) -> list[_native.BoundCall]:
+    own: list[_native.BoundCall] | None = planner.own_list(collective, pieces, keep, op, root, reproducible)
+    if own is not None:
+        return own
     fingerprint_number = number_of_list([(piece.dtype, piece.numel) for piece in pieces])
     counts = _block_counts(collective, planner.size)
     factor = op.factor if isinstance(op, PremulSum) else 1.0

@@ -32,7 +32,7 @@ from unisono.reduction import Op, ReduceOp
 from unisono.store import PrefixStore, Store
 from unisono.store.base import close_in_children
 
-__all__ = ["Group", "connect"]
+__all__ = ["Group", "connect", "end_group"]
 
 SUM = ReduceOp.SUM
 MOST_BYTES = 1 << 62
@@ -94,7 +94,7 @@ class Group(_native.Calls):
         if len(set(self._hosts)) > 1:
             close_in_children(self._planner.close_copies)
         # At exit, too, the others must learn that this rank has gone, and no thread may be left.
-        self._finalizer = weakref.finalize(self, _end, self._planner, self._kept, meeting, os.getpid())
+        self._finalizer = weakref.finalize(self, end_group, self._planner, self._kept, meeting, os.getpid())
         at_failure(self, self._finalizer)
 
     @property
@@ -755,7 +755,7 @@ class Group(_native.Calls):
         raise TypeError("a Group belongs to one process and cannot be pickled")
 
 
-def _end(planner: Planner, kept: Kept, meeting: Rendezvous | None, pid: int) -> None:
+def end_group(planner: Planner, kept: Kept, meeting: Rendezvous | None, pid: int) -> None:
     """Close a group that nobody has closed: it was forgotten, or the program ends."""
     _close(planner, kept, meeting, pid, reason())
 

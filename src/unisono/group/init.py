@@ -34,7 +34,9 @@ def init_process_group(
     """Meet the other ranks and form a group with them.
 
     Args:
-        backend: None or "native", the only one yet.
+        backend: whose code moves the bytes: None or "native": Unisono's engine. "mpi", "gloo", "nccl": that
+            library, see docs/backends.md. "auto": the engine; where only `mpiexec` knows the ranks, mpi4py
+            tells them where to meet.
         init_method: `env://` (default), `tcp://host:port` or `file:///path`; excludes `store`.
         timeout: seconds for the meeting and for every operation; default UNISONO_TIMEOUT_S, 300 s.
         world_size, rank: -1 takes them from the URL or the environment.
@@ -43,11 +45,44 @@ def init_process_group(
         reproducible: of the group and its subgroups, see `Group`.
     Raises:
         ValueError: an argument, the URL or an environment variable is wrong.
+        NotSupported: the backend is not here, or cannot do what an argument asks for.
         RendezvousError: the ranks did not come together; says who is missing.
     """
-    if backend is not None and instance(backend, str, "backend") != "native":
-        raise ValueError(_other_backend(backend))
-    world_size, rank = whole(world_size, "world_size"), whole(rank, "rank")
+    chosen = "native" if backend is None else instance(backend, str, "backend")
+    if chosen in ("mpi", "gloo", "nccl"):
+        from unisono.group.outside import meet_outside  # libraries that a native group does not need
+
+        return meet_outside(
+            chosen,
+            init_method,
+            timeout=timeout,
+            world_size=world_size,
+            rank=rank,
+            store=store,
+            group_name=group_name,
+            reproducible=reproducible,
+        )
+    if chosen not in ("native", "auto"):
+        raise ValueError(_no_backend(chosen))
+    if chosen == "auto" and init_method is None and store is None:
+        from unisono.group.outside import address_over_mpi, started_by_mpi
+
+        if started_by_mpi():
+            init_method = address_over_mpi()
+    place = whole(world_size, "world_size"), whole(rank, "rank")
+    return _meet_natively(init_method, timeout, *place, store, group_name, reproducible)
+
+
+def _meet_natively(
+    init_method: str | None,
+    timeout: float | timedelta | None,
+    world_size: int,
+    rank: int,
+    store: Store | None,
+    group_name: str,
+    reproducible: bool,
+) -> Group:
+    """A group over the engine."""
     settings = env.read(strict=False)
     uncaught.install(settings)
     _warn_of_unknown(settings)
@@ -111,18 +146,14 @@ def form(
 def _warn_of_unknown(settings: env.Settings) -> None:
     if settings.launcher != "unisono run":  # which has said it once for all ranks
         for text in env.unknown():
-            warnings.warn(text, stacklevel=3)
+            warnings.warn(text, stacklevel=4)
 
 
-def _other_backend(backend: object) -> str:
-    torchs = backend in ("gloo", "nccl", "mpi", "unisono")
-    where = "a backend of torch.distributed" if torchs else "no backend"
-    remedy = (
-        f"Leave backend out; for PyTorch's API write torch.distributed.init_process_group({backend!r})"
-        + (", after `import unisono.torch`." if backend == "unisono" else ".")
-        if torchs
-        else "Leave backend out."
-    )
-    return message(
-        f"unisono.init_process_group has one backend, 'native', and {backend!r} is {where}", remedy=remedy
-    )
+def _no_backend(backend: str) -> str:
+    remedy = "Choose native, mpi, gloo, nccl or auto, or leave it out."
+    if backend == "unisono":
+        remedy = (
+            "That is Unisono's name in PyTorch: import unisono.torch, then "
+            "torch.distributed.init_process_group('unisono')."
+        )
+    return message(f"there is no backend {backend!r}", remedy=remedy)

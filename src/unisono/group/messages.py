@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from functools import partial
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex, cast
 
 from unisono._native import FaultKind, Status
 from unisono.buffers import ITEMSIZES, pinned, view
@@ -62,6 +62,7 @@ def checked(
     Args:
         exact: a shorter message is a Mismatch, too; so it is for objects.
     """
+    x = planner.seen(name, x)
     keep = pinned(x)  # before its address is read
     try:
         address, numel, dtype = view(x, receiving, "out" if name == "sendrecv" and receiving else "x")
@@ -70,6 +71,9 @@ def checked(
     rank, tag = _addressed(planner, name, peer, tag, receiving=receiving)
     timeout_s = seconds(timeout, planner.timeout_s)
     engine = planner.engine
+    own = planner.own_message(name, (address, numel, dtype), rank, tag, timeout, keep, receiving)
+    if own is not None:
+        return cast("MessageWork", own)
     is_object = name.endswith("_object")
     nbytes = numel * ITEMSIZES[dtype]
     where = site() if name in ("isend", "irecv", "batch") else ""  # the others are still there when asked

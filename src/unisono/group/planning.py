@@ -21,15 +21,15 @@ from unisono.diagnosis.site import site
 from unisono.errors import Aborted, GroupClosed, GroupError, message
 from unisono.group.canon import Canon
 from unisono.group.custom import CustomAlgorithms
-from unisono.group.layout import Extents, lay_out
-from unisono.group.results import allocate
+from unisono.group.layout import Extents, Laid, lay_out
+from unisono.group.results import Result, allocate
 from unisono.group.work import Work, seconds
 from unisono.kinds import KINDS, kind_of
 from unisono.plans import StepFunction, lower_rank
 from unisono.plans.lowering import lower_agreement
 from unisono.reduction import Op, PremulSum, ReduceOp
 
-__all__ = ["Planner", "Prepared", "named"]
+__all__ = ["Planner", "Prepared", "check_algorithm", "check_op", "check_reducible", "named"]
 
 _OPS = (ReduceOp, PremulSum)
 _OP_NAMES = ", ".join(f"un.{op.name}" for op in ReduceOp)
@@ -133,16 +133,8 @@ class Planner:
             ValueError, TypeError: an argument is wrong.  GroupClosed: the group was closed.
         """
         root = self.member(kind, root, "the root")
-        if algorithm is not None and not isinstance(algorithm, str) and not callable(algorithm):
-            raise TypeError(
-                f"{kind}: algorithm is a {type(algorithm).__name__}, expected a name or a function"
-            )
-        try:
-            out, given, result = allocate(kind, out, given, self.size, self.rank, root)
-            keep = (pinned(out), pinned(given))  # before their addresses are read
-            laid = lay_out(kind_of(kind).layout, out, given, self.size, self.rank, root)
-        except (TypeError, ValueError) as error:
-            raise named(kind, error) from None
+        check_algorithm(kind, algorithm)
+        laid, keep, result = self.lay_out(kind, out, given, root)
         if laid.blocks and algorithm not in (None, "direct"):
             self._check_alike(kind, laid.blocks)
         operation, name, root, note = self.prepare(
@@ -153,6 +145,19 @@ class Planner:
         return _native.BoundCall(
             name, operation, root, laid.numel, factor, *sides, keep, laid.writes, result=result, note=note
         )
+
+    def lay_out(self, kind: str, out: Any, given: Any, root: int) -> tuple[Laid, Any, Result]:
+        """The buffers of a call, checked; what keeps them as they are; what gives the caller's result.
+
+        Raises:
+            ValueError, TypeError: as `plan`.
+        """
+        try:
+            out, given, result = allocate(kind, out, given, self.size, self.rank, root)
+            keep = (pinned(out), pinned(given))  # before their addresses are read
+            return lay_out(kind_of(kind).layout, out, given, self.size, self.rank, root), keep, result
+        except (TypeError, ValueError) as error:
+            raise named(kind, error) from None
 
     def prepare(
         self,
@@ -174,8 +179,7 @@ class Planner:
             ValueError: there is no such root or algorithm.  TypeError: the dtype has no such operation.
             GroupClosed: the group was closed.
         """
-        if type(op) not in _OPS:
-            raise TypeError(f"{collective}: op is {op!r}, expected {_OP_NAMES} or premul_sum(factor)")
+        check_op(collective, op)
         plan = kind_of(collective).plan
         if callable(algorithm):
             return self._prepare_custom(collective, algorithm, dtype, op, root, reproducible)
@@ -208,6 +212,20 @@ class Planner:
             self._agreements[key] = operation
         return _native.BoundCall(kind, operation, len(ranks), number_of_ranks(ranks), 1.0, [], [], None)
 
+    # ---- what a group over another library does in its own way ----------------------------------------
+
+    def seen(self, kind: str, array: Any) -> Any:  # noqa: ARG002
+        """An array, or a list of them, as the checks can look at it."""
+        return array
+
+    def own_message(self, *message: Any) -> Any:  # noqa: ARG002
+        """The work of a checked message; None: the engine passes it."""
+        return None
+
+    def own_list(self, *buffers: Any) -> Any:  # noqa: ARG002
+        """The calls that stand for one of many checked buffers; None: the engine runs them."""
+        return None
+
     def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> Choice:
         """The algorithm and the predicted time of a collective; `nbytes` of the whole buffer."""
         return self._chooser.explain(collective, nbytes, algorithm)
@@ -215,7 +233,7 @@ class Planner:
     def _prepare(self, collective: str, algorithm: str, root: int, dtype: int, op: Op) -> Prepared:
         engine = self.engine
         self.member(collective, root, "the root")
-        self._check_operation(collective, dtype, op)
+        check_reducible(collective, dtype, op)
         code = self._lowered(kind_of(collective).plan, algorithm, root)
         operation = engine.operation(code, KINDS.index(collective), dtype, op.value)
         return Prepared(operation, collective, root)
@@ -226,7 +244,7 @@ class Planner:
         """The operation for an algorithm of the caller's own, which is proved when it is first seen."""
         engine = self.engine
         root = self.member(collective, root, "the root")
-        self._check_operation(collective, dtype, op)
+        check_reducible(collective, dtype, op)
         custom = self._custom.plan(kind_of(collective).plan, function, root)
         if (reproducible or self.reproducible) and not custom.canonical:
             raise ValueError(
@@ -241,12 +259,6 @@ class Planner:
             note = f"algorithm {custom.name}, plan {custom.number:016x}"
             found = self._prepared[key] = Prepared(operation, collective, root, lambda: note)
         return found
-
-    def _check_operation(self, collective: str, dtype: int, op: Op) -> None:
-        if not _native.reducible(dtype, op.value):
-            raise TypeError(f"{collective}: {op.name} has no meaning for {DTYPES[dtype]}{_hint(op, dtype)}")
-        if collective in ("scan", "exclusive_scan") and op is ReduceOp.AVG:
-            raise ValueError(f"{collective}: AVG has no meaning for a prefix; use SUM")
 
     def _lowered(self, collective: str, algorithm: str, root: int) -> list[int]:
         """This rank's code of a plan; the same for every dtype and operation."""
@@ -317,6 +329,26 @@ class Planner:
             ValueError, TypeError: it is none.
         """
         return seconds(timeout, self.timeout_s)
+
+
+def check_algorithm(kind: str, algorithm: Any) -> None:
+    """Raises TypeError: it is neither a name nor a function."""
+    if algorithm is not None and not isinstance(algorithm, str) and not callable(algorithm):
+        raise TypeError(f"{kind}: algorithm is a {type(algorithm).__name__}, expected a name or a function")
+
+
+def check_op(kind: str, op: Any) -> None:
+    """Raises TypeError: it is no operation."""
+    if type(op) not in _OPS:
+        raise TypeError(f"{kind}: op is {op!r}, expected {_OP_NAMES} or premul_sum(factor)")
+
+
+def check_reducible(kind: str, dtype: int, op: Op) -> None:
+    """Raises TypeError, ValueError: the operation has no meaning for the dtype, or for this collective."""
+    if not _native.reducible(dtype, op.value):
+        raise TypeError(f"{kind}: {op.name} has no meaning for {DTYPES[dtype]}{_hint(op, dtype)}")
+    if kind in ("scan", "exclusive_scan") and op is ReduceOp.AVG:
+        raise ValueError(f"{kind}: AVG has no meaning for a prefix; use SUM")
 
 
 def named(collective: str, error: Exception) -> Exception:

@@ -8,7 +8,7 @@ from typing import Any
 from unisono.buffers import view
 from unisono.checking import listed
 
-__all__ = ["allocate"]
+__all__ = ["Result", "allocate"]
 
 _NUMBERS = (bool, int, float, complex)
 _IN_PLACE = ("all_reduce", "broadcast", "reduce", "scan", "exclusive_scan")

@@ -17,13 +17,14 @@ from pathlib import Path
 from unisono import __version__, _native, env
 from unisono.backends import BACKENDS, is_available
 from unisono.buffers import DTYPES
+from unisono.doctor.trial import OPERATIONS, try_backend
+from unisono.errors import UnisonoError
 from unisono.plans import ALGORITHMS
 from unisono.reduction import PremulSum, ReduceOp
 
 __all__ = ["add_arguments", "main"]
 
 GIB = 1 << 30
-DEVICES = ("cpu", "cuda")
 OTHERS = {  # what is no plan, or made of others
     "send, recv": ("byte ring per pair of ranks",),
     "objects": ("encoded, then as bytes",),
@@ -33,16 +34,24 @@ PACKAGES = ("numpy", "msgspec", "torch", "mpi4py", "ray", "matplotlib", "ml_dtyp
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """There are none."""
+    """Add the command's flag."""
+    parser.add_argument(
+        "--backends",
+        action="store_true",
+        help="try every operation of every backend on two ranks (up to two minutes each)",
+    )
 
 
-def main(args: argparse.Namespace) -> int:  # noqa: ARG001
+def main(args: argparse.Namespace) -> int:
     """Print the report. Exit code: 0, or 1 when an environment variable is malformed."""
+    if args.backends:
+        _section("backends, as tried on this machine", _tried())
+        return 0
     for title, lines in (
         ("machine", _machine()),
         ("software", _software()),
         ("backends", _backends()),
-        ("operations: the backend for each device, algorithms", _operations()),
+        ("operations of the native backend, and their algorithms", _operations()),
         ("reductions of the native backend", _reductions()),
     ):
         _section(title, lines)
@@ -107,25 +116,41 @@ def _software() -> Iterator[str]:
 
 
 def _backends() -> Iterator[str]:
-    yield "native      shared memory within a host, TCP between hosts; CPU memory"
+    for name, device in BACKENDS.items():
+        state = "available" if is_available(name) else "not available here"
+        yield f"{name:11} {device:4} memory: {state}"
     torch = importlib.util.find_spec("torch") is not None
-    state = "there after `import torch`" if torch else "pip install torch==2.13.0"
+    state = "there after `import torch`" if torch else "pip install torch"
     yield f'torch       torch.distributed backend "unisono", CPU tensors: {state}'
-    closed = [name for name, devices in BACKENDS.items() if not devices]
-    yield f"{', '.join(closed)}: not selectable; torch hands CUDA tensors to NCCL"
+    yield "what each can do: unisono doctor --backends tries it"
+
+
+def _tried() -> Iterator[str]:
+    """The table of operations and backends, then why something is not there."""
+    found: dict[str, dict[str, str]] = {}
+    reasons: list[str] = []
+    for name in BACKENDS:
+        try:
+            found[name] = try_backend(name)
+        except UnisonoError as error:
+            reasons.append(f"{name}: {error}")
+    yield f"{'':22}" + "".join(f"{name + ' ' + device:14}" for name, device in BACKENDS.items())
+    for operation in OPERATIONS:
+        cells = [_cell(found.get(name, {}).get(operation)) for name in BACKENDS]
+        yield f"{operation:22}" + "".join(f"{cell:14}" for cell in cells)
+    yield ""
+    yield from reasons
+    for name, told in found.items():
+        yield from (f"{name}: {operation}: {why}" for operation, why in told.items() if why != "yes")
+
+
+def _cell(told: str | None) -> str:
+    return "not tried" if told is None else "yes" if told == "yes" else "no"
 
 
 def _operations() -> Iterator[str]:
-    here = {device: ", ".join(_moving(device)) or "none" for device in DEVICES}
-    yield f"{'':16} " + " ".join(f"{device:8}" for device in DEVICES) + " algorithms"
     for operation, algorithms in [*ALGORITHMS.items(), *OTHERS.items()]:
-        backends = " ".join(f"{here[device]:8}" for device in DEVICES)
-        yield f"{operation:16} {backends} {', '.join(algorithms)}"
-
-
-def _moving(device: str) -> list[str]:
-    """The backends that move a device's memory here."""
-    return [name for name in BACKENDS if is_available(name, device)]
+        yield f"{operation:16} {', '.join(algorithms)}"
 
 
 def _settings(settings: env.Settings) -> Iterator[str]:

@@ -1,0 +1,203 @@
+"""What a library of collectives has to offer so that a `Group` can run over it.
+
+A call comes here checked, as flat arrays of the library's own kind. A driver starts it and hands back what is
+to be waited for. It checks no arguments, and makes no error of Unisono's but `NotSupported`.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from unisono.errors import NotSupported, message
+from unisono.reduction import Op
+
+__all__ = ["Call", "Done", "Driver", "Pending", "unsupported"]
+
+SHORTEST_NAP_S = 20e-6
+LONGEST_NAP_S = 1e-3
+NATIVE = "The native backend can."
+NO_DTYPE = "its messages do not carry their dtype, which a Status names"
+
+
+class Call(NamedTuple):
+    """A collective with its buffers.
+
+    Attributes:
+        kind: the collective whose plan the engine would run: "all_gather", also for all_gather_v.
+        dtype: its name.  even: all blocks have one size, on every rank.
+        out: what is written, or works in place; given: what is read. Each is one flat array, or one for each
+            rank; empty where this rank has none.
+    """
+
+    kind: str
+    dtype: str
+    op: Op
+    root: int
+    even: bool
+    out: list[Any]
+    given: list[Any]
+
+
+class Pending(ABC):
+    """An operation of the library that was started."""
+
+    source = -1
+    """The rank a received message came from, once done."""
+    tag = -1
+    nbytes = 0
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether it has ended. Its buffers may need `finish` afterwards, which the group calls once."""
+
+    @abstractmethod
+    def block(self) -> None:
+        """Wait for its end, as the library does."""
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait for its end; False: `timeout_s` was over before. None: for as long as the library does."""
+        if timeout_s is None:
+            self.block()
+            return True
+        end, nap_s = time.monotonic() + timeout_s, SHORTEST_NAP_S
+        while not self.done():
+            if time.monotonic() >= end:
+                return False
+            time.sleep(nap_s)
+            nap_s = min(2 * nap_s, LONGEST_NAP_S)
+        return True
+
+    def finish(self) -> None:  # noqa: B027
+        """Complete the results, once it is done."""
+
+    def cancel(self) -> bool:
+        """Take back a receive; whether that was possible."""
+        return False
+
+
+class Done(Pending):
+    """What had ended when it was handed back."""
+
+    def __init__(self, finish: Callable[[], None] | None = None) -> None:
+        if finish is not None:
+            finish()
+
+    def done(self) -> bool:
+        """True."""
+        return True
+
+    def block(self) -> None:
+        """Return at once."""
+
+
+class Driver(ABC):
+    """One rank of one group of a library. For a `Group` it stands in the place of the engine.
+
+    Attributes:
+        name: of the backend.  device: whose memory it moves, "cpu" or "cuda".
+        rank, size: of the group.  issued: collectives that were started.
+        failures: the exceptions by which the library says that an operation failed.
+        deadlines: an operation can be given seconds; otherwise it waits for ever.
+        any_source, any_tag: a receive need not name its source, its tag.  most_tag: the largest tag.
+        to_itself: a rank may send to itself.
+        short_messages: a message may be shorter than its receiver's buffer.
+    """
+
+    name: str
+    device = "cpu"
+    deadlines = False
+    any_source = any_tag = to_itself = True
+    short_messages = True
+    most_tag = (1 << 31) - 1
+    failures: tuple[type[Exception], ...]
+    rank: int
+    size: int
+    faulted = False
+    issued = 0
+    cause = ""
+
+    @abstractmethod
+    def flat(self, address: int, numel: int, dtype: str) -> Any:
+        """CPU memory as a flat array of the library's kind."""
+
+    @abstractmethod
+    def start(self, call: Call, later: bool) -> Pending:
+        """Start a collective. later: the caller goes on meanwhile; otherwise it may be done at once."""
+
+    @abstractmethod
+    def send(self, x: Any, dst: int, tag: int, is_object: bool) -> Pending:
+        """Start to send a flat array."""
+
+    @abstractmethod
+    def receive(self, x: Any, src: int, tag: int, is_object: bool) -> Pending:
+        """Start to receive into a flat array. src, tag: -1 for any."""
+
+    @abstractmethod
+    def subgroup(self, ranks: tuple[int, ...], number: int) -> Driver | None:
+        """The driver of a group of these ranks, None where this rank is not in it. All ranks call it.
+
+        number: of the subgroup; the same on all ranks, and never twice.
+        """
+
+    @abstractmethod
+    def copy(self, x: Any) -> Any:
+        """A copy of a flat array."""
+
+    def stage(self, array: Any) -> Any:
+        """A copy of a NumPy array in the memory that the backend moves."""
+        raise NotImplementedError
+
+    def is_mismatch(self, failure: Exception) -> bool:  # noqa: ARG002
+        """Whether the library says so that the sizes of ranks differ."""
+        return False
+
+    def is_timeout(self, failure: Exception) -> bool:  # noqa: ARG002
+        """Whether the library says so that its time was over."""
+        return False
+
+    def leave(self) -> None:  # noqa: B027  (some have nothing to do)
+        """This rank closes the group. `cause` says which exception makes it, "" for none."""
+
+    # ---- what a group asks its engine for, and a library cannot tell ------------------------------------
+
+    def remark(self, seq: int, text: str) -> None:  # noqa: ARG002
+        """Keep why this rank leaves."""
+        self.cause = text
+
+    def abandon(self) -> None:  # noqa: B027
+        """In a fork's child: do nothing."""
+
+    def detach(self) -> None:  # noqa: B027
+        """There is no thread to start."""
+
+    def hold(self, buffers: Any) -> None:  # noqa: B027
+        """A library's messages keep their own buffers."""
+
+    def abort(self) -> None:
+        """Refuse: no call of these libraries ends an operation of other ranks and leaves the process."""
+        raise unsupported(self, "abort()", "it cannot end the operations of other ranks", NATIVE)
+
+    def record_of(self, rank: int) -> Any:  # noqa: ARG002
+        """Refuse: nobody keeps a record."""
+        raise unsupported(self, "last_seen()", "its ranks keep no record of their calls", NATIVE)
+
+    def probe(self, peer: int, tag: int, timeout_s: float) -> Any:  # noqa: ARG002
+        """Refuse: a `Status` names the dtype."""
+        raise unsupported(self, "probe()", NO_DTYPE, NATIVE)
+
+    def look(self, peer: int, tag: int) -> Any:  # noqa: ARG002
+        """Refuse, as `probe`."""
+        raise unsupported(self, "iprobe()", NO_DTYPE, NATIVE)
+
+
+def unsupported(driver: Driver, what: str, why: str, remedy: str = "") -> NotSupported:
+    """The error of what a backend cannot do.
+
+    Example: "backend 'mpi' does not support timeout=: no operation of the library takes a deadline. ..."
+    """
+    text = f"backend {driver.name!r} does not support {what}"
+    remedy = remedy or f"Leave it out. {NATIVE}"
+    return NotSupported(message(text, observed=why, remedy=remedy), backend=driver.name, what=what)

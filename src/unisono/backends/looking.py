@@ -1,0 +1,69 @@
+"""What is there on this machine. Each answer comes from the library itself, not from a list."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from functools import lru_cache
+
+from unisono.checking import instance
+
+__all__ = ["BACKENDS", "is_available"]
+
+BACKENDS: dict[str, str] = {"native": "cpu", "mpi": "cpu", "gloo": "cpu", "nccl": "cuda"}
+"""Every backend's name, with the device whose memory it moves."""
+
+LOADING_S = 60.0
+"""How long a library may take to be loaded, in a process of its own."""
+
+
+def is_available(backend: str = "native", device: str = "") -> bool:
+    """Whether `init_process_group(backend)` works here for memory of a device.
+
+    Args:
+        backend: "native", "mpi", "gloo" or "nccl".  device: "cpu" or "cuda"; "" is the backend's own.
+    Cost: "mpi" loads MPI once in a process of its own; "gloo" and "nccl" import PyTorch.
+    """
+    moved = BACKENDS.get(instance(backend, str, "backend"))
+    if moved is None or instance(device, str, "device") not in ("", moved):
+        return False
+    if backend == "native":
+        return True
+    if backend == "mpi":
+        return _mpi()
+    return _gloo() if backend == "gloo" else _nccl()
+
+
+@lru_cache(maxsize=1)
+def _mpi() -> bool:
+    """Whether mpi4py finds a library. Loaded here it could not be unloaded again."""
+    if "mpi4py.MPI" in sys.modules:
+        return True
+    if importlib.util.find_spec("mpi4py") is None:
+        return False
+    program = "import mpi4py; mpi4py.rc.initialize = False; import mpi4py.MPI"
+    tried = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, timeout=LOADING_S, check=False
+    )
+    return tried.returncode == 0
+
+
+def _gloo() -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch.distributed as dist
+
+    return dist.is_available() and dist.is_gloo_available()
+
+
+def _nccl() -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return (
+        torch.distributed.is_available()
+        and torch.distributed.is_nccl_available()
+        and torch.cuda.is_available()
+    )

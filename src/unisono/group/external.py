@@ -1,0 +1,326 @@
+"""A `Group` over another library: MPI, Gloo or NCCL carry its bytes, see `unisono.backends`.
+
+The methods, argument checks, result shapes, objects and subgroups are those of every `Group`. What runs a
+checked call is another library. What that cannot do is refused by `NotSupported` before a byte moves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any, cast
+
+from unisono import _native
+from unisono.backends.driver import Call, Driver, unsupported
+from unisono.bootstrap.rendezvous import Rendezvous
+from unisono.buffers import DTYPES, DeviceArray, is_tensor
+from unisono.costs.choice import Choice
+from unisono.diagnosis.cause import at_failure
+from unisono.errors import GroupError, Mismatch, Timeout, message
+from unisono.group.external_work import ExternalCall, ExternalMessage, ExternalWork, device_arrays
+from unisono.group.group import Group, end_group
+from unisono.group.layout import Extents
+from unisono.group.planning import Planner, check_algorithm, check_op, check_reducible
+from unisono.group.work import DoneWork, Kept, MessageWork, Work, seconds
+from unisono.kinds import kind_of
+from unisono.plans import ALGORITHMS, StepFunction, make
+from unisono.reduction import Op
+
+__all__ = ["ExternalGroup", "ExternalPlanner"]
+
+CLOSING_S = 1.0
+"""How long a rank that closes waits for the operations it has under way."""
+
+MOST_SAID = 300
+"""So many characters of a library's error text are shown; the rest is in the exception it comes from."""
+
+_NUMBERS = (bool, int, float, complex)
+Seconds = float | timedelta | None
+
+
+class ExternalPlanner(Planner):
+    """Checks the calls of one rank, and hands them to its driver."""
+
+    def __init__(self, driver: Driver, name: str, timeout_s: float, hosts: tuple[str, ...]) -> None:
+        engine = cast("_native.Engine", driver)
+        super().__init__(engine, name, driver.rank, driver.size, timeout_s, hosts, reproducible=False)
+        self._usual_s = timeout_s
+        self._under_way: list[ExternalWork | ExternalMessage] = []
+
+    @property
+    def driver(self) -> Driver:
+        """The driver, in the place of the engine.
+
+        Raises:
+            GroupClosed: the group was closed.
+        """
+        return cast("Driver", self.engine)
+
+    def close(self) -> _native.Engine | None:
+        """See `Planner.close`. What is under way gets a moment to end."""
+        end = time.monotonic() + CLOSING_S
+        works, self._under_way = self._under_way, []
+        for work in works:
+            while not work.done() and time.monotonic() < end:
+                time.sleep(1e-3)
+        return super().close()
+
+    # ---- collectives -----------------------------------------------------------------------------------
+
+    def plan(  # type: ignore[override]
+        self,
+        kind: str,
+        out: Any,
+        given: Any,
+        op: Op,
+        root: int,
+        algorithm: str | StepFunction | None,
+        reproducible: bool,
+    ) -> ExternalCall:
+        """See `Planner.plan`: the same checks, and what the driver needs to run it."""
+        root = self.member(kind, root, "the root")
+        check_algorithm(kind, algorithm)
+        number = None
+        if self.driver.device != "cpu" and isinstance(out, _NUMBERS):
+            import numpy as np
+
+            out = number = np.array([out])
+        out, given = self.seen(kind, out, number is not None), self.seen(kind, given)
+        laid, keep, result = self.lay_out(kind, out, given, root)
+        result = _unwrapped(result) if number is None else number.item
+        check_op(kind, op)
+        check_reducible(kind, laid.dtype, op)
+        self._refuse(kind, algorithm, reproducible)
+        dtype = DTYPES[laid.dtype]
+        sides = (self._flat(extents, dtype, keep) for extents in (laid.target, laid.source))
+        even = kind_of(kind).layout != "all_gather_v"
+        call = Call(kind_of(kind).plan, dtype, op, root, even, *sides)
+        return ExternalCall(self, kind, [call], keep, result)
+
+    def agree(self, kind: str, ranks: tuple[int, ...]) -> Any:  # noqa: ARG002
+        """Nothing: the libraries do not compare what ranks say."""
+        return lambda later, timeout: None  # noqa: ARG005
+
+    def own_list(
+        self, collective: str, pieces: list[Any], keep: Any, op: Op, root: int, reproducible: bool
+    ) -> Any:
+        """The calls for a list of buffers, one after the other; a list, for there may be none."""
+        name = f"{collective}_coalesced"
+        check_op(name, op)
+        self._refuse(name, None, reproducible)
+        calls = []
+        for piece in pieces:
+            check_reducible(name, piece.dtype, op)
+            dtype = DTYPES[piece.dtype]
+            sides = (self._flat(extents, dtype, keep) for extents in (piece.out, piece.given))
+            calls.append(Call(collective, dtype, op, root, True, *sides))
+        return [ExternalCall(self, name, calls, keep, None)] if calls else []
+
+    def seen(self, kind: str, array: Any, internal: bool = False) -> Any:
+        """An array, or a list of them, as the checks can look at it.
+
+        Raises:
+            ValueError: it is in other memory than the backend moves.
+        """
+        device = self.driver.device
+        if array is None or device == "cpu":
+            return array
+        if isinstance(array, (list, tuple)):
+            return [self.seen(kind, one, internal) for one in array]
+        if is_tensor(array):
+            if array.device.type != device:
+                raise ValueError(
+                    f"{kind}: a tensor is on {array.device}; backend {self.driver.name!r} moves "
+                    f"{device.upper()} memory. Copy it with .{device}() first"
+                )
+            return DeviceArray(array)
+        if internal or kind.endswith("_object") or kind == "split":
+            return DeviceArray(self.driver.stage(array), host=array)
+        raise ValueError(
+            f"{kind}: a {type(array).__name__} is in CPU memory; backend {self.driver.name!r} moves "
+            f"{device.upper()} memory, as torch tensors"
+        )
+
+    def _flat(self, extents: Extents, dtype: str, keep: Any) -> list[Any]:
+        """Buffers as the driver's arrays."""
+        driver = self.driver
+        if driver.device == "cpu":
+            return [driver.flat(address, numel, dtype) for address, numel in extents]
+        places = {one.extent[:2]: one.tensor for one in device_arrays(keep)}
+        return [places[extent].detach().reshape(-1) for extent in extents]
+
+    def _refuse(self, kind: str, algorithm: str | StepFunction | None, reproducible: bool) -> None:
+        """Raises NotSupported: the driver's library chooses how an operation is done."""
+        if isinstance(algorithm, str):
+            plan = kind_of(kind).plan
+            if algorithm not in ALGORITHMS[plan]:
+                make(plan, algorithm, self.size, 0, self.hosts)  # which says so
+            raise unsupported(self.driver, f"algorithm={algorithm!r}", "the library chooses the algorithm")
+        if algorithm is not None:
+            why = "the library runs its own algorithms only"
+            raise unsupported(self.driver, "an algorithm of the caller's", why)
+        if reproducible:
+            why = "the library chooses in which order contributions are combined"
+            raise unsupported(self.driver, "reproducible=True", why)
+
+    def refuse_timeout(self, timeout: Seconds) -> None:
+        """Raises NotSupported: the library waits for ever."""
+        if timeout is not None and not self.driver.deadlines:
+            why = "no operation of the library takes a deadline"
+            raise unsupported(self.driver, "timeout=", why)
+
+    def limit_s(self, timeout: Seconds) -> float | None:
+        """Seconds for an operation; None: as long as the library waits of itself."""
+        if timeout is None and self.timeout_s == self._usual_s:
+            return None
+        return seconds(timeout, self.timeout_s)
+
+    # ---- messages ----------------------------------------------------------------------------------------
+
+    def own_message(
+        self,
+        name: str,
+        place: tuple[int, int, int],
+        rank: int,
+        tag: int,
+        timeout: Seconds,
+        keep: Any,
+        receiving: bool,
+    ) -> ExternalMessage:
+        """The work of a checked message."""
+        driver = self.driver
+        self.refuse_timeout(timeout)
+        if rank == driver.rank and not driver.to_itself:
+            raise unsupported(driver, "a message to oneself", "it connects a rank with the others only")
+        if rank < 0 and not driver.any_source:
+            raise unsupported(driver, "a receive from anybody", "its receives name their source")
+        if tag < 0 and not driver.any_tag:
+            raise unsupported(driver, "ANY_TAG", "its receives name their tag")
+        if tag > driver.most_tag:
+            raise unsupported(driver, f"tag={tag}", f"its largest tag is {driver.most_tag}")
+        (array,) = self._flat([place[:2]], DTYPES[place[2]], keep)
+        return ExternalMessage(self, name, array, place[2], rank, tag, timeout, keep, receiving)
+
+    # ---- the rest ----------------------------------------------------------------------------------------
+
+    def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> Choice:  # noqa: ARG002
+        """Refuse: see `Planner.choice`."""
+        raise unsupported(self.driver, "choice()", "the library does not say which algorithm it takes")
+
+    def keep(self, work: ExternalWork | ExternalMessage) -> None:
+        """Keep what is under way, with its buffers."""
+        self._under_way = [one for one in self._under_way if not one.done()]
+        self._under_way.append(work)
+
+    @contextlib.contextmanager
+    def translating(self, kind: str) -> Iterator[None]:
+        """Makes the library's errors Unisono's.
+
+        Raises:
+            Timeout, Mismatch, GroupError: an operation failed.
+        """
+        driver = self.driver
+        try:
+            yield
+        except driver.failures as failure:
+            where = f"group={self.name} rank={self.rank}/{self.size} backend={driver.name}"
+            said = " / ".join(line.strip() for line in str(failure).strip().splitlines())[:MOST_SAID]
+            text = message(
+                f"{kind} failed",
+                where=where,
+                observed=said or type(failure).__name__,
+                remedy=f"Backend {driver.name!r} does not tell which rank is the cause.",
+            )
+            if driver.is_mismatch(failure):
+                raise Mismatch(text) from failure
+            raise (Timeout if driver.is_timeout(failure) else GroupError)(text) from failure
+
+
+class ExternalGroup(Group):
+    """A `Group` whose operations another library runs; made by `init_process_group(backend=...)`.
+
+    Every method has the signature and the checks of `Group`. What the library cannot do is `NotSupported`.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        name: str,
+        timeout_s: float,
+        members: tuple[int, ...] | None = None,
+        meeting: Rendezvous | None = None,
+    ) -> None:
+        host = os.uname().nodename
+        self._hosts = (host,) * driver.size
+        self._planner: ExternalPlanner = ExternalPlanner(driver, name, timeout_s, self._hosts)
+        _native.Calls.__init__(self, self._planner, None, timeout_s)
+        self._store = None
+        self._members = tuple(range(driver.size)) if members is None else members
+        self._subgroups = 0
+        self._kept = Kept()
+        self._finalizer = weakref.finalize(self, end_group, self._planner, self._kept, meeting, os.getpid())
+        at_failure(self, self._finalizer)
+        self._hosts = tuple(self.all_gather_object(host))
+        driver.issued = 0
+
+    @property
+    def backend(self) -> str:
+        """The name of the backend."""
+        return self._planner.driver.name
+
+    @property
+    def timeout_s(self) -> float:
+        """See `Group.timeout_s`; infinite where the library has no deadlines."""
+        return self._planner.timeout_s
+
+    @timeout_s.setter
+    def timeout_s(self, value: float | timedelta) -> None:
+        limit_s = seconds(value, 0.0)
+        self._planner.refuse_timeout(limit_s)
+        self._planner.timeout_s = limit_s
+
+    @property
+    def reproducible(self) -> bool:
+        """False."""
+        return False
+
+    @reproducible.setter
+    def reproducible(self, value: bool) -> None:
+        self._planner._refuse("barrier", None, value)
+
+    def _form(self, chosen: tuple[int, ...]) -> Group | None:
+        self._subgroups += 1
+        with self._planner.translating("subgroup"):
+            driver = self._planner.driver.subgroup(chosen, self._subgroups)
+        if driver is None:
+            return None
+        members = tuple(self._members[rank] for rank in chosen)
+        return ExternalGroup(driver, f"{self.name}/{self._subgroups}", self.timeout_s, members)
+
+    def _run_all(self, planned: list[Any], async_op: bool, timeout: Seconds) -> Work | None:
+        if not planned:
+            return DoneWork() if async_op else None
+        return cast("Work | None", planned[0](async_op, timeout))
+
+    def abort(self) -> None:
+        """Refuse, see `Driver.abort`."""
+        self._planner.driver.abort()
+
+    def _irecv_whole(self, x: Any, src: int | None, tag: int) -> MessageWork:
+        return self.irecv(x, src, tag)
+
+
+def _unwrapped(result: Callable[[], Any] | None) -> Callable[[], Any] | None:
+    """A result that was allocated, as its caller knows it."""
+    if result is None:
+        return None
+
+    def unwrapped() -> Any:
+        made = result()
+        return made.tensor if isinstance(made, DeviceArray) else made
+
+    return unwrapped

