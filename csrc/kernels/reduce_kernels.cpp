@@ -140,9 +140,8 @@ void reduce_flat(T* out, const T* a, const T* b, const T* c, size_t n) {
   if (c == nullptr)
     fill(out, n, [=](size_t i) { return Traits<T>::store(Op::apply(at(a, i), at(b, i))); });
   else
-    fill(out, n, [=](size_t i) {
-      return Traits<T>::store(Op::apply(Op::apply(at(a, i), at(b, i)), at(c, i)));
-    });
+    fill(out, n,
+         [=](size_t i) { return Traits<T>::store(Op::apply(Op::apply(at(a, i), at(b, i)), at(c, i))); });
 }
 
 template <class T, class Op>
