@@ -13,7 +13,7 @@ from unisono.parallel import Plan
 
 CHECKS = [
     (module, node.name)
-    for module in ("features", "backwards")
+    for module in ("features", "backwards", "swaps")
     for node in ast.parse((suite.HERE / "parallel" / f"{module}.py").read_text()).body
     if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")
 ]
@@ -47,6 +47,10 @@ def test_measured_bubbles_are_the_formulas(forks: suite.Forks, tmp_path: Path) -
         ({"pipeline": 2, "stages_per_rank": 2}, "1f1b has 1 stage on each rank"),
         ({"pipeline": 2, "cuts": (3, 2)}, "must be 1 growing numbers"),
         ({"clip": 0.0}, "clip is 0.0"),
+        ({"tensor": 2, "swap": "disk"}, "swap='disk' needs tensor=1, not 2: parts of matrices"),
+        ({"pipeline": 2, "swap": "disk"}, "swap='disk' needs pipeline=1, not 2: stages"),
+        ({"data": 2, "zero": 3, "swap": "disk"}, "swap='disk' needs zero=0, not 3: what data ranks share"),
+        ({"precision": "bf16", "swap": "memory"}, "swap='memory' needs precision='f32', not 'bf16'"),
     ],
 )
 def test_illegal_plans_say_why(plan: dict, says: str) -> None:

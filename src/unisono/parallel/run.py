@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from .pipeline.runtime import Work
 from .pipeline.schedule import Schedule, schedule
 from .pipeline.timeline import Span, Timeline
 from .precision import LossScaler
+from .swap import Swap
 from .watch import Report, Watched, write_trace
 from .watch import watch as watching
 
@@ -68,6 +70,7 @@ class Run:
             none.
         steps: batches trained on, over all runs that were saved and loaded.
         skipped: steps that overflowed under fp16 and changed nothing.
+        swap: what swaps, under Plan(swap=...); its `waited_s` is of the last step.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class Run:
         self.skipped = 0
         self._built, self._loss = built, loss
         self._named = built.named
+        self.swap = built.units if isinstance(built.units, Swap) else None
         self._trained = {name: value for name, value in self._named.items() if value.requires_grad}
         self.optimizer = optimizer(Parameters(self._trained)) if self._trained else None
         self.steps = 0
@@ -105,6 +109,8 @@ class Run:
             mean, self._watched = watching(lambda: self.step(batch))
             return mean
         made, work = self._work(batch, train=True)
+        if self.swap is not None:
+            self.swap.waited_s = 0.0
         try:
             loss, self._spans = self._built.runtime.run(made, work)
             add_up(self._trained, self._built.ties)
@@ -168,7 +174,8 @@ class Run:
             keep: whole checkpoints to leave in the folder, the newest ones; None: all.
             background: return once the state is copied; `wait` waits for the rest, and so does the next save.
         """
-        self._checkpoints.save(self._state(), Path(folder), self.steps, keep=keep, background=background)
+        with self._state() as state:
+            self._checkpoints.save(state, Path(folder), self.steps, keep=keep, background=background)
 
     def wait(self) -> None:
         """Wait until a save in the background is done; raise what went wrong in it."""
@@ -181,16 +188,27 @@ class Run:
         Raises:
             FileNotFoundError: there is none.    ValueError: it is of another model.
         """
-        state = self._state()
-        state.load(newest(Path(folder)))
+        with self._state() as state:
+            state.load(newest(Path(folder)))
         self.steps, self.skipped = state.about["steps"], state.about["skipped"]
         if self.scaler.active and state.about["scale"] != 1.0:
             self.scaler.scale, self.scaler.succeeded = state.about["scale"], state.about["succeeded"]
 
-    def _state(self) -> State:
+    def close(self) -> None:
+        """End swapping: the parameters come back into memory. Without Plan(swap=...) nothing happens."""
+        if self.swap is not None:
+            self.swap.close()
+
+    @contextlib.contextmanager
+    def _state(self) -> Iterator[State]:
         about: dict[str, Any] = {"steps": self.steps, "skipped": self.skipped}
         about |= {"scale": self.scaler.scale, "succeeded": self.scaler.succeeded}
-        return State(self._built.units.root, self._named, self._built.buffers, self.optimizer, about)
+        seen: contextlib.AbstractContextManager[dict[nn.Parameter, Tensor]] = contextlib.nullcontext({})
+        if self.swap is not None:
+            seen = self.swap.mapped(self.optimizer)
+        with seen as elsewhere:
+            root, buffers = self._built.units.root, self._built.buffers
+            yield State(root, self._named, buffers, self.optimizer, about, elsewhere)
 
     # ---- one step ----
 
@@ -233,14 +251,20 @@ class Run:
         both = torch.zeros(2, dtype=torch.float64, device=device)
         both[0] = loss if counts else 0.0
         if wanted:
-            both[1] = squared_norm(self._trained, self._built.ties, self.mesh)
+            both[1] = self._squared_norm()
         with record_function("up::agree|step"):
             dist.all_reduce(both)
         mean, squared = both.tolist()
         return mean, squared if wanted else None
 
+    def _squared_norm(self) -> Tensor | float:
+        if self.swap is not None:
+            return self.swap.squared_norm(self.plan.data)
+        return squared_norm(self._trained, self._built.ties, self.mesh)
+
     def _update(self, squared: float | None) -> None:
         """Unscale, clip, step; or skip the step, if any rank overflowed."""
+        factor = 1.0
         if squared is not None:
             overflowed = self.scaler.active and not math.isfinite(squared)
             scale = self.scaler.scale
@@ -253,8 +277,12 @@ class Run:
             factor = 1 / scale
             if self.plan.clip is not None:
                 factor *= min(1.0, self.plan.clip / (self.grad_norm + 1e-6))
+        if self.optimizer is None:
+            return
+        if self.swap is not None:
+            self.swap.update(self.optimizer, factor)
+        else:
             scale_(self._trained.values(), factor)
-        if self.optimizer is not None:
             self.optimizer.step()
 
     def _clear(self) -> None:

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from unisono.parallel.mesh import Mesh
-    from unisono.parallel.replicas import Replicas
-    from unisono.parallel.units import Sharded
+    from unisono.parallel.units import DataAxis
 
 __all__ = ["Runtime", "Work"]
 
@@ -76,9 +75,7 @@ class Runtime:
         single: the plan has one stage, and the root is the user's model: called as `root(*inputs)`.
     """
 
-    def __init__(
-        self, units: Replicas | Sharded, mesh: Mesh, output: Callable[[Any], Any], *, single: bool
-    ) -> None:
+    def __init__(self, units: DataAxis, mesh: Mesh, output: Callable[[Any], Any], *, single: bool) -> None:
         self._units, self._root = units, units.root
         self._mesh, self._output, self._single = mesh, output, single
         self._device = torch.device(mesh.axes.device_type)
