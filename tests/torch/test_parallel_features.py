@@ -1,4 +1,4 @@
-"""What plans promise beside the losses. The checks of parallel/features.py, backwards.py run on two ranks."""
+"""What plans promise beside the losses. The checks of parallel/features.py and others run on two ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unisono.parallel import Plan
 
 CHECKS = [
     (module, node.name)
-    for module in ("features", "backwards", "swaps")
+    for module in ("features", "backwards", "swaps", "errors")
     for node in ast.parse((suite.HERE / "parallel" / f"{module}.py").read_text()).body
     if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")
 ]
@@ -22,7 +22,8 @@ CHECKS = [
 @pytest.mark.timeout(220)  # a busy machine takes ten times as long as a quiet one
 @pytest.mark.parametrize(("module", "check"), CHECKS)
 def test_feature(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
-    printed = forks.run(tmp_path, {module: (f"parallel.{module}", 2, [check])}, limit_s=200)[module]
+    size = 4 if module == "errors" else 2
+    printed = forks.run(tmp_path, {module: (f"parallel.{module}", size, [check])}, limit_s=200)[module]
     if any("(ended with" in text for text in printed):
         pytest.fail("\n".join(printed), pytrace=False)
 

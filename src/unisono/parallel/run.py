@@ -17,6 +17,7 @@ from torch.autograd.profiler import record_function
 from .batches import Part, micro_batches, rows_of
 from .build import Built, Optimizer, Parameters, build
 from .checkpoint import Checkpoints, State, newest
+from .failures import Failures
 from .gradients import add_up, scale_, squared_norm
 from .layouts.price import Link
 from .pipeline.proof import prove
@@ -89,6 +90,8 @@ class Run:
         self._spans: list[Span] = []
         self._watched: Watched | None = None
         self._checkpoints = Checkpoints()
+        ties = [tie.group for tie in built.ties]
+        self._failures = Failures(self.mesh.world, [self.mesh.world, *self.mesh.axes.get_all_groups(), *ties])
 
     def shard(self, loader: Iterable[Any]) -> Part:
         """Yield this rank's rows of each batch of `loader`, whose batches are those of all ranks together."""
@@ -104,20 +107,22 @@ class Run:
             The mean loss over the rows of all ranks, the same on every rank.
         Raises:
             ValueError: ranks that should have the same rows have different numbers of them.
+            RuntimeError: the run cannot be used any more; it says which rank raised what.
         """
         if watch:
             mean, self._watched = watching(lambda: self.step(batch))
             return mean
-        made, work = self._work(batch, train=True)
         if self.swap is not None:
             self.swap.waited_s = 0.0
-        try:
-            loss, self._spans = self._built.runtime.run(made, work)
-            add_up(self._trained, self._built.ties)
-            mean, norm = self._agree(loss)
-            self._update(norm)
-        finally:
-            self._clear()  # after an error, too: the next step must not add to these
+        with self._call():
+            made, work = self._work(batch, train=True)
+            try:
+                loss, self._spans = self._built.runtime.run(made, work)
+                add_up(self._trained, self._built.ties)
+                mean, norm = self._agree(loss)
+                self._update(norm)
+            finally:
+                self._clear()  # after an error, too: the next step must not add to these
         self.steps += 1
         return mean
 
@@ -126,9 +131,10 @@ class Run:
         """Return the mean loss on a batch, as `step` does, and change nothing. Call `run.model.eval()`
         first.
         """
-        made, work = self._work(batch, train=False)
-        loss, _ = self._built.runtime.run(made, work)
-        return self._agree(loss, norm=False)[0]
+        with self._call():
+            made, work = self._work(batch, train=False)
+            loss, _ = self._built.runtime.run(made, work)
+            return self._agree(loss, norm=False)[0]
 
     def explain(self, link: Link | None = None) -> Report:
         """Return every collective of the last watched step on this rank: where, why, bytes, predicted and
@@ -212,6 +218,17 @@ class Run:
 
     # ---- one step ----
 
+    @contextlib.contextmanager
+    def _call(self) -> Iterator[None]:
+        """A call that all ranks make. What it raises here concerns them all."""
+        self._failures.begin()
+        try:
+            yield
+        except Exception as error:
+            left = self.plan.pipeline > 1 and self._built.runtime.interrupted  # messages that nobody took
+            self._failures.settle(error, together=not left)
+            raise
+
     def _work(self, batch: tuple[Any, Any], *, train: bool) -> tuple[Schedule, Work]:
         inputs, targets = batch
         rows = self._rows(rows_of([inputs, targets]))
@@ -227,7 +244,7 @@ class Run:
         device = self.mesh.axes.device_type
         everyone = torch.empty(self.plan.ranks, dtype=torch.int64, device=device)
         with record_function("up::rows|batch"):
-            dist.all_gather_single(everyone, torch.tensor([mine], device=device))
+            dist.all_gather_single(everyone, torch.tensor([mine], device=device), group=self.mesh.world)
         table = everyone.view(self.plan.pipeline, self.plan.data, self.plan.tensor)
         if bool((table != table[:1, :, :1]).any()):
             raise ValueError(
@@ -253,7 +270,7 @@ class Run:
         if wanted:
             both[1] = self._squared_norm()
         with record_function("up::agree|step"):
-            dist.all_reduce(both)
+            dist.all_reduce(both, group=self.mesh.world)
         mean, squared = both.tolist()
         return mean, squared if wanted else None
 
