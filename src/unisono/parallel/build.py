@@ -124,7 +124,7 @@ def _cut(model: nn.Module, family: Family, mesh: Mesh) -> None:
             f"are in {', '.join(kinds)}. Write parallelize(..., "
             'cuts={"path.of.module": "column", "path.of.next": "row"})'
         )
-    cut_modules(model, family.cuts, mesh.axes["tensor"])
+    cut_modules(model, family.cuts, mesh.part("tensor"))
     family.localize(mesh.plan.tensor)
 
 

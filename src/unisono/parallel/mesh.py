@@ -55,24 +55,38 @@ class Mesh:
         ranks = torch.arange(plan.ranks).view(shape)
         groups = [_group(ranks, axis) for axis in range(len(AXES))]
         whole = [group for group, size in zip(groups, shape, strict=True) if size == plan.ranks]
-        axes = DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=AXES)
         world: Any = whole[0] if whole else dist.new_group()
-        return cls(axes, plan, world)
+        # names of its own: DTensor takes meshes of the same ranks and names for one, and so another run's groups
+        names = tuple(f"{axis} of {world.group_name}" for axis in AXES)
+        return cls(DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=names), plan, world)
+
+    def part(self, *axes: str) -> DeviceMesh:
+        """Return the mesh of these axes."""
+        names: Any = self.axes.mesh_dim_names
+        return self.axes[tuple(names[AXES.index(axis)] for axis in axes)]
+
+    def group(self, axis: str) -> dist.ProcessGroup:
+        """Return the group of the ranks that differ from this one in `axis` only."""
+        return self.axes.get_group(AXES.index(axis))
+
+    def place(self, axis: str) -> int:
+        """Return this rank's place on `axis`."""
+        return self.axes.get_local_rank(AXES.index(axis))
 
     @property
     def stage(self) -> int:
         """This rank's place in its pipeline."""
-        return self.axes.get_local_rank("pipeline")
+        return self.place("pipeline")
 
     @property
     def row(self) -> int:
         """This rank's place among the data ranks: which rows of a batch are its own."""
-        return self.axes.get_local_rank("replica") * self.plan.shards + self.axes.get_local_rank("shard")
+        return self.place("replica") * self.plan.shards + self.place("shard")
 
     @property
     def sharding(self) -> DeviceMesh:
         """What `fully_shard` gets: one axis, or (replica, shard) for hybrid sharding."""
-        return self.axes["replica", "shard"] if self.axes.size(1) > 1 else self.axes["shard"]
+        return self.part("replica", "shard") if self.axes.size(1) > 1 else self.part("shard")
 
     def peer(self, stage: int) -> int:
         """Return the global rank with this rank's data and tensor place, and another stage's."""

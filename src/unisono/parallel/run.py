@@ -166,7 +166,7 @@ class Run:
         """Return when each action of the last step ran, on all ranks of this pipeline. All its ranks call
         this.
         """
-        group = self.mesh.axes.get_group("pipeline")
+        group = self.mesh.group("pipeline")
         gathered: list[Any] = [None] * self.plan.pipeline
         dist.all_gather_object(gathered, self._spans, group=group)
         return Timeline(
@@ -264,7 +264,7 @@ class Run:
         """Sum over all ranks, in one message: the loss, and the squared norm where it is asked for."""
         device = self.mesh.axes.device_type
         wanted = norm and (self.plan.clip is not None or self.scaler.active)
-        counts = self.mesh.axes.get_local_rank("tensor") == 0  # its ranks have the same loss
+        counts = self.mesh.place("tensor") == 0  # its ranks have the same loss
         both = torch.zeros(2, dtype=torch.float64, device=device)
         both[0] = loss if counts else 0.0
         if wanted:

@@ -51,7 +51,7 @@ def shard_units(root: nn.Module, units: Sequence[nn.Module], mesh: Mesh, *, last
     for unit in own if plan.recompute else ():
         checkpoint(unit)
     if plan.swap is not None:
-        group = mesh.axes.get_group("replica") if plan.data > 1 else None
+        group = mesh.group("replica") if plan.data > 1 else None
         return Swap(root, units, store_of(plan.swap), group=group, uneven_use=plan.uneven_use)
     if replicas:
         return Replicas(root, mesh)
@@ -95,7 +95,7 @@ def _policy(plan: Plan, output: torch.dtype | None = None) -> MixedPrecisionPoli
 
 def _wrap(module: nn.Module, mesh: Mesh, policy: MixedPrecisionPolicy) -> None:
     if mesh.plan.zero == 0:
-        replicate(module, mesh=mesh.axes["replica"], mp_policy=policy)
+        replicate(module, mesh=mesh.part("replica"), mp_policy=policy)
     else:
         fully_shard(module, mesh=mesh.sharding, mp_policy=policy, reshard_after_forward=mesh.plan.zero == 3)
 

@@ -82,7 +82,7 @@ class Runtime:
         self._mesh, self._output, self._single = mesh, output, single
         self._device = torch.device(mesh.axes.device_type)
         self.interrupted = False
-        self._messages = Messages(mesh.axes.get_group("pipeline"), self._device)
+        self._messages = Messages(mesh.group("pipeline"), self._device)
 
     def run(self, schedule: Schedule, work: Work) -> tuple[Tensor | float, list[Span]]:
         """Run this rank's actions; return its part of the loss, and when each action ran."""
