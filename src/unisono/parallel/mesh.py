@@ -56,7 +56,7 @@ class Mesh:
         groups = [_group(ranks, axis) for axis in range(len(AXES))]
         whole = [group for group, size in zip(groups, shape, strict=True) if size == plan.ranks]
         world: Any = whole[0] if whole else dist.new_group()
-        # names of its own: DTensor takes meshes of the same ranks and names for one, and so another run's groups
+        # names of its own: to DTensor, meshes of the same ranks and names are one, with the first's groups
         names = tuple(f"{axis} of {world.group_name}" for axis in AXES)
         return cls(DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=names), plan, world)
 

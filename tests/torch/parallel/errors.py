@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,15 @@ from unisono.parallel import failures, replicas
 ENDED = r"this run cannot be used any more: rank {} raised {}: .*up\.parallelize.*checkpoint"
 
 
-def ends(run: up.Run, step: Callable[[], Any], culprit: int, error: type[Exception]) -> None:
-    """`step` raises on all ranks, before any timeout, and so does every later call."""
+def ends(run: up.Run, batch: Any, culprit: int, error: type[Exception]) -> None:
+    """The step raises on all ranks, before any timeout, and so does every later call."""
     began, ended = time.monotonic(), ENDED.format(culprit, error.__name__)
     mine = dist.get_rank() == culprit
     with pytest.raises(error if mine else RuntimeError, match=None if mine else ended):
-        step()
+        run.step(batch)
     assert time.monotonic() - began < 30
     with pytest.raises(RuntimeError, match=ended):
-        step()
+        run.step(batch)
     with pytest.raises(RuntimeError, match=ended):
         run.evaluate(own_batch(1))
 
@@ -61,7 +60,7 @@ def check_a_pipeline_ends_and_a_new_run_goes_on(folder: Path) -> None:
         losses = [run.step(batch) for batch in mine[:2]]
         run.save(folder / str(plan), keep=1)
         loss.countdown = 3 if dist.get_rank() == 2 else 0  # one of two with the last stage
-        ends(run, lambda: run.step(mine[2]), 2, torch.OutOfMemoryError)
+        ends(run, mine[2], 2, torch.OutOfMemoryError)
         again = made("mlp", plan)
         again.load(folder / str(plan))
         assert losses + [again.step(batch) for batch in mine[2:]] == wanted
@@ -74,7 +73,7 @@ def check_one_data_rank_ends_the_run(folder: Path) -> None:
             run, loss = square_run(Interrupted(), plan), Failing
             run.step(own_batch(1))
             loss.countdown = 1 if dist.get_rank() == 1 else 0
-            ends(run, lambda: run.step(own_batch(2)), 1, FloatingPointError)
+            ends(run, own_batch(2), 1, FloatingPointError)
             loss.countdown = 0
 
 
@@ -93,7 +92,7 @@ def check_an_optimizer_that_raises_on_one_rank_ends_the_run(folder: Path) -> Non
         (batch,) = run.shard(models.vector_batches(1, 8))
         if dist.get_rank() != 3:
             run.step(batch)  # the others have trained by then
-        ends(run, lambda: run.step(batch), 3, OverflowError)
+        ends(run, batch, 3, OverflowError)
 
 
 def check_ranks_that_raise_at_different_places_end_the_run(folder: Path) -> None:
@@ -128,7 +127,7 @@ def check_a_batch_that_one_rank_refuses_ends_the_run(folder: Path) -> None:
         run = made("mlp", up.Plan(data=2, pipeline=2, micro_batches=2))
         (batch,) = run.shard(models.vector_batches(1, 8))
         bad = (batch[0], batch[1][:1]) if dist.get_rank() == 2 else batch
-        ends(run, lambda: run.step(bad), 2, ValueError)
+        ends(run, bad, 2, ValueError)
 
 
 def main(rank: int, size: int, folder: Path, name: str) -> None:
