@@ -30,8 +30,11 @@ def test_feature(forks: suite.Forks, tmp_path: Path, module: str, check: str) ->
 
 @pytest.mark.slow
 @pytest.mark.sweep  # a busy machine idles between actions, too
-def test_measured_bubbles_are_the_formulas(forks: suite.Forks, tmp_path: Path) -> None:
-    printed = forks.run(tmp_path, {"bubbles": ("parallel.bubbles", 2, [])}, limit_s=100)["bubbles"]
+@pytest.mark.timeout(320)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_measured_bubbles_are_the_formulas(forks: suite.Forks, tmp_path: Path, ranks: int) -> None:
+    printed = forks.run(tmp_path, {"bubbles": ("parallel.bubbles", ranks, [])}, limit_s=300)["bubbles"]
+    print(printed[0])
     if any("(ended with" in text for text in printed):
         pytest.fail("\n".join(printed), pytrace=False)
 
