@@ -99,7 +99,8 @@ def check_four_times_the_memory_allowed(folder: Path) -> None:
     losses(2, "disk")  # libraries and threads come first
     wanted = losses(limited.LAYERS, None)
     assert losses(limited.LAYERS, "disk", limited.STATE_MB / 4) == wanted
-    with pytest.raises((MemoryError, RuntimeError), match="memory"):
+    # the second: no room for the stack of a thread
+    with pytest.raises((MemoryError, OSError, RuntimeError), match="memory|Resource temporarily unavailable"):
         losses(limited.LAYERS, None, limited.STATE_MB / 4)
 
 
