@@ -1,4 +1,4 @@
-"""What plans promise beside the losses. The checks of parallel/features.py, backwards.py run on two ranks."""
+"""What plans promise beside the losses. The checks of parallel/features.py and others run on two ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unisono.parallel import Plan
 
 CHECKS = [
     (module, node.name)
-    for module in ("features", "backwards")
+    for module in ("features", "backwards", "swaps", "errors")
     for node in ast.parse((suite.HERE / "parallel" / f"{module}.py").read_text()).body
     if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")
 ]
@@ -22,15 +22,19 @@ CHECKS = [
 @pytest.mark.timeout(220)  # a busy machine takes ten times as long as a quiet one
 @pytest.mark.parametrize(("module", "check"), CHECKS)
 def test_feature(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
-    printed = forks.run(tmp_path, {module: (f"parallel.{module}", 2, [check])}, limit_s=200)[module]
+    size = 4 if module == "errors" else 2
+    printed = forks.run(tmp_path, {module: (f"parallel.{module}", size, [check])}, limit_s=200)[module]
     if any("(ended with" in text for text in printed):
         pytest.fail("\n".join(printed), pytrace=False)
 
 
 @pytest.mark.slow
 @pytest.mark.sweep  # a busy machine idles between actions, too
-def test_measured_bubbles_are_the_formulas(forks: suite.Forks, tmp_path: Path) -> None:
-    printed = forks.run(tmp_path, {"bubbles": ("parallel.bubbles", 2, [])}, limit_s=100)["bubbles"]
+@pytest.mark.timeout(320)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_measured_bubbles_are_the_formulas(forks: suite.Forks, tmp_path: Path, ranks: int) -> None:
+    printed = forks.run(tmp_path, {"bubbles": ("parallel.bubbles", ranks, [])}, limit_s=300)["bubbles"]
+    print(printed[0])
     if any("(ended with" in text for text in printed):
         pytest.fail("\n".join(printed), pytrace=False)
 
@@ -47,6 +51,10 @@ def test_measured_bubbles_are_the_formulas(forks: suite.Forks, tmp_path: Path) -
         ({"pipeline": 2, "stages_per_rank": 2}, "1f1b has 1 stage on each rank"),
         ({"pipeline": 2, "cuts": (3, 2)}, "must be 1 growing numbers"),
         ({"clip": 0.0}, "clip is 0.0"),
+        ({"tensor": 2, "swap": "disk"}, "swap='disk' needs tensor=1, not 2: parts of matrices"),
+        ({"pipeline": 2, "swap": "disk"}, "swap='disk' needs pipeline=1, not 2: stages"),
+        ({"data": 2, "zero": 3, "swap": "disk"}, "swap='disk' needs zero=0, not 3: what data ranks share"),
+        ({"precision": "bf16", "swap": "memory"}, "swap='memory' needs precision='f32', not 'bf16'"),
     ],
 )
 def test_illegal_plans_say_why(plan: dict, says: str) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,17 +21,39 @@ from unisono.parallel.layouts.redistribute import route
 WHOLE, SUM = Replicate(), Partial()
 
 
+def run(forks: suite.Forks, folder: Path, size: int, which: str, limit_s: float) -> dict[str, Any]:
+    printed = forks.run(folder, {"chains": ("parallel.chains", size, [which])}, limit_s=limit_s)["chains"]
+    written = folder / "chains" / "results.json"
+    if not written.exists():
+        pytest.fail("\n".join(printed), pytrace=False)
+    found: dict[str, Any] = json.loads(written.read_text())
+    return found
+
+
 @pytest.mark.timeout(220)
 @pytest.mark.parametrize("size", chains.SIZES)
 def test_chains(forks: suite.Forks, tmp_path: Path, size: int) -> None:
-    printed = forks.run(tmp_path, {"chains": ("parallel.chains", size, [])}, limit_s=200)["chains"]
-    written = tmp_path / "chains" / "results.json"
-    if not written.exists():
-        pytest.fail("\n".join(printed), pytrace=False)
-    counts = json.loads(written.read_text())["bytes"]
+    counts = run(forks, tmp_path, size, "check", 200)["bytes"]
     if size > 2:
         assert counts["less"] > 0, counts
         assert counts["theirs"] > 0, "nobody counted"
+
+
+SWEEP = (pytest.mark.slow, pytest.mark.sweep, pytest.mark.timeout(900))  # DTensor takes seconds for a layout
+FEWER = {2: 8, 4: 8, 6: 12, 8: 12}  # chains, of twelve
+
+
+@pytest.mark.timeout(220)
+@pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=SWEEP) for size in (4, 6, 8))])
+def test_chains_move_no_more_bytes_than_dtensor(forks: suite.Forks, tmp_path: Path, size: int) -> None:
+    """The table of docs/parallel.md, by `make test-parallel ARGS="-k dtensor -s"`."""
+    found = run(forks, tmp_path, size, "compare", 200 if size == 2 else 800)
+    assert len(found) == 12
+    assert all(ours <= theirs for ours, theirs in found.values()), found
+    ours, theirs = (sum(pair[at] for pair in found.values()) for at in (0, 1))
+    fewer = sum(ours < theirs for ours, theirs in found.values())
+    print(f"{size} ranks: {ours:.0f} bytes, DTensor {theirs:.0f}, fewer in {fewer} of {len(found)}")
+    assert fewer == FEWER[size]
 
 
 @each(

@@ -18,7 +18,7 @@ from .metrics import Average, Progress
 from .plan import Plan
 from .run import Run, parallelize
 from .spill import Disk, Host
-from .swap import Swapped
+from .swapped import Swapped
 
 __all__ = [
     "Average",

@@ -22,8 +22,7 @@ from .units import shard_units
 
 if TYPE_CHECKING:
     from .plan import Plan
-    from .replicas import Replicas
-    from .units import Sharded
+    from .units import DataAxis
 
 __all__ = ["Built", "Optimizer", "Parameters", "build"]
 
@@ -47,7 +46,7 @@ class Built:
     """A model ready to train, and what is known of it."""
 
     model: nn.Module
-    units: Replicas | Sharded
+    units: DataAxis
     mesh: Mesh
     family: Family
     runtime: Runtime
@@ -125,7 +124,7 @@ def _cut(model: nn.Module, family: Family, mesh: Mesh) -> None:
             f"are in {', '.join(kinds)}. Write parallelize(..., "
             'cuts={"path.of.module": "column", "path.of.next": "row"})'
         )
-    cut_modules(model, family.cuts, mesh.axes["tensor"])
+    cut_modules(model, family.cuts, mesh.part("tensor"))
     family.localize(mesh.plan.tensor)
 
 

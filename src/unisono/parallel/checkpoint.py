@@ -36,6 +36,7 @@ class State:
 
     Args:
         about: the run's own numbers, equal on all ranks; becomes JSON.
+        elsewhere: values of parameters that are not where the parameter is.
     """
 
     def __init__(
@@ -45,14 +46,16 @@ class State:
         buffers: dict[str, Tensor],
         optimizer: torch.optim.Optimizer | None,
         about: dict[str, Any],
+        elsewhere: dict[nn.Parameter, Tensor] | None = None,
     ) -> None:
         self._root, self._named, self._buffers = root, named, buffers
         self._optimizer, self.about = optimizer, about
+        self._elsewhere = elsewhere or {}
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything by name. Hyperparameters and the run's numbers are JSON, as bytes."""
         self._gathered_no_more()
-        found: dict[str, Tensor] = {f"model.{name}": p.data for name, p in self._named.items()}
+        found: dict[str, Tensor] = {f"model.{name}": self._value(p) for name, p in self._named.items()}
         found |= {f"buffers.{name}": buffer for name, buffer in self._buffers.items()}
         for name, group, state in self._trained():
             found[f"options.{name}"] = _bytes({key: value for key, value in group.items() if key != "params"})
@@ -64,12 +67,12 @@ class State:
         """Fill all of it from a checkpoint that any plan saved."""
         self._gathered_no_more()
         described = dcp.FileSystemReader(folder).read_metadata()
-        wanted: dict[str, Tensor] = {f"model.{name}": p.data for name, p in self._named.items()}
+        wanted: dict[str, Tensor] = {f"model.{name}": self._value(p) for name, p in self._named.items()}
         wanted |= {f"buffers.{name}": buffer for name, buffer in self._buffers.items()}
         wanted["run"] = _room(described, "run")
         for name, _, _ in self._trained():
             wanted[f"options.{name}"] = _room(described, f"options.{name}")
-            wanted |= _moments(described, name, self._named[name])
+            wanted |= _moments(described, name, self._value(self._named[name]))
         missing = [key for key in wanted if key not in described.state_dict_metadata]
         if missing:
             raise ValueError(
@@ -94,6 +97,9 @@ class State:
         groups = self._optimizer.param_groups
         return [(names[id(p)], group, self._optimizer.state[p]) for group in groups for p in group["params"]]
 
+    def _value(self, parameter: nn.Parameter) -> Tensor:
+        return self._elsewhere.get(parameter, parameter.data)
+
     def _gathered_no_more(self) -> None:
         """Leave each parameter as the optimizer has it."""
         for module in self._root.modules():
@@ -117,16 +123,14 @@ def _room(described: Metadata, key: str) -> Tensor:
     return torch.empty(item.size, dtype=item.properties.dtype)
 
 
-def _moments(described: Metadata, name: str, parameter: nn.Parameter) -> dict[str, Tensor]:
+def _moments(described: Metadata, name: str, parameter: Tensor) -> dict[str, Tensor]:
     """Room for the optimizer state of one parameter, cut as the parameter is."""
     found = {}
     for key, item in described.state_dict_metadata.items():
         if key.rpartition(".")[0] == f"optimizer.{name}" and isinstance(item, TensorStorageMetadata):
             like = item.size == parameter.shape and parameter.dim() > 0
             found[key] = (
-                torch.zeros_like(parameter.data, dtype=item.properties.dtype)
-                if like
-                else _room(described, key)
+                torch.zeros_like(parameter, dtype=item.properties.dtype) if like else _room(described, key)
             )
     return found
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -21,14 +22,21 @@ AXES = ("pipeline", "replica", "shard", "tensor")
 
 @dataclass(frozen=True)
 class Mesh:
-    """The ranks of a plan, as PyTorch's DeviceMesh with the axes pipeline, replica, shard, tensor."""
+    """The ranks of a plan, as PyTorch's DeviceMesh with the axes pipeline, replica, shard, tensor.
+
+    Attributes:
+        world: a group of all ranks, for what is said to all.
+    """
 
     axes: DeviceMesh
     plan: Plan
+    world: dist.ProcessGroup
 
     @classmethod
     def of(cls, plan: Plan, device_type: str) -> Mesh:
         """Make the mesh, and with it its process groups. All ranks call this.
+
+        None of them is the default group: an error may end a run and its groups, and the job goes on.
 
         Raises:
             ValueError: the job has another number of ranks than the plan.
@@ -44,25 +52,54 @@ class Mesh:
                 f"{plan.pipeline}), but this job has {dist.get_world_size()}"
             )
         shape = (plan.pipeline, plan.data // plan.shards, plan.shards, plan.tensor)
-        return cls(init_device_mesh(device_type, shape, mesh_dim_names=AXES), plan)
+        ranks = torch.arange(plan.ranks).view(shape)
+        groups = [_group(ranks, axis) for axis in range(len(AXES))]
+        whole = [group for group, size in zip(groups, shape, strict=True) if size == plan.ranks]
+        world: Any = whole[0] if whole else dist.new_group()
+        # names of its own: to DTensor, meshes of the same ranks and names are one, with the first's groups
+        names = tuple(f"{axis} of {world.group_name}" for axis in AXES)
+        return cls(DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=names), plan, world)
+
+    def part(self, *axes: str) -> DeviceMesh:
+        """Return the mesh of these axes."""
+        names: Any = self.axes.mesh_dim_names
+        return self.axes[tuple(names[AXES.index(axis)] for axis in axes)]
+
+    def group(self, axis: str) -> dist.ProcessGroup:
+        """Return the group of the ranks that differ from this one in `axis` only."""
+        return self.axes.get_group(AXES.index(axis))
+
+    def place(self, axis: str) -> int:
+        """Return this rank's place on `axis`."""
+        return self.axes.get_local_rank(AXES.index(axis))
 
     @property
     def stage(self) -> int:
         """This rank's place in its pipeline."""
-        return self.axes.get_local_rank("pipeline")
+        return self.place("pipeline")
 
     @property
     def row(self) -> int:
         """This rank's place among the data ranks: which rows of a batch are its own."""
-        return self.axes.get_local_rank("replica") * self.plan.shards + self.axes.get_local_rank("shard")
+        return self.place("replica") * self.plan.shards + self.place("shard")
 
     @property
     def sharding(self) -> DeviceMesh:
         """What `fully_shard` gets: one axis, or (replica, shard) for hybrid sharding."""
-        return self.axes["replica", "shard"] if self.axes.size(1) > 1 else self.axes["shard"]
+        return self.part("replica", "shard") if self.axes.size(1) > 1 else self.part("shard")
 
     def peer(self, stage: int) -> int:
         """Return the global rank with this rank's data and tensor place, and another stage's."""
         here = list(self.axes.get_coordinate() or ())
         place: Any = (stage, *here[1:])
         return int(self.axes.mesh[place].item())
+
+
+def _group(ranks: torch.Tensor, axis: int) -> Any:
+    """Make the groups of ranks that differ in `axis` only; return this rank's."""
+    mine: Any = None
+    for column in ranks.movedim(axis, -1).flatten(0, -2).tolist():
+        group = dist.new_group(column)
+        if dist.get_rank() in column:
+            mine = group
+    return mine

@@ -36,6 +36,9 @@ class Plan:
         recompute: keep only the inputs of each unit in forward and compute the rest again in backward.
         uneven_use: ranks may leave different parameters unused. Their gradients are zero, not None.
         tf32: allow TF32 in f32 matrix products on GPUs.
+        swap: where parameters, gradients and optimizer state are while they are not needed: "disk" (a file in
+            the folder for temporary files), another folder for that file, or "memory" (of the host, for
+            models on a GPU). None: where the model is.
 
     Raises:
         ValueError: the plan cannot run on any number of ranks; it says why.
@@ -57,6 +60,7 @@ class Plan:
     recompute: bool = False
     uneven_use: bool = False
     tf32: bool = False
+    swap: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("data", "tensor", "pipeline", "micro_batches"):
@@ -70,6 +74,7 @@ class Plan:
             raise ValueError(f"Plan: clip is {self.clip}; it must be positive, or None")
         self._check_sharding()
         self._check_schedule()
+        self._check_swap()
 
     def _check_sharding(self) -> None:
         if self.shard is None:
@@ -78,6 +83,20 @@ class Plan:
             raise ValueError(f"Plan: shard={self.shard} with zero=0 shards nothing; set zero to 1, 2 or 3")
         if self.shard < 1 or self.data % self.shard:
             raise ValueError(f"Plan: {self.data} data ranks cannot be cut into groups of shard={self.shard}")
+
+    def _check_swap(self) -> None:
+        if self.swap is None:
+            return
+        for name, only, why in (
+            ("tensor", 1, "parts of matrices are not swapped"),
+            ("pipeline", 1, "stages are not swapped"),
+            ("zero", 0, "what data ranks share is not swapped: each rank swaps all of its own"),
+            ("precision", "f32", "low copies of parameters are not swapped"),
+        ):
+            if getattr(self, name) != only:
+                raise ValueError(
+                    f"Plan: swap={self.swap!r} needs {name}={only!r}, not {getattr(self, name)!r}: {why}"
+                )
 
     def _check_schedule(self) -> None:
         split = self.schedule in SPLIT_BACKWARD and self.pipeline > 1

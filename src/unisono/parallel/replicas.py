@@ -108,7 +108,7 @@ class Replicas:
 
     def __init__(self, root: nn.Module, mesh: Mesh) -> None:
         self.root = root
-        self._group = mesh.axes.get_group("replica")
+        self._group = mesh.group("replica")
         self._uneven_use = mesh.plan.uneven_use
         self._buckets = list(_buckets(root)) if mesh.plan.data > 1 else []
         self._next = 0  # the first bucket that is not being reduced

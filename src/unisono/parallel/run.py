@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from torch.autograd.profiler import record_function
 from .batches import Part, micro_batches, rows_of
 from .build import Built, Optimizer, Parameters, build
 from .checkpoint import Checkpoints, State, newest
+from .failures import Failures
 from .gradients import add_up, scale_, squared_norm
 from .layouts.price import Link
 from .pipeline.proof import prove
@@ -23,6 +25,7 @@ from .pipeline.runtime import Work
 from .pipeline.schedule import Schedule, schedule
 from .pipeline.timeline import Span, Timeline
 from .precision import LossScaler
+from .swap import Swap
 from .watch import Report, Watched, write_trace
 from .watch import watch as watching
 
@@ -68,6 +71,7 @@ class Run:
             none.
         steps: batches trained on, over all runs that were saved and loaded.
         skipped: steps that overflowed under fp16 and changed nothing.
+        swap: what swaps, under Plan(swap=...); its `waited_s` is of the last step.
     """
 
     def __init__(
@@ -79,12 +83,15 @@ class Run:
         self.skipped = 0
         self._built, self._loss = built, loss
         self._named = built.named
+        self.swap = built.units if isinstance(built.units, Swap) else None
         self._trained = {name: value for name, value in self._named.items() if value.requires_grad}
         self.optimizer = optimizer(Parameters(self._trained)) if self._trained else None
         self.steps = 0
         self._spans: list[Span] = []
         self._watched: Watched | None = None
         self._checkpoints = Checkpoints()
+        ties = [tie.group for tie in built.ties]
+        self._failures = Failures(self.mesh.world, [self.mesh.world, *self.mesh.axes.get_all_groups(), *ties])
 
     def shard(self, loader: Iterable[Any]) -> Part:
         """Yield this rank's rows of each batch of `loader`, whose batches are those of all ranks together."""
@@ -100,18 +107,22 @@ class Run:
             The mean loss over the rows of all ranks, the same on every rank.
         Raises:
             ValueError: ranks that should have the same rows have different numbers of them.
+            RuntimeError: the run cannot be used any more; it says which rank raised what.
         """
         if watch:
             mean, self._watched = watching(lambda: self.step(batch))
             return mean
-        made, work = self._work(batch, train=True)
-        try:
-            loss, self._spans = self._built.runtime.run(made, work)
-            add_up(self._trained, self._built.ties)
-            mean, norm = self._agree(loss)
-            self._update(norm)
-        finally:
-            self._clear()  # after an error, too: the next step must not add to these
+        if self.swap is not None:
+            self.swap.waited_s = 0.0
+        with self._call():
+            made, work = self._work(batch, train=True)
+            try:
+                loss, self._spans = self._built.runtime.run(made, work)
+                add_up(self._trained, self._built.ties)
+                mean, norm = self._agree(loss)
+                self._update(norm)
+            finally:
+                self._clear()  # after an error, too: the next step must not add to these
         self.steps += 1
         return mean
 
@@ -120,9 +131,10 @@ class Run:
         """Return the mean loss on a batch, as `step` does, and change nothing. Call `run.model.eval()`
         first.
         """
-        made, work = self._work(batch, train=False)
-        loss, _ = self._built.runtime.run(made, work)
-        return self._agree(loss, norm=False)[0]
+        with self._call():
+            made, work = self._work(batch, train=False)
+            loss, _ = self._built.runtime.run(made, work)
+            return self._agree(loss, norm=False)[0]
 
     def explain(self, link: Link | None = None) -> Report:
         """Return every collective of the last watched step on this rank: where, why, bytes, predicted and
@@ -154,7 +166,7 @@ class Run:
         """Return when each action of the last step ran, on all ranks of this pipeline. All its ranks call
         this.
         """
-        group = self.mesh.axes.get_group("pipeline")
+        group = self.mesh.group("pipeline")
         gathered: list[Any] = [None] * self.plan.pipeline
         dist.all_gather_object(gathered, self._spans, group=group)
         return Timeline(
@@ -168,7 +180,8 @@ class Run:
             keep: whole checkpoints to leave in the folder, the newest ones; None: all.
             background: return once the state is copied; `wait` waits for the rest, and so does the next save.
         """
-        self._checkpoints.save(self._state(), Path(folder), self.steps, keep=keep, background=background)
+        with self._state() as state:
+            self._checkpoints.save(state, Path(folder), self.steps, keep=keep, background=background)
 
     def wait(self) -> None:
         """Wait until a save in the background is done; raise what went wrong in it."""
@@ -181,18 +194,40 @@ class Run:
         Raises:
             FileNotFoundError: there is none.    ValueError: it is of another model.
         """
-        state = self._state()
-        state.load(newest(Path(folder)))
+        with self._state() as state:
+            state.load(newest(Path(folder)))
         self.steps, self.skipped = state.about["steps"], state.about["skipped"]
         if self.scaler.active and state.about["scale"] != 1.0:
             self.scaler.scale, self.scaler.succeeded = state.about["scale"], state.about["succeeded"]
 
-    def _state(self) -> State:
+    def close(self) -> None:
+        """End swapping: the parameters come back into memory. Without Plan(swap=...) nothing happens."""
+        if self.swap is not None:
+            self.swap.close()
+
+    @contextlib.contextmanager
+    def _state(self) -> Iterator[State]:
         about: dict[str, Any] = {"steps": self.steps, "skipped": self.skipped}
         about |= {"scale": self.scaler.scale, "succeeded": self.scaler.succeeded}
-        return State(self._built.units.root, self._named, self._built.buffers, self.optimizer, about)
+        seen: contextlib.AbstractContextManager[dict[nn.Parameter, Tensor]] = contextlib.nullcontext({})
+        if self.swap is not None:
+            seen = self.swap.mapped(self.optimizer)
+        with seen as elsewhere:
+            root, buffers = self._built.units.root, self._built.buffers
+            yield State(root, self._named, buffers, self.optimizer, about, elsewhere)
 
     # ---- one step ----
+
+    @contextlib.contextmanager
+    def _call(self) -> Iterator[None]:
+        """A call that all ranks make. What it raises here concerns them all."""
+        self._failures.begin()
+        try:
+            yield
+        except Exception as error:
+            left = self.plan.pipeline > 1 and self._built.runtime.interrupted  # messages that nobody took
+            self._failures.settle(error, together=not left)
+            raise
 
     def _work(self, batch: tuple[Any, Any], *, train: bool) -> tuple[Schedule, Work]:
         inputs, targets = batch
@@ -209,7 +244,7 @@ class Run:
         device = self.mesh.axes.device_type
         everyone = torch.empty(self.plan.ranks, dtype=torch.int64, device=device)
         with record_function("up::rows|batch"):
-            dist.all_gather_single(everyone, torch.tensor([mine], device=device))
+            dist.all_gather_single(everyone, torch.tensor([mine], device=device), group=self.mesh.world)
         table = everyone.view(self.plan.pipeline, self.plan.data, self.plan.tensor)
         if bool((table != table[:1, :, :1]).any()):
             raise ValueError(
@@ -229,18 +264,24 @@ class Run:
         """Sum over all ranks, in one message: the loss, and the squared norm where it is asked for."""
         device = self.mesh.axes.device_type
         wanted = norm and (self.plan.clip is not None or self.scaler.active)
-        counts = self.mesh.axes.get_local_rank("tensor") == 0  # its ranks have the same loss
+        counts = self.mesh.place("tensor") == 0  # its ranks have the same loss
         both = torch.zeros(2, dtype=torch.float64, device=device)
         both[0] = loss if counts else 0.0
         if wanted:
-            both[1] = squared_norm(self._trained, self._built.ties, self.mesh)
+            both[1] = self._squared_norm()
         with record_function("up::agree|step"):
-            dist.all_reduce(both)
+            dist.all_reduce(both, group=self.mesh.world)
         mean, squared = both.tolist()
         return mean, squared if wanted else None
 
+    def _squared_norm(self) -> Tensor | float:
+        if self.swap is not None:
+            return self.swap.squared_norm(self.plan.data)
+        return squared_norm(self._trained, self._built.ties, self.mesh)
+
     def _update(self, squared: float | None) -> None:
         """Unscale, clip, step; or skip the step, if any rank overflowed."""
+        factor = 1.0
         if squared is not None:
             overflowed = self.scaler.active and not math.isfinite(squared)
             scale = self.scaler.scale
@@ -253,8 +294,12 @@ class Run:
             factor = 1 / scale
             if self.plan.clip is not None:
                 factor *= min(1.0, self.plan.clip / (self.grad_norm + 1e-6))
+        if self.optimizer is None:
+            return
+        if self.swap is not None:
+            self.swap.update(self.optimizer, factor)
+        else:
             scale_(self._trained.values(), factor)
-        if self.optimizer is not None:
             self.optimizer.step()
 
     def _clear(self) -> None:

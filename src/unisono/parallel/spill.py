@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import tempfile
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from torch import Tensor
 
 __all__ = ["Disk", "Host", "Key", "Store"]
 
+ALIGNMENT = 64  # bytes; of what a file holds, so that it can be mapped as any dtype
 Key = tuple[int, str]  # a parameter's number, and what of it
 
 
@@ -25,6 +27,9 @@ class Store(Protocol):
 
     def read(self, key: Key, tensor: Tensor) -> None:
         """Fill `tensor` with what was kept."""
+
+    def view(self, key: Key, tensor: Tensor) -> Tensor:
+        """Return what was kept, of the shape and dtype of `tensor`, where it is: writing changes it."""
 
     def close(self) -> None:
         """Forget everything."""
@@ -42,12 +47,22 @@ class Disk:
         """Write the bytes of `tensor`; the first time they get a place of their own."""
         if key not in self._places:
             self._places[key] = self._end
-            self._end += tensor.nbytes
+            self._end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
         self._whole(os.pwrite, _bytes(tensor), self._places[key])
 
     def read(self, key: Key, tensor: Tensor) -> None:
         """Fill `tensor`, which has the size it was written with."""
         self._whole(lambda file, view, at: os.preadv(file, [view], at), _bytes(tensor), self._places[key])
+
+    def view(self, key: Key, tensor: Tensor) -> Tensor:
+        """Map the part of the file."""
+        if not tensor.numel():
+            return torch.empty(tensor.shape, dtype=tensor.dtype)
+        into = self._places[key] % mmap.ALLOCATIONGRANULARITY
+        mapped = mmap.mmap(self._file.fileno(), into + tensor.nbytes, offset=self._places[key] - into)
+        return torch.frombuffer(mapped, dtype=tensor.dtype, count=tensor.numel(), offset=into).view(
+            tensor.shape
+        )
 
     def close(self) -> None:
         """Give the file up."""
@@ -77,6 +92,10 @@ class Host:
     def read(self, key: Key, tensor: Tensor) -> None:
         """Copy it back."""
         tensor.copy_(self._kept[key])
+
+    def view(self, key: Key, tensor: Tensor) -> Tensor:
+        """Return the copy itself."""
+        return self._kept[key].view(tensor.shape)
 
     def close(self) -> None:
         """Free all."""

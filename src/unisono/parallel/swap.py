@@ -1,30 +1,36 @@
-"""Training with parameters, gradients and optimizer state on disk or in host memory, on the device while
-they are needed.
+"""Parameters, gradients and optimizer state on disk or in host memory, on the device while they are needed.
 
 A unit is what is brought in together: a block of the model. Its parameters come before its forward, and
-again before its
-backward: autograd has saved them, and a gradient computed from freed or changed memory would be wrong.
-    Memory is
-released by emptying the storages, not by replacing tensors, so that what autograd saved finds its bytes
-again.
+again before its backward: autograd has saved them, and a gradient computed from freed or changed memory would
+be wrong. Memory is released by emptying the storages, not by replacing tensors, so that what autograd saved
+finds its bytes again.
+
+    forward: each unit in, out      backward: each unit in, its gradients to the store, out
+    finish: each unit's gradients averaged over the data ranks      update: each unit in, stepped, out
 """
 
 from __future__ import annotations
 
-import math
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from .batches import micro_batches, rows_of, tensors_of
-from .families import family_of
-from .spill import Disk, Key, Store
+from .batches import tensors_of
+from .replicas import Bucket
+from .spill import Disk, Host, Key, Store
 
-__all__ = ["Swapped"]
+__all__ = ["Swap", "store_of"]
+
+
+def store_of(swap: str) -> Store:
+    """Make the store that `Plan(swap=...)` names: "disk", "memory", or the folder of the file."""
+    return Host() if swap == "memory" else Disk(None if swap == "disk" else swap)
 
 
 class _Unit:
@@ -35,50 +41,44 @@ class _Unit:
         self.backwards = 0
 
 
-class Swapped:
-    """A model that trains with little memory, in one process or in each of several.
+class Swap:
+    """The parameters of a model, out of memory but for the unit at work and the next one.
+
+    To a run it is what `Replicas` is: the data axis under ZeRO 0.
 
     Args:
-        model: an nn.Sequential, a model with containers of blocks, or one that a rule knows; other
-            parameters stay in
-            memory during a step.
-        optimizer: makes the optimizer from all parameters. Each is stepped on its own, as torch.optim's
-            optimizers but
-            LBFGS allow.
-        store: Disk(folder) or Host().
-        clip: largest global norm of gradients.
-        units: the modules to bring in one after the other; None: by the model's rule.
+        modules: what to bring in one after the other; other parameters stay in memory during a step.
+        group: the data ranks, over which gradients are averaged; None: nobody else has any.
+        uneven_use: see `Plan`.
     Attributes:
-        waited_s: seconds of the last step in which compute waited for the store.    step_s: seconds of that
-            step.
+        root: the model.
+        waited_s: seconds in which compute has waited for the store; a step begins by setting it to 0.
     """
 
     def __init__(
         self,
-        model: nn.Module,
+        root: nn.Module,
+        modules: Iterable[nn.Module],
+        store: Store,
         *,
-        optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
-        loss: Callable[[Any, Any], Tensor],
-        store: Store | None = None,
-        clip: float | None = None,
-        units: Sequence[nn.Module] | None = None,
+        group: dist.ProcessGroup | None = None,
+        uneven_use: bool = False,
     ) -> None:
-        self.model, self._loss, self._clip = model, loss, clip
-        self.optimizer = optimizer(list(model.parameters()))
-        self._number = {parameter: number for number, parameter in enumerate(model.parameters())}
-        self._store = store or Disk()
+        self.root = root
+        self._store, self._group, self._uneven_use = store, group, uneven_use
+        self._names = {parameter: name for name, parameter in root.named_parameters()}
+        self._number = {parameter: number for number, parameter in enumerate(self._names)}
         self._io = ThreadPoolExecutor(1, thread_name_prefix="unisono swap")
-        self._units = _units(model, family_of(model, None, None).units if units is None else units)
+        self._units = _units(root, modules)
         self._users: dict[nn.Parameter, int] = dict.fromkeys(self._number, 0)  # units that have it here
         self._loaded: set[_Unit] = set()
         self._coming: dict[nn.Parameter, Future[None]] = {}
         self._writing: list[Future[None]] = []
-        self._on_disk: set[nn.Parameter] = set()  # whose gradient is in the store
+        self._norms: dict[nn.Parameter, float] = {}  # of the gradients that are in the store
         self._order: list[_Unit] = []  # of forward, as seen in this step
         self._before: list[_Unit] = []  # in the last one: what to read ahead
         self._in_backward = False
-        self._squares: dict[nn.Parameter, float] = {}
-        self.waited_s = self.step_s = 0.0
+        self.waited_s = 0.0
         self._hooks = list(self._hook_all())
         for parameter in self._number:
             parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
@@ -86,35 +86,124 @@ class Swapped:
             self._written()
             _empty(parameter.data)
 
-    def step(self, batch: tuple[Any, Any], *, micro_batches: int = 1) -> float:
-        """Train on one batch of (inputs, targets); return its mean loss.
+    # ---- what a run asks of the data axis ----
 
-        The losses are bit for bit those of `optimizer.zero_grad(); loss.backward(); optimizer.step()` on the
-        same parts.
+    def reset(self) -> None:
+        """Forget a step that ended with an error."""
+        self._backward_ended()
+        self._norms.clear()
+
+    def before_backward(self, *, last: bool) -> None:  # noqa: ARG002  (gradients are reduced by `finish`)
+        """Parameters that come from now on come for backward."""
+        self._in_backward = True
+
+    def reduce_now(self) -> None:
+        """`finish` does it."""
+
+    def finish(self) -> None:
+        """Average the gradients over the data ranks, unit by unit, the last one first.
+
+        Raises:
+            RuntimeError: only some ranks have used a parameter.
         """
-        began, self.waited_s = time.perf_counter(), 0.0
-        rows, mean = rows_of(list(batch)), 0.0
-        for inputs, targets in _parts(batch, micro_batches):
-            share = rows_of([inputs, targets]) / rows
-            self._order = []
-            loss = self._loss(_called(self.model, inputs), targets)
-            self._release_all()
-            self._before = self._order
-            self._in_backward = True
-            try:
-                (loss * share).backward()
-            finally:
-                self._in_backward = False
-                self._release_all()
-            mean += loss.item() * share
-        self._update()
-        self.step_s = time.perf_counter() - began
-        return mean
+        self._backward_ended()
+        if self._group is None:
+            return
+        for number, (_, own) in enumerate(reversed(self._owned())):
+            trained = [(self._names[p], p) for p in own if p.requires_grad]
+            if trained:
+                self._average(Bucket(trained, number), self._group)
+        self._written()
+
+    def _average(self, bucket: Bucket, group: dist.ProcessGroup) -> None:
+        for parameter in bucket.parameters:
+            if parameter in self._norms:
+                self._fetch_gradient(parameter)
+        bucket.reduce(group)
+        bucket.wait()
+        bucket.settle(uneven_use=self._uneven_use)
+        for parameter in bucket.parameters:
+            if parameter.grad is not None:
+                self._keep_gradient(parameter, parameter.grad)
+
+    # ---- the rest of a step ----
+
+    def squared_norm(self, copies: int = 1) -> float:
+        """Return the squared norm of all gradients, of which so many ranks have the same."""
+        total = 0.0
+        for parameter in self._number:
+            norm = self._norms.get(parameter, 0.0)
+            total += norm * norm / copies
+        return total
+
+    def update(self, optimizer: torch.optim.Optimizer, factor: float) -> None:
+        """Unit by unit: parameters, gradients times `factor` and state in, one step, all out again."""
+        units = self._owned()
+        for (unit, owned), (following, _) in zip(units, [*units[1:], (None, None)], strict=True):
+            own = [p for p in owned if p in self._norms]
+            self._load(unit)
+            if following is not None:
+                self._read_ahead([following], 0)
+            for parameter in own:
+                grad = self._fetch_gradient(parameter)
+                grad.mul_(factor) if factor != 1.0 else None
+                for name, value in _state_of(optimizer, parameter):
+                    _fill(value)
+                    self._get((self._number[parameter], name), value)
+            optimizer.step()
+            for parameter in own:
+                parameter.grad = None
+                self._put((self._number[parameter], "value"), parameter.data)
+                for name, value in _state_of(optimizer, parameter):
+                    self._put((self._number[parameter], name), value)
+            self._written()
+            for parameter in own:
+                for _, value in _state_of(optimizer, parameter):
+                    _empty(value)
+            self._release(unit)
+        self._norms.clear()
+
+    def _owned(self) -> list[tuple[_Unit, list[nn.Parameter]]]:
+        """Each unit with the parameters that no unit before it has."""
+        first: dict[nn.Parameter, _Unit] = {}
+        for unit in self._units:
+            for parameter in unit.parameters:
+                first.setdefault(parameter, unit)
+        return [(unit, [p for p in unit.parameters if first[p] is unit]) for unit in self._units]
+
+    # ---- everything at once ----
+
+    @contextlib.contextmanager
+    def mapped(self, optimizer: torch.optim.Optimizer | None) -> Iterator[dict[nn.Parameter, Tensor]]:
+        """Yield each parameter's values where they are kept, to be read or written there.
+
+        So is the optimizer's state meanwhile. What is put into it instead goes to the store at the end.
+        """
+        self._written()
+        state: Any = {} if optimizer is None else optimizer.state
+        values = {p: self._store.view((number, "value"), p.data) for p, number in self._number.items()}
+        seen: dict[
+            tuple[nn.Parameter, str], tuple[Tensor, Tensor]
+        ] = {}  # where it is kept, and what stands for it
+        for parameter, number in self._number.items():
+            for name, value in _state_of(optimizer, parameter):
+                seen[parameter, name] = self._store.view((number, name), value), value
+                state[parameter][name] = seen[parameter, name][0]
+        try:
+            yield values
+        finally:
+            for parameter in self._number:
+                for name, value in _state_of(optimizer, parameter):
+                    kept, stands = seen.get((parameter, name), (None, value))
+                    if value is not kept:
+                        stands = value.to(parameter.device).contiguous()
+                        self._put((self._number[parameter], name), stands)
+                        self._written()
+                        _empty(stands)
+                    state[parameter][name] = stands
 
     def close(self) -> None:
-        """Bring the parameters back into memory for good, and give the store up. The optimizer's state is
-        dropped.
-        """
+        """Bring the parameters back into memory for good, and give the store up."""
         for hook in self._hooks:
             hook.remove()
         for unit in self._units:
@@ -122,23 +211,30 @@ class Swapped:
         self._written()
         self._io.shutdown()
         self._store.close()
-        self.optimizer.state.clear()
-
-    def __enter__(self) -> Swapped:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # ---- forward and backward ----
 
     def _hook_all(self) -> Iterator[Any]:
+        yield self.root.register_forward_pre_hook(self._forward_begins)
         for unit in self._units:
             yield unit.module.register_forward_pre_hook(self._coming_to(unit), with_kwargs=True)
             yield unit.module.register_forward_hook(self._leaving(unit), always_call=True)
         for parameter in self._number:
             if parameter.requires_grad:
                 yield parameter.register_post_accumulate_grad_hook(self._spill)
+        yield self.root.register_forward_hook(self._forward_ends, always_call=True)
+
+    def _forward_begins(self, _module: nn.Module, _args: Any) -> None:
+        self._backward_ended()  # of the micro-batch before
+        self._order = []
+
+    def _forward_ends(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        self._release_all()
+        self._before = self._order
+
+    def _backward_ended(self) -> None:
+        self._in_backward = False
+        self._release_all()
 
     def _coming_to(self, unit: _Unit) -> Callable[..., Any]:
         def hook(_module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -174,7 +270,7 @@ class Swapped:
             for tensor in tensors_of(output):
                 if tensor.requires_grad:
                     tensor.register_hook(before_backward)
-            if not self._in_backward and unit.module is not self.model:
+            if not self._in_backward and unit.module is not self.root:
                 self._release(unit)
 
         return hook
@@ -184,66 +280,27 @@ class Swapped:
 
     def _through(self, unit: _Unit) -> None:
         unit.backwards -= 1
-        if unit.backwards == 0 and unit.module is not self.model:
+        if unit.backwards == 0 and unit.module is not self.root:
             self._release(unit)
 
     def _spill(self, parameter: nn.Parameter | Tensor) -> None:
         """A gradient is complete: out of memory with it, added to what is there."""
         assert isinstance(parameter, nn.Parameter)
         assert parameter.grad is not None
-        key, grad = (self._number[parameter], "grad"), parameter.grad.contiguous()
+        grad = parameter.grad.contiguous()
+        if parameter in self._norms:
+            grad = self._fetch_gradient(parameter).add_(grad)
+        self._keep_gradient(parameter, grad)
+
+    def _keep_gradient(self, parameter: nn.Parameter, grad: Tensor) -> None:
         parameter.grad = None
-        if parameter in self._on_disk:
-            earlier = torch.empty_like(grad)
-            self._wait(self._io.submit(self._store.read, key, earlier))
-            grad = earlier.add_(grad)
-        self._on_disk.add(parameter)
-        self._squares[parameter] = torch.linalg.vector_norm(grad, dtype=torch.float64).item() ** 2
-        self._put(key, grad)
+        self._norms[parameter] = torch.linalg.vector_norm(grad, dtype=torch.float64).item()
+        self._put((self._number[parameter], "grad"), grad)
 
-    # ---- the optimizer ----
-
-    def _update(self) -> None:
-        """Unit by unit: parameters, gradients and state in, one step, all out again."""
-        factor = self._factor()
-        stepped: set[nn.Parameter] = set()
-        for unit, following in zip(self._units, [*self._units[1:], None], strict=True):
-            own = [p for p in unit.parameters if p in self._on_disk and p not in stepped]
-            self._load(unit)
-            if following is not None:
-                self._read_ahead([following], 0)
-            for parameter in own:
-                parameter.grad = torch.empty_like(parameter)
-                self._get((self._number[parameter], "grad"), parameter.grad)
-                parameter.grad.mul_(factor) if factor != 1.0 else None
-                for name, value in self._state_of(parameter):
-                    _fill(value)
-                    self._get((self._number[parameter], name), value)
-            self.optimizer.step()
-            for parameter in own:
-                parameter.grad = None
-                self._put((self._number[parameter], "value"), parameter.data)
-                for name, value in self._state_of(parameter):
-                    self._put((self._number[parameter], name), value)
-            self._written()
-            for parameter in own:
-                for _, value in self._state_of(parameter):
-                    _empty(value)
-            stepped.update(own)
-            self._release(unit)
-        self._on_disk.clear()
-        self._squares.clear()
-
-    def _factor(self) -> float:
-        if self._clip is None:
-            return 1.0
-        norm = math.sqrt(sum(self._squares.values()))
-        return min(1.0, self._clip / (norm + 1e-6))
-
-    def _state_of(self, parameter: nn.Parameter) -> list[tuple[str, Tensor]]:
-        """What the optimizer keeps of the parameter's size; counters stay in memory."""
-        state = self.optimizer.state.get(parameter, {})
-        return [(name, v) for name, v in sorted(state.items()) if isinstance(v, Tensor) and v.dim() > 0]
+    def _fetch_gradient(self, parameter: nn.Parameter) -> Tensor:
+        parameter.grad = torch.empty_like(parameter)
+        self._get((self._number[parameter], "grad"), parameter.grad)
+        return parameter.grad
 
     # ---- memory ----
 
@@ -326,14 +383,10 @@ def _units(model: nn.Module, modules: Iterable[nn.Module]) -> list[_Unit]:
     return [*units, _Unit(model, rest)] if rest else units
 
 
-def _parts(batch: tuple[Any, Any], parts: int) -> list[Any]:
-    return micro_batches(batch, parts)
-
-
-def _called(model: nn.Module, inputs: Any) -> Any:
-    if isinstance(inputs, dict):
-        return model(**inputs)
-    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+def _state_of(optimizer: torch.optim.Optimizer | None, parameter: nn.Parameter) -> list[tuple[str, Tensor]]:
+    """What `optimizer` keeps of the parameter's size; counters stay in memory."""
+    state = {} if optimizer is None else optimizer.state.get(parameter, {})
+    return [(name, v) for name, v in sorted(state.items()) if isinstance(v, Tensor) and v.dim() > 0]
 
 
 def _empty(tensor: Tensor) -> None:

@@ -22,6 +22,7 @@ from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from .replicas import Replicas
+from .swap import Swap, store_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,12 +32,12 @@ if TYPE_CHECKING:
     from .mesh import Mesh
     from .plan import Plan
 
-__all__ = ["TYPES", "Sharded", "shard_units"]
+__all__ = ["TYPES", "DataAxis", "Sharded", "shard_units"]
 
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def shard_units(root: nn.Module, units: Sequence[nn.Module], mesh: Mesh, *, last: bool) -> Replicas | Sharded:
+def shard_units(root: nn.Module, units: Sequence[nn.Module], mesh: Mesh, *, last: bool) -> DataAxis:
     """Wrap `units` and then `root`, in place. What no unit has, shared parameters too, belongs to `root`.
 
     Args:
@@ -44,11 +45,14 @@ def shard_units(root: nn.Module, units: Sequence[nn.Module], mesh: Mesh, *, last
     """
     plan = mesh.plan
     own = [unit for unit in units if unit is not root and not _shares(unit, root)]
-    replicas = plan.zero == 0 and plan.precision == "f32"
+    replicas = plan.zero == 0 and plan.precision == "f32"  # which is all that can be swapped
     for module in [*own, root] if plan.tensor > 1 or not replicas else ():
         module.register_forward_hook(_own_memory)
     for unit in own if plan.recompute else ():
         checkpoint(unit)
+    if plan.swap is not None:
+        group = mesh.group("replica") if plan.data > 1 else None
+        return Swap(root, units, store_of(plan.swap), group=group, uneven_use=plan.uneven_use)
     if replicas:
         return Replicas(root, mesh)
     wrapped = [] if plan.uneven_use or plan.zero == 0 else own  # replicas reduce all gradients in one message
@@ -91,7 +95,7 @@ def _policy(plan: Plan, output: torch.dtype | None = None) -> MixedPrecisionPoli
 
 def _wrap(module: nn.Module, mesh: Mesh, policy: MixedPrecisionPolicy) -> None:
     if mesh.plan.zero == 0:
-        replicate(module, mesh=mesh.axes["replica"], mp_policy=policy)
+        replicate(module, mesh=mesh.part("replica"), mp_policy=policy)
     else:
         fully_shard(module, mesh=mesh.sharding, mp_policy=policy, reshard_after_forward=mesh.plan.zero == 3)
 
@@ -153,3 +157,7 @@ class Sharded:
         """What `fully_shard` made of each unit's parameters."""
         states = self.root._get_fsdp_state()._state_ctx.all_states
         return [group for state in states for group in state._fsdp_param_groups]
+
+
+# What a run asks of it: root, reset, before_backward, reduce_now, finish.
+DataAxis = Replicas | Swap | Sharded

@@ -144,7 +144,7 @@ def _place(name: str) -> str:
 def _ranks(axis: str, operation: str, mesh: Mesh) -> int:
     if axis == "world":
         return mesh.plan.ranks
-    return 2 if operation in ("send", "recv") else int(mesh.axes[axis].size())
+    return 2 if operation in ("send", "recv") else int(mesh.part(axis).size())
 
 
 def _nbytes(event: dict[str, Any]) -> int:

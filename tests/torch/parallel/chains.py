@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -21,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import unisono.parallel as up
 import unisono.torch  # noqa: F401
+from unisono.parallel.layouts import shard as sharding
 from unisono.parallel.layouts.grid import grid_of
 from unisono.parallel.layouts.operators import rule_of
 from unisono.parallel.layouts.price import Link
@@ -36,6 +38,10 @@ KINDS = {
     "all_to_all_single": "all_to_all",
     "shard_dim_alltoall": "all_to_all",
 }
+CALLS = (  # function of torch.distributed, kind, place of the argument that has this rank's part
+    ("all_reduce", "all_reduce", 0), ("all_gather_single", "all_gather", 1),
+    ("reduce_scatter_single", "reduce_scatter", 1), ("all_to_all_single", "all_to_all", 1),
+)  # fmt: skip
 WIDTHS = (24, 48)  # 6 and 8 parts divide them
 
 
@@ -143,6 +149,8 @@ class Received(TorchDispatchMode):
         self.nbytes = 0.0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(each, DTensor) for each in types):
+            return NotImplemented  # DTensor comes first: what it calls comes here again
         kwargs = kwargs or {}
         kind = KINDS.get(func.name().partition("::")[2].partition(".")[0])
         if kind and func.namespace in ("_c10d_functional", "_dtensor"):
@@ -150,6 +158,72 @@ class Received(TorchDispatchMode):
             group = dist.distributed_c10d._resolve_process_group(name)
             self.nbytes += Link().received(kind, group.size(), args[0].nbytes)
         return func(*args, **kwargs)
+
+
+class Wire:
+    """Bytes a rank receives in the collectives that `up.shard` calls, those inside its operators included."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0.0
+        self._patch = pytest.MonkeyPatch()
+
+    def __enter__(self) -> Wire:
+        for name, kind, place in CALLS:
+            self._patch.setattr(dist, name, self._counted(getattr(dist, name), kind, place))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._patch.undo()
+
+    def _counted(self, function: Any, kind: str, place: int) -> Any:
+        def call(*args: Any, **named: Any) -> Any:
+            group = named["group"] if "group" in named else args[-1]
+            self.nbytes += Link().received(kind, group.size(), args[place].nbytes)
+            return function(*args, **named)
+
+        return call
+
+
+def compare(seed: int) -> tuple[float, float]:
+    """Bytes that a rank receives in forward of a chain: ours, and DTensor's own way for the same layouts.
+
+    DTensor brings each input into the layout that it has in ours, runs its own operator, and gathers the
+    result.
+    """
+    x, chain = steps(seed)
+    dice, grid = random.Random(1000 + seed), grid_of(dist.group.WORLD)
+    layouts: list[list[Any]] = []
+
+    def noting(asked: Any, tensors: Any, *more: Any) -> Any:
+        owners = chosen(asked, tensors, *more)
+        layouts.append([sharding._layout(indices, owners) for indices in asked.signature.inputs])
+        return owners
+
+    def ours(function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+        return up.shard(function, strategy(dice, function, args, named))(*args, **named)
+
+    def theirs(function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+        goals = iter(next(given))
+        placed = [
+            distributed(arg).redistribute(placements=next(goals)) if isinstance(arg, Tensor) else arg
+            for arg in args
+        ]
+        return plain(function, tuple(placed), named)
+
+    def distributed(value: Tensor) -> DTensor:
+        if isinstance(value, DTensor):
+            return value
+        return DTensor.from_local(value, grid.mesh, [Replicate()] * len(grid.sizes), run_check=False)
+
+    chosen = sharding._cheapest
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch, Wire() as wire:
+        patch.setattr(sharding, "_cheapest", noting)
+        up.whole(apply(x, chain, ours))
+    given = iter(layouts)
+    with torch.no_grad(), Received() as received:
+        found = apply(x, chain, theirs).full_tensor()
+    torch.testing.assert_close(found, apply(x, chain, plain), rtol=1e-4, atol=1e-5)
+    return wire.nbytes, received.nbytes
 
 
 def check_bytes() -> dict[str, int]:
@@ -191,15 +265,20 @@ def check_matmuls() -> None:
     assert [(e.name, e.input_shapes) for e in calls] == [("unisono:all_gather", [[8 // ranks, 32]])]
 
 
-def main(rank: int, size: int, folder: Path) -> None:
+def main(rank: int, size: int, folder: Path, which: str) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), size)
     dist.init_process_group("unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
-    for seed in range(SIZES.index(size), CHAINS, len(SIZES)):
-        check_chain(seed)
-    results = {"bytes": check_bytes() if size > 1 else {}}
-    if size in (2, 4, 8):
-        check_matmuls()
+    seeds = range(SIZES.index(size), CHAINS, len(SIZES))
+    results: dict[str, Any]
+    if which == "compare":
+        results = {str(seed): compare(seed) for seed in seeds}
+    else:
+        for seed in seeds:
+            check_chain(seed)
+        results = {"bytes": check_bytes() if size > 1 else {}}
+        if size in (2, 4, 8):
+            check_matmuls()
     if rank == 0:
         (folder / "results.json").write_text(json.dumps(results))
     dist.destroy_process_group()

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from unisono.parallel.mesh import Mesh
-    from unisono.parallel.replicas import Replicas
-    from unisono.parallel.units import Sharded
+    from unisono.parallel.units import DataAxis
 
 __all__ = ["Runtime", "Work"]
 
@@ -74,22 +73,22 @@ class Runtime:
     Args:
         units: their parameters; its `root` is called as `root(stage, *inputs)`.
         single: the plan has one stage, and the root is the user's model: called as `root(*inputs)`.
+    Attributes:
+        interrupted: the last run ended with an error.
     """
 
-    def __init__(
-        self, units: Replicas | Sharded, mesh: Mesh, output: Callable[[Any], Any], *, single: bool
-    ) -> None:
+    def __init__(self, units: DataAxis, mesh: Mesh, output: Callable[[Any], Any], *, single: bool) -> None:
         self._units, self._root = units, units.root
         self._mesh, self._output, self._single = mesh, output, single
         self._device = torch.device(mesh.axes.device_type)
-        self._interrupted = False  # the last run ended with an error
-        self._messages = Messages(mesh.axes.get_group("pipeline"), self._device)
+        self.interrupted = False
+        self._messages = Messages(mesh.group("pipeline"), self._device)
 
     def run(self, schedule: Schedule, work: Work) -> tuple[Tensor | float, list[Span]]:
         """Run this rank's actions; return its part of the loss, and when each action ran."""
-        if self._interrupted:
+        if self.interrupted:
             self._units.reset()
-        self._interrupted = True
+        self.interrupted = True
         step = _Step(schedule, work)
         order = [a for a in schedule.orders[self._mesh.stage] if work.train or a.kind == "F"]
         final = next((action for action in reversed(order) if action.kind != "F"), None)
@@ -111,7 +110,7 @@ class Runtime:
         if work.train:
             self._units.finish()
         self._messages.finish()
-        self._interrupted = False
+        self.interrupted = False
         return step.loss, step.spans
 
     # ---- between stages ----

@@ -1,0 +1,107 @@
+"""What follows when a call of a run raises: all ranks go on together, or no rank can use the run any more.
+
+A rank that leaves a step may leave ranks that wait for it, and messages that the next step would take for its
+own. So it tells the others what happened in the job's store, which needs nobody's attention.
+
+    all ranks raised, and got equally far   -> each raises its own error; the next call starts anew
+    some did not within RAISED_S            -> the run's groups are aborted: who waits in them raises, too
+    pipeline messages may be left           -> likewise, at once
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Failures"]
+
+RAISED_S = 5.0  # how long a rank that raised waits for the others to raise, too
+PAUSE_S = 0.01
+TOGETHER = "all ranks raised"
+
+
+class Failures:
+    """The calls of one run, and what became of them on all ranks.
+
+    Args:
+        world: a group of all ranks, of this run only.
+        groups: all that the run communicates in.
+    """
+
+    def __init__(self, world: dist.ProcessGroup, groups: Sequence[dist.ProcessGroup]) -> None:
+        self._groups: list[Any] = list(groups)
+        self._rank, self._ranks = world.rank(), world.size()
+        torch_store: Any = distributed_c10d  # its names are there, but PyTorch does not declare them exported
+        prefix = f"unisono.parallel/{world.group_name}"
+        self._store: Any = torch_store.PrefixStore(prefix, torch_store._get_default_store())
+        self._calls = 0
+        self._ended: str | None = None  # why the run cannot be used
+
+    def begin(self) -> None:
+        """Count one more call that all ranks make.
+
+        Raises:
+            RuntimeError: the run cannot be used any more.
+        """
+        if self._ended is not None:
+            raise RuntimeError(self._ended)
+        self._calls += 1
+
+    def settle(self, error: Exception, *, together: bool) -> None:
+        """Find out what the error of this call means; return if the caller is to raise it.
+
+        Args:
+            together: whether ranks may go on where all of them raised.
+        Raises:
+            RuntimeError: another rank has ended the run.
+        """
+        if self._ranks == 1:
+            return
+        mine = f"rank {self._rank} raised {type(error).__name__}: {error}"
+        try:
+            verdict = self._verdict(mine, together=together)
+        except RuntimeError as lost:  # the store; whoever held it is gone
+            verdict = f"{mine} (and the store of the job failed: {lost})"
+        if verdict == TOGETHER:
+            return
+        self._ended = (
+            f"this run cannot be used any more: {verdict}. Make a new one with up.parallelize on all ranks, "
+            "and load its last checkpoint"
+        )
+        for group in self._groups:
+            with contextlib.suppress(RuntimeError):  # Gloo has no abort: there, ranks run into their timeout
+                group.abort()
+        if not verdict.startswith(mine):
+            raise RuntimeError(self._ended) from error
+
+    def _verdict(self, mine: str, *, together: bool) -> str:
+        """The same on all ranks: TOGETHER, or which rank has ended the run by what."""
+        if self._store.check(["ended"]):
+            return str(self._store.get("ended").decode())
+        keys = [f"call {self._calls}/rank {rank}" for rank in range(self._ranks)]
+        self._store.set(keys[self._rank], self._place())
+        agreed = together and self._all_raised(keys)
+        key = f"call {self._calls}/verdict"
+        verdict: str = self._store.compare_set(key, "", TOGETHER if agreed else mine).decode()
+        if verdict != TOGETHER:
+            self._store.set("ended", verdict)
+        return verdict
+
+    def _all_raised(self, keys: list[str]) -> bool:
+        """Whether all ranks have raised in this call after the same number of collectives."""
+        until = time.monotonic() + RAISED_S
+        while not self._store.check(keys):
+            if time.monotonic() > until or self._store.check(["ended"]):
+                return False
+            time.sleep(PAUSE_S)
+        return len({self._store.get(key) for key in keys}) == 1
+
+    def _place(self) -> str:
+        return str([group._get_sequence_number_for_group() for group in self._groups])

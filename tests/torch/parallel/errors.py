@@ -1,0 +1,134 @@
+"""Errors in a step, on one rank or on all of four: the run goes on right, or ends on every rank by name."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+
+import unisono.parallel as up
+from parallel import models
+from parallel.backwards import Failing, Interrupted, own_batch, square_run
+from parallel.features import adamw, in_group, made
+from unisono.parallel import failures, replicas
+
+ENDED = r"this run cannot be used any more: rank {} raised {}: .*up\.parallelize.*checkpoint"
+
+
+def ends(run: up.Run, batch: Any, culprit: int, error: type[Exception]) -> None:
+    """The step raises on all ranks, before any timeout, and so does every later call."""
+    began, ended = time.monotonic(), ENDED.format(culprit, error.__name__)
+    mine = dist.get_rank() == culprit
+    with pytest.raises(error if mine else RuntimeError, match=None if mine else ended):
+        run.step(batch)
+    assert time.monotonic() - began < 30
+    with pytest.raises(RuntimeError, match=ended):
+        run.step(batch)
+    with pytest.raises(RuntimeError, match=ended):
+        run.evaluate(own_batch(1))
+
+
+class Loss:
+    """Raises at one call of it, counted down, on the ranks that call it."""
+
+    def __init__(self) -> None:
+        self.countdown = 0
+
+    def __call__(self, output: Tensor, targets: Tensor) -> Tensor:
+        self.countdown -= 1
+        if self.countdown == 0:
+            raise torch.OutOfMemoryError("no memory for this batch")
+        return functional.cross_entropy(output, targets)
+
+
+def check_a_pipeline_ends_and_a_new_run_goes_on(folder: Path) -> None:
+    batches = models.vector_batches(4, 16)
+    for plan in (
+        up.Plan(data=2, pipeline=2, micro_batches=4),
+        up.Plan(tensor=2, pipeline=2, micro_batches=4, schedule="interleaved"),
+    ):
+        undisturbed, loss = made("mlp", plan), Loss()
+        wanted = [undisturbed.step(batch) for batch in undisturbed.shard(batches)]
+        run = up.parallelize(models.make("mlp"), plan, optimizer=adamw, loss=loss)
+        mine = list(run.shard(batches))
+        losses = [run.step(batch) for batch in mine[:2]]
+        run.save(folder / str(plan), keep=1)
+        loss.countdown = 3 if dist.get_rank() == 2 else 0  # one of two with the last stage
+        ends(run, mine[2], 2, torch.OutOfMemoryError)
+        again = made("mlp", plan)
+        again.load(folder / str(plan))
+        assert losses + [again.step(batch) for batch in mine[2:]] == wanted
+
+
+def check_one_data_rank_ends_the_run(folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(failures, "RAISED_S", 0.3)
+        for plan in (up.Plan(data=4), up.Plan(data=4, zero=3), up.Plan(data=4, swap="disk")):
+            run, loss = square_run(Interrupted(), plan), Failing
+            run.step(own_batch(1))
+            loss.countdown = 1 if dist.get_rank() == 1 else 0
+            ends(run, own_batch(2), 1, FloatingPointError)
+            loss.countdown = 0
+
+
+def check_an_optimizer_that_raises_on_one_rank_ends_the_run(folder: Path) -> None:
+    class Picky(torch.optim.SGD):
+        def step(self) -> None:  # type: ignore[override]
+            if dist.get_rank() == 3:
+                raise OverflowError("too large for me")
+            super().step()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(failures, "RAISED_S", 0.3)
+        run = up.parallelize(
+            models.mlp(), up.Plan(data=4, zero=1), optimizer=Picky, loss=functional.cross_entropy
+        )
+        (batch,) = run.shard(models.vector_batches(1, 8))
+        if dist.get_rank() != 3:
+            run.step(batch)  # the others have trained by then
+        ends(run, batch, 3, OverflowError)
+
+
+def check_ranks_that_raise_at_different_places_end_the_run(folder: Path) -> None:
+    """Rank 0 in forward, the others after the first bucket went: the next step would take it for its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replicas, "BUCKET_BYTES", 1)
+        run = square_run(Interrupted(), up.Plan(data=4))
+        Failing.countdown = 1
+        x, y = own_batch(1)
+        bad = (x[:, :3], y) if dist.get_rank() == 0 else (x, y)
+        with pytest.raises((FloatingPointError, RuntimeError)):
+            run.step(bad)
+        Failing.countdown = 0
+        with pytest.raises(RuntimeError, match="this run cannot be used any more: rank"):
+            run.step((x, y))
+
+
+def check_what_all_ranks_refuse_before_a_message_leaves_the_run_usable(folder: Path) -> None:
+    plan = up.Plan(data=2, pipeline=2, micro_batches=2)
+    run, undisturbed = made("mlp", plan), made("mlp", plan)
+    (batch,) = run.shard(models.vector_batches(1, 8))
+    odd = tuple(part[: 2 + dist.get_rank() // 2] for part in batch)
+    with pytest.raises(ValueError, match="have different numbers of rows"):
+        run.step(odd)
+    assert run.step(batch) == undisturbed.step(batch)
+
+
+def check_a_batch_that_one_rank_refuses_ends_the_run(folder: Path) -> None:
+    """Else its next batch would meet this one of the others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(failures, "RAISED_S", 0.3)
+        run = made("mlp", up.Plan(data=2, pipeline=2, micro_batches=2))
+        (batch,) = run.shard(models.vector_batches(1, 8))
+        bad = (batch[0], batch[1][:1]) if dist.get_rank() == 2 else batch
+        ends(run, bad, 2, ValueError)
+
+
+def main(rank: int, size: int, folder: Path, name: str) -> None:
+    in_group(rank, size, folder, globals()[name])
