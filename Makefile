@@ -29,7 +29,7 @@ say = @if [ -t 1 ] && [ "$${TERM:-dumb}" != dumb ]; then printf '\033[1m==> %s\0
 install_torch = @$(BIN)/python tools/install_torch.py $(PYTORCH) $(1) $(TORCH_PIP)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-long test-torch test-torch-cuda-build test-backends test-parallel test-clients test-launchers test-fresh check format bench bench-report bench-peers sanitize sanitize-virtual model fuzz wheel test-wheel sdist clean
+.PHONY: help demo test test-fast test-long test-torch test-torch-cuda-build test-backends test-parallel test-clients test-launchers test-fresh check format bench bench-report bench-peers sanitize sanitize-virtual model fuzz wheel test-wheel sdist docs figures screenshots clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -157,6 +157,26 @@ test-wheel: $(VENV)/.created  ## install the wheels of dist/ where there is no c
 
 sdist: $(VENV)/.tools  ## build the source distribution into dist/, and check what is in it
 	$(BIN)/python tools/sdist.py $(ARGS)
+
+figures:  ## draw the figures of README and docs from benchmarks/results
+	$(PYTHON) tools/figures.py
+
+# mkdocs has an environment of its own: the package does not need it.
+DOCS := .venv-docs/bin
+ALGORITHM_PAGES := build/docs/algorithms
+docs: $(VENV)/.installed .venv-docs/.installed figures  ## build the documentation site into build/site; a warning is an error
+	rm -rf $(ALGORITHM_PAGES)
+	$(if $(wildcard tools/algorithm_pages.py),$(BIN)/python tools/algorithm_pages.py $(ALGORITHM_PAGES))
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/mkdocs build --strict
+	$(BIN)/python tools/check_site.py build/site
+
+screenshots: docs  ## store pictures of the site in docs/figures (needs Chromium)
+	$(BIN)/python tools/screenshots.py build/site docs/figures
+
+.venv-docs/.installed: tools/docs-requirements.txt
+	$(PYTHON) -m venv .venv-docs
+	$(DOCS)/python -m pip --disable-pip-version-check install -q -r $<
+	@touch $@
 
 clean:  ## remove everything that was built or installed here
 	rm -rf .venv .venv-* build build-* dist .hypothesis .*_cache src/unisono/_native.pyi

@@ -188,6 +188,39 @@ def draw(figure: Figure) -> str:
     return "\n".join([*head, *grid(lines, across, up), *curves, box, *legend, "</svg>", ""])
 
 
+MPI = ("openmpi", "mpich", "intelmpi")
+SHOWN = (256, 16 << 10, 1 << 20, 16 << 20, 64 << 20)
+OPERATIONS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "gather", "send_recv")
+
+
+def spoken(microseconds: float) -> str:
+    """Return a time with two digits, or three from 100 on: 3.6 us, 179 us, 15 ms."""
+    value, unit = (microseconds / 1e3, "ms") if microseconds >= 1e3 else (microseconds, "us")
+    return f"{value:.0f} {unit}" if value >= 10 else f"{value:.1f} {unit}"
+
+
+def table(results: str, ranks: int) -> list[str]:
+    """Return rows of Markdown: each operation's time at some sizes, and the fastest MPI library's."""
+    with (RESULTS / f"{results}.csv").open(newline="") as file:
+        times = {
+            (row["operation"], int(row["nbytes"]), row["library"]): float(row["p50_us"])
+            for row in csv.DictReader(file)
+            if int(row["ranks"]) == ranks and row["p50_us"]
+        }
+    rows = [["", "smallest", *(amount(size, UNITS) for size in SHOWN)]]
+    rows.append(["---"] * len(rows[0]))
+    for operation in OPERATIONS:
+        sizes = sorted(size for name, size, library in times if (name, library) == (operation, "unisono"))
+        row = [operation]
+        for size in (sizes[0] if sizes else 0, *SHOWN):
+            ours = times.get((operation, size, "unisono"))
+            best = min((times.get((operation, size, name), math.inf) for name in MPI), default=math.inf)
+            row.append("" if ours is None else f"{spoken(ours)} ({spoken(best)})")
+        if any(row[1:]):
+            rows.append(row)
+    return [f"| {' | '.join(row)} |" for row in rows]
+
+
 def files() -> dict[Path, str]:
     """Return every file that `make figures` writes, with its text."""
     return {FOLDER / f"{one.file}.svg": draw(one) for one in FIGURES}
@@ -199,6 +232,8 @@ def main() -> None:
     for path, text in files().items():
         path.write_text(text)
         print(f"written: {path.relative_to(ROOT)}")
+    print("\nfor docs/performance.md, 2 and 4 ranks:")
+    print("\n".join([*table("2026-11-21", 2), "", *table("2026-11-21", 4)]))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ LITERAL = re.compile(r"^[\[\d\"']|^un\.|^\.\.\.$")
 def calls() -> Iterator[tuple[str, str, str]]:
     """(owner, name, arguments) of each call in the first column of the page's first table.
 
-    The row of "y = group.all_gather(x)" has calls by position, and unisono.torch needs PyTorch: both are left out.
+    Left out: "y = group.all_gather(x)", whose calls are by position, and unisono.torch, which needs PyTorch.
     """
     table = PAGE[PAGE.index("| call |") : PAGE.index("Every collective also takes")]
     for row in table.splitlines()[2:]:

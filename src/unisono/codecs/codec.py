@@ -89,7 +89,7 @@ class Codec:
             The codes: `out`, or a new array of the kind of `x`, of dtype `dtype`.
         Raises:
             TypeError, ValueError: wrong arrays or arguments; nothing was written. ValueError also for a
-            negative value under 0-6-10, with its place; then `out` is unfinished.
+                negative value under 0-6-10, with its place; then `out` is unfinished.
         """
         given = values_of(x, "x", writable=False)
         stochastic = _stochastic(rounding)
