@@ -18,10 +18,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 WIDE, NARROW = (1280, 800), (390, 800)
+SCALE = 0.75
+"""Of the pictures that docs/ keeps: they stay small."""
+
 STORED = {
     "site-front": ("index.html", WIDE),
     "site-front-phone": ("index.html", NARROW),
-    "site-algorithm": ("algorithms/all_reduce-ring.html", WIDE),
+    "site-algorithm": ("algorithms/all_reduce-ring.html", (1280, 900)),
     "site-reference": ("reference/group.html", WIDE),
 }
 
@@ -43,14 +46,15 @@ def served(site: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def take(address: str, size: tuple[int, int], picture: Path) -> None:
-    """Store a picture of the upper part of a page."""
+def take(address: str, size: tuple[int, int], picture: Path, scale: float = 1.0) -> None:
+    """Store a picture of the upper part of a page. `size` is that of the window, `scale` makes the picture smaller."""
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser is None:
         sys.exit("error: this needs Chromium: apt-get install chromium")
     with tempfile.TemporaryDirectory() as profile:
         options = ["--headless", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={profile}"]
         options += ["--no-sandbox", "--virtual-time-budget=3000", f"--window-size={size[0]},{size[1]}"]
+        options.append(f"--force-device-scale-factor={scale}")
         command = [browser, *options, f"--screenshot={picture}", address]
         subprocess.run(command, check=True, capture_output=True, timeout=60)
 
@@ -75,7 +79,7 @@ def main() -> int:
             if not (site / page_name).exists():
                 print(f"left out: {page_name} is not on the site")
                 continue
-            take(f"{address}/{page_name}", size, arguments.folder / f"{name}.png")
+            take(f"{address}/{page_name}", size, arguments.folder / f"{name}.png", SCALE)
             print(f"written: {arguments.folder / name}.png")
     return 0
 
