@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,13 @@ def places() -> dict[str, str]:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Append the pages that are not in mkdocs.yml to the navigation."""
+    """Append the pages that mkdocs.yml does not place to the navigation."""
     assert config.nav is not None
-    pages = [{title(name): page} for name, page in places().items()]
+    docs = Path(config.docs_dir)
+    placed = set(listed(config.nav))
+    others = sorted(str(page.relative_to(docs)) for page in docs.rglob("*.md"))
+    pages = [{title(page): page} for page in others if page not in placed]
+    pages += [{title(name): page} for name, page in places().items()]
     config.nav.append({"Project": [{"Examples": "project/examples.md"}, *pages]})
     drawn = [f"algorithms/{path.relative_to(ALGORITHMS)}" for path in sorted(ALGORITHMS.rglob("*.md"))]
     if drawn:
@@ -47,6 +52,14 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
             2, {"Algorithms as pictures": sorted(drawn, key=lambda page: "index.md" not in page)}
         )
     return config
+
+
+def listed(part: Any) -> Iterator[str]:
+    """Yield every page of a navigation."""
+    if isinstance(part, str):
+        yield part
+    for inner in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        yield from listed(inner)
 
 
 def title(name: str) -> str:

