@@ -51,7 +51,7 @@ def empty(shape: SupportsIndex | Iterable[SupportsIndex], dtype: DTypeLike = flo
     try:
         memory = _native.shared_bytes(min(nbytes, sys.maxsize))
     except MemoryError:
-        raise MemoryError(f"cannot make an array of {nbytes} bytes: there is not so much memory") from None
+        raise MemoryError(f"cannot make an array of {nbytes} bytes: not enough memory") from None
     except OSError:  # the system has no such memory, or has limits on it: an array like any other
         memory = np.zeros(nbytes, np.uint8)
     made: np.ndarray[Any, Any] = np.ndarray(lengths, wanted, buffer=memory)

@@ -192,7 +192,7 @@ def test_a_probe_leaves_out_what_an_earlier_receive_gets() -> None:
 @everywhere
 def test_a_probe_that_times_out_ends_nothing() -> None:
     def work(group: un.Group) -> None:
-        with pytest.raises(un.Timeout, match="probe: no such message came within 0.050 s"):
+        with pytest.raises(un.Timeout, match="probe: no such message arrived within 0.050 s"):
             group.probe(1 - group.rank, 7, timeout=0.05)
         group.all_reduce(x := np.ones(3))
         assert (x == 2).all()
@@ -270,7 +270,7 @@ def test_wait_all_and_any_take_works_of_collectives_and_messages() -> None:
         assert list(left) == [0]  # nobody has sent that one yet
         with pytest.raises(un.Timeout, match="none of 1 works is done"):
             un.wait_any(left.values(), timeout=0.02)
-        with pytest.raises(un.Timeout, match="it goes on"):
+        with pytest.raises(un.Timeout, match="it continues"):
             un.wait_all(works, timeout=0.02)
         group.barrier()
         group.send(np.full(10, 7.0), peer, 2)

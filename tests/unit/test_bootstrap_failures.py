@@ -114,7 +114,7 @@ def test_all_name_the_rank_that_does_not_come(per_host: int, patient: None) -> N
     results = made([0, 1, 3], size=4, per_host=per_host, timeout_s=2.5)
     for heard in results:
         assert isinstance(heard, un.RendezvousError)
-        assert "rank 2 did not come to the group" in str(heard)
+        assert "rank 2 did not join the group" in str(heard)
 
 
 def test_all_name_the_rank_that_does_not_come_to_the_memory(
@@ -130,7 +130,7 @@ def test_all_name_the_rank_that_does_not_come_to_the_memory(
     monkeypatch.setattr(engine, "share_memory", late)
     for heard in made(3, timeout_s=2.5)[:2]:
         assert isinstance(heard, un.RendezvousError)
-        assert "rank 2 did not come to the group's shared memory" in str(heard)
+        assert "rank 2 did not open the group's shared memory" in str(heard)
 
 
 def test_without_rank_0_those_who_did_not_come_either_are_named() -> None:

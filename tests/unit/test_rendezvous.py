@@ -250,7 +250,7 @@ def test_those_who_did_not_come_are_named(ways: dict[str, Any]) -> None:
     assert time.monotonic() - start < 20
     for error in errors:
         assert isinstance(error, RendezvousError)
-        assert "3 of 5 ranks came within 3 s" in str(error)
+        assert "3 of 5 ranks joined within 3 s" in str(error)
         assert "missing ranks 1, 4" in str(error)
 
 
@@ -267,7 +267,7 @@ def test_after_a_failure_the_ranks_can_try_again(ways: dict[str, Any]) -> None:
 
 def test_who_gave_up_does_not_count_as_having_come() -> None:
     store = HashStore()
-    with pytest.raises(RendezvousError, match="1 of 2 ranks came within 0.3 s.*missing rank 1"):
+    with pytest.raises(RendezvousError, match="1 of 2 ranks joined within 0.3 s.*missing rank 1"):
         meet(store=store, rank=0, world_size=2, timeout_s=0.3)
     [late] = fast([lambda: meet(store=store, rank=1, world_size=2, timeout_s=60)])
     assert isinstance(late, RendezvousError)

@@ -108,12 +108,12 @@ def test_the_first_line_names_who_never_came_not_who_gave_up(kind: str) -> None:
     one = ended(0, 0, uncaught(0, f"{kind}: gave up", missing=(1, 3)))
     lines = report(one, [one], log_dir=None).splitlines()
     assert lines[0] == (
-        "unisono run: ranks 1, 3 never came; rank 0 gave up waiting first: exit code 1 (pid 100)"
+        "unisono run: ranks 1, 3 never arrived; rank 0 gave up waiting first: exit code 1 (pid 100)"
     )
     two = ended(2, 1, uncaught(2, f"{kind}: gave up", missing=(1, 3)))
     late = ended(1, 2, uncaught(1, f"{kind}: gave up", missing=(1, 3)))
     lines = report(one, [one, two, late], log_dir=None).splitlines()
-    assert lines[0] == "unisono run: ranks 1, 3 never came; ranks 0, 2 gave up waiting: exit code 1"
+    assert lines[0] == "unisono run: ranks 1, 3 never arrived; ranks 0, 2 gave up waiting: exit code 1"
     assert lines[-1] == "unisono run: then rank 1 failed too (exit code 1)"
 
 

@@ -231,7 +231,7 @@ def gather(store: Store, what: str, rank: int, size: int, mine: bytes, deadline:
             missing = [each for each in range(1, size) if not store.check([f"{what}/{each}"])]
             raise RendezvousError(
                 message(
-                    f"rank {', '.join(map(str, missing or [other]))} did not come to the group",
+                    f"rank {', '.join(map(str, missing or [other]))} did not join the group",
                     observed=f"{size - len(missing)} of {size} ranks",
                     expected="all",
                     remedy="Look at that rank's output, or raise timeout=.",

@@ -132,7 +132,7 @@ def _send_memory(
     connections: dict[int, socket.socket] = {}
 
     def naming(other: int) -> AbstractContextManager[None]:
-        late = f"rank {other} came to the group's shared memory, but did not map it in time"
+        late = f"rank {other} opened the group's shared memory, but did not map it in time"
         return _naming(store, liveness, other, (local_ranks[0], other), late)
 
     try:
@@ -195,7 +195,7 @@ def _same_user(peer: socket.socket) -> bool:
 def _missing(local_ranks: list[int], known: dict[int, socket.socket]) -> str:
     missing = ", ".join(str(rank) for rank in local_ranks[1:] if rank not in known)
     return message(
-        f"rank {missing} did not come to the group's shared memory",
+        f"rank {missing} did not open the group's shared memory",
         observed=f"{len(known) + 1} of {len(local_ranks)} ranks",
         expected="all",
         remedy="Look at that rank's output, or raise timeout=.",
@@ -211,7 +211,7 @@ def _join(
     first = local_ranks[0]
     deadline += GRACE_S  # for what the first rank reports at its deadline
     offer = _offer(store, local_ranks, liveness, deadline)
-    late = f"rank {rank} waited for the group's shared memory, but not all ranks came to it in time"
+    late = f"rank {rank} waited for the group's shared memory, but not all ranks opened it in time"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as host:
         host.settimeout(left(deadline))
         with _naming(store, liveness, first, (first, rank), late):
@@ -293,5 +293,5 @@ def _received(peer: socket.socket, liveness: Liveness, deadline: float) -> bytes
 def _gave_up(store: Store, peer: int, liveness: Liveness) -> str:
     liveness.check()  # it may have failed because another one died
     liveness.check_end(peer)
-    unknown = f"rank {peer} gave up while the group was being made; its own error tells why"
+    unknown = f"rank {peer} gave up while the group was being made; its own error has the reason"
     return first_failure(store, SAYS_S) or unknown

@@ -71,7 +71,7 @@ class Meeting:
             return  # the store has gone; what is at its address by now may be another world's
         with contextlib.suppress(StoreError):  # the first error is the one to report
             why = f"{type(error).__name__}: {error}".rstrip(": ")
-            text = f"{self._me} gave up while the ranks came together: {why}"
+            text = f"{self._me} gave up while the ranks joined: {why}"
             keys.compare_set("verdict", b"", text, timeout_s=GOODBYE_S)
             keys.set(f"bye/{self._rank}", b"", timeout_s=GOODBYE_S)
 
@@ -134,7 +134,7 @@ class Meeting:
         listed = ", ".join(map(str, missing[:16])) + (", ..." if len(missing) > 16 else "")
         came = self._world_size - len(missing)
         return message(
-            f"{came} of {self._world_size} ranks came within {self._timeout_s:g} s",
+            f"{came} of {self._world_size} ranks joined within {self._timeout_s:g} s",
             where=f"{self._base.describe()}, as seen by {self._me}",
             observed=f"missing rank{'s' if len(missing) > 1 else ''} {listed}"
             if missing

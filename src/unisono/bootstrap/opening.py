@@ -79,7 +79,7 @@ def _warn_if_open(host: str) -> None:
             return
         warnings.warn(
             message(
-                f"this job has no token: whoever reaches {host} over the network can take part in it",
+                f"this job has no token: any process that reaches {host} over the network can join it",
                 remedy="Make one (openssl rand -hex 32 > FILE; chmod 600 FILE) and set UNISONO_TOKEN_FILE "
                 "for every rank, or start the ranks with `unisono run`, which does.",
             ),

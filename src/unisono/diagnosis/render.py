@@ -165,12 +165,12 @@ def _late(report: FaultReport, where: str) -> str:
     if report.missing:
         seen = report.ranks[report.missing[0]].last_seen
         who = f"rank {', '.join(map(str, report.missing))} has not arrived, last seen {seen}"
-    what = f"{report.operation} is not done after {report.timeout_s:.3f} s; it goes on"
+    what = f"{report.operation} is not done after {report.timeout_s:.3f} s; it continues"
     return message(what, where=where, observed=who)
 
 
 def _nothing_came(report: FaultReport, where: str) -> str:
-    what = f"{report.operation}: no such message came within {report.timeout_s:.3f} s; the group goes on"
+    what = f"{report.operation}: no such message arrived within {report.timeout_s:.3f} s; the group continues"
     return message(what, where=where, observed=_unexpected(report))
 
 

@@ -42,7 +42,7 @@ def encode(obj: Any, *, pickle: bool = False) -> bytes:
     except Refused as refused:
         raise refused.error(_refusal(obj, refused)) from None
     except MemoryError:
-        raise ValueError("cannot encode: this machine has not so much memory") from None
+        raise ValueError("cannot encode: this machine has not enough memory") from None
     return join(Envelope.TYPED, writer.nodes, writer.values, writer.small, writer.large)
 
 

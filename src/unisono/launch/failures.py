@@ -421,7 +421,7 @@ def _headline(first: RankEnd, group: Sequence[RankEnd]) -> str:
     if absent and not first.signaled:
         who = _named(absent)
         gave_up = f"rank {first.rank} gave up waiting first" if alone else f"{_ranks(group)} gave up waiting"
-        return f"unisono run: {who} never came; {gave_up}: {how}"
+        return f"unisono run: {who} never arrived; {gave_up}: {how}"
     return f"unisono run: {_ranks(group)} failed {'first' if alone else 'together'}: {how}"
 
 

@@ -104,7 +104,7 @@ class Nodes:
         held = store.compare_set("nnodes", b"", str(job.nnodes))
         if held != str(job.nnodes).encode():
             raise LaunchError(
-                f"--nnodes is {job.nnodes} here and {held.decode()} on the node that came first."
+                f"--nnodes is {job.nnodes} here and {held.decode()} on the node that started first."
             )
         mine = msgspec.msgpack.encode(self._me)
         held = store.compare_set(f"node/{job.node_rank}", b"", mine)
@@ -139,7 +139,7 @@ class Nodes:
     def _missing(self) -> str:
         numbers = [str(n) for n in range(self._job.nnodes) if not self._store.check([f"node/{n}"])]
         return message(
-            f"{self._job.nnodes - len(numbers)} of {self._job.nnodes} nodes came within {MEET_S:g} s",
+            f"{self._job.nnodes - len(numbers)} of {self._job.nnodes} nodes joined within {MEET_S:g} s",
             observed=f"missing node {', '.join(numbers)}",
             remedy="See whether `unisono run` was started there with this --master-addr and --master-port.",
         )

@@ -101,7 +101,7 @@ class TCPStore(Store):
             if limit is None:
                 raise
             raise StoreError(
-                f"the server of {self.describe()} takes in nobody: {described(limit)}"
+                f"the server of {self.describe()} accepts no connections: {described(limit)}"
             ) from error
         except BaseException:
             self.close(linger_s=0.0)

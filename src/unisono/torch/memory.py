@@ -19,7 +19,7 @@ def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch
     Args:
         size: the lengths of the axes, one by one or as a sequence.  dtype: PyTorch's default, if not given.
     Raises:
-        MemoryError: there is not so much memory.
+        MemoryError: not enough memory.
     """
     lengths = size[0] if len(size) == 1 and isinstance(size[0], Sequence) else size
     shape = torch.Size(lengths)  # type: ignore[arg-type]

@@ -65,7 +65,7 @@ class MonitoredBarrier:
         return f"{who} failed to pass monitoredBarrier in {timeout_s * 1000:.0f} ms ({seen})"
 
     def _await_verdict(self, deadline: float, timeout_s: float) -> None:
-        verdict = "it did not come, or did not answer"
+        verdict = "it did not arrive, or did not answer"
         grace_s = min(1.0, timeout_s / 4)  # rank 0's clock started when it came
         if self._come(self._key(0), deadline + grace_s):
             verdict = self._store.get(self._key(0)).decode()

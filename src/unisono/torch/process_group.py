@@ -288,7 +288,7 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         if rank >= size:
             raise ValueError(
                 message(
-                    "merge_remote_group: more ranks came to this store than the new group has",
+                    "merge_remote_group: more ranks used this store than the new group has",
                     observed=f"{rank + 1} ranks",
                     expected=f"size={size}",
                     remedy="Give the size of all groups together, and every new group a store of its own: "
