@@ -1,5 +1,5 @@
 // The one table of element types and reduction operations. Python reads it through
-// `_native.dtypes()` and `_native.reduce_ops()`; nobody keeps a second list.
+// `_native.dtypes()` and `_native.reduce_ops()`; there is no second list.
 #pragma once
 
 #include <cstddef>

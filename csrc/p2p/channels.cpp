@@ -216,7 +216,7 @@ FaultKind Channels::wait(Request& request, Nanoseconds deadline, bool fatal,
   }
 }
 
-// A message that nobody asks for, or cannot be kept, ends the group: its bytes are lost.
+// An unexpected message that cannot be kept ends the group: its bytes are lost.
 FaultKind Channels::out_of_memory(Waiter& waiter) {
   FaultKind kind = FaultKind::kAborted;
   try {

@@ -92,7 +92,7 @@ class Channels {
   // Waits for such a message. kTimeout: none came; that ends nothing.
   FaultKind probe(int peer, int tag, Nanoseconds deadline, const std::function<bool()>* interrupt,
                   std::optional<Envelope>& found);
-  // Whole messages that nobody here has asked for, in order.
+  // Whole unexpected messages, in order.
   std::vector<Envelope> unexpected();
   // Ends everything. `forked`: this is a fork's copy, whose thread and lock are the parent's.
   void leave(bool forked);
@@ -110,7 +110,7 @@ class Channels {
   };
   struct Incoming {
     bool open = false;
-    bool held = false;  // there is no place for it yet: nobody asks for it, and it cannot be kept
+    bool held = false;  // no receive matches it yet, and it cannot be kept
     Header header{};
     size_t header_moved = 0;
     uint64_t moved = 0;

@@ -144,7 +144,7 @@ size_t Streams::read_far(Far& far, int peer, void* data, size_t nbytes) {
   return 0;
 }
 
-// Nothing more comes or goes; its end would wake everybody for ever.
+// Nothing more is sent or received; its end would wake every waiter again and again.
 void Streams::broke(Far& far, int peer) {
   if (far.ended.exchange(true)) return;
   far.writable = far.readable = false;

@@ -51,7 +51,7 @@ class Streams final : public Sockets {
   void finish();
   void close_copies();  // see Control
 
-  void flush() override {}  // whoever waits here moves all bytes itself
+  void flush() override {}  // a waiting thread moves all bytes itself
   bool busy() const override { return true; }
   uint32_t epoch() const override { return epoch_.load(std::memory_order_seq_cst); }
   void sleep(int awaited, Nanoseconds slice, uint32_t epoch) override;

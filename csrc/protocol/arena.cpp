@@ -153,7 +153,7 @@ void Arena::empty(uint64_t offset, uint64_t nbytes) noexcept {
   mprotect(at(offset), nbytes, PROT_NONE);
 }
 
-// Somebody may have closed the descriptor, and its number may be another file's.
+// The program may have closed the descriptor, and its number may be another file's.
 bool Arena::has_file() const {
   struct stat info;
   return fstat(place_.fd, &info) == 0 && info.st_dev == device_ && info.st_ino == inode_;

@@ -308,7 +308,7 @@ void Control::lost(int peer, Nanoseconds grace) {
     link.lost_at = world_.cell(peer).left.load(std::memory_order_acquire) != 0 ? INT64_MAX : when;
 }
 
-// No other rank of its host is left who could tell how it ended.
+// No other rank of its host is left to report how it ended.
 bool Control::nobody_tells(int peer) const {
   for (int other = 0; other < world_.ranks(); ++other)
     if (links_[static_cast<size_t>(other)].open() && world_.share_host(peer, other)) return false;

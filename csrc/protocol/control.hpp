@@ -41,7 +41,7 @@ class Control {
   struct Link {
     int fd = -1;
     bool ended = false;       // nothing more will come
-    bool silent = false;      // ... because nobody has answered for too long
+    bool silent = false;      // ... because no answer came for too long
     bool asked = false;       // an answer is due
     Nanoseconds lost_at = 0;  // when the loss of its rank is to be reported; 0: it lives
     size_t have = 0;          // bytes of `in`

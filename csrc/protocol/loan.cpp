@@ -51,7 +51,7 @@ iovec piece_at(uint64_t address, size_t nbytes) { return {reinterpret_cast<void*
 // Both also within this process, where ranks are threads: a lender that has given up may have freed its
 // memory, and these calls say so where a plain copy would crash. Part of the bytes may go at a time.
 
-// Who it is that is read is read in the same call, so that both are of one process.
+// The same call also reads the peer's identity token, so that both belong to one process.
 bool read_from(const Identity& who, uint64_t here, uint64_t there, size_t nbytes) {
   while (nbytes > 0) {
     uint64_t token = 0;

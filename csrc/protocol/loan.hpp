@@ -47,7 +47,7 @@ struct Loan {
   std::atomic<uint64_t> source;   // in the lender's memory
   std::atomic<uint64_t> target;   // in the receiver's memory; 0: the receiver has not come yet
   std::atomic<uint32_t> claimed;  // units of bytes (see loan.cpp), in order
-  std::atomic<uint32_t> settled;  // units that nobody touches any more
+  std::atomic<uint32_t> settled;  // units whose copies are finished
   std::atomic<uint32_t> broken;   // a piece could not be copied: a process is gone, or its memory
 
   // The lender, before it announces the message.
@@ -69,7 +69,8 @@ struct Loan {
   bool end(const std::function<bool()>& dead);
 };
 
-// Leaks `value` on purpose: somebody may still write into what it owns, or use it until the process ends.
+// Leaks `value` on purpose: another process may still write into its memory, or
+// this one uses it until it ends.
 template <class T>
 T& never_free(T&& value) {
   return *new T(std::move(value));

@@ -18,7 +18,7 @@ namespace {
 
 constexpr Nanoseconds kFirstSlice = kMillisecond;
 constexpr Nanoseconds kLongestSlice = 20 * kMillisecond;  // bounds how late a death or Ctrl-C is seen
-constexpr Nanoseconds kSocketSlice = 10 * kMillisecond;   // ... where nobody notifies
+constexpr Nanoseconds kSocketSlice = 10 * kMillisecond;   // ... where no rank notifies
 constexpr Nanoseconds kBusySlice = kMillisecond;          // ... while output waits for the kernel
 constexpr Nanoseconds kFirstAsk = 5 * kMillisecond;
 constexpr Nanoseconds kLongestAsk = 640 * kMillisecond;
@@ -121,7 +121,7 @@ void Waiter::slowly(const int& awaited, Poll ready, void* context) {
   if (ready_though_aborted(ready, context)) return;
   if (held_ != nullptr) held_->let_go();
   if (deadline_ == 0) deadline_ = later(timeout_);
-  // Polling a socket has taken its time already, and to give the core away helps nobody on another host.
+  // Polling a socket has already taken time, and yielding the core does not help a rank of another host.
   if (!far(awaited) && spin_and_yield(awaited, ready, context)) return;
   const Nanoseconds started = now_ns();
   Nanoseconds ask_at = started + kFirstAsk, ask_again = 4 * kFirstAsk;

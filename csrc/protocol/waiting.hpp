@@ -30,7 +30,7 @@ inline void cpu_pause() {
 #endif
 }
 
-// The other ranks on this host as processes: who is dead, and of what.
+// The other ranks on this host as processes: which are dead, and why.
 class Peers {
  public:
   // pidfds[rank]: a descriptor of that rank's process, or -1 (this rank; a rank that is a thread of this
@@ -132,7 +132,7 @@ class Waiter {
     slowly(awaited, [](void* r) { return (*static_cast<Ready*>(r))(); }, &ready);
   }
 
-  // Records the first fault of the group, wakes everybody, throws the fault that stands.
+  // Records the group's first fault, wakes all ranks, throws the recorded fault.
   [[noreturn]] void fail(Fault fault);
   // The same for a message of `peer` that is not the one of this operation and of this size.
   // sizes: what was wanted in all, and what had come before this message.
@@ -158,7 +158,7 @@ class Waiter {
     if (far(awaited)) return patience_.socket_spins;
     return awaited >= 0 && core_in_the_way(awaited) ? 0 : patience_.spins;
   }
-  // Whether somebody needs this very core before what is waited for can come.
+  // Whether another rank needs this core before the awaited message can arrive.
   bool core_in_the_way(int awaited) const;
   // Whether what is waited for comes through a socket.
   bool far(int awaited) const { return sockets_ != nullptr && (awaited < 0 || !world_.near(awaited)); }

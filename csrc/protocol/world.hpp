@@ -53,9 +53,9 @@ class World {
   bool aborted() const { return region_->abort().state.load(std::memory_order_seq_cst) != 0; }
   // Why; of kind kNone: the group is not aborted.
   Fault fault() const;
-  // Aborts the group, unless somebody has, and wakes all ranks of this host.
+  // Aborts the group, unless another rank has, and wakes all ranks of this host.
   void abort_with(const Fault& fault);
-  // Wakes whoever sleeps on this host.
+  // Wakes every sleeper on this host.
   void wake_all();
   // What is known of an operation of `rank`. Of its host's ranks possibly half of it and half of another one.
   CallRecord record_of(int rank, uint64_t seq);
@@ -90,7 +90,7 @@ class World {
   std::vector<PeerArena> arenas_;  // by rank
 };
 
-// Wakes whoever sleeps on the event count of a rank of this host. Call after the store that makes its
+// Wakes every sleeper on the event count of a rank of this host. Call after the store that makes its
 // condition true; both that store and the sleeper's are sequentially consistent, so that one sees the other
 // (R2).
 void notify_sleepers(EventCount& event);

@@ -51,7 +51,7 @@ std::string file_and_line(const CallSite& site) {
 
 // The innermost frame that is neither Unisono's nor PyTorch's. `code` keeps alive what it points into.
 CallSite here(nb::object& code) {
-  static PyObject* last = nullptr;  // who called last; held, so that no other code has its address
+  static PyObject* last = nullptr;  // the last caller; held, so that no other code has its address
   nb::object frame = nb::steal(reinterpret_cast<PyObject*>(PyThreadState_GetFrame(PyThreadState_Get())));
   while (frame.is_valid()) {
     auto* const raw = reinterpret_cast<PyFrameObject*>(frame.ptr());

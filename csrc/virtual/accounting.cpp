@@ -254,7 +254,7 @@ void Account::reset_accumulated() {
 void Account::set_fraction(double fraction) {
   const std::lock_guard lock(mutex_);
   fraction_ = fraction;
-  limited_ = true;  // who sets a fraction wants it kept
+  limited_ = true;  // a program that sets a fraction wants it kept
 }
 
 int64_t Account::free_bytes() const {

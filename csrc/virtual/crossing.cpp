@@ -134,7 +134,7 @@ Tensor Crossing::dense_back(Tensor result, Device device) {
   StorageImpl* const host = result.storage().unsafeGetStorageImpl();
   if (const Storage* const of = device_of(host)) return tensor_over(Storage(*of), DispatchKey::CUDA, result);
   if (result.use_count() == 1 &&
-      result.storage().use_count() == 1) {  // nobody else has it: it moves as it is
+      result.storage().use_count() == 1) {  // no other owner: it moves without a copy
     adopt(*host, device);
     TensorImpl* const impl = result.unsafeGetTensorImpl();
     impl->_change_backend_component_keys(device);

@@ -13,7 +13,7 @@ environment, never from a command line. It is never sent. Each side sends a nonc
 Fresh nonces on both sides make a recorded handshake worthless, the role a reflected one. `binding` ties the
 proof to all bytes before it. What the handshake does not do: it does not encrypt, and it does not protect
 the bytes that follow. TLS does, which asks for the handshake's channel: a name that no other connection has,
-so that nobody on the path can join the ends of two connections to each other.
+so that an attacker on the path cannot join the ends of two connections.
 See docs/security.md.
 """
 
@@ -118,7 +118,7 @@ def derive(token: bytes, purpose: str) -> Token:
 
 
 def check_for_tls(token: bytes) -> None:
-    """Raises ValueError where there is none: everybody can make the certificate that is made from nothing."""
+    """Raises ValueError without a token: any process could make the certificate of an empty one."""
     if not token:
         raise ValueError(
             message(

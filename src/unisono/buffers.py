@@ -87,7 +87,7 @@ def view(array: Any, writable: bool = True, name: str = "buffer") -> tuple[int, 
             raise TypeError(
                 f"{name} is a {type(array).__name__}, which is no torch tensor: {error}"
             ) from None
-    import numpy as np  # here and below: who has its arrays from elsewhere starts sooner
+    import numpy as np  # here and below: a program without NumPy starts sooner
 
     if writable and isinstance(array, np.generic):
         raise ValueError(f"{name} is a NumPy scalar, which cannot be changed; use np.array({name})")

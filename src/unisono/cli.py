@@ -64,7 +64,7 @@ def _call(module: ModuleType, command: str, argv: Sequence[str]) -> int:
 
 
 def _unread() -> bool:
-    """Whether nobody reads the output any more, as behind `| head`: then nothing more is written to it."""
+    """Whether the reader of the output has ended, as behind `| head`: then nothing more is written to it."""
     output = sys.stdout.fileno()
     watch = select.poll()
     watch.register(output, 0)

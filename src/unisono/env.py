@@ -42,7 +42,7 @@ ELSEWHERE = {"UNISONO_SANITIZED"}  # set by tools/sanitize.sh for the tests
 SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 TRUE, FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 WAIT_POLICIES = frozenset({"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"})
-"""With any of these somebody has chosen how idle OpenMP threads wait."""
+"""Each of these chooses how idle OpenMP threads wait."""
 REPLACEABLE = ("gloo",)
 """Backends of PyTorch whose place Unisono can take."""
 
@@ -310,7 +310,7 @@ def _take(
 
 
 def replaced(environ: Mapping[str, str] | None = None) -> str:
-    """UNISONO_REPLACE alone, for `import torch`, where the other variables are nobody's business.
+    """UNISONO_REPLACE alone, for `import torch`, where the other variables do not matter.
 
     Raises:
         ValueError: it is malformed.

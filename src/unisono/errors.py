@@ -6,7 +6,7 @@
     ├── StoreError           the key-value store failed or answered nonsense
     │   └── StoreTimeout     (also TimeoutError) a key did not appear in time
     ├── GroupError           an operation failed; the group is aborted and stays so
-    │   ├── Timeout          (also TimeoutError) somebody did not arrive in time
+    │   ├── Timeout          (also TimeoutError) a rank did not arrive in time
     │   ├── PeerLost         (also ConnectionError) a rank died or left
     │   ├── Mismatch         ranks called different things, or sizes do not fit
     │   └── Aborted          this group was aborted by this process (interrupt, abort())
@@ -53,7 +53,7 @@ class UnisonoError(RuntimeError):
 
 
 class AuthenticationError(UnisonoError):
-    """The other end of a connection does not have the job's token, or is not who it should be."""
+    """The other end of a connection does not have the job's token, or is not the expected process."""
 
 
 class RendezvousError(UnisonoError):

@@ -76,7 +76,8 @@ def test_the_navigation_lists_pages_that_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    ("synchronizing", "begins"), [(True, "For operations that no rank can leave"), (False, "Other operations")]
+    ("synchronizing", "begins"),
+    [(True, "For operations that no rank can leave"), (False, "Other operations")],
 )
 def test_the_page_of_the_bench_tells_which_operations_line_up(synchronizing: bool, begins: str) -> None:
     text = (ROOT / "docs" / "bench.md").read_text().partition(f"   - {begins} ")[2]

@@ -118,7 +118,7 @@ class MpiSide(Side):
             code = self.processes[0].poll()
             if code is not None or time.monotonic() > deadline:
                 ended = f"mpiexec ended with exit code {code}" if code is not None else "mpiexec still runs"
-                what = f"{self.name}: {len(joined)} of {self.size} ranks joined within {START_TIMEOUT_S:.0f} s"
+                what = f"{self.name}: {len(joined)} of {self.size} ranks came within {START_TIMEOUT_S:.0f} s"
                 raise BenchError(message(f"{what}, {ended}", remedy="What it printed is above."))
             try:
                 channel, _ = listener.accept()

@@ -1,7 +1,7 @@
 """Was the machine quiet? Processor time that others used, and that the host took, while we measured.
 
 Read from /proc: what all processors did, less what our own processes did. Times measured while
-somebody else computes are still ratios of a same-run comparison, but they vary more.
+another process computes are still ratios of a same-run comparison, but they vary more.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class BenchError(UnisonoError):
 
 @contextmanager
 def reserved_port() -> Iterator[int]:
-    """A TCP port that is given to nobody else, but to a server that reuses addresses: the ranks' own."""
+    """A TCP port that the system gives to no other process, except to a server that reuses addresses."""
     with socket.socket() as holder:
         holder.bind(("", 0))
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -18,7 +18,7 @@ CALL_S = 2.0  # of one attempt to connect; a thread that is to stop notices with
 
 
 class Dialler:
-    """Threads that connect. Who sets the event `stopped` ends them; so does a failure, which sets it."""
+    """Threads that connect. The event `stopped` ends them; a failure sets it, too."""
 
     def __init__(self, stopped: threading.Event) -> None:
         self._stopped = stopped
@@ -54,7 +54,7 @@ class Dialler:
                 if self._stopped.is_set():
                     return
                 dial(peer, kind)
-        except BaseException as error:  # noqa: BLE001 (raised by who joins the threads)
+        except BaseException as error:  # noqa: BLE001 (raised by the thread that joins them)
             failures.append(error)
             self._hang_up()
 
@@ -68,7 +68,7 @@ class Dialler:
         """A connection from the address `source`; None: connecting was stopped.
 
         Raises:
-            OSError: it failed, or nobody answered within `limit_s` seconds.
+            OSError: it failed, or no answer came within `limit_s` seconds.
         """
         give_up = time.monotonic() + limit_s
         while not self._stopped.is_set():

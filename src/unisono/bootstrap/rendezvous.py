@@ -18,7 +18,7 @@ this very job. A port of another program, or of another job, is passed over. See
 In the store, under "unisono/meet/<generation>/" (the world's own keys: "unisono/world/<generation>/"):
 
     world_size       "4 rank 0 (host a, pid 17)": the first to come writes it, the others compare
-    rank/2           who has rank 2, a `Member`; written only when nobody else has
+    rank/2           the process of rank 2, a `Member`; only the first write counts
     came             a counter; the rank that raises it to world_size writes the verdict
     verdict          "ok", or what is wrong; all wait for it, so all raise the same error at once. A rank
                      that gives up writes one, too: later ranks must not wait for it
@@ -74,7 +74,7 @@ class Rendezvous(msgspec.Struct, frozen=True):
 
         The rank that serves the store waits up to 5 s for the others to say goodbye.
         """
-        with contextlib.suppress(StoreError):  # nobody is left to say goodbye to, or closed before
+        with contextlib.suppress(StoreError):  # the store has ended, or was closed before
             self._keys.set(f"bye/{self.rank}", b"", timeout_s=GOODBYE_S)
         if isinstance(self._owned, TCPStore):
             self._owned.close(world_size=self.world_size)
@@ -136,7 +136,7 @@ def rendezvous(
             _linger(opened, min(left, FAILED_LINGER_S), place)
             if not outlived or time.monotonic() >= deadline:
                 raise
-        except BaseException:  # an interrupt waits for nobody
+        except BaseException:  # an interrupt does not wait
             opened.close(linger_s=0.0)
             raise
 

@@ -1,4 +1,4 @@
-"""Where the store is, and who this process is: `init_method`, arguments and environment."""
+"""The store's address, and this process's rank: `init_method`, arguments and environment."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def _wanted(flow: Flow, event: int, *, full: bool) -> int:
 
 
 def serve(control: socket.socket, peer_timeout_s: float) -> None:
-    """Carry connections until there are none, and nobody left to bring any."""
+    """Carry connections until there are none, and no rank can bring any."""
     token = control.recv(4096)
     contexts = {SERVER: context(token, server=True), CLIENT: context(token, server=False)}
     looked = time.monotonic()
@@ -292,7 +292,7 @@ def main() -> None:
     if os.fork():
         os._exit(0)
     os.setsid()
-    nothing = os.open(os.devnull, os.O_WRONLY)  # whoever reads the rank's output waits for the rank alone
+    nothing = os.open(os.devnull, os.O_WRONLY)  # the reader of the rank's output waits for the rank alone
     os.dup2(nothing, 1)
     os.dup2(nothing, 2)
     _open_many_files()

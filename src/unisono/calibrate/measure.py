@@ -82,7 +82,7 @@ def buffer_sizes(own: int, shared: int, cores: int) -> tuple[int, int, int]:
 
 
 def _flag(cores: Sequence[int]) -> float:
-    """Half a round trip, the median over pairs: which cores the ranks will have nobody knows."""
+    """Half a round trip, the median over pairs: the cores of the ranks are not known."""
     others = list(islice(cores[1:], 0, None, max(1, len(cores) // PAIRS)))
     if not others:
         return _native.probe_wake(cores[0], ROUND_TRIPS // 10)

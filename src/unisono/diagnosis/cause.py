@@ -46,7 +46,7 @@ def why(error: BaseException | None) -> str:
 
 
 def reason() -> BaseException | None:
-    """Why somebody leaves now: the exception that is being handled, or the one that has ended the program."""
+    """Why this rank leaves now: the exception being handled, or the one that has ended the program."""
     return sys.exc_info()[1] or uncaught()
 
 

@@ -48,7 +48,7 @@ class Scene(NamedTuple):
 
     Attributes:
         operation: what this rank was doing, if anything.
-        called_at: where in the caller's source; "" when the call is still on the stack of whoever asks.
+        called_at: where in the caller's source; "" when the call is still on the stack of the asking thread.
     """
 
     engine: _native.Engine
@@ -83,7 +83,7 @@ def read(scene: Scene, record: FaultRecord | None = None) -> FaultReport:
 
 
 def read_late(scene: Scene, waited_s: float) -> FaultReport:
-    """The report of work that is not done after `waited_s` and goes on: who has not come."""
+    """The report of work that continues after `waited_s`: which ranks have not arrived."""
     record = scene.engine.read_fault(refresh=True)
     if scene.operation in KINDS:
         seq = record.ranks[scene.rank].started

@@ -150,7 +150,7 @@ def _message_timeout(report: FaultReport, where: str) -> str:
     what = f"{_doing(report)} failed: a send or receive of rank {report.found_by} timed out"
     if report.found_by == report.reporter:
         what = f"{_doing(report)} timed out after {report.timeout_s:.1f} s"
-    who = "nobody sent"
+    who = "no rank sent"
     if report.rank is not None:
         seen = report.ranks[report.rank].last_seen
         who = f"rank {report.rank} did not answer ({_process(report, report.rank)}, last seen {seen})"

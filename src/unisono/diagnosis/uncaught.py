@@ -1,4 +1,4 @@
-"""An error that nobody catches goes to the launcher, which shows what many ranks say once.
+"""An uncaught error goes to the launcher, which shows an error of many ranks once.
 
 `install` puts a hook before Python's own. It hands every uncaught error to the launcher on the socket that
 the rank inherited. An error of Unisono is then shown by the launcher alone; any other one is also printed

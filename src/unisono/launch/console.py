@@ -1,4 +1,4 @@
-"""From the ranks' pipes to the console and to log files; nothing is lost, nobody is starved.
+"""From the ranks' pipes to the console and to log files; nothing is lost, no rank is starved.
 
 A log file gets exactly the bytes the rank wrote. The console gets lines of many ranks, each whole and behind
 its prefix, never two within one line. Bytes all the way: output need not be text.
@@ -67,7 +67,7 @@ class _Writer(threading.Thread):
         while rest:
             try:
                 rest = rest[os.write(fd, rest) :]
-            except BlockingIOError:  # somebody made the shared descriptor non-blocking
+            except BlockingIOError:  # another process made the shared descriptor non-blocking
                 select.select([], [fd], [])
             except BrokenPipeError:
                 self.broken = True
@@ -302,7 +302,7 @@ class Streams:
                 self._watch(stream)
 
     def abandon(self) -> None:
-        """Take what the pipes hold and close them, although somebody still has their other end."""
+        """Read what the pipes hold and close them, although a process still has their other end."""
         for stream in [] if self._paused else list(self.open()):
             stream.pump()
             stream.finish()

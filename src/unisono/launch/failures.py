@@ -219,7 +219,7 @@ class Failures:
         return first_failure(self._ends())
 
     def report(self) -> str:
-        """Show what is left to show; then the summary, "" when nobody failed."""
+        """Show what is left to show; then the summary, "" when no rank failed."""
         self.take()
         ends = self._ends()
         first = first_failure(ends)
@@ -265,7 +265,7 @@ def exit_status(end: RankEnd) -> int:
 
 
 def first_failure(ends: Iterable[RankEnd]) -> RankEnd | None:
-    """Return the failure that started it all, None when nobody failed."""
+    """Return the first failure, None when no rank failed."""
     failed = [end for end in ends if end.failed]
     return min(failed, key=lambda end: (end.consequence, end.failed_at, end.order), default=None)
 
@@ -414,7 +414,7 @@ def report(
 
 
 def _headline(first: RankEnd, group: Sequence[RankEnd]) -> str:
-    """The cause in one line: who failed, or who was waited for in vain."""
+    """The cause in one line: the rank that failed, or that did not arrive."""
     alone = len(group) == 1
     how = f"{first.how()} (pid {first.pid})" if alone else first.how()
     absent = sorted({rank for end in group if end.error is not None for rank in end.error.missing})
@@ -464,7 +464,7 @@ def _consequences(others: Sequence[RankEnd], ends: Sequence[RankEnd]) -> str:
 
 
 def _lost(end: RankEnd, ends: Iterable[RankEnd]) -> str:
-    """Who was gone. A group numbers its ranks in its own way, so a process is known by its pid."""
+    """The lost process. A group numbers its ranks in its own way, so a process is known by its pid."""
     report = end.error.report if end.error is not None else None
     pid = report.pid if report is not None else 0
     return next((f"rank {other.rank}" for other in ends if other.pid == pid), "a peer")

@@ -63,7 +63,7 @@ class Job:
         json_errors: the file that gets the record of how the job ended; "": none.
         full_tracebacks: Unisono's own frames are shown, too.
         gpus: the virtual GPUs of this machine.
-        stdin: rank 0 inherits the launcher's standard input (everybody else reads nothing).
+        stdin: rank 0 inherits the launcher's standard input (the other ranks read nothing).
     """
 
     command: tuple[str, ...]
@@ -230,7 +230,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(*_both("--json-errors"), metavar="FILE", help="write how every rank ended, and of what, to FILE")
     add(*_both("--full-tracebacks"), action="store_true", help="show Unisono's own frames, too")
     add("--grace", type=float, default=1.0, metavar="S", help="seconds others get after a failure (1.0)")
-    add("--stdin", action="store_true", help="rank 0 reads this terminal or pipe; without it nobody does")
+    add("--stdin", action="store_true", help="rank 0 reads this terminal or pipe; without it no rank does")
     add(
         "--replace", choices=env.REPLACEABLE,
         help="PyTorch scripts that ask for this backend get Unisono (sets UNISONO_REPLACE)",

@@ -9,7 +9,7 @@ In the store, under "unisono/launch/":
     node/1       who that is and how many ranks it brings; ranks are numbered node by node
     plan         made by node 0 when all have come: sizes of all, MASTER_PORT for the ranks
     beat/1       a counter that moves while the node lives
-    end          why the job ends early, from whoever knew first; every node waits for it
+    end          why the job ends early, from the first node that knows; every node waits for it
     final/1      how it ended there; all wait for all, so that all name the same rank and exit alike
     settled      how many have read that, or are not waited for: node 0 then ends the store
 
@@ -199,7 +199,7 @@ class Nodes:
                 self._give_up(number)
 
     def _give_up(self, number: int) -> None:
-        """End the job without this node; nobody needs to wait for its result."""
+        """End the job without this node; no other node needs to wait for its result."""
         host = self._hosts[number]
         self.announce(f"node {number} (host {host}) has been silent for {SILENT_S:g} s", 1)
         encoded = msgspec.msgpack.encode(NodeEnd(number, host, given_up=True))

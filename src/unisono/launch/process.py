@@ -66,7 +66,7 @@ STRAYS_S = 0.5  # what ranks leave behind may end by itself, as multiprocessing'
 STRAYS_IN_A_HURRY_S = 0.3  # it removes their shared memory first, so it must not be killed at once
 KILL_AGAIN = [(0.02, signal.SIGKILL)] * 250  # killing a process hands us its children
 KILL_ON_S = 0.5  # and so may the death of one that took longer
-TELL_S = 10.0  # who has not died of SIGKILL by then is named,
+TELL_S = 10.0  # a process that SIGKILL has not ended by then is named,
 LEAVE_S = 60.0  # and by then left: it waits in the kernel, or is another user's
 TRACKER_S = 4.0  # what a resource tracker gets to remove shared memory before it is killed
 
@@ -155,7 +155,7 @@ def signal_strays(number: int, waited_s: float) -> None:
     """Signal every child, the resource trackers of multiprocessing last.
 
     A tracker ends by itself when it has removed its rank's shared memory. A busy machine may take long to let
-    it run, and nobody else knows the names of what it removes.
+    it run, and no other process knows the names of what it removes.
 
     Args:
         waited_s: how long these children have been left to themselves.
@@ -199,7 +199,7 @@ def end_children(patience_s: float = 0.0, give_up_s: float = 5.0) -> None:
 
 
 class Escalation:
-    """Signals that become due one after the other until everybody is gone; the last repeats.
+    """Signals that become due one after the other until all processes have ended; the last repeats.
 
     Each delay begins when the signal before it was taken, so that a process that was itself stopped
     for a while leaves the others the time they are to have.
@@ -233,7 +233,7 @@ class Escalation:
 
     @property
     def in_vain(self) -> bool:
-        """Who is left by now is to be left alone."""
+        """Leave the remaining processes alone from now on."""
         return self._killing_s >= LEAVE_S
 
     def to_be_reported(self) -> bool:

@@ -69,7 +69,7 @@ class Supervisor:
         self._childless = False
         self._strays: Escalation | None = None
         self._strays_since = 0.0
-        self._left = False  # somebody does not die of SIGKILL, and is no longer waited for
+        self._left = False  # SIGKILL does not end a process, and the launcher no longer waits for it
         self._give_up_at: float | None = None  # when to stop waiting for the ends of pipes and the console
         self._late = False  # that time has come
         self._reported = False
@@ -172,7 +172,7 @@ class Supervisor:
     def _on_wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
             self._wake_read.recv(4096)
-        self._reap()  # after that: who ends from here on wakes us again
+        self._reap()  # a process that ends after this wakes us again
         while self._signals:
             self._on_signal(signal.Signals(self._signals.popleft()))
         self._streams.resume_if_drained()
@@ -259,7 +259,7 @@ class Supervisor:
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _at_work(self) -> Escalation | None:
-        """What ends those who are left, if somebody is."""
+        """What ends the remaining processes, if there are any."""
         if self._left or self._childless:
             return None
         return self._escalation if self._living() else self._strays
@@ -282,7 +282,7 @@ class Supervisor:
         return [rank for rank in self._ranks.values() if rank.end is None]
 
     def _signal_ranks(self, number: signal.Signals, *, asking: bool = True) -> None:
-        self._reap()  # who has ended before did so unasked
+        self._reap()  # a process that has ended before was not asked to
         for rank in self._living():
             rank.asked |= asking
             signal_rank(rank.pid, number)
@@ -305,7 +305,7 @@ class Supervisor:
             self._give_up_on_undying(self._strays)
 
     def _give_up_on_undying(self, ending: Escalation) -> None:
-        """Name who does not die of SIGKILL; after a minute of that, go without them."""
+        """Name the processes that SIGKILL does not end; after a minute, end without them."""
         to_be_reported = ending.to_be_reported()
         if not to_be_reported and not ending.in_vain:
             return
@@ -326,7 +326,7 @@ class Supervisor:
     # the end
 
     def _settled(self) -> bool:
-        """No rank, no stray, no byte left. An interrupted job leaves output behind that nobody takes."""
+        """No rank, no stray, no byte left. An interrupted job leaves unread output behind."""
         if not self._childless and not self._left:
             return False
         now = time.monotonic()
@@ -372,7 +372,7 @@ def tell(fd: int, record: Mapping[str, object]) -> None:
     """Write one line, the whole of it: a signal ends the write of a long one half way.
 
     Raises:
-        OSError: nobody reads any more.
+        OSError: the reader has ended.
     """
     rest = memoryview(msgspec.json.encode(record) + b"\n")
     while rest:

@@ -1,6 +1,6 @@
 """Some ranks wait until all have made a call; the rest only tell that they have.
 
-Source: a gather to the first of those who wait and a broadcast from it, both flat.
+Source: a gather to the first waiting rank and a broadcast from it, both flat.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["agreement"]
 
 
 def agreement(rank: int, size: int, waiting: Sequence[int]) -> Iterator[Step]:
-    """Everybody tells the first of `waiting`, which then tells the rest of them. Messages are empty.
+    """Every rank notifies the first of `waiting`, which then notifies the rest. Messages are empty.
 
     Cost: p-1 messages in, len(waiting)-1 out. A rank that does not wait sends one and goes on.
     Example (size=3, waiting=(2, 0)): 0 and 1 send to 2; 2 receives both, then sends to 0; 0 receives.

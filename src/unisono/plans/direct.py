@@ -29,13 +29,13 @@ __all__ = [
 
 
 def all_reduce_one_shot(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
-    """Everybody sends all it has to everybody and reduces all by itself: one step, p times the work."""
+    """Every rank sends its whole buffer to all ranks and reduces alone: one step, p times the work."""
     yield Send(Out(0), to=others(rank, size))
     yield Reduce(Out(0), frm=tuple(range(size)))
 
 
 def all_reduce_two_shot(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
-    """Rank q reduces chunk q for everybody, then hands it out: two steps, no work done twice."""
+    """Rank q reduces chunk q and sends it to all ranks: two steps, no work done twice."""
     for peer in others(rank, size):
         yield Send(Out(peer), to=(peer,))
     yield Reduce(Out(rank), frm=tuple(range(size)))
@@ -53,7 +53,7 @@ def broadcast(rank: int, size: int, root: int) -> Iterator[Step]:
 
 
 def reduce(rank: int, size: int, root: int) -> Iterator[Step]:
-    """Everybody sends to the root, which reduces."""
+    """Every rank sends to the root, which reduces."""
     if rank == root:
         yield Reduce(Out(0), frm=tuple(range(size)))
     else:
@@ -61,7 +61,7 @@ def reduce(rank: int, size: int, root: int) -> Iterator[Step]:
 
 
 def all_gather(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
-    """Everybody writes its block once; all others read it."""
+    """Every rank writes its block once; all others read it."""
     yield Send(In(0), to=others(rank, size))
     yield Copy(Out(rank), In(0))
     for peer in others(rank, size):
@@ -69,7 +69,7 @@ def all_gather(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG0
 
 
 def gather(rank: int, size: int, root: int) -> Iterator[Step]:
-    """Everybody sends its block to the root."""
+    """Every rank sends its block to the root."""
     if rank != root:
         yield Send(In(0), to=(root,))
         return
@@ -89,14 +89,14 @@ def scatter(rank: int, size: int, root: int) -> Iterator[Step]:
 
 
 def reduce_scatter(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
-    """Everybody sends block q to rank q, which reduces it."""
+    """Every rank sends block q to rank q, which reduces it."""
     for peer in others(rank, size):
         yield Send(In(peer), to=(peer,))
     yield Reduce(Out(0), frm=tuple(range(size)), own=In(rank))
 
 
 def all_to_all(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
-    """Everybody sends block q to rank q."""
+    """Every rank sends block q to rank q."""
     for peer in others(rank, size):
         yield Send(In(peer), to=(peer,))
     yield Copy(Out(rank), In(rank))
@@ -105,13 +105,13 @@ def all_to_all(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG0
 
 
 def barrier(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
-    """Everybody tells everybody: one round, in which each rank has to run only once before all go on."""
+    """Every rank notifies all others: one round, in which each rank runs once."""
     yield Send(Out(0), to=others(rank, size))
     yield Reduce(Out(0), frm=tuple(range(size)))
 
 
 def scan(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
-    """Everybody sends to all ranks above it and reduces what came from below."""
+    """Every rank sends to all ranks above it and reduces the buffers of the ranks below."""
     yield Send(Out(0), to=tuple(range(rank + 1, size)))
     yield Reduce(Out(0), frm=tuple(range(rank + 1)))
 

@@ -15,7 +15,7 @@ __all__ = ["all_reduce", "reduce_scatter"]
 
 
 def all_reduce(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
-    """Halve until every place has one chunk complete, then double until everybody has all.
+    """Halve until every place has one chunk complete, then double until every rank has all chunks.
 
     Cost if p is a power of two: 2 log2(p) a + 2(p-1)/p b L + (p-1)/p g L; other p pay 2(a + b L) + g L more.
 

@@ -236,7 +236,7 @@ def _carrier(ranks: tuple[int, ...], block: int, at_home: tuple[int, ...]) -> in
 
 
 def all_gather(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:  # noqa: ARG001
-    """Blocks travel around a ring of hosts; whoever takes one in hands it to all of its host.
+    """Blocks travel around a ring of hosts; the rank that receives one sends it to all of its host.
 
     Every link carries every block of the other hosts once in, and all but the next host's once out.
     """

@@ -222,7 +222,7 @@ class _Run:
     # ---- the end -------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Run everything; refuse a deadlock and messages nobody takes."""
+        """Run everything; refuse a deadlock and messages that no rank receives."""
         waiting = deque(range(self.plan.size))
         idle = 0
         while waiting and idle < len(waiting):
@@ -269,7 +269,7 @@ def run(plan: Plan, *, edge_capacity: int = EDGE_CAPACITY) -> tuple[int, list[li
     by doubling.
 
     Raises:
-        PlanError: a deadlock, a read before a write, a contribution twice, a message nobody takes.
+        PlanError: a deadlock, a read before a write, a contribution twice, a message that no rank receives.
     """
     most = max((sum(isinstance(step, Send) for step in steps) for steps in plan.steps), default=0)
     in_flight = max(1, plan.chunks("out"), plan.chunks("in"))

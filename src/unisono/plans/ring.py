@@ -52,7 +52,7 @@ def reduce_scatter(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: 
 
 
 def all_gather(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
-    """Blocks travel around the ring; everybody keeps a copy.
+    """Blocks travel around the ring; every rank keeps a copy.
 
     Cost: p-1 steps, (p-1)/p * nbytes of the whole result sent per rank.
     """

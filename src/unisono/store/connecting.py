@@ -1,4 +1,4 @@
-"""How a client of the store's server gets a connection: dial, greet, prove; again while nobody is there."""
+"""How a client of the store's server gets a connection: connect, greet, prove, retry."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`FileStore`: a store in one file, for processes that share a file system.
 
-When is a file left by an earlier run? **When nobody has it open.** Everyone who opens the store holds a
+When is a file left by an earlier run? **When no process has it open.** Everyone who opens the store holds a
 shared lock on it until it closes the store or ends; the kernel (on NFS the lock server) sees to that, whether
 the process returned, crashed or was killed. Who opens the file tries for that lock exclusively first:
 
@@ -155,7 +155,7 @@ class FileStore(Store):
             return True
 
     def _await_others(self, deadline: float) -> None:
-        """While nobody else is present and somebody is still to come: wait."""
+        """Wait while this process is alone and others are still expected."""
         try:
             while time.monotonic() < deadline:
                 with self._held(deadline):
@@ -179,7 +179,7 @@ class FileStore(Store):
                     os.unlink(self.path)
                 self._log.claim_nothing()  # before the next one to leave asks whether it is alone
         except (StoreError, OSError):
-            pass  # it cannot be deleted: the next run will find nobody present, and drop what is in it
+            pass  # it cannot be deleted: the next run finds no process present, and drops its contents
         finally:
             self._log.close()
 

@@ -7,7 +7,7 @@ Both locks are open-file-description locks (`fcntl`), on bytes far behind the da
 server) releases them when their holder ends, however it ends:
 
     LOG       exclusive while writing, shared while reading
-    PRESENCE  shared by everyone who has the store open, for as long as it is open
+    PRESENCE  shared by every process that has the store open, for as long as it is open
 
 A writer killed in the middle leaves an incomplete record. Readers ignore it, the next writer cuts it off.
 """
@@ -117,7 +117,7 @@ class Log:
             self._lock(LOG_BYTE, fcntl.F_UNLCK)
 
     def claim_alone(self) -> bool:
-        """Try for PRESENCE exclusively: True when nobody else has the store open."""
+        """Try for PRESENCE exclusively: True when no other process has the store open."""
         return self._lock(PRESENCE_BYTE, fcntl.F_WRLCK)
 
     def claim_shared(self) -> None:
@@ -195,7 +195,7 @@ class Log:
     def forget(self) -> None:
         """Drop what is known of the file, so that the next `refresh` reads all of it.
 
-        After an interrupt nobody can tell whether the table agrees with the file.
+        After an interrupt it is unknown whether the table agrees with the file.
         """
         self.table = Table()
         self.joined = 0

@@ -15,7 +15,7 @@ __all__ = ["PrefixStore"]
 class PrefixStore(Store):
     """Every key is stored in `store` as `prefix/key`.
 
-    It starts with the timeout of `store`. Closing it leaves `store` open: that belongs to whoever opened it.
+    It starts with the timeout of `store`. Closing it leaves `store` open: its opener closes it.
     """
 
     def __init__(self, prefix: str, store: Store) -> None:

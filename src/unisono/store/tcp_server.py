@@ -45,7 +45,7 @@ class StoreServer:
         host: the only address listened on (a name is resolved; the first address that can be bound is taken).
         port: 0 picks a free one; see the attribute `port`.
         job: clients have to name the same job, others are refused.
-        token: clients have to prove they have the same; empty: nobody has to.
+        token: clients must prove that they have the same; empty: no proof.
         tls: encrypt every connection with keys made from the token.
         max_frame_bytes: the largest request or value taken.
         hello_timeout_s: seconds for a peer to authenticate itself.
@@ -361,7 +361,7 @@ class _Loop:
         peer.deadline = None
 
     def _wake_waiters(self, changed: Op) -> None:
-        """Answer those who waited for the key that `changed` may have made."""
+        """Answer the clients that waited for the key that `changed` may have made."""
         key = getattr(changed, "key", None)
         if key not in self._waiters or key not in self._table.values:
             return

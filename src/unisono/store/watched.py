@@ -1,4 +1,4 @@
-"""`WatchedStore`: another store, for whoever must not wait in it for what can come no more."""
+"""`WatchedStore`: another store, for a caller that must not wait for a key that can no longer appear."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ class Collectives(Calling):
     def broadcast(
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None
     ) -> Work:
-        """Copy the root's tensor into everybody's."""
+        """Copy the root's tensor to all ranks."""
         x = single("broadcast", tensors)
         opts = options(BroadcastOptions, opts, rootRank=opts if root is None else root, timeout=timeout)
         call = Call("broadcast", moves_only=True)
@@ -175,7 +175,7 @@ class Collectives(Calling):
         *,
         root: int | None = None,
     ) -> Work:
-        """Collect everybody's tensor on the root."""
+        """Collect the tensors of all ranks on the root."""
         opts = options(GatherOptions, opts, rootRank=opts if root is None else root, timeout=timeout)
         outputs = flat(output_tensors)
         x, call = single("gather", input_tensors), Call("gather", moves_only=True)
@@ -204,7 +204,7 @@ class Collectives(Calling):
     def allgather(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
-        """Collect everybody's tensor, in a list, everywhere."""
+        """Collect the tensors of all ranks, in a list, on every rank."""
         opts = options(AllgatherOptions, opts, timeout=timeout)
         outputs = flat(output_tensors)
         x, call = single("all_gather", input_tensors), Call("all_gather", moves_only=True)
@@ -216,7 +216,7 @@ class Collectives(Calling):
     def all_gather_single(
         self, output: Tensor, given: Tensor, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
-        """Collect everybody's tensor, stacked or concatenated, everywhere."""
+        """Collect the tensors of all ranks, stacked or concatenated, on every rank."""
         opts = options(AllgatherOptions, opts, timeout=timeout)
         call = Call("all_gather", moves_only=True)
         return self._run(self._group.all_gather, opts, [output], call, call.write(output), call.read(given))
@@ -227,7 +227,7 @@ class Collectives(Calling):
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:
-        """Collect several tensors of everybody, each into one output."""
+        """Collect several tensors of all ranks, each into one output."""
         _same_length("all_gather", outputs, inputs)
         opts = options(AllgatherOptions, opts)
         pairs = zip(outputs, inputs, strict=True)
@@ -241,7 +241,7 @@ class Collectives(Calling):
     def allgather_coalesced(
         self, output_lists: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:
-        """Collect several tensors of everybody: output_lists[rank][i] is that rank's inputs[i]."""
+        """Collect several tensors of all ranks: output_lists[rank][i] is that rank's inputs[i]."""
         opts = options(AllgatherOptions, opts)
         for outputs in output_lists:
             _same_length("all_gather", outputs, inputs)
@@ -321,7 +321,7 @@ class Collectives(Calling):
 
     @any_device
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
-        """Receive one tensor from whoever sends first; the Work knows from whom."""
+        """Receive one tensor from any rank; the Work knows its source."""
         return self._transfer("recv", self._group._irecv_whole, tensors, None, tag)
 
 

@@ -1,7 +1,7 @@
-"""`monitored_barrier`: who has not come. It meets in the group's store, so a failure leaves the group whole.
+"""`monitored_barrier`: which ranks are missing. It uses the store, so a failure leaves the group usable.
 
-Rank 0 looks who is there and gives the verdict; everybody else waits for that. The errors are worded as
-Gloo's are, for which programs and PyTorch's own tests look.
+Rank 0 finds out which ranks have arrived and gives the verdict; the other ranks wait for it. The errors have
+Gloo's words: programs and PyTorch's own tests look for them.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class MonitoredBarrier:
         self._store.set(self._key(0), text or PASSED)
         if text:
             raise Timeout(text)
-        self._forget(self._count - 1)  # whoever is here has read that verdict
+        self._forget(self._count - 1)  # every rank that arrives here has read that verdict
 
     def _look(self, deadline: float, timeout_s: float, wait_all_ranks: bool) -> str:
-        """What is wrong; empty if everybody is here."""
+        """What is wrong; empty if all ranks have arrived."""
         if timeout_s <= 0:
             return f"Rank 0 timed out in monitoredBarrier after {timeout_s * 1000:.0f} ms."
         missing = [r for r in range(1, self._size) if not self._come(self._key(r), deadline)]

@@ -3,7 +3,7 @@
 An idle thread of OpenMP polls for its next work, for milliseconds. libgomp makes that short in a process with
 more threads than cores, and knows nothing of other processes: with ranks x threads above the cores, idle
 threads of one rank keep those of another from the cores. How to wait is read when libgomp is loaded, which is
-at `import torch`: whoever starts the ranks has to say it, as `unisono run` does.
+at `import torch`: the launcher must set it, as `unisono run` does.
 """
 
 from __future__ import annotations

@@ -348,7 +348,7 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
             self._finalizer()
         finally:
             self._recent.clear()
-        if healthy:  # else the store may be where nobody answers
+        if healthy:  # otherwise no server may answer
             self._begun.forget()
 
 

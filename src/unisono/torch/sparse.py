@@ -1,4 +1,4 @@
-"""All-reduce of sparse COO tensors: everybody's indices and values are gathered, and added up.
+"""All-reduce of sparse COO tensors: the indices and values of all ranks are gathered, and added up.
 
 The ranks first tell each other how many entries they have, so an asynchronous call, too, waits until the
 others have made it; what follows goes on in the background. Gloo does the same with a thread of its own.
@@ -61,7 +61,7 @@ class SparseSum:
             self._x.copy_(total.coalesce())  # a detached sparse tensor would keep this for itself
 
     def _sizes(self, group: Group, timeout: float | None) -> list[int]:
-        """Everybody's number of entries.
+        """The number of entries of each rank.
 
         Raises:
             ValueError: on every rank, if the tensors differ in shape or sparse dimensions.

@@ -375,7 +375,7 @@ def _completion(work: UnisonoWork, complete: Callable[[], object]) -> Iterator[C
 
 
 def _wait_out(work: UnisonoWork) -> None:
-    with suppress(Exception):  # whoever completes the future meets it again
+    with suppress(Exception):  # the thread that completes the future raises it again
         work.wait()
 
 

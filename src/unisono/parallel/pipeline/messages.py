@@ -1,6 +1,6 @@
 """Tensors from stage to stage. Shapes travel ahead of the first message of their kind; later ones are known.
 
-Who sends does not wait. A message is a tuple of tensors; tag 2 * stage is activations, tag 2 * stage + 1
+A sender does not wait. A message is a tuple of tensors; tag 2 * stage is activations, tag 2 * stage + 1
 gradients.
 """
 

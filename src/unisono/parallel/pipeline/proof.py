@@ -74,7 +74,7 @@ def _run(schedule: Schedule) -> None:
         raise PlanError(f"schedule {schedule.name}: deadlock: {cycle}")
     left = {channel[:2]: str(queue[0]) for channel, queue in sent.items() if queue}
     if left:
-        raise PlanError(f"schedule {schedule.name}: messages nobody takes: {left}")
+        raise PlanError(f"schedule {schedule.name}: messages that no rank receives: {left}")
 
 
 def _ready(

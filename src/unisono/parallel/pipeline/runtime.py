@@ -196,7 +196,7 @@ class Runtime:
         passed, outputs, grads = self._arrived(step, action)
         passed.grads = grads
         if not any(t.requires_grad for t in passed.inputs) or not outputs:
-            return  # nobody wants these; _weights does all of backward
+            return  # not needed; _weights does all of backward
         wanted = [t for t in passed.inputs if t.requires_grad]
         outputs = [t.clone() if t._is_view() else t for t in outputs]  # it detaches them in place
         found, passed.groups = stage_backward_input(outputs, grads, wanted, self._parameters(action.stage))
