@@ -1,13 +1,15 @@
 """Draws the figures of README and docs from benchmarks/results, as plain SVG: `make figures`.
 
 A figure follows the reader's preference for light or dark. The same results give the same bytes: a test can
-compare the files with the results. Needs nothing but Python.
+compare the files with the results. Needs nothing but Python. With --tables it also prints the tables of
+docs/performance.md.
 """
 
 from __future__ import annotations
 
 import csv
 import math
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -232,8 +234,8 @@ def main() -> None:
     for path, text in files().items():
         path.write_text(text)
         print(f"written: {path.relative_to(ROOT)}")
-    print("\nfor docs/performance.md, 2 and 4 ranks:")
-    print("\n".join([*table("2026-11-21", 2), "", *table("2026-11-21", 4)]))
+    if "--tables" in sys.argv:
+        print("\n".join([*table("2026-11-21", 2), "", *table("2026-11-21", 4)]))
 
 
 if __name__ == "__main__":

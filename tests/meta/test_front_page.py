@@ -65,6 +65,13 @@ def test_the_pictures_are_drawn_from_the_results(monkeypatch: pytest.MonkeyPatch
         assert path.read_text() == text, f"{path.name} is out of date: run `make figures`"
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_guide_to_performance_has_the_figures_of_the_results(ranks: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    table = "\n".join(importlib.import_module("figures").table("2026-11-21", ranks))
+    assert table in (ROOT / "docs" / "performance.md").read_text()
+
+
 def cells(row: str) -> list[str]:
     """The cells of a row of a table, without their spaces."""
     return [cell.strip() for cell in row.strip("|").split("|")]
