@@ -1,5 +1,5 @@
-// Messages that arrive: each header is checked, and its bytes go to whoever asks for them, are kept, or wait
-// in their sender.
+// Messages that arrive: each header is checked. Its bytes go to a matching receive, are kept, or wait in
+// their sender.
 #include <new>
 
 #include "p2p/channels.hpp"
@@ -7,8 +7,8 @@
 namespace unisono {
 namespace {
 
-// What is taken from one rank before the others' turn comes: at least what a ring holds, so that nobody
-// goes to sleep over what was there.
+// Bytes read from one rank before the others' turn: at least the size of a ring, so that no thread sleeps
+// while bytes are there.
 constexpr uint64_t kTurnBytes = 2 * kChannelBytes;
 
 }  // namespace
@@ -30,7 +30,7 @@ bool Channels::read_header(int peer) {
   return true;
 }
 
-// Finds a place for a message whose header has come: with whoever asks for it, or among those that are kept.
+// Finds a place for a message whose header has arrived: in a matching receive, or among the kept messages.
 bool Channels::admit(int peer) {
   Incoming& incoming = incoming_[static_cast<size_t>(peer)];
   const Header& header = incoming.header;
@@ -77,7 +77,7 @@ void Channels::forget(std::list<UnexpectedMessage>::iterator kept) {
 
 void Channels::pull(int peer) {
   Incoming& incoming = incoming_[static_cast<size_t>(peer)];
-  // Whoever has left sends no more, nor does anybody in a group that has ended: all that is there counts.
+  // A rank that has left sends no more, nor does any rank of an aborted group: only what is there counts.
   const bool over = world_.aborted() || world_.cell(peer).left.load(std::memory_order_acquire) != 0;
   uint64_t taken = 0;
   while (incoming.open || ((over || taken < kTurnBytes) && read_header(peer))) {

@@ -101,7 +101,7 @@ void Channels::deliver(Request& request, int peer, const Header& header, const u
   finish(request, FaultKind::kNone);
 }
 
-// Not what was asked for. The group ends here and now: whoever asked may never look at the request again.
+// The message does not match the request. It aborts the group now: the caller may never wait for the request.
 void Channels::refuse(Request& request, int peer, const Header& header) {
   Fault fault{FaultKind::kMismatch, rank_, peer};
   fault.misfit = {header.tag, request.form, header.form(), request.nbytes, header.nbytes};

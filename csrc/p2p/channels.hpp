@@ -1,9 +1,9 @@
 // Point-to-point messages: one byte stream per ordered pair, messages with a header, matched by tag.
 //
 // They are known to two ranks only and may overlap any collective, so they use nothing of the lanes.
-// Whoever waits here also takes in what has arrived for others' sake: two ranks that both send first,
-// whatever the size, do not deadlock; a message nobody has asked for yet is kept in ordinary memory, as long
-// as its sender's others leave room for it (kKeptBytes).
+// A waiting thread also receives messages for other requests: two ranks that both send first do not
+// deadlock, whatever the size. An unexpected message is kept in ordinary memory, up to kKeptBytes for each
+// sender.
 #pragma once
 
 #include <atomic>

@@ -57,7 +57,7 @@ FaultKind Channels::probing(Waiter& waiting, Wait wait) {
   }
 }
 
-// Whoever left has sent all it had before: its leaving is looked at first, then once more for the message.
+// A rank sends all messages before it leaves: `left` is read first, and then the message once more.
 FaultKind Channels::look(int peer, int tag, std::optional<Envelope>& found) {
   Waiter waiting = waiter(patience_);
   waiting.begin(0, 0, INT64_MAX);

@@ -219,7 +219,7 @@ void Streams::wake() {
   (void)!::write(wake_, &count, sizeof count);
 }
 
-// `epoch`: from before the caller looked for the last time. Who has changed something since has raised it, or
+// `epoch`: from before the caller's last look. A thread that has changed something since has raised it, or
 // sees that this thread sleeps.
 void Streams::sleep(int, Nanoseconds slice, uint32_t epoch) {
   if (world_.region().ranks() > 1) slice = std::min(slice, kMixedSlice);

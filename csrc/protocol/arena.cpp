@@ -211,8 +211,8 @@ void Arena::release(Pieces::node_type piece) noexcept {
   free_.insert(std::move(piece));
 }
 
-// The child of a fork must not write into its parent's arrays, nor several children into one. What it has not
-// written to remains the parent's, who may change it or give it back.
+// The child of a fork must not write into its parent's arrays, nor several children into one. Pages that it
+// has not written to remain the parent's, which may change or free them.
 void Arena::become_private() {
   constexpr int kFlags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE;
   if (!has_file()) return;

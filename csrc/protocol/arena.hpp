@@ -1,7 +1,7 @@
-// Memory of this process that others of its host may map, so that they read a message where it lies: what
-// `empty` hands out. One nameless file per process, as long as the machine has memory and for the most part
-// empty; whoever may read this process's memory (see loan.hpp) may map it, by way of /proc. Of either mapping
-// only what is in use can be touched, so that nobody fills the rest: a core dump, or a lock on all memory.
+// Memory of this process that others of its host may map, so that they read a message in place: the memory of
+// `empty`. One unnamed file per process, as long as the machine's memory and mostly empty. A process that may
+// read this process's memory (see loan.hpp) may map the file, through /proc. In either mapping only the part
+// in use can be accessed: a core dump, or a lock on all memory, must not fill the rest.
 #pragma once
 
 #include <sys/types.h>
@@ -28,7 +28,7 @@ class Arena {
  public:
   // This process's, made when it is first asked for. Throws std::system_error where that cannot be done.
   static std::shared_ptr<Arena> own();
-  // ... if it has been made, and this is not a fork of who made it: otherwise nullptr.
+  // ... if this process has made it, and not the parent of its fork; otherwise nullptr.
   static Arena* made();
 
   ~Arena();

@@ -14,16 +14,16 @@
 namespace unisono {
 namespace {
 
-// A rank whose host has others of the group that live: they see how it ended, and tell.
+// If other ranks of its host live, they detect how it ended, and report it.
 constexpr Nanoseconds kMatesGrace = 2500 * kMillisecond;
-// Who leaves ends its connections for data before it says goodbye on this one, and may get no turn in
-// between. A process that has died has ended this one, too.
+// A leaving rank ends its data connections before it sends its close message on this one, and may lose the
+// core in between. A process that has died has ended this connection, too.
 constexpr Nanoseconds kDoubtGrace = 5000 * kMillisecond;
-// A goodbye that is lost on its way is sent again by the kernel, unless the process has ended before and what
-// its peer sends meets nobody: the answer to that is a reset, which reads as a death.
+// The kernel sends a lost close message again, unless the process has ended before. Then its peer's data is
+// answered by a reset, which reads as a death.
 constexpr Nanoseconds kGoodbyePatience = 2000 * kMillisecond;
-// So many frames are read from one peer before other things have their turn, and so many bytes of frames that
-// the kernel does not take are kept for one: whoever asks on without reading gets no more answers.
+// So many frames are read from one peer before other work has its turn. So many bytes of frames that the
+// kernel does not accept are kept for a peer: one that sends queries and does not read gets no more answers.
 constexpr int kFramesPerTurn = 64;
 constexpr size_t kMostKept = 64 * kControlBytes;
 constexpr Nanoseconds kLongest = 1'000'000 * kMillisecond;

@@ -88,7 +88,7 @@ BadFrame check(const Fault& fault, int ranks) {
   if (fault.kind == FaultKind::kNone || fault.kind > FaultKind::kHostSilent)
     return bad_control(Flaw::kFault, static_cast<int64_t>(fault.kind));
   if (fault.by < 0 || fault.by >= ranks) return bad_control(Flaw::kRank, fault.by);
-  // Who waited for a message of anybody has nobody to name.
+  // A rank that waited for a message from any rank names none.
   const int32_t first = fault.kind == FaultKind::kTimeout ? -1 : 0;
   if (fault.about < first || fault.about >= ranks) return bad_control(Flaw::kRank, fault.about);
   for (const uint32_t form : {misfit.wanted_form, misfit.got_form})

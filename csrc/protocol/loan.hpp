@@ -1,6 +1,6 @@
 // A message that is not copied into shared memory: its sender lends its own memory, and the bytes go from
 // there straight to where the receiver wants them. Either end may copy: the receiver reads the lender's
-// memory, a lender that waits writes into the receiver's, piece by piece, whoever has a core.
+// memory, a waiting lender writes into the receiver's, piece by piece.
 //
 // The system lets a process do this to another one of its user (process_vm_readv); whether it does here is
 // tried when a group is made. It needs no trust beyond that: such processes can do worse to each other.
@@ -35,8 +35,8 @@ struct PeerMemory {
 
 constexpr uint64_t kLandmark = 0x6e69656c746f6e61;  // stands before a process's token
 
-// A piece is half of what is left, in units: so two who copy end at nearly the same time, whenever the second
-// came, after few system calls.
+// A piece is half of the remaining units: two copying ranks end at nearly the same time, whenever the second
+// began, after few system calls.
 constexpr size_t kUnitBytes = 32 * 1024;
 constexpr uint32_t kMostUnits = 16;
 constexpr uint32_t kClosed = 1u << 31;  // in `claimed`: no more pieces are begun
@@ -55,10 +55,10 @@ struct Loan {
   // The receiver, before it takes: where the bytes go. False where the lender cannot help, or is invited to
   // already.
   bool open(void* into);
-  // Whether the receiver has come: only from then on is it known who it is. A lender asks before it sleeps.
+  // Whether the receiver has arrived: only then is its identity known. A lender asks before it sleeps.
   bool opened() const { return target.load(std::memory_order_seq_cst) != 0; }
-  // Copies pieces that nobody has begun until there are none: the receiver from `lender`, or the lender,
-  // once it is opened, to `receiver`. Whether any was copied.
+  // Copies unclaimed pieces until there are none: the receiver from `lender`, or the lender, once it is
+  // opened, to `receiver`. Returns whether it copied any.
   bool take(const PeerMemory& lender, void* into, size_t nbytes);
   bool help(const PeerMemory& receiver, size_t nbytes);
   // Whether all has arrived. A receiver asks before it sleeps.

@@ -132,7 +132,7 @@ void Waiter::slowly(const int& awaited, Poll ready, void* context) {
       ask_at += ask_again;
       ask_again = std::min(2 * ask_again, kLongestAsk);
     }
-    // Whoever left has posted all it had before: look at that first, then for the message once more.
+    // A rank posts all messages before it leaves: read `left` first, then look for the message once more.
     const int suspect = awaited;
     const bool left = gone(suspect);
     if (ready(context) || ready_though_aborted(ready, context)) return;

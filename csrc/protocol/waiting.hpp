@@ -144,7 +144,7 @@ class Waiter {
   // Looks for what makes waiting pointless: an abort, a death, a mismatch, an interrupt, the deadline.
   // `gone`: the awaited rank has closed the group.
   void check_for_faults(int awaited, bool gone);
-  // Whether whoever is awaited has closed the group; for a message from anybody: whether all others have.
+  // Whether the awaited rank has closed the group; for a message from any rank: whether all others have.
   bool gone(int awaited) const;
 
  private:

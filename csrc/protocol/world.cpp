@@ -134,7 +134,7 @@ void World::wake_control() {
 }
 
 void notify_sleepers(EventCount& event) {
-  event.epoch.fetch_add(1, std::memory_order_seq_cst);  // first: who is about to sleep then does not
+  event.epoch.fetch_add(1, std::memory_order_seq_cst);  // first: a thread about to sleep then does not
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&event.epoch), FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
 }
 

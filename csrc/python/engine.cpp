@@ -152,7 +152,7 @@ void bind_messages(nb::class_<Engine>& engine) {
             return found;
           },
           nb::call_guard<nb::gil_scoped_release>(),
-          "(source, tag, form, bytes) of whole messages that nobody here has asked for, in order.")
+          "(source, tag, form, bytes) of whole unexpected messages, in order.")
       .def(
           "wait_request",
           [](Engine& self, Request& request, double timeout_s, bool fatal) {

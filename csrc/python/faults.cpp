@@ -137,5 +137,5 @@ void bind_faults(nb::module_& m, nb::class_<Engine>& engine) {
           "await_end",
           [](Engine& self, int rank, double patience_s) { self.await_end(rank, deadline_after(patience_s)); },
           nb::arg("rank"), nb::arg("patience_s"), nb::call_guard<nb::gil_scoped_release>(),
-          "Waits for the end of a rank's process, at most `patience_s` after somebody first asked for one.");
+          "Waits for the end of a rank's process, at most `patience_s` after the first such wait.");
 }

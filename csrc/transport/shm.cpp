@@ -57,8 +57,8 @@ bool ShmTransport::reclaim() {
   return true;
 }
 
-// Small messages should not wander through all of the ring, whose lines are in nobody's cache: when
-// nothing is on loan, begin at its start again.
+// Small messages should not use the whole ring, whose lines are in no cache: when nothing is in flight, the
+// ring restarts at its beginning.
 void ShmTransport::start_over() {
   while (first_loan_ != last_loan_)
     if (!reclaim()) return;

@@ -1,5 +1,5 @@
-// Edges through shared memory. A message is written once into the sender's staging ring, whoever and
-// however many its receivers are, and announced in the lane of each; small ones travel in the lane.
+// Edges through shared memory. A message is written once into the sender's staging ring, for any number of
+// receivers, and announced in the lane of each; small ones travel in the lane.
 #pragma once
 
 #include <deque>

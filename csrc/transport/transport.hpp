@@ -12,7 +12,7 @@ struct Message {
   size_t nbytes;
   uint64_t fingerprint;
   bool lent = false;  // it still is where the sender has it, and `data` is nullptr: fetch it
-  bool open = false;  // `data` is where the sender has it, who may have given up and changed it meanwhile
+  bool open = false;  // `data` is the sender's memory: a sender that has given up may have changed it
 };
 
 // The edges from one rank to some of its peers and back. Messages of an edge arrive in order. Nothing
