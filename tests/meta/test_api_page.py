@@ -20,7 +20,7 @@ LITERAL = re.compile(r"^[\[\d\"']|^un\.|^\.\.\.$")
 def calls() -> Iterator[tuple[str, str, str]]:
     """(owner, name, arguments) of each call in the first column of the page's first table.
 
-    Left out: "y = group.all_gather(x)", whose calls are by position, and unisono.torch, which needs PyTorch.
+    Left out: "y = group.all_gather(x)", whose calls are by position, and what needs PyTorch or Ray.
     """
     table = PAGE[PAGE.index("| call |") : PAGE.index("Every collective also takes")]
     for row in table.splitlines()[2:]:
@@ -30,7 +30,7 @@ def calls() -> Iterator[tuple[str, str, str]]:
         for code in re.findall(r"`([^`]+)`", row.split(" | ")[0]):
             for found in CALL.finditer(code):
                 owner = found[1] or owner
-                if owner != "unisono.torch":
+                if not owner.startswith("unisono."):
                     yield owner, found[2], found[3]
 
 
