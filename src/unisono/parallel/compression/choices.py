@@ -1,4 +1,4 @@
-"""What becomes of each parameter's gradient on its way: said by rule, by name, or as `un.codecs.classify` found.
+"""What becomes of each parameter's gradient: by a rule, by name, or as `un.codecs.classify` found.
 
 A choice is a rank (a whole number: low rank), a codec (its codes are sent), or "exact" (f32 is sent).
 """
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from unisono import codecs
 from unisono.checking import flag, instance, whole
 from unisono.codecs import Codec
+from unisono.codecs.codec import codec_of
 
 if TYPE_CHECKING:
     from .reducer import Compression
@@ -44,6 +44,7 @@ class _Settings:
         """
         from .reducer import Compression
 
+        assert isinstance(self, (PowerSGD, Compressed))
         compression = Compression(self, dict(ddp.module.named_parameters()), ddp.process_group)
         # a lambda: DDP compares the annotations of a hook with types, ours are text
         ddp.register_comm_hook(compression, lambda state, bucket: state.reduce(bucket))
@@ -111,7 +112,7 @@ class PowerSGD(_Settings):
     @property
     def codec(self) -> Codec | None:
         """The codec of factors; None: they are sent as they are."""
-        return None if self.factors == "f32" else codecs.codec_of(self.factors)
+        return None if self.factors == "f32" else codec_of(self.factors)
 
     def choice(self, name: str, shape: Sequence[int]) -> Choice:
         """What becomes of a parameter's gradient: a rank, a codec, or "exact"."""
@@ -157,18 +158,18 @@ class Compressed(_Settings):
     rule: Rule | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
-        _signed(codecs.codec_of(self.codec))
+        _signed(codec_of(self.codec))
         _common(self)
         whole(self.small, "small", 0)
 
     def choice(self, name: str, shape: Sequence[int]) -> Choice:
         """What becomes of a parameter's gradient: a codec, or "exact"."""
-        found = None if self.rule is None else _ruled(self.rule, name, shape, codecs.codec_of(self.codec))
+        found = None if self.rule is None else _ruled(self.rule, name, shape, codec_of(self.codec))
         if isinstance(found, int):
             raise ValueError(f"rule gives {name!r} rank {found}; Compressed has no ranks, PowerSGD has")
         if found is not None:
             return found
-        return EXACT if math.prod(shape) < self.small else codecs.codec_of(self.codec)
+        return EXACT if math.prod(shape) < self.small else codec_of(self.codec)
 
 
 def _ruled(rule: Rule, name: str, shape: Sequence[int], otherwise: Choice = EXACT) -> Choice:
@@ -183,11 +184,13 @@ def _ruled(rule: Rule, name: str, shape: Sequence[int], otherwise: Choice = EXAC
     if found == EXACT:
         return EXACT
     if isinstance(found, (str, Codec)):
-        return _signed(codecs.codec_of(found))
+        return _signed(codec_of(found))
     try:
         return whole(found, f"the rank of {name!r}", 1, _MOST_RANK)
     except TypeError:
-        raise TypeError(f"the choice for {name!r} is {found!r}, expected a rank, a codec or 'exact'") from None
+        raise TypeError(
+            f"the choice for {name!r} is {found!r}, expected a rank, a codec or 'exact'"
+        ) from None
 
 
 def _no_matrix(found: Choice) -> Choice:

@@ -77,14 +77,11 @@ class Held:
             shape, dtype = self.shape, self.dtype
         else:
             shape, dtype = torch.Size((self.shape[1:].numel() if self.shape else 0, self.rank)), torch.float32
-        if not isinstance(value, Tensor) or value.shape != shape or value.dtype != dtype:
-            seen = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        if value.shape != shape or value.dtype != dtype:
             raise ValueError(
-                f"the saved {key} of {self.name!r} is {seen}, expected {dtype} {list(shape)}: "
-                "it is of another model, or of another compression"
+                f"the saved {key} of {self.name!r} is {value.dtype} {list(value.shape)}, expected {dtype} "
+                f"{list(shape)}: it is of another model, or of another compression"
             )
 
     def _decoded(self, error: Tensor) -> Tensor:
         return error if error.dtype == torch.float32 else _F169.decode(error)
-
-

@@ -90,7 +90,8 @@ def orthonormal(columns: Tensor, spare: Tensor | None = None) -> Tensor:
         dependent = lengths <= _DEFICIENT * lengths.max()
         if bool(dependent.any()):
             found, _ = torch.linalg.qr(torch.where(dependent, spare.double(), found))
-    return found.to(columns.dtype)
+    result: Tensor = found.to(columns.dtype)
+    return result
 
 
 def random_factor(name: str, rows: int, rank: int, seed: int, step: int) -> Tensor:

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from unisono.codecs import Codec
+from unisono.parallel.gradients import local
 
-from ..gradients import local
 from .choices import PowerSGD
 from .exchange import InFlight, Steps, coded_mean, exact_mean, finite, length, together
 from .held import Held
@@ -67,7 +67,7 @@ class Compression:
         """Bytes of the buffers that this rank keeps between steps."""
         return sum(held.nbytes for held in self._held.values())
 
-    def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def reduce(self, bucket: Any) -> torch.futures.Future[Tensor]:
         """Average a bucket of DistributedDataParallel: its communication hook; see `attach`.
 
         Futures are complete when the last bucket's call returns.
@@ -209,6 +209,14 @@ class Compression:
             setattr(held, key, None if found is None else found.clone())
         self.steps = steps
 
+    def fits(self, key: str, value: Tensor) -> bool:
+        """Whether a saved buffer is of the shape and type that it has here."""
+        try:
+            self.check({key: value})
+        except ValueError:
+            return False
+        return True
+
     def check(self, buffers: Mapping[str, Tensor]) -> None:
         """Look at saved buffers; raises as `take` does."""
         known = {f"{held.name}.{key}": (held, key) for held in self._held.values() for key in _KEYS}
@@ -226,6 +234,6 @@ def _starts(sizes: Iterable[int]) -> list[int]:
 def _check(name: str, part: Tensor) -> None:
     if part.dtype != torch.float32 or part.device.type != "cpu" or part.layout != torch.strided:
         raise TypeError(
-            f"{name!r} is {part.dtype} on {part.device}; gradients are compressed of dense float32 parameters in "
-            "CPU memory"
+            f"{name!r} is {part.dtype} on {part.device}; gradients are compressed of dense float32 "
+            "parameters in CPU memory"
         )
