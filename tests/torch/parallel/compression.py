@@ -15,11 +15,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 import unisono as un
 import unisono.parallel as up
-from parallel import models
 from unisono.parallel.compression.low_rank import random_factor
 
 SHAPES = {"wide": (24, 70), "bias": (70,), "conv": (12, 5, 3, 3), "tall": (90, 8), "scalar": ()}
@@ -168,6 +166,16 @@ def check_it_finds_a_matrix_of_low_rank(rank, size):
     assert all(torch.isfinite(value).all() for value in found.values())
 
 
+def check_threads_do_not_change_the_bits(rank, size):
+    torch.set_num_threads(1 + rank)
+    try:
+        job = Job(up.PowerSGD(rank={"wide": 4, "tall": 3, "conv": 3}, start=0))
+        for step in range(3):
+            same_everywhere(job.step(gradients(rank, step)))
+    finally:
+        torch.set_num_threads(1)
+
+
 # ---- error feedback ------------------------------------------------------------------------------------
 
 
@@ -276,28 +284,6 @@ def check_overflow_of_the_format_is_no_poison(rank, size):
             assert all(torch.isfinite(value).all() for value in found.values())
 
 
-def check_a_loss_scaler_skips_and_goes_on(rank, size):
-    for settings in (up.PowerSGD(rank=2, start=0), up.Compressed("fp16", small=0)):
-        model = models.make("gpt")
-        ddp = DistributedDataParallel(model, bucket_cap_mb=0.05)
-        settings.attach(ddp)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
-        case = models.CASES["gpt"]
-        for step, (x, y) in enumerate(case.batches(6, 4 * size)):
-            optimizer.zero_grad()
-            loss = case.loss(ddp(x[rank::size]), y[rank::size])
-            if step == 2 and rank == 0:
-                loss = loss * math.inf
-            scaler.scale(loss).backward()
-            before = model[0].token.weight.detach().clone()
-            scaler.step(optimizer)
-            scaler.update()
-            assert torch.equal(before, model[0].token.weight) == (step == 2)
-        same_everywhere(dict(model.named_parameters()))
-        assert all(torch.isfinite(p).all() for p in model.parameters())
-
-
 # ---- state ---------------------------------------------------------------------------------------------
 
 
@@ -342,64 +328,3 @@ def check_a_state_that_does_not_fit_is_refused(rank, size):
     halved = Job(up.PowerSGD(rank={"wide": 2}, errors="1-6-9")).compression
     with pytest.raises(ValueError, match="error of 'wide' is torch.float32"):
         halved.load_state_dict(state)
-
-
-# ---- DDP -----------------------------------------------------------------------------------------------
-
-
-def trained(
-    rank: int, size: int, settings: Any, steps: int, make: Any = torch.optim.AdamW, **options: Any
-) -> tuple[nn.Module, Any, float]:
-    model, case = models.make("gpt"), models.CASES["gpt"]
-    ddp = DistributedDataParallel(model, **options)
-    compression = settings.attach(ddp) if settings is not None else None
-    optimizer = make(model.parameters(), lr=3e-3)
-    losses = []
-    for x, y in case.batches(steps, 4 * size):
-        optimizer.zero_grad()
-        loss = case.loss(ddp(x[rank::size]), y[rank::size])
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    mean = torch.tensor(sum(losses[-5:]) / 5)
-    dist.all_reduce(mean)
-    return model, compression, mean.item() / size
-
-
-def check_ddp_trains_with_every_kind(rank, size):
-    _, _, wanted = trained(rank, size, None, 20)
-    for settings in (up.PowerSGD(rank=4, start=5), up.Compressed("bf16"), up.Compressed("int8")):
-        for options in ({"bucket_cap_mb": 0.03}, {"gradient_as_bucket_view": True}):
-            model, compression, loss = trained(rank, size, settings, 20, **options)
-            same_everywhere(dict(model.named_parameters()))
-            assert compression.steps == 20
-            assert abs(loss / wanted - 1) < 0.05, (settings, loss, wanted)
-
-
-def check_the_first_steps_are_exact(rank, size):
-    wanted, _, _ = trained(rank, size, None, 3, torch.optim.SGD, bucket_cap_mb=0.03)
-    found, compression, _ = trained(
-        rank, size, up.PowerSGD(rank=1, start=3), 3, torch.optim.SGD, bucket_cap_mb=0.03
-    )
-    for one, other in zip(found.parameters(), wanted.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-    assert compression.memory() == 0
-
-
-def check_threads_do_not_change_the_bits(rank, size):
-    torch.set_num_threads(1 + rank)
-    try:
-        job = Job(up.PowerSGD(rank={"wide": 4, "tall": 3, "conv": 3}, start=0))
-        for step in range(3):
-            same_everywhere(job.step(gradients(rank, step)))
-    finally:
-        torch.set_num_threads(1)
-
-
-def check_gradients_that_are_not_compressible_are_refused(rank, size):
-    for model, says in (
-        (nn.Linear(4, 4).double(), "'weight' is torch.float64 on cpu"),
-        (nn.Linear(4, 4).bfloat16(), "'weight' is torch.bfloat16"),
-    ):
-        with pytest.raises(TypeError, match=says):
-            up.PowerSGD().attach(DistributedDataParallel(model))

@@ -117,11 +117,12 @@ class PowerSGD(_Settings):
     def choice(self, name: str, shape: Sequence[int]) -> Choice:
         """What becomes of a parameter's gradient: a rank, a codec, or "exact"."""
         if len(shape) < 2 or math.prod(shape) == 0:
-            return EXACT if isinstance(self.rank, int) else _no_matrix(_ruled(self.rank, name, shape))
+            found = None if isinstance(self.rank, int) else _ruled(self.rank, name, shape)
+            return EXACT if found is None or isinstance(found, int) else found
         rows, columns = shape[0], math.prod(shape[1:])
         if not isinstance(self.rank, int):
             found = _ruled(self.rank, name, shape)
-            return min(found, rows, columns) if isinstance(found, int) else found
+            return min(found, rows, columns) if isinstance(found, int) else found or EXACT
         rank = min(self.rank, rows, columns)
         nbytes = rank * (rows + columns) * (4 if self.codec is None else 2)
         return rank if nbytes * self.saving < 4 * rows * columns else EXACT
@@ -164,7 +165,7 @@ class Compressed(_Settings):
 
     def choice(self, name: str, shape: Sequence[int]) -> Choice:
         """What becomes of a parameter's gradient: a codec, or "exact"."""
-        found = None if self.rule is None else _ruled(self.rule, name, shape, codec_of(self.codec))
+        found = None if self.rule is None else _ruled(self.rule, name, shape)
         if isinstance(found, int):
             raise ValueError(f"rule gives {name!r} rank {found}; Compressed has no ranks, PowerSGD has")
         if found is not None:
@@ -172,17 +173,17 @@ class Compressed(_Settings):
         return EXACT if math.prod(shape) < self.small else codec_of(self.codec)
 
 
-def _ruled(rule: Rule, name: str, shape: Sequence[int], otherwise: Choice = EXACT) -> Choice:
-    """What a rule says of a parameter, checked."""
+def _ruled(rule: Rule, name: str, shape: Sequence[int]) -> Choice | None:
+    """What a rule says of a parameter, checked; None: nothing."""
     if isinstance(rule, Mapping):
         # a name may hold the characters of patterns
         found = rule[name] if name in rule else next(
-            (choice for pattern, choice in rule.items() if fnmatchcase(name, pattern)), otherwise
+            (choice for pattern, choice in rule.items() if fnmatchcase(name, pattern)), None
         )  # fmt: skip
     else:
         found = rule(name, tuple(shape))
-    if found == EXACT:
-        return EXACT
+    if found is None or found == EXACT:
+        return found
     if isinstance(found, (str, Codec)):
         return _signed(codec_of(found))
     try:
@@ -191,11 +192,6 @@ def _ruled(rule: Rule, name: str, shape: Sequence[int], otherwise: Choice = EXAC
         raise TypeError(
             f"the choice for {name!r} is {found!r}, expected a rank, a codec or 'exact'"
         ) from None
-
-
-def _no_matrix(found: Choice) -> Choice:
-    """A rule's rank for what is no matrix means nothing."""
-    return EXACT if isinstance(found, int) else found
 
 
 def _signed(codec: Codec) -> Codec:

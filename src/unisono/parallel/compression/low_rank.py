@@ -90,7 +90,8 @@ def orthonormal(columns: Tensor, spare: Tensor | None = None) -> Tensor:
         dependent = lengths <= _DEFICIENT * lengths.max()
         if bool(dependent.any()):
             found, _ = torch.linalg.qr(torch.where(dependent, spare.double(), found))
-    result: Tensor = found.to(columns.dtype)
+    # not by columns, as LAPACK leaves it: what is saved and loaded must be multiplied in the same way
+    result: Tensor = found.to(columns.dtype).contiguous()
     return result
 
 
