@@ -141,3 +141,56 @@ def test_settings_say_what_differs_and_can_be_hashed():
     assert str(plan) == "Plan(data=2, compression=PowerSGD(rank=8, errors='1-6-9'))"
     assert hash(up.PowerSGD(rank={"a": 1})) == hash(up.PowerSGD(rank={"b": 1}))
     assert up.Compressed("int8") == up.Compressed("int8") != up.Compressed("bf16")
+
+
+class Sorted(torch.nn.Module):
+    """One matrix of each class: its inputs have rank 1, or all ranks; one is small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flat, self.full = torch.nn.Linear(40, 40), torch.nn.Linear(40, 40, bias=False)
+        self.unused = torch.nn.Parameter(torch.zeros(40, 40))
+
+    def forward(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        x, y = batch
+        one = self.flat(x[:, :1] * torch.ones(40))
+        return (one[:, 0].mean() - 1) ** 2 + (self.full(x) - y).square().mean()
+
+
+def test_classes_are_proposed_by_what_is_measured():
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    target = torch.linalg.qr(torch.randn(40, 40, generator=generator))[0]
+    batches = [(x, x @ target) for x in torch.randn(3, 400, 40, generator=generator)]
+    model = Sorted()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    state = torch.get_rng_state()
+    found = un.codecs.classify(model, batches)
+    assert dict(found) == {"unused": "exact", "flat.weight": 2, "flat.bias": "exact", "full.weight": "bf16"}
+    row = {row.name: row for row in found.rows}["full.weight"]
+    assert 0.03 < row.captured[2] < row.captured[4] < 0.5
+    assert row.kept[4] == pytest.approx(row.captured[4], abs=0.1)
+    assert 0 < row.rounding < 2**-8
+    assert "in all" in str(found)
+    assert "needs more than rank 8" in str(found)
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name])
+        assert parameter.grad is None
+    assert un.codecs.classify(model, batches, codec="int4")["full.weight"] == "exact"
+    assert up.PowerSGD(rank=found).choice("flat.weight", (40, 40)) == 2
+    assert up.PowerSGD(rank={**found, "full.weight": 3}).choice("full.weight", (40, 40)) == 3
+
+
+@each("call, error, text", [
+    (lambda m: un.codecs.classify(m, []), ValueError, "batches is empty"),
+    (lambda m: un.codecs.classify(m, torch.ones(2, 3)), TypeError, "model.batch. is no loss"),
+    (lambda m: un.codecs.classify(m, torch.ones(2, 3), ranks=[0]), ValueError, "ranks is 0"),
+    (lambda m: un.codecs.classify(m, torch.ones(2, 3), least=0), ValueError, "least is 0"),
+    (lambda m: un.codecs.classify(m.requires_grad_(False), torch.ones(2, 3)), ValueError, "no parameter"),
+    (lambda m: un.codecs.classify(m, (torch.ones(2, 3), 0), lambda y, t: y.sum() * torch.inf),
+     ValueError, "the loss is -?inf"),
+])  # fmt: skip
+def test_classify_refuses(call, error, text):
+    with pytest.raises(error, match=text):
+        call(torch.nn.Linear(3, 3))
