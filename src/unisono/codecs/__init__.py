@@ -82,7 +82,7 @@ def classify(
     saving: float = 2.0,
     step: float = 0.01,
 ) -> Proposal:
-    """Propose what becomes of each parameter's gradient: low rank, a codec of 16 bits, or exact. Needs PyTorch.
+    """Propose for each parameter's gradient: low rank, a codec of 16 bits, or exact. Needs PyTorch.
 
     For each matrix a step is made that changes it alone, with its gradient and with the gradient's best
     approximation of each rank. The smallest rank whose step keeps `least` of the decrease of the loss is
@@ -99,8 +99,8 @@ def classify(
             others.
         loss: (output, targets) -> the loss, batches are (inputs, targets). None: model(batch) is the loss.
         ranks: to try.
-        least: the share of the loss's decrease that low rank has to keep; of the gradient's squared norm where
-            the exact step does not lower the loss.
+        least: the share of the loss's decrease that low rank has to keep; of the gradient's squared norm
+            where the exact step does not lower the loss.
         codec: of the second class.
         rounding: the largest relative error of a gradient in the codec.
         small: parameters with fewer elements are exact.
