@@ -16,8 +16,10 @@ whose columns have the lengths of singular values, has squares of those, and 16 
 
 from __future__ import annotations
 
+import functools
 import math
 import zlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -73,15 +75,15 @@ def low_rank(
         held.keep(values.sub_(result), step)
         values.copy_(result)
         if warm and bool(second.any()):  # zeros say nothing of where to look
-            spare = random_factor(held.name, second.shape[0], held.rank, seed, step)
-            held.factor = orthonormal(second, spare)
+            shape = held.name, second.shape[0], held.rank
+            held.factor = orthonormal(second, functools.partial(random_factor, *shape, seed, step))
 
 
-def orthonormal(columns: Tensor, spare: Tensor | None = None) -> Tensor:
+def orthonormal(columns: Tensor, spare: Callable[[], Tensor] | None = None) -> Tensor:
     """Orthonormal columns that span those given. Shapes: [n, r] -> the same, r <= n.
 
     Args:
-        spare: [n, r], takes the place of columns that depend on those before them.
+        spare: makes the [n, r] that takes the place of columns that depend on those before them.
     """
     given = columns.double()
     found, triangle = torch.linalg.qr(given)
@@ -89,7 +91,7 @@ def orthonormal(columns: Tensor, spare: Tensor | None = None) -> Tensor:
         lengths = triangle.diagonal().abs()
         dependent = lengths <= _DEFICIENT * lengths.max()
         if bool(dependent.any()):
-            found, _ = torch.linalg.qr(torch.where(dependent, spare.double(), found))
+            found, _ = torch.linalg.qr(torch.where(dependent, spare().double(), found))
     # not by columns, as LAPACK leaves it: what is saved and loaded must be multiplied in the same way
     result: Tensor = found.to(columns.dtype).contiguous()
     return result
