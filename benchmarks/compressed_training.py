@@ -5,10 +5,10 @@
     python benchmarks/compressed_training.py --hosts 2 --matrix 4096        an all-reduce of one matrix
 
 Hosts are network namespaces of this machine, one rank on each, with links of --shape. Needs root. The model
-is the demo's GPT under DistributedDataParallel, on its text. Every way trains the same steps on the
-same bytes from the same parameters. `loss` is the mean over text that no rank trains on, after the last
-step. A step's time is the median over the steps after the start of compression, of the slowest rank. `sent` are the
-bytes a step that the busiest host's link counts, headers included.
+is the demo's GPT under DistributedDataParallel, on its text. Every way trains the same steps on the same
+bytes from the same parameters. `loss` is the mean over text that no rank trains on, after the last step. A
+step's time is the median over the steps after the start of compression, of the slowest rank; `sent` are the
+bytes of such a step on the busiest host's link, headers included.
 
 Uncompressed, a step sends 2(p-1)/p times the gradients through each link, each way.
 """

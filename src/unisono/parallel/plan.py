@@ -38,14 +38,11 @@ class Plan:
         recompute: keep only the inputs of each unit in forward and compute the rest again in backward.
         uneven_use: ranks may leave different parameters unused. Their gradients are zero, not None.
         tf32: allow TF32 in f32 matrix products on GPUs.
-<<<<<<< HEAD
         swap: where parameters, gradients and optimizer state are while they are not needed: "disk" (a file in
             the folder for temporary files), another folder for that file, or "memory" (of the host, for
             models on a GPU). None: where the model is.
-=======
         compression: average gradients in fewer bytes: `PowerSGD(rank=4)`, `Compressed("int8")`. With zero=0
             and precision="f32", in CPU memory.
->>>>>>> c71dd49 (Plan(compression=...): gradients of a plan in low rank or as codes; their buffers in its checkpoints)
 
     Raises:
         ValueError: the plan cannot run on any number of ranks; it says why.
@@ -67,11 +64,8 @@ class Plan:
     recompute: bool = False
     uneven_use: bool = False
     tf32: bool = False
-<<<<<<< HEAD
     swap: str | None = None
-=======
     compression: PowerSGD | Compressed | None = None
->>>>>>> c71dd49 (Plan(compression=...): gradients of a plan in low rank or as codes; their buffers in its checkpoints)
 
     def __post_init__(self) -> None:
         for name in ("data", "tensor", "pipeline", "micro_batches"):
@@ -85,11 +79,8 @@ class Plan:
             raise ValueError(f"Plan: clip is {self.clip}; it must be positive, or None")
         self._check_sharding()
         self._check_schedule()
-<<<<<<< HEAD
         self._check_swap()
-=======
         self._check_compression()
->>>>>>> c71dd49 (Plan(compression=...): gradients of a plan in low rank or as codes; their buffers in its checkpoints)
 
     def _check_sharding(self) -> None:
         if self.shard is None:

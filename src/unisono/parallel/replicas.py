@@ -123,13 +123,9 @@ class Replicas:
 
     def __init__(self, root: nn.Module, mesh: Mesh) -> None:
         self.root = root
-<<<<<<< HEAD
         self._group = mesh.group("replica")
-=======
         self.compression: Compression | None = None
         self._plan = mesh.plan
-        self._group = mesh.axes.get_group("replica")
->>>>>>> c71dd49 (Plan(compression=...): gradients of a plan in low rank or as codes; their buffers in its checkpoints)
         self._uneven_use = mesh.plan.uneven_use
         self._buckets = list(_buckets(root)) if mesh.plan.data > 1 else []
         self._next = 0  # the first bucket that is not being reduced
