@@ -69,10 +69,10 @@ def test_columns_become_orthonormal_whatever_they_are():
     noise = torch.randn(200, 4, generator=generator)
     near = (base + 1e-3 * noise).bfloat16().float()
     for columns in (near, 1e30 * near, 1e-30 * near, torch.zeros(200, 4), base.repeat(1, 4), noise[:4]):
-        found = orthonormal(columns)
+        found = orthonormal(columns.t())
         eye = torch.eye(columns.shape[1])
-        assert (found.t() @ found - eye).abs().max() < 1e-6
-        assert (found @ (found.t() @ columns) - columns).abs().max() <= 1e-5 * columns.abs().max()
+        assert (found @ found.t() - eye).abs().max() < 1e-6
+        assert (found.t() @ (found @ columns) - columns).abs().max() <= 1e-5 * columns.abs().max()
     once = near.clone()
     for k in range(4):
         once[:, k] /= once[:, k].norm()
@@ -81,11 +81,14 @@ def test_columns_become_orthonormal_whatever_they_are():
 
 
 def test_dependent_columns_give_way_to_spare_ones():
-    spare = torch.randn(50, 3, generator=torch.Generator().manual_seed(1))
-    one = torch.randn(50, 1, generator=torch.Generator().manual_seed(2))
-    found = orthonormal(one.repeat(1, 3), lambda: spare)
-    assert (found.t() @ found - torch.eye(3)).abs().max() < 1e-6
-    assert (found[:, 1:].t() @ torch.linalg.qr(torch.cat([one, spare], 1))[0][:, 1:3]).norm() > 0.1
+    spare = torch.randn(3, 50, generator=torch.Generator().manual_seed(1))
+    one = torch.randn(1, 50, generator=torch.Generator().manual_seed(2))
+    found = orthonormal(one.repeat(3, 1), lambda: spare)
+    assert (found @ found.t() - torch.eye(3)).abs().max() < 1e-6
+    assert ((found.t() @ (found @ one.t())).t() - one).abs().max() < 1e-5
+    within = torch.cat([one, spare[1:]])  # what the three rows span
+    rest = found.t() - torch.linalg.lstsq(within.t(), found.t()).solution.t().matmul(within).t()
+    assert rest.abs().max() < 1e-5
 
 
 @each("call, error, text", [

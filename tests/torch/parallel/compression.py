@@ -89,7 +89,7 @@ class Reference:
     """PowerSGD of one matrix in one process, in f64: the matrices of all ranks are given."""
 
     def __init__(self, name: str, rows: int, columns: int, rank: int, size: int) -> None:
-        self.q = random_factor(name, columns, rank, seed=0, step=0).double()
+        self.q = random_factor(name, columns, rank, seed=0, step=0).t().double()
         self.errors = [torch.zeros(rows, columns, dtype=torch.float64) for _ in range(size)]
 
     def step(self, matrices: list[Tensor]) -> Tensor:
@@ -316,7 +316,7 @@ def check_a_state_that_does_not_fit_is_refused(rank, size):
     state = job.compression.state_dict()
     other = Job(up.PowerSGD(rank={"wide": 3}, start=0)).compression
     with pytest.raises(
-        ValueError, match=r"factor of 'wide' is torch.float32 \[70, 2\], expected .*\[70, 3\]"
+        ValueError, match=r"factor of 'wide' is torch.float32 \[2, 70\], expected .*\[3, 70\]"
     ):
         other.load_state_dict(state)
     assert other.memory() == 0

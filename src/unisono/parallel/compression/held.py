@@ -27,7 +27,7 @@ class Held:
         name: of the parameter.  shape: of this rank's part of it.
         choice: "exact", a codec, or a rank.
         error: what is still to be sent, of `shape`: f32, or int16 with the bits of 1-6-9; None: nothing yet.
-        factor: PowerSGD's Q [m, rank], orthonormal; None: not begun.
+        factor: PowerSGD's Q^T [rank, m], orthonormal; None: not begun.
     """
 
     def __init__(
@@ -54,14 +54,25 @@ class Held:
         if self.error is not None:
             values.add_(self._decoded(self.error).view(values.shape))
 
-    def keep(self, left: Tensor, step: int) -> None:
-        """Keep what is still to be sent. In 1-6-9 it is rounded stochastically: its mean stays right."""
+    def room(self, values: Tensor) -> Tensor | None:
+        """Where what is still to be sent can be written, in the shape of `values`; then `keep` it.
+
+        In f32 this is the buffer itself. None: nothing is kept.
+        """
         if not self._feedback:
-            return
+            return None
         if self.error is None:
             self.error = torch.zeros(self.shape, dtype=self.dtype)
+        return self.error.view(values.shape) if self.dtype == torch.float32 else torch.empty_like(values)
+
+    def keep(self, left: Tensor, step: int) -> None:
+        """Keep what is still to be sent. In 1-6-9 it is rounded stochastically: its mean stays right."""
+        to = self.room(left)
+        if to is None or self.error is None:
+            return
         if self.dtype == torch.float32:
-            self.error.copy_(left.view(self.shape))
+            if to.data_ptr() != left.data_ptr():
+                to.copy_(left)
             return
         seed = self._seed * 0x9E3779B1 + zlib.crc32(f"{step} {self.name}".encode())
         within = left.clamp(-_LARGEST, _LARGEST)
@@ -76,7 +87,7 @@ class Held:
         if key == "error":
             shape, dtype = self.shape, self.dtype
         else:
-            shape, dtype = torch.Size((self.shape[1:].numel() if self.shape else 0, self.rank)), torch.float32
+            shape, dtype = torch.Size((self.rank, self.shape[1:].numel() if self.shape else 0)), torch.float32
         if value.shape != shape or value.dtype != dtype:
             raise ValueError(
                 f"the saved {key} of {self.name!r} is {value.dtype} {list(value.shape)}, expected {dtype} "

