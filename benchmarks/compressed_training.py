@@ -7,7 +7,8 @@
 Hosts are network namespaces of this machine, one rank on each, with links of --shape. Needs root. The model
 is the demo's GPT under DistributedDataParallel, on its text. Every way trains the same steps on the same
 bytes from the same parameters. `loss` is the mean over text that no rank trains on, after the last step. A
-step's time is the median over the steps after the start of compression, of the slowest rank; `sent` are the
+step's time is the median over the steps after the start of compression, of the slowest rank; so is `CPU`, the
+time of the rank's process on processors, which others on the machine change less; `sent` are the
 bytes of such a step on the busiest host's link, headers included.
 
 Uncompressed, a step sends 2(p-1)/p times the gradients through each link, each way.
@@ -95,24 +96,26 @@ def train(order: dict[str, Any]) -> dict[str, Any]:
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=order["bucket_mb"])
     compression = compress(ddp, order["way"], order)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
-    seconds, sent = [], []
+    seconds, sent, cpu = [], [], []
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = rate(step, steps)
         tokens = batch(known, order["batch"], step * size + rank)
         dist.barrier()
         sent.append(bytes_sent())
-        begin = time.perf_counter()
+        begin, cpu_begin = time.perf_counter(), time.process_time()
         ddp(tokens).backward()
         optimizer.step()
         optimizer.zero_grad()
         seconds.append(time.perf_counter() - begin)
+        cpu.append(time.process_time() - cpu_begin)
     sent.append(bytes_sent())
     with torch.no_grad():
         losses = [model(batch(unknown, EVALUATED_ROWS, 10**9 + n)).item() for n in range(EVALUATED)]
     return {
         "loss": sum(losses) / len(losses),
         "seconds": seconds,
+        "cpu": cpu,
         "sent": [after - before for before, after in itertools.pairwise(sent)],
         "parameters": sum(p.numel() for p in model.parameters()),
         "buffers": 0 if compression is None else compression.memory(),
@@ -214,7 +217,9 @@ def summed_up(measured: list[dict[str, Any]], start: int) -> dict[str, Any]:
     """The figures of a way."""
     slowest = [max(times) for times in zip(*(one["seconds"] for one in measured), strict=True)][start + 2 :]
     sent = [max(each) for each in zip(*(one["sent"] for one in measured), strict=True)][start + 2 :]
+    cpu = [max(each) for each in zip(*(one["cpu"] for one in measured), strict=True)][start + 2 :]
     return {
+        "cpu_ms": 1e3 * sorted(cpu)[len(cpu) // 2],
         "step_ms": 1e3 * sorted(slowest)[len(slowest) // 2],
         "sent": sorted(sent)[len(sent) // 2],
         "loss": sum(one["loss"] for one in measured) / len(measured),
@@ -235,6 +240,7 @@ def show_training(args: argparse.Namespace, net: hosts.Network, token: str) -> d
         first = next(iter(found.values()))
         print(
             f"{way:14} {one['step_ms']:8.1f} ms a step   {one['step_ms'] / first['step_ms']:5.2f}   "
+            f"CPU {one['cpu_ms']:6.1f} ms   "
             f"{one['sent'] / 1e3:9.1f} kB sent   {one['sent'] / first['sent']:6.3f}   "
             f"loss {one['loss']:.4f}   {one['loss'] / first['loss'] - 1:+.2%}   "
             f"buffers {one['buffers'] / one['parameters']:.1f} bytes a parameter"
