@@ -93,8 +93,8 @@ def train(order: dict[str, Any]) -> dict[str, Any]:
         starts = torch.randint(len(source) - length, (rows,), generator=torch.Generator().manual_seed(seed))
         return torch.stack([source[start : start + length] for start in starts.tolist()])
 
-    # powerSGD_hook begins messages in callbacks: with several buckets ranks differ in their order, and Gloo ends
-    # with "collective mismatch"
+    # powerSGD_hook begins messages in callbacks: with several buckets ranks differ in their order, and Gloo
+    # ends with "collective mismatch"
     cap = 1000 if order["way"] == "gloo-low-rank" else order["bucket_mb"]
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=cap)
     compression = compress(ddp, order["way"], order)

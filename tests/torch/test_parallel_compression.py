@@ -52,6 +52,21 @@ def test_any_plan_loads_the_buffers(forks: suite.Forks, tmp_path: Path) -> None:
     assert first + rest == everything
 
 
+@pytest.mark.slow
+@pytest.mark.sweep  # 1,200 steps of each way
+@pytest.mark.timeout(600)
+def test_the_final_loss_is_that_of_exact_gradients(forks: suite.Forks, tmp_path: Path) -> None:
+    printed = forks.run(tmp_path, {"losses": ("parallel.compressed_losses", 2, [])}, limit_s=580)["losses"]
+    path = tmp_path / "losses" / "losses.json"
+    assert path.exists(), "\n".join(printed)
+    limits = {"bf16": 0.005, "int8": 0.005, "low rank": 0.02}
+    for name, found in json.loads(path.read_text()).items():
+        for way, limit in limits.items():
+            change = found[way] / found["exact"] - 1
+            print(f"{name}: exact {found['exact']:.5f}, {way} {found[way]:.5f}, {change:+.3%}")
+            assert change < limit, (name, way)
+
+
 def run_jobs(forks: suite.Forks, folder: Path, size: int, *jobs: str) -> list[list[float]]:
     """The losses of each job of parallel/saves.py."""
     folder.mkdir(exist_ok=True)
