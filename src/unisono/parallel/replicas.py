@@ -51,7 +51,7 @@ class Bucket:
         *parts, self._used = self._flat.split([*sizes, len(sizes)])
         self._parts = [part.view(one.shape) for part, one in zip(parts, locals_, strict=True)]
 
-    def reduce(self, group: dist.ProcessGroup, compression: Compression | None) -> None:
+    def reduce(self, group: dist.ProcessGroup, compression: Compression | None = None) -> None:
         """Begin to average over the ranks of `group`. A parameter without a gradient counts as zero."""
         self.reducing = True
         pairs = [(part, gradient(p)) for part, p in zip(self._parts, self.parameters, strict=True)]
