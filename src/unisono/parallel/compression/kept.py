@@ -33,7 +33,7 @@ class Kept:
     def __init__(self, compression: Compression, mesh: Mesh) -> None:
         self._compression = compression
         self._stage, self._row = mesh.stage, mesh.row
-        self._tensor, self._data = mesh.axes.get_local_rank("tensor"), mesh.plan.data
+        self._tensor, self._data = mesh.place("tensor"), mesh.plan.data
         self._cut = mesh.plan.tensor
 
     def tensors(self) -> dict[str, Tensor]:
