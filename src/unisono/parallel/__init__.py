@@ -11,6 +11,8 @@ It speaks `torch.distributed`, so it runs over whatever backend that was given. 
 
 from .adam import CompressedAdam
 from .build import Parameters
+from .compression.choices import Compressed, PowerSGD
+from .compression.reducer import Compression
 from .layouts.price import Link
 from .layouts.record import Record, record
 from .layouts.shard import Sharded, shard, whole
@@ -22,12 +24,15 @@ from .swapped import Swapped
 
 __all__ = [
     "Average",
+    "Compressed",
     "CompressedAdam",
+    "Compression",
     "Disk",
     "Host",
     "Link",
     "Parameters",
     "Plan",
+    "PowerSGD",
     "Progress",
     "Record",
     "Run",

@@ -17,6 +17,7 @@ from .mesh import Mesh
 from .pipeline.runtime import Runtime
 from .pipeline.schedule import schedule
 from .pipeline.stages import Stages, balanced, forget, measured
+from .replicas import Replicas
 from .tensor import cut_modules
 from .units import shard_units
 
@@ -90,10 +91,14 @@ def build(
         _cut(model, family, mesh)
     if plan.pipeline == 1:
         units = shard_units(model, family.units, mesh, last=True)
-        return Built(
+        built = Built(
             model, units, mesh, family, Runtime(units, mesh, family.output, single=True), [], (), names
         )
-    return _staged(model, family, mesh, sample, names)
+    else:
+        built = _staged(model, family, mesh, sample, names)
+    if isinstance(built.units, Replicas):
+        built.units.compress(built.named)
+    return built
 
 
 def _same_everywhere(model: nn.Module) -> None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint.metadata import Metadata
 
+    from .compression.kept import Kept
+
 dcp: Any = torch.distributed.checkpoint  # its names are there, but PyTorch does not declare them exported
 
 __all__ = ["Checkpoints", "State", "newest"]
@@ -37,6 +39,7 @@ class State:
     Args:
         about: the run's own numbers, equal on all ranks; becomes JSON.
         elsewhere: values of parameters that are not where the parameter is.
+        kept: the buffers of compressed gradients; None: there are none.
     """
 
     def __init__(
@@ -47,10 +50,11 @@ class State:
         optimizer: torch.optim.Optimizer | None,
         about: dict[str, Any],
         elsewhere: dict[nn.Parameter, Tensor] | None = None,
+        kept: Kept | None = None,
     ) -> None:
         self._root, self._named, self._buffers = root, named, buffers
         self._optimizer, self.about = optimizer, about
-        self._elsewhere = elsewhere or {}
+        self._elsewhere, self._kept = elsewhere or {}, kept
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything by name. Hyperparameters and the run's numbers are JSON, as bytes."""
@@ -61,7 +65,7 @@ class State:
             found[f"options.{name}"] = _bytes({key: value for key, value in group.items() if key != "params"})
             for key, value in state.items():
                 found[f"optimizer.{name}.{key}"] = value if isinstance(value, Tensor) else _bytes(value)
-        return found | {"run": _bytes(self.about)}
+        return found | {"run": _bytes(self.about)} | ({} if self._kept is None else self._kept.tensors())
 
     def load(self, folder: Path) -> None:
         """Fill all of it from a checkpoint that any plan saved."""
@@ -73,6 +77,8 @@ class State:
         for name, _, _ in self._trained():
             wanted[f"options.{name}"] = _room(described, f"options.{name}")
             wanted |= _moments(described, name, self._value(self._named[name]))
+        kept = [] if self._kept is None else self._kept.wanted(described.state_dict_metadata)
+        wanted |= {key: _room(described, key) for key in kept}
         missing = [key for key in wanted if key not in described.state_dict_metadata]
         if missing:
             raise ValueError(
@@ -80,6 +86,8 @@ class State:
             )
         dcp.load(wanted, checkpoint_id=folder)
         self._take(wanted)
+        if self._kept is not None:
+            self._kept.take({key: wanted[key] for key in kept})
 
     def _take(self, loaded: dict[str, Tensor]) -> None:
         self.about = _value(loaded["run"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from .compression.choices import Compressed, PowerSGD
+
 __all__ = ["SCHEDULES", "Plan"]
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv")
@@ -39,6 +41,8 @@ class Plan:
         swap: where parameters, gradients and optimizer state are while they are not needed: "disk" (a file in
             the folder for temporary files), another folder for that file, or "memory" (of the host, for
             models on a GPU). None: where the model is.
+        compression: average gradients in fewer bytes: `PowerSGD(rank=4)`, `Compressed("int8")`. With zero=0
+            and precision="f32", in CPU memory.
 
     Raises:
         ValueError: the plan cannot run on any number of ranks; it says why.
@@ -61,6 +65,7 @@ class Plan:
     uneven_use: bool = False
     tf32: bool = False
     swap: str | None = None
+    compression: PowerSGD | Compressed | None = None
 
     def __post_init__(self) -> None:
         for name in ("data", "tensor", "pipeline", "micro_batches"):
@@ -75,6 +80,7 @@ class Plan:
         self._check_sharding()
         self._check_schedule()
         self._check_swap()
+        self._check_compression()
 
     def _check_sharding(self) -> None:
         if self.shard is None:
@@ -120,6 +126,26 @@ class Plan:
             len(self.cuts) != self.stages - 1 or list(self.cuts) != sorted(set(self.cuts))
         ):
             raise ValueError(f"Plan: cuts={self.cuts} must be {self.stages - 1} growing numbers of pieces")
+
+    def _check_compression(self) -> None:
+        if self.compression is None:
+            return
+        if not isinstance(self.compression, (PowerSGD, Compressed)):
+            raise TypeError(
+                f"Plan: compression is {self.compression!r}, expected PowerSGD(...), Compressed(...) or None"
+            )
+        if self.zero:
+            raise ValueError(
+                f"Plan: compression averages whole gradients on every data rank, and zero={self.zero} leaves "
+                "each rank a part of them; use zero=0"
+            )
+        if self.swap is not None:
+            raise ValueError(f"Plan: compression and swap={self.swap!r} are not combined; leave one out")
+        if self.precision != "f32":
+            raise ValueError(
+                f"Plan: compression takes f32 gradients, and precision={self.precision!r} reduces its own; "
+                "use precision='f32'"
+            )
 
     @property
     def ranks(self) -> int:

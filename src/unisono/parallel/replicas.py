@@ -7,6 +7,8 @@ of buckets, which is the same on all ranks. Source: Li et al., PyTorch Distribut
 
 `used` says on which share of the ranks backward came to the parameter. A gradient that only some ranks have
 is an error: otherwise their parameters would silently drift apart.
+
+Under `Plan(compression=...)` compression/ averages a bucket's gradients in fewer bytes, and `used` exactly.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 from torch.distributed.tensor import DTensor
 
+from .compression.reducer import Compression
 from .gradients import gradient, local
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from .mesh import Mesh
 
@@ -39,7 +42,8 @@ class Bucket:
         self.parameters = [parameter for _, parameter in named]
         self.number = number
         self.missing = set(self.parameters)  # what backward has not come to; it may come to one twice
-        self.work: Any = None  # while it is being reduced
+        self.reducing = False
+        self.work: Any = None  # of the all-reduce; none under compression
         locals_ = [local(parameter) for parameter in self.parameters]
         sizes = [part.numel() for part in locals_]
         like = locals_[0]
@@ -47,8 +51,9 @@ class Bucket:
         *parts, self._used = self._flat.split([*sizes, len(sizes)])
         self._parts = [part.view(one.shape) for part, one in zip(parts, locals_, strict=True)]
 
-    def reduce(self, group: dist.ProcessGroup) -> None:
+    def reduce(self, group: dist.ProcessGroup, compression: Compression | None = None) -> None:
         """Begin to average over the ranks of `group`. A parameter without a gradient counts as zero."""
+        self.reducing = True
         pairs = [(part, gradient(p)) for part, p in zip(self._parts, self.parameters, strict=True)]
         with_gradient = [(part, grad) for part, grad in pairs if grad is not None]
         for part, grad in pairs:
@@ -57,12 +62,21 @@ class Bucket:
         self._used.copy_(torch.tensor([float(grad is not None) for _, grad in pairs]))
         if with_gradient:
             torch._foreach_copy_([part for part, _ in with_gradient], [grad for _, grad in with_gradient])
-        with record_function(f"up::gradients|bucket {self.number}"):
+        label = f"up::gradients|bucket {self.number}"
+        if compression is not None:
+            compression.begin(
+                list(zip(self.parameters, self._parts, strict=True)),
+                self._flat,
+                label=label,
+                exact=[self._used],
+            )
+            return
+        with record_function(label):
             self.work = dist.all_reduce(self._flat, op=dist.ReduceOp.AVG, group=group, async_op=True)
 
     def wait(self) -> None:
         """Wait for the averages, if they are being made; be ready for the next ones."""
-        work, self.work = self.work, None
+        work, self.work, self.reducing = self.work, None, False
         self.missing = set(self.parameters)
         if work is not None:
             work.wait()
@@ -73,7 +87,7 @@ class Bucket:
         Raises:
             RuntimeError: the bucket is being reduced, without what was added now.
         """
-        if self.work is not None:
+        if self.reducing:
             name = next(n for n, one in zip(self.names, self.parameters, strict=True) if one is parameter)
             raise RuntimeError(
                 f"backward came to {name!r} again after its gradient went to the other ranks. A layer that "
@@ -104,11 +118,14 @@ class Replicas:
 
     Attributes:
         root: the module whose parameters these are.
+        compression: how gradients are compressed; None: not.
     """
 
     def __init__(self, root: nn.Module, mesh: Mesh) -> None:
         self.root = root
         self._group = mesh.group("replica")
+        self.compression: Compression | None = None
+        self._plan = mesh.plan
         self._uneven_use = mesh.plan.uneven_use
         self._buckets = list(_buckets(root)) if mesh.plan.data > 1 else []
         self._next = 0  # the first bucket that is not being reduced
@@ -117,10 +134,18 @@ class Replicas:
             for parameter in bucket.parameters:
                 parameter.register_post_accumulate_grad_hook(self._counter(bucket, parameter))
 
+    def compress(self, named: Mapping[str, nn.Parameter]) -> None:
+        """Compress gradients as the plan says. `named`: the parameters by their names in the user's model."""
+        settings = self._plan.compression
+        if settings is not None and self._buckets:
+            self.compression = Compression(settings, named, self._group)
+
     def reset(self) -> None:
         """Forget a step that ended with an error: wait for what it left in flight."""
         self._reducing = False
         self._next = 0
+        if self.compression is not None:
+            self.compression.reset()
         for bucket in self._buckets:
             bucket.wait()
 
@@ -135,8 +160,10 @@ class Replicas:
         """Reduce what no backward has filled, and wait for all."""
         self._reducing = False
         for bucket in self._buckets[self._next :]:
-            bucket.reduce(self._group)
+            bucket.reduce(self._group, self.compression)
         self._next = 0
+        if self.compression is not None:
+            self.compression.finish()
         for bucket in self._buckets:
             bucket.wait()
         for bucket in self._buckets:
@@ -150,7 +177,7 @@ class Replicas:
                 return
             bucket.came(parameter)
             while self._next < len(self._buckets) and not self._buckets[self._next].missing:
-                self._buckets[self._next].reduce(self._group)
+                self._buckets[self._next].reduce(self._group, self.compression)
                 self._next += 1
 
         return count

@@ -17,6 +17,7 @@ from torch.autograd.profiler import record_function
 from .batches import Part, micro_batches, rows_of
 from .build import Built, Optimizer, Parameters, build
 from .checkpoint import Checkpoints, State, newest
+from .compression.kept import Kept
 from .failures import Failures
 from .gradients import add_up, scale_, squared_norm
 from .layouts.price import Link
@@ -25,6 +26,7 @@ from .pipeline.runtime import Work
 from .pipeline.schedule import Schedule, schedule
 from .pipeline.timeline import Span, Timeline
 from .precision import LossScaler
+from .replicas import Replicas
 from .swap import Swap
 from .watch import Report, Watched, write_trace
 from .watch import watch as watching
@@ -72,6 +74,7 @@ class Run:
         steps: batches trained on, over all runs that were saved and loaded.
         skipped: steps that overflowed under fp16 and changed nothing.
         swap: what swaps, under Plan(swap=...); its `waited_s` is of the last step.
+        compression: the buffers of `Plan(compression=...)`; None without, and on one data rank.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class Run:
         self.grad_norm: float | None = None
         self.skipped = 0
         self._built, self._loss = built, loss
+        self.compression = built.units.compression if isinstance(built.units, Replicas) else None
         self._named = built.named
         self.swap = built.units if isinstance(built.units, Swap) else None
         self._trained = {name: value for name, value in self._named.items() if value.requires_grad}
@@ -199,6 +203,8 @@ class Run:
         self.steps, self.skipped = state.about["steps"], state.about["skipped"]
         if self.scaler.active and state.about["scale"] != 1.0:
             self.scaler.scale, self.scaler.succeeded = state.about["scale"], state.about["succeeded"]
+        if self.compression is not None:
+            self.compression.steps = self.steps
 
     def close(self) -> None:
         """End swapping: the parameters come back into memory. Without Plan(swap=...) nothing happens."""
@@ -209,12 +215,13 @@ class Run:
     def _state(self) -> Iterator[State]:
         about: dict[str, Any] = {"steps": self.steps, "skipped": self.skipped}
         about |= {"scale": self.scaler.scale, "succeeded": self.scaler.succeeded}
+        kept = None if self.compression is None else Kept(self.compression, self.mesh)
         seen: contextlib.AbstractContextManager[dict[nn.Parameter, Tensor]] = contextlib.nullcontext({})
         if self.swap is not None:
             seen = self.swap.mapped(self.optimizer)
         with seen as elsewhere:
             root, buffers = self._built.units.root, self._built.buffers
-            yield State(root, self._named, buffers, self.optimizer, about, elsewhere)
+            yield State(root, self._named, buffers, self.optimizer, about, elsewhere, kept)
 
     # ---- one step ----
 

@@ -22,6 +22,10 @@ import unisono.torch  # noqa: F401
 from parallel import models
 
 STEPS, ROWS = 6, 12
+COMPRESSIONS = {
+    "none": None,
+    "both": up.PowerSGD(rank={"*norm*": "exact", "*fc*": 8, "*.weight": "int8"}, start=1, errors="1-6-9"),
+}
 
 
 def trained(run: up.Run, batches: list[Any]) -> list[float]:
@@ -44,7 +48,7 @@ def work(shared: Path, job: dict[str, Any]) -> list[float]:
     case = models.CASES[job["model"]]
     run = up.parallelize(
         models.make(job["model"]),
-        up.Plan(**job["plan"]),
+        up.Plan(**job["plan"], compression=COMPRESSIONS[job.get("compression", "none")]),
         optimizer=lambda p: models.optimizer(job.get("optimizer", "adamw"), p),
         loss=case.loss,
     )

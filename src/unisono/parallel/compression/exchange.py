@@ -1,0 +1,139 @@
+"""Means over ranks in steps: a generator starts a message, yields its work, and goes on once that is done.
+
+All ranks advance their generators in one order, so messages meet, and other generators' messages are under
+way meanwhile. The last value of each has the same bits on every rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.profiler import record_function
+
+if TYPE_CHECKING:
+    from unisono.codecs import Codec
+
+__all__ = ["InFlight", "Steps", "coded_mean", "exact_mean", "finite", "length", "together"]
+
+Result = TypeVar("Result")
+Steps = Generator[list[Any], None, Result]
+
+
+def exact_mean(flat: Tensor, group: dist.ProcessGroup) -> Steps[None]:
+    """Replace `flat` by its mean over the ranks."""
+    yield [dist.all_reduce(flat, group=group, async_op=True)]
+    flat.div_(group.size())
+
+
+def coded_mean(
+    flat: Tensor, codec: Codec, group: dist.ProcessGroup, *, feedback: bool
+) -> Steps[tuple[Tensor, Tensor | None]]:
+    """Average f32 vectors that are sent as codes: every rank adds up one part, in f32, and encodes its mean.
+
+    Shapes: flat [p k], k values to a part, each a whole number of the codec's blocks (see `length`).
+    Cost: two messages, 2(p-1)/p of the codes' bytes sent per rank.
+    Args:
+        feedback: also say what the roundings changed.
+    Returns:
+        The mean as all ranks decode it. With feedback, what is still to be sent: `flat` minus what this
+        rank's codes stand for, and p times what rounding the mean changed in this rank's own part. Its mean
+        over the ranks is what the result lacks. Where the result is not finite, it means nothing.
+    """
+    size, part = group.size(), flat.numel() // group.size()
+    codes = codec.encode(flat).view(torch.uint8)
+    received = torch.empty_like(codes)
+    yield [dist.all_to_all_single(received, codes, group=group, async_op=True)]
+    mean = torch.zeros(part)
+    for theirs in received.chunk(size):
+        codec.accumulate(theirs, mean)
+    mean.div_(size)
+    own = codec.encode(mean).view(torch.uint8)
+    yield [dist.all_gather_single(received, own, group=group, async_op=True)]
+    result = codec.decode(received, out=torch.empty_like(flat))
+    if not feedback:
+        return result, None
+    left = codec.decode(codes, out=torch.empty_like(flat))
+    torch.sub(flat, left, out=left)
+    mine = slice(part * group.rank(), part * (group.rank() + 1))
+    left[mine].add_(mean - result[mine], alpha=size)
+    return result, left
+
+
+def length(numel: int, codec: Codec, size: int) -> int:
+    """How long a vector has to be so that `size` ranks get equal parts of whole blocks."""
+    step = size * (codec.block or 1)
+    return math.ceil(numel / step) * step
+
+
+def finite(values: Tensor) -> bool:
+    """Whether there is no NaN and no infinity."""
+    if values.numel() == 0:
+        return True
+    return all(math.isfinite(end) for end in torch.stack(torch.aminmax(values)).tolist())
+
+
+def together(*parts: Steps[None]) -> Steps[None]:
+    """Advance several at once: their messages are under way together."""
+    live = list(parts)
+    while live:
+        works: list[Any] = []
+        for part in list(live):
+            try:
+                works += next(part)
+            except StopIteration:
+                live.remove(part)
+        if works:
+            yield works
+
+
+@dataclass
+class _Begun:
+    label: str
+    steps: Steps[None]
+    works: list[Any]
+
+
+class InFlight:
+    """What was begun and is not done, oldest first."""
+
+    def __init__(self) -> None:
+        self._live: list[_Begun] = []
+
+    def begin(self, label: str, steps: Steps[None]) -> None:
+        """Start `steps`; then let what was begun before go one step further."""
+        older, begun = list(self._live), _Begun(label, steps, [])
+        self._live.append(begun)
+        self._go_on(begun)
+        for each in older:
+            self._go_on(each)
+
+    def finish(self) -> None:
+        """Go on until all is done."""
+        while self._live:
+            for each in list(self._live):
+                self._go_on(each)
+
+    def drop(self) -> None:
+        """Forget all of it, once nothing is in flight: the buffers may be used again."""
+        older, self._live = self._live, []
+        for each in older:
+            each.steps.close()
+            for work in each.works:
+                work.wait()
+
+    def _go_on(self, begun: _Begun) -> None:
+        for work in begun.works:
+            work.wait()
+        begun.works = []
+        with record_function(begun.label), torch.no_grad():
+            works = next(begun.steps, None)
+        if works is None:
+            self._live.remove(begun)
+        else:
+            begun.works = works

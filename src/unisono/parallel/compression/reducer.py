@@ -1,0 +1,239 @@
+"""Averages gradients bucket by bucket as the settings say: for DistributedDataParallel, and for a plan.
+
+A bucket's parameters are exact, coded or of low rank. Each kind is one vector, so a bucket is one message,
+and the further ones that codes and factors need. The next bucket's first message is under way meanwhile.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from unisono.codecs import Codec
+from unisono.parallel.gradients import local
+
+from .choices import PowerSGD
+from .exchange import InFlight, Steps, coded_mean, exact_mean, finite, length, together
+from .held import Held
+from .low_rank import Matrix, low_rank
+
+if TYPE_CHECKING:
+    from .choices import Choice, Compressed
+
+__all__ = ["Compression"]
+
+Pair = tuple[Tensor, Tensor]  # a parameter, and its gradient in a bucket
+_KEYS = ("error", "factor")
+
+
+class Compression:
+    """Gradients are averaged in fewer bytes; what is left out is kept and sent later.
+
+    `PowerSGD.attach` and `Compressed.attach` make one for DDP, `Plan(compression=...)` has its own.
+
+    Attributes:
+        settings: the PowerSGD or Compressed.
+        steps: how many were made.
+        choices: parameter -> what becomes of its gradient: a rank, a codec or "exact".
+    """
+
+    def __init__(
+        self, settings: PowerSGD | Compressed, named: Mapping[str, Tensor], group: dist.ProcessGroup
+    ) -> None:
+        self.settings, self.steps = settings, 0
+        self._group, self._flight = group, InFlight()
+        self._seed = settings.seed if isinstance(settings, PowerSGD) else 0
+        trained = {name: value for name, value in named.items() if value.requires_grad}
+        for name, value in trained.items():
+            _check(name, local(value))
+        options: dict[str, Any] = {"feedback": settings.feedback, "errors": settings.errors}
+        self._held = {
+            value: Held(name, part.shape, settings.choice(name, part.shape), **options, seed=self._seed)
+            for name, value in trained.items()
+            for part in [local(value)]
+        }
+
+    @property
+    def choices(self) -> dict[str, Choice]:
+        """What becomes of each parameter's gradient: a rank, a codec or "exact"."""
+        return {held.name: held.choice for held in self._held.values()}
+
+    def memory(self) -> int:
+        """Bytes of the buffers that this rank keeps between steps."""
+        return sum(held.nbytes for held in self._held.values())
+
+    def reduce(self, bucket: Any) -> torch.futures.Future[Tensor]:
+        """Average a bucket of DistributedDataParallel: its communication hook; see `attach`.
+
+        Futures are complete when the last bucket's call returns.
+        """
+        if bucket.index() == 0:
+            self.reset()
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        flat = bucket.buffer()
+        pairs = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
+        label = f"up::gradients|bucket {bucket.index()}"
+        self.begin(pairs, flat, label=label, done=lambda: future.set_result(flat))
+        if bucket.is_last():
+            self.finish()
+        return future
+
+    def begin(
+        self,
+        pairs: Sequence[Pair],
+        flat: Tensor,
+        *,
+        label: str,
+        exact: Sequence[Tensor] = (),
+        done: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Begin to average the gradients of a bucket, in place.
+
+        Args:
+            pairs: parameters, and their gradients, which are parts of `flat`.
+            exact: further values in `flat`, which are always averaged exactly.
+            done: called when the averages are there.
+        """
+
+        def steps() -> Steps[None]:
+            if self.steps < self.settings.start:
+                yield from exact_mean(flat, self._group)
+            else:
+                yield from self._steps(pairs, exact)
+            done()
+
+        self._flight.begin(label, steps())
+
+    def finish(self) -> None:
+        """Wait for the averages of all buckets that were begun: the end of a step."""
+        self._flight.finish()
+        self.steps += 1
+
+    def reset(self) -> None:
+        """Forget a step that ended with an error."""
+        self._flight.drop()
+
+    # ---- one bucket ----
+
+    def _steps(self, pairs: Sequence[Pair], exact: Sequence[Tensor]) -> Steps[None]:
+        sent = [(self._held[parameter], gradient) for parameter, gradient in pairs]
+        as_is = [gradient for held, gradient in sent if held.choice == "exact"] + list(exact)
+        ranked = [(held, gradient) for held, gradient in sent if held.rank]
+        coded: dict[Codec, list[tuple[Held, Tensor]]] = {}
+        for held, gradient in sent:
+            if isinstance(held.choice, Codec):
+                coded.setdefault(held.choice, []).append((held, gradient))
+        parts = [self._exact(as_is)] if as_is else []
+        parts += [self._coded(codec, those) for codec, those in coded.items()]
+        parts += [self._low_rank(ranked)] if ranked else []
+        return together(*parts)
+
+    def _exact(self, gradients: list[Tensor]) -> Steps[None]:
+        """One vector of all that is small."""
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        yield from exact_mean(flat, self._group)
+        for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(part.view(gradient.shape))
+
+    def _coded(self, codec: Codec, sent: list[tuple[Held, Tensor]]) -> Steps[None]:
+        """One vector of all that is sent in this codec; parameters do not share its blocks."""
+        feedback = self.settings.feedback
+        sizes = [length(gradient.numel(), codec, 1) for _, gradient in sent]
+        flat = torch.zeros(length(sum(sizes), codec, self._group.size()))
+        places = [slice(start, start + g.numel()) for start, (_, g) in zip(_starts(sizes), sent, strict=True)]
+        for place, (held, gradient) in zip(places, sent, strict=True):
+            flat[place].view(gradient.shape).copy_(gradient)
+            held.add_error(flat[place])
+        result, left = yield from coded_mean(flat, codec, self._group, feedback=feedback)
+        keep = finite(result)
+        for place, (held, gradient) in zip(places, sent, strict=True):
+            gradient.copy_(result[place].view(gradient.shape))
+            if left is not None and keep:
+                held.keep(left[place], self.steps)
+
+    def _low_rank(self, sent: list[tuple[Held, Tensor]]) -> Steps[None]:
+        """All matrices, in one vector of factors."""
+        settings = self.settings
+        assert isinstance(settings, PowerSGD)
+        matrices = [Matrix(held, gradient.reshape(held.shape[0], -1)) for held, gradient in sent]
+        options: dict[str, Any] = {"seed": self._seed, "step": self.steps, "warm": settings.warm_start}
+        yield from low_rank(matrices, settings.codec, self._group, **options)
+        for (_, gradient), (_, values) in zip(sent, matrices, strict=True):
+            if values.data_ptr() != gradient.data_ptr():  # it is not contiguous, and was copied
+                gradient.copy_(values.view(gradient.shape))
+
+    # ---- what is saved ----
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Every buffer of this rank, by "parameter.error" and "parameter.factor"."""
+        pairs = itertools.product(self._held.values(), _KEYS)
+        found = {f"{held.name}.{key}": getattr(held, key) for held, key in pairs}
+        return {name: buffer for name, buffer in found.items() if buffer is not None}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank goes on from. Each rank saves its own: error buffers differ.
+
+        The tensors are the buffers themselves, as those of an optimizer's state are.
+        """
+        place = {"rank": self._group.rank(), "size": self._group.size()}
+        return {**place, "steps": self.steps, "buffers": self.buffers()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of this rank.
+
+        Raises:
+            ValueError: it is another rank's, of another number of ranks, or of another model.
+        """
+        place = (self._group.rank(), self._group.size())
+        if (state["rank"], state["size"]) != place:
+            raise ValueError(
+                f"the state is of rank {state['rank']} of {state['size']}, this is rank {place[0]} of "
+                f"{place[1]}: error buffers differ, each rank loads its own"
+            )
+        self.take(state["buffers"], state["steps"])
+
+    def take(self, buffers: Mapping[str, Tensor], steps: int) -> None:
+        """Put copies of saved buffers in place. What is not among them begins anew.
+
+        Raises:
+            ValueError: one is of another shape or type; nothing was changed. Or of no parameter here.
+        """
+        self.check(buffers)
+        for held, key in itertools.product(self._held.values(), _KEYS):
+            found = buffers.get(f"{held.name}.{key}")
+            setattr(held, key, None if found is None else found.clone())
+        self.steps = steps
+
+    def fits(self, key: str, value: Tensor) -> bool:
+        """Whether a saved buffer is of the shape and type that it has here."""
+        try:
+            self.check({key: value})
+        except ValueError:
+            return False
+        return True
+
+    def check(self, buffers: Mapping[str, Tensor]) -> None:
+        """Look at saved buffers; raises as `take` does."""
+        known = {f"{held.name}.{key}": (held, key) for held in self._held.values() for key in _KEYS}
+        for name, buffer in buffers.items():
+            if name not in known:
+                raise ValueError(f"the state has {name!r}, and no parameter here is called so")
+            held, key = known[name]
+            held.check(key, buffer)
+
+
+def _starts(sizes: Iterable[int]) -> list[int]:
+    return [0, *itertools.accumulate(sizes)][:-1]
+
+
+def _check(name: str, part: Tensor) -> None:
+    if part.dtype != torch.float32 or part.device.type != "cpu" or part.layout != torch.strided:
+        raise TypeError(
+            f"{name!r} is {part.dtype} on {part.device}; gradients are compressed of dense float32 "
+            "parameters in CPU memory"
+        )
