@@ -85,10 +85,13 @@ def prepare(arguments: argparse.Namespace, folder: str) -> None:
 
 def import_suite(way: str) -> ModuleType:
     """Import PyTorch's module. While it is imported it reads BACKEND, and what that backend can do."""
+    import torch.utils._triton
     from torch.testing._internal.common_distributed import DistTestCases
 
     import unisono.torch.process_group  # noqa: F401  (registering alone would leave that to every rank)
 
+    # PyTorch's harness asks this when it sets up a test, which starts CUDA where Triton is: no fork could use it.
+    torch.utils._triton.has_triton = lambda: False
     for feature in ("ddp", "subgroup", "plugin"):
         DistTestCases.backend_feature[feature].add(os.environ["BACKEND"])
     import torch.testing._internal.distributed.distributed_test as suite
