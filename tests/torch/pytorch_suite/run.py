@@ -90,7 +90,7 @@ def import_suite(way: str) -> ModuleType:
 
     import unisono.torch.process_group  # noqa: F401  (registering alone would leave that to every rank)
 
-    # PyTorch's harness asks this when it sets up a test. Where Triton is that starts CUDA, which no fork can use.
+    # PyTorch's harness asks this when it sets up a test. Where Triton is that starts CUDA: forks need it off.
     torch.utils._triton.has_triton = lambda: False
     for feature in ("ddp", "subgroup", "plugin"):
         DistTestCases.backend_feature[feature].add(os.environ["BACKEND"])
