@@ -24,6 +24,8 @@ WHOLE: dict[str, str] = {
     "csrc/engine/executor.cpp": "one interpreter of plans, see docs/adr/0001-one-interpreter.md",
     "src/unisono/env.py": "the table of the environment's variables, and what reads it",
     "src/unisono/group/group.py": "Group: every operation a user calls; mostly signatures and their texts",
+    "src/unisono/group/planning.py": "the way of a call to the engine: checked, planned, lowered, bound",
+    "src/unisono/plans/proof.py": "the proof of a plan: one symbolic run, and what must hold at its end",
     "src/unisono/launch/failures.py": "the failures of a job: taken from the ranks, ordered, reported once",
     "src/unisono/launch/job.py": "a job: its command line (flags and their help), its ranks' environment",
     "src/unisono/store/tcp_server.py": "the store's server: one selector loop and what it does for a peer",

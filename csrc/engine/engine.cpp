@@ -73,7 +73,8 @@ Limits limits(World& world, const EngineOptions& options) {
           .capacity = std::min(staged, TcpTransport::kCapacity),
           .lent_bytes = 0,
           .lending = lending,
-          .ahead_bytes = 0};
+          .ahead_bytes = 0,
+          .apart = !world.shares_memory()};
 }
 
 // Whether another rank of this host is no process of its own.
@@ -184,6 +185,12 @@ uint64_t Engine::fingerprint(const Call& call, uint64_t seq) const {
   return mixed | 1;  // 0 means "no operation"
 }
 
+// The dtype as ranks tell each other: above its four bits the number of the codec, from 1 on.
+static uint8_t form(DType dtype, const Coder& coder) {
+  const size_t codec = coder.kernels == nullptr ? 0 : static_cast<size_t>(coder.codec) + 1;
+  return static_cast<uint8_t>(static_cast<size_t>(dtype) | codec << kCodecShift);
+}
+
 void Engine::record(const Call& call, uint64_t seq, uint64_t fingerprint) {
   RankCell& cell = world_.cell(rank_);
   CallRecord record{seq,
@@ -191,7 +198,7 @@ void Engine::record(const Call& call, uint64_t seq, uint64_t fingerprint) {
                     call.numel,
                     call.root,
                     call.kind,
-                    static_cast<uint8_t>(call.dtype),
+                    form(call.dtype, call.coder),
                     static_cast<uint8_t>(call.op),
                     static_cast<uint8_t>(call.program->algorithm())};
   write_record(cell, record);
@@ -250,7 +257,8 @@ void Engine::perform(const Call& call, uint64_t fingerprint) {
     call.packed->in.gather();
     if (in_place) call.packed->out.gather();
   }
-  executor_.run(Job{call.program, call.binding, call.dtype, call.op, call.factor, fingerprint}, waiter_);
+  executor_.run(Job{call.program, call.binding, call.dtype, call.op, call.factor, fingerprint, call.coder},
+                waiter_);
   if (call.packed != nullptr && call.program->writes_out()) call.packed->out.scatter();
 }
 

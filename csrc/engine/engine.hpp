@@ -73,6 +73,7 @@ struct Call {
   bool large = false;        // takes so long that waking a thread for it costs nothing
   CallSite site{};
   std::shared_ptr<PackedBuffers> packed = nullptr;
+  Coder coder{};
 };
 
 class Engine {

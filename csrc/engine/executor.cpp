@@ -13,6 +13,8 @@ constexpr size_t kSliceAlign = 4096;
 constexpr size_t kLineElementsBytes = 64;
 // What is taken from a socket before it is reduced: it should still be in the cache then.
 constexpr size_t kPartBytes = 128 * 1024;
+// Values that are encoded or decoded at a time, so that they are in a core's first cache for the next step.
+constexpr size_t kCodedPartElements = 4096;
 // A message of this size is lent rather than staged: it costs system calls, but no copy and no other core's
 // cache lines.
 constexpr size_t kLendBytes = 128 * 1024;
@@ -65,6 +67,20 @@ size_t Chunks::longest() const {
   return most;
 }
 
+// ---- Coder ----
+
+size_t Coder::numel(size_t wanted) const {
+  size_t low = 0, high = 2 * wanted;  // no code is shorter than half a byte
+  while (low < high) {
+    const size_t middle = low + (high - low) / 2;
+    if (nbytes(middle) < wanted)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low;
+}
+
 // ---- Executor --------------------------------------------------------------------------------------
 
 struct Executor::Frame {
@@ -90,15 +106,19 @@ size_t Executor::room_for(const Program& program) const {
 }
 
 // A sender can have two segments' messages outstanding, which is what lets segments overlap.
-size_t Executor::segment_elements(const Program& program, size_t item) const {
+size_t Executor::segment_elements(const Job& job, size_t item) const {
+  const Program& program = *job.program;
   const auto chunks =
       static_cast<size_t>(std::max({1, program.chunks(Space::kOut), program.chunks(Space::kIn)}));
-  const size_t fair = limits_.segment_bytes / chunks;
+  // Between hosts it is codes that take time; all messages are codes where no two ranks share a host.
+  const size_t shorter = program.coded() && far_ != nullptr ? job.coder.times_shorter() : 1;
+  const size_t fair = limits_.segment_bytes / chunks * shorter;
   if (program.lends() && limits_.lent_bytes > 0)  // what is too much for the staging memory is lent
     return std::max<size_t>(1, limits_.lent_bytes / chunks / kSliceAlign * kSliceAlign / item);
-  const size_t room = room_for(program);
+  const size_t room = room_for(program) * (limits_.apart ? shorter : 1);
   const size_t bytes = std::min(fair, room);
-  return std::max<size_t>(1, (bytes >= kSliceAlign ? bytes / kSliceAlign * kSliceAlign : bytes) / item);
+  const size_t most = (bytes >= kSliceAlign ? bytes / kSliceAlign * kSliceAlign : bytes) / item;
+  return std::max<size_t>(1, job.coder.whole_blocks(most));
 }
 
 void Executor::prepare_scratch(const Job& job, size_t segment, size_t item) {
@@ -113,7 +133,7 @@ void Executor::prepare_scratch(const Job& job, size_t segment, size_t item) {
 void Executor::run(const Job& job, Waiter& waiter) {
   const size_t item = itemsize(job.dtype);
   const size_t longest = std::max(job.binding.out.longest(), job.binding.in.longest());
-  const size_t segment = std::max<size_t>(1, std::min(segment_elements(*job.program, item), longest));
+  const size_t segment = std::max<size_t>(1, std::min(segment_elements(job, item), longest));
   prepare_scratch(job, segment, item);
   size_t first = 0;
   do {
@@ -212,17 +232,38 @@ void Executor::send(const Instruction& step, const Frame& frame) {
   const std::span<const int> peers(step.peers), near = peers.first(step.near);
   const std::span<const int> far = peers.subspan(step.near);
   const uint64_t print = fingerprint(step.dst, frame);
-  const bool lent =
-      !scaled && !near.empty() && lend(*transports_[static_cast<size_t>(near[0])], step, near, piece, frame);
+  const size_t nbytes = wire_bytes(piece.numel, step.coded, frame);
+  const bool encoded = step.coded && !near.empty() && !far.empty();  // once, for what is lost is lost once
+  if (encoded) {
+    codes_.resize(std::max(codes_.size(), nbytes));
+    encode(step, piece, scaled, codes_.data(), frame);
+  }
+  const auto fill = [&](void* room) {
+    if (encoded)
+      kernels().copy(room, codes_.data(), nbytes);
+    else if (step.coded)
+      encode(step, piece, scaled, room, frame);
+    else if (scaled)
+      kernels().scale[static_cast<size_t>(frame.job.dtype)](room, piece.data, piece.numel, frame.job.factor);
+    else if (nbytes > 0)
+      kernels().copy(room, piece.data, nbytes);
+    return room;
+  };
+  const bool lent = !scaled && !step.coded && !near.empty() &&
+                    lend(*transports_[static_cast<size_t>(near[0])], step, near, piece, frame);
   if (!near.empty() && !lent)
-    send_over(*transports_[static_cast<size_t>(near[0])], near, piece, print, scaled, false, frame);
-  if (!far.empty())
-    send_over(*transports_[static_cast<size_t>(far[0])], far, piece, print, scaled, true, frame);
+    send_over(*transports_[static_cast<size_t>(near[0])], near, nbytes, print, fill, frame);
+  if (far.empty()) return;
+  // To other hosts a message goes from where it lies.
+  const bool as_it_is = !scaled && !step.coded;
+  send_over(
+      *transports_[static_cast<size_t>(far[0])], far, nbytes, print,
+      [&](void* room) { return as_it_is ? piece.data : fill(room); }, frame);
 }
 
 // With more ranks than cores all receivers need a turn to give it back, which half a segment is worth.
 bool Executor::worth_opening(size_t nbytes, const Frame& frame) const {
-  return limits_.lending || nbytes >= segment_elements(*frame.job.program, frame.item) * frame.item / 2;
+  return limits_.lending || nbytes >= segment_elements(frame.job, frame.item) * frame.item / 2;
 }
 
 // Whether the message is worth lending; then it is.
@@ -255,10 +296,10 @@ bool Executor::lend(Transport& transport, const Instruction& step, std::span<con
   return true;
 }
 
-// To other hosts a message goes from where it lies.
-void Executor::send_over(Transport& transport, std::span<const int> peers, Extent piece, uint64_t print,
-                         bool scaled, bool far, const Frame& frame) {
-  const size_t nbytes = piece.numel * frame.item;
+// fill: puts the message into the room it is given; where it lies then.
+template <class Fill>
+void Executor::send_over(Transport& transport, std::span<const int> peers, size_t nbytes, uint64_t print,
+                         Fill fill, const Frame& frame) {
   void* room = transport.reserve(peers, nbytes);
   if (room == nullptr) {
     int awaited = transport.blocking_peer();
@@ -269,11 +310,53 @@ void Executor::send_over(Transport& transport, std::span<const int> peers, Exten
       return room != nullptr;
     });
   }
-  if (scaled)
-    kernels().scale[static_cast<size_t>(frame.job.dtype)](room, piece.data, piece.numel, frame.job.factor);
-  else if (nbytes > 0 && !far)
-    kernels().copy(room, piece.data, nbytes);
-  transport.commit(peers, nbytes, print, far && !scaled ? piece.data : room);
+  transport.commit(peers, nbytes, print, fill(room));
+}
+
+size_t Executor::wire_bytes(size_t numel, bool coded, const Frame& frame) const {
+  return coded ? frame.job.coder.nbytes(numel) : numel * frame.item;
+}
+
+// Where what encoding this piece loses is kept: in the place of the chunk in the buffer it stands for.
+float* Executor::feedback(ChunkRef ref, const Frame& frame) const {
+  float* const kept = frame.job.coder.feedback;
+  if (kept == nullptr) return nullptr;
+  const Binding& binding = frame.job.binding;
+  const bool given = ref.space == Space::kIn || (ref.space == Space::kTmp && binding.in.longest() > 0);
+  return kept + (given ? binding.in : binding.out).start(ref.index) + frame.first;
+}
+
+// Part by part, so that values are still in the cache when they are looked at again.
+void Executor::encode(const Instruction& step, Extent piece, bool scaled, void* codes, const Frame& frame) {
+  const Coder& coder = frame.job.coder;
+  const bool rounds = (step.flags & kRounds) != 0;
+  float* const kept = feedback(step.dst, frame);
+  auto* const values = reinterpret_cast<float*>(piece.data);
+  if (rounds) about_to_write(piece, frame);
+  const size_t part = std::max(coder.whole_blocks(kCodedPartElements), coder.block);
+  if ((scaled || kept != nullptr) && values_.size() < 2 * part) values_.resize(2 * part);
+  for (size_t first = 0; first < piece.numel; first += part) {
+    const size_t count = std::min(part, piece.numel - first);
+    const float* from = values + first;
+    if (scaled || kept != nullptr) {
+      from = values_.data();
+      kernels().scale[static_cast<size_t>(DType::kF32)](values_.data(), values + first, count,
+                                                        scaled ? frame.job.factor : 1.0);
+      for (size_t i = 0; kept != nullptr && i < count; ++i) values_[i] += kept[first + i];
+    }
+    auto* const to = static_cast<unsigned char*>(codes) + coder.nbytes(first);
+    if (coder.kernels->encode(to, from, count, {.block = coder.block}) < count)  // looked at before the call
+      frame.waiter.fail(Fault{FaultKind::kAborted, rank_, rank_});
+    if (kept != nullptr) {
+      float* const decoded = values_.data() + part;
+      coder.kernels->decode(decoded, to, count, coder.block);
+      for (size_t i = 0; i < count; ++i) {
+        const float lost = values_[i] - decoded[i];
+        kept[first + i] = lost - lost == 0 ? lost : 0;  // infinity and NaN would stay for ever
+      }
+    }
+    if (rounds) coder.kernels->decode(values + first, to, count, coder.block);
+  }
 }
 
 // What has not yet been sent of this memory is kept.
@@ -281,8 +364,9 @@ void Executor::about_to_write(Extent extent, const Frame& frame) {
   if (far_ != nullptr) far_->keep(extent.data, extent.numel * frame.item);
 }
 
-void Executor::refuse(int peer, ChunkRef chunk, const Message& message, const Frame& frame) {
-  const size_t before = frame.first * frame.item, segment = segment_elements(*frame.job.program, frame.item);
+void Executor::refuse(int peer, ChunkRef chunk, Message message, bool coded, const Frame& frame) {
+  if (coded) message.nbytes = frame.job.coder.numel(message.nbytes) * frame.item;  // in words of its values
+  const size_t before = frame.first * frame.item, segment = segment_elements(frame.job, frame.item);
   const uint64_t total =
       (message.fingerprint - frame.job.fingerprint) / 2;  // of elements, if it is the same call
   SizeMismatch sizes;
@@ -303,7 +387,7 @@ void Executor::refuse(int peer, ChunkRef chunk, const Message& message, const Fr
 // The next message of `peer`, or part of it; it has to be of this very operation and of this size.
 // chunk: what it is, or goes into.
 template <class Peek>
-Message Executor::await(int peer, ChunkRef chunk, size_t nbytes, const Frame& frame, Peek peek) {
+Message Executor::await(int peer, ChunkRef chunk, size_t nbytes, const Frame& frame, Peek peek, bool coded) {
   Transport& transport = *transports_[static_cast<size_t>(peer)];
   Message message;
   frame.waiter.until(peer, [&] {
@@ -312,7 +396,7 @@ Message Executor::await(int peer, ChunkRef chunk, size_t nbytes, const Frame& fr
     return false;
   });
   if (message.fingerprint != fingerprint(chunk, frame) || message.nbytes != nbytes) [[unlikely]]
-    refuse(peer, chunk, message, frame);
+    refuse(peer, chunk, message, coded, frame);
   if (message.open) {
     open_ = true;
     opened_.store(opened_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
@@ -328,6 +412,7 @@ void Executor::check_open(const Frame& frame) {
 }
 
 void Executor::receive(const Instruction& step, const Frame& frame) {
+  if (step.coded) return reduce(step, frame);  // of one
   const Extent piece = find_message(step.dst, frame);
   if (piece.numel == 0 && !frame.opening) return;
   about_to_write(piece, frame);
@@ -366,10 +451,10 @@ const void* Executor::near_input(int peer, size_t input, ChunkRef chunk, size_t 
   return fetched_[input].data();
 }
 
-// Finds the inputs of a Reduce, but for those from other hosts, which are noted; how many there are.
+// Finds the inputs of a Reduce, but for those that come part by part, which are noted; how many there are.
 size_t Executor::find_inputs(const Instruction& step, size_t nbytes, const Frame& frame) {
   const Job& job = frame.job;
-  far_inputs_.clear();
+  part_inputs_.clear();
   size_t k = 0;
   const auto add_own = [&] {
     if (static_cast<int32_t>(k) != step.own_at) return;
@@ -382,9 +467,10 @@ size_t Executor::find_inputs(const Instruction& step, size_t nbytes, const Frame
     inputs_[k - 1] = scaled;
   };
   add_own();
-  for (int peer : step.peers) {
-    if (transports_[static_cast<size_t>(peer)] == far_)
-      far_inputs_.push_back({k, peer});
+  for (size_t i = 0; i < step.peers.size(); ++i) {
+    const int peer = step.peers[i];
+    if (transports_[static_cast<size_t>(peer)] == far_ || step.codes_from(i))
+      part_inputs_.push_back({k, peer, step.codes_from(i), nullptr});
     else
       inputs_[k] = near_input(peer, k, step.dst, nbytes, frame);
     ++k;
@@ -393,27 +479,66 @@ size_t Executor::find_inputs(const Instruction& step, size_t nbytes, const Frame
   return k;
 }
 
-// What comes from other hosts is reduced part by part, as it comes.
+// Where values [first, first + count) of a message of `numel` lie, or their codes.
+const unsigned char* Executor::take_part(const PartInput& input, ChunkRef chunk, size_t numel, size_t first,
+                                         size_t count, const Frame& frame) {
+  const size_t nbytes = wire_bytes(numel, input.coded, frame), at = wire_bytes(first, input.coded, frame);
+  const size_t length = wire_bytes(first + count, input.coded, frame) - at;
+  const Message message = await(
+      input.peer, chunk, nbytes, frame,
+      [&](Transport& transport, Message& found) {
+        return transport.peek_part(input.peer, nbytes, at, length, found);
+      },
+      input.coded);
+  return static_cast<const unsigned char*>(message.data);
+}
+
+// Values [at, at + count) of a part. into: where to decode codes; nullptr: anywhere.
+const void* Executor::values_of(const PartInput& input, size_t at, size_t count, float* into,
+                                const Frame& frame) {
+  const unsigned char* const from = input.data + wire_bytes(at, input.coded, frame);
+  if (!input.coded) return from;
+  if (into == nullptr) {
+    if (decoded_.size() <= input.place) decoded_.resize(input.place + 1);
+    std::vector<float>& decoded = decoded_[input.place];
+    if (decoded.size() < count) decoded.resize(count);
+    into = decoded.data();
+  }
+  frame.job.coder.kernels->decode(into, from, count, frame.job.coder.block);
+  return into;
+}
+
+// What comes from other hosts is reduced part by part, as it comes; codes so that what they decode to is
+// still in the cache when it is reduced.
 void Executor::reduce(const Instruction& step, const Frame& frame) {
   const Extent result = find(step.dst, frame);
   if (result.numel == 0 && !frame.opening) return;
   about_to_write(result, frame);
   const Job& job = frame.job;
   const size_t item = frame.item, nbytes = result.numel * item, k = find_inputs(step, nbytes, frame);
-  const size_t part = far_inputs_.empty() ? result.numel : kPartBytes / item;
+  const Coder& coder = job.coder;
+  const auto blocks = [&](size_t most) { return std::max(coder.whole_blocks(most), coder.block); };
+  const size_t far = step.coded ? blocks(kPartBytes / item * coder.times_shorter()) : kPartBytes / item;
+  const size_t part = part_inputs_.empty() || far_ == nullptr ? result.numel : far;
+  const size_t at_once = step.coded ? blocks(kCodedPartElements) : part;
   const bool averaged = job.op == ReduceOp::kAvg && (step.flags & kFinal) != 0;
+  const bool moves = step.opcode == Opcode::kRecv;  // what is decoded is the result
+  auto* const values = reinterpret_cast<float*>(result.data);
   const Finish finish{averaged ? static_cast<double>(job.program->size()) : 1.0};
   for (size_t first = 0;;) {
     const size_t count = std::min(part, result.numel - first);
-    for (const auto& [place, peer] : far_inputs_)
-      inputs_[place] = await(peer, step.dst, nbytes, frame, [&](Transport& transport, Message& found) {
-                         return transport.peek_part(peer, nbytes, first * item, count * item, found);
-                       }).data;
-    if (count > 0)
-      kernels().reduce[static_cast<size_t>(job.dtype)][static_cast<size_t>(job.op)](
-          result.data + first * item, inputs_.data(), k, count, finish);
+    for (PartInput& input : part_inputs_)
+      input.data = take_part(input, step.dst, result.numel, first, count, frame);
+    for (size_t at = 0; at < count; at += at_once) {
+      const size_t n = std::min(at_once, count - at);
+      for (const PartInput& input : part_inputs_)
+        inputs_[input.place] = values_of(input, at, n, moves ? values + first + at : nullptr, frame);
+      if (!moves)
+        kernels().reduce[static_cast<size_t>(job.dtype)][static_cast<size_t>(job.op)](
+            result.data + (first + at) * item, inputs_.data(), k, n, finish);
+      for (size_t i = 0; i < k; ++i) inputs_[i] = static_cast<const unsigned char*>(inputs_[i]) + n * item;
+    }
     if ((first += count) >= result.numel) break;
-    for (size_t i = 0; i < k; ++i) inputs_[i] = static_cast<const unsigned char*>(inputs_[i]) + count * item;
   }
   check_open(frame);
   for (int peer : step.peers) transports_[static_cast<size_t>(peer)]->release(peer);

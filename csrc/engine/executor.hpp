@@ -30,6 +30,8 @@ class Chunks {
   Extent slice(int32_t index, size_t first, size_t at_most, size_t item) const;
   size_t longest() const;
   size_t numel(int32_t index) const;
+  // The first element of chunk `index` of one buffer that is cut.
+  size_t start(int32_t index) const { return static_cast<size_t>(index) * per_; }
   bool holds(int32_t index) const {
     return !list_.empty() ? static_cast<size_t>(index) < list_.size() : per_ > 0;
   }
@@ -46,6 +48,25 @@ struct Binding {
   const Chunks& of(Space space) const { return space == Space::kOut ? out : in; }  // not scratch memory
 };
 
+// What edges carry in place of values, where the program has them carry codes: then values are f32.
+struct Coder {
+  const CodecKernels* kernels = nullptr;  // nullptr: no edge carries codes
+  Codec codec{};
+  size_t block = 0;
+  // What encoding has lost up to now, as long as the buffer that is sent; nullptr: that is lost.
+  float* feedback = nullptr;
+
+  size_t nbytes(size_t numel) const { return code_bytes(codec, block, numel); }
+  // How many values so many bytes are the codes of.
+  size_t numel(size_t nbytes) const;
+  // How many times as long the values are as their codes, rounded down.
+  size_t times_shorter() const { return sizeof(float) * kMostBlock / nbytes(kMostBlock); }
+  // At most so many elements, but whole blocks where there is room for one.
+  size_t whole_blocks(size_t numel) const {
+    return block == 0 || numel < block ? numel : numel / block * block;
+  }
+};
+
 struct Job {
   const Program* program;
   Binding binding;
@@ -53,6 +74,7 @@ struct Job {
   ReduceOp op;
   double factor;  // PREMUL_SUM
   uint64_t fingerprint;
+  Coder coder{};
 };
 
 // The same on every rank of a group, for all must cut alike.
@@ -62,6 +84,7 @@ struct Limits {
   size_t lent_bytes;     // what one pass should touch when all messages are lent; 0: they are not
   bool lending;          // any may be, whatever the size of its chunk
   size_t ahead_bytes;    // what a message may take of a large chunk, and is lent then; 0: its segment
+  bool apart = false;    // no two ranks share a host
 };
 
 class Executor {
@@ -95,11 +118,15 @@ class Executor {
   void settle(const Job& job, Waiter& waiter);
   void receive(const Instruction& step, const Frame& frame);
   void reduce(const Instruction& step, const Frame& frame);
-  void send_over(Transport& transport, std::span<const int> peers, Extent piece, uint64_t print, bool scaled,
-                 bool far, const Frame& frame);
+  template <class Fill>
+  void send_over(Transport& transport, std::span<const int> peers, size_t nbytes, uint64_t print, Fill fill,
+                 const Frame& frame);
+  void encode(const Instruction& step, Extent piece, bool scaled, void* codes, const Frame& frame);
+  float* feedback(ChunkRef ref, const Frame& frame) const;
+  size_t wire_bytes(size_t numel, bool coded, const Frame& frame) const;
   template <class Peek>
-  Message await(int peer, ChunkRef chunk, size_t nbytes, const Frame& frame, Peek peek);
-  [[noreturn]] void refuse(int peer, ChunkRef chunk, const Message& message, const Frame& frame);
+  Message await(int peer, ChunkRef chunk, size_t nbytes, const Frame& frame, Peek peek, bool coded = false);
+  [[noreturn]] void refuse(int peer, ChunkRef chunk, Message message, bool coded, const Frame& frame);
   const void* near_input(int peer, size_t input, ChunkRef chunk, size_t nbytes, const Frame& frame);
   size_t find_inputs(const Instruction& step, size_t nbytes, const Frame& frame);
   void about_to_write(Extent extent, const Frame& frame);
@@ -110,19 +137,27 @@ class Executor {
   bool runs_ahead(ChunkRef ref, const Frame& frame) const;
   size_t segments_ahead(size_t segment, size_t item) const;
   size_t room_for(const Program& program) const;  // for one of the messages a sender may have outstanding
-  size_t segment_elements(const Program& program, size_t item) const;
+  size_t segment_elements(const Job& job, size_t item) const;
   void prepare_scratch(const Job& job, size_t segment, size_t item);
 
   std::vector<Transport*> transports_;
   Transport* const far_;
   const int rank_;
   const Limits limits_;
-  struct FarInput {
+  struct PartInput {
     size_t place;
     int peer;
+    bool coded;
+    const unsigned char* data;  // of the part that has come
   };
-  std::vector<const void*> inputs_;                 // of a Reduce
-  std::vector<FarInput> far_inputs_;                // those of them that come from other hosts
+  const unsigned char* take_part(const PartInput& input, ChunkRef chunk, size_t numel, size_t first,
+                                 size_t count, const Frame& frame);
+  const void* values_of(const PartInput& input, size_t at, size_t count, float* into, const Frame& frame);
+  std::vector<const void*> inputs_;     // of a Reduce
+  std::vector<PartInput> part_inputs_;  // those of them that come part by part: from other hosts, or as codes
+  std::vector<std::vector<float>> decoded_;         // parts of those that come as codes
+  std::vector<float> values_;                       // a part that is about to be encoded
+  std::vector<unsigned char> codes_;                // of a message that goes to this host and to others
   std::vector<std::vector<unsigned char>> copies_;  // lent in place of memory that others cannot read
   std::atomic<bool> unsettled_{false};              // asked by other threads, as is the next one
   std::atomic<uint64_t> opened_{0};

@@ -45,15 +45,23 @@ Program::Program(std::span<const int32_t> code, int rank, int size, uint64_t pla
   while (!reader.at_end()) {
     Instruction step;
     step.opcode = static_cast<Opcode>(reader.take(0, 3, "opcode"));
-    step.flags = reader.take(0, kFinal | kRaw | kLast | kOpen, "flags");
+    step.flags = reader.take(0, kFinal | kRaw | kLast | kOpen | kRounds, "flags");
     step.dst = take_chunk("chunk");
     step.own = take_chunk("own chunk");
     step.own_at = reader.take(-1, size, "own place");
     const int32_t peers = reader.take(0, size, "number of peers");
     for (int32_t i = 0; i < peers; ++i) {
-      step.peers.push_back(reader.take(0, size - 1, "peer"));
+      const int32_t peer = reader.take(0, 2 * size - 1, "peer");  // from `size` on: its messages are codes
+      step.peers.push_back(peer % size);
+      step.coded_peers.push_back(peer >= size);
+      step.coded |= peer >= size;
       if (step.peers.back() == rank) throw std::invalid_argument("lowered plan: a rank is its own peer");
     }
+    coded_ |= step.coded;
+    const bool mixed = step.coded && std::ranges::find(step.coded_peers, false) != step.coded_peers.end();
+    if ((step.opcode == Opcode::kSend && mixed) || (step.coded && lending_ != Lending::kNot) ||
+        (step.coded && (step.flags & (kLast | kOpen)) != 0) || (!step.coded && (step.flags & kRounds) != 0))
+      throw std::invalid_argument("lowered plan: codes in a message that cannot have them");
     const size_t inputs = step.peers.size() + (step.own_at >= 0 ? 1 : 0);
     if (step.opcode == Opcode::kReduce && (inputs == 0 || step.own_at > peers))
       throw std::invalid_argument("lowered plan: a Reduce of nothing, or an own place beyond its inputs");
@@ -67,7 +75,8 @@ Program::Program(std::span<const int32_t> code, int rank, int size, uint64_t pla
       for (const int peer : step.peers)
         if (std::ranges::find(sources_, peer) == sources_.end()) sources_.push_back(peer);
     widest_reduce_ = inputs > widest_reduce_ ? inputs : widest_reduce_;
-    writes_out_ |= step.opcode != Opcode::kSend && step.dst.space == Space::kOut;
+    const bool writes = step.opcode != Opcode::kSend || (step.flags & kRounds) != 0;
+    writes_out_ |= writes && step.dst.space == Space::kOut;
     instructions_.push_back(std::move(step));
   }
 }

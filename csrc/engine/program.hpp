@@ -21,6 +21,7 @@ constexpr int32_t kFinal = 1;  // Reduce: the result holds every rank's contribu
 constexpr int32_t kRaw = 2;    // Send, Reduce: the own chunk is this rank's untouched contribution
 constexpr int32_t kLast = 4;   // Send: nothing is written over this chunk before the segment's end
 constexpr int32_t kOpen = 8;   // Send: the chunk stays as it is until all receivers have released the message
+constexpr int32_t kRounds = 16;  // Send of codes: the sender keeps what its receivers will decode
 
 struct ChunkRef {
   Space space;
@@ -35,6 +36,10 @@ struct Instruction {
   int32_t own_at;          // Reduce: the own chunk's place among the inputs; -1: it takes no part
   std::vector<int> peers;  // Send: receivers; Recv: the sender; Reduce: senders in order, own left out
   size_t near = 0;         // Send: so many of the peers, the first ones, are on this host
+  bool coded = false;      // the messages are codes; of a Reduce: some of them
+  std::vector<bool> coded_peers = {};  // Reduce: which of them
+
+  bool codes_from(size_t peer) const { return coded && coded_peers[peer]; }
 };
 
 class Program {
@@ -59,6 +64,8 @@ class Program {
   size_t widest_reduce() const { return widest_reduce_; }
   // Whose messages this rank waits for.
   const std::vector<int>& sources() const { return sources_; }
+  // Whether some edges carry codes.
+  bool coded() const { return coded_; }
 
  private:
   std::vector<Instruction> instructions_;
@@ -72,6 +79,7 @@ class Program {
   uint64_t plan_;
   size_t widest_reduce_ = 1;
   std::vector<int> sources_;
+  bool coded_ = false;
 };
 
 }  // namespace unisono

@@ -24,6 +24,24 @@ enum class Codec : uint8_t {
 };
 constexpr size_t kCodecCount = static_cast<size_t>(Codec::kInt4) + 1;
 
+constexpr size_t kCodeBits[] = {
+#define X(enumerator, name, bits) bits,
+    UNISONO_CODECS(X)
+#undef X
+};
+
+// Bytes of the codes of n values. Blocks begin at multiples of `block` (0: there are none), so for such an n
+// it is also where the codes of value n begin.
+constexpr size_t code_bytes(Codec codec, size_t block, size_t n) {
+  const size_t bits = kCodeBits[static_cast<size_t>(codec)];
+  if (block == 0) return n * bits / 8;
+  const size_t full = n / block, rest = n % block;
+  return full * (block * bits / 8 + sizeof(float)) + (rest > 0 ? (rest * bits + 7) / 8 + sizeof(float) : 0);
+}
+
+constexpr int kCodecShift = 4;  // of the form of a call's values: below it the dtype, above it the codec
+constexpr size_t kMostBlock = 65536;
+
 // How values are rounded, and in blocks of how many.
 struct Coding {
   size_t block = 0;  // of int8 and int4: a multiple of 16

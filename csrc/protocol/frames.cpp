@@ -3,6 +3,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "kernels/codec.hpp"
 #include "kernels/dtype.hpp"
 
 namespace unisono {
@@ -81,8 +82,6 @@ BadFrame bad_control(Flaw flaw, int64_t value) {
   return bad(Wire::kControl, flaw, static_cast<uint64_t>(value));
 }
 
-bool is_form(uint32_t form) { return dtype_of_form(form) < kDTypeCount && form >> 8 < kMessageKinds; }
-
 BadFrame check(const Fault& fault, int ranks) {
   const SizeMismatch& misfit = fault.misfit;
   if (fault.kind == FaultKind::kNone || fault.kind > FaultKind::kHostSilent)
@@ -105,7 +104,8 @@ BadFrame check(const RankStatus& standing) {
   for (const CallRecord& call : standing.history) {
     if (call.seq > standing.started) return bad(Wire::kControl, Flaw::kStanding, call.seq);
     if (call.seq == 0) continue;
-    if (call.dtype >= kDTypeCount) return bad_control(Flaw::kDType, call.dtype);
+    const size_t dtype = call.dtype & ((1u << kCodecShift) - 1), codec = call.dtype >> kCodecShift;
+    if (dtype >= kDTypeCount || codec > kCodecCount) return bad_control(Flaw::kDType, call.dtype);
     if (call.op >= kReduceOpCount) return bad_control(Flaw::kOperation, call.op);
   }
   const bool ends = std::memchr(standing.remark, '\0', sizeof standing.remark) != nullptr;
@@ -114,6 +114,13 @@ BadFrame check(const RankStatus& standing) {
 }
 
 }  // namespace
+
+bool is_form(uint32_t form) {
+  const uint32_t kind = form >> 8 & 1u, codec = form >> kFormCodec & 15u, block = form >> kFormBlock;
+  if (codec == 0) return dtype_of_form(form) < kDTypeCount && kind < kMessageKinds && block == 0;
+  return dtype_of_form(form) == static_cast<uint32_t>(DType::kU8) && kind == 0 && codec <= kCodecCount &&
+         block <= kMostBlock / 16;
+}
 
 BadFrame check(const DataHeader& header) {
   if (header.nbytes > kMostBytes) return bad(Wire::kData, Flaw::kLength, header.nbytes);

@@ -54,6 +54,9 @@ constexpr uint32_t form_of(DType dtype, MessageKind kind) {
   return static_cast<uint32_t>(dtype) | static_cast<uint32_t>(kind) << 8;
 }
 constexpr uint32_t dtype_of_form(uint32_t form) { return form & 0xff; }
+// Of bytes that are codes of f32: above the kind the number of the codec, from 1 on, and 16ths of its block.
+constexpr int kFormCodec = 9, kFormBlock = 13;
+bool is_form(uint32_t form);
 
 // ---- `messages`, and a host's rings: before the bytes of a message, or instead of those that are lent -----
 

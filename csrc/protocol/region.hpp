@@ -78,7 +78,7 @@ struct CallRecord {
   uint64_t fingerprint;
   uint64_t numel;
   int32_t root;
-  uint8_t kind, dtype, op, algorithm;
+  uint8_t kind, dtype, op, algorithm;  // dtype: above kCodecShift the codec, from 1 on
 };
 static_assert(sizeof(CallRecord) == 32);
 

@@ -17,6 +17,8 @@ void bind_calls(nanobind::module_& m);
 void bind_faults(nanobind::module_& m, nanobind::class_<unisono::Engine>& engine);
 void bind_calibrate(nanobind::module_& m);
 void bind_codecs(nanobind::module_& m);
+// The place of the first value below zero, or `numel`; neither -0 nor NaN is.
+size_t first_negative(const float* values, size_t numel);
 void bind_fields(nanobind::module_& m);
 void bind_futures(nanobind::module_& m);
 void bind_memory(nanobind::module_& m);
@@ -87,6 +89,9 @@ struct Operation {
   uint8_t kind;
   unisono::DType dtype;
   unisono::ReduceOp op;
+  unisono::Coder coder{};
+  // What is encoded has to be checked for numbers below zero: of the first side, or of the second.
+  bool checks_out = false, checks_in = false;
 
   unisono::Call call(int root, size_t numel, double factor, double timeout_s,
                      unisono::Binding binding) const {

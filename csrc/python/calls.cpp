@@ -70,7 +70,7 @@ bool apart(const CallBuffers& out, const CallBuffers& given) {
 // What a call says beside its buffers. Objects are compared by identity: names, operations and flags are
 // the same ones in every call, and one that is not is a new call.
 struct CallOptions {
-  PyObject *collective, *op, *algorithm, *reproducible;
+  PyObject *collective, *op, *algorithm, *reproducible, *codec, *between_hosts, *max_error;
   int64_t root;
   bool operator==(const CallOptions&) const = default;
 };
@@ -78,9 +78,10 @@ struct CallOptions {
 // A call that was checked once, and what another one must have in common with it to need no further check:
 // the options, dtypes and sizes; and either the distances between its buffers, or that they share no memory.
 struct Known {
-  std::array<nb::object, 4> kept;  // the options, which no other object can therefore replace
+  std::array<nb::object, 7> kept;  // the options, which no other object can therefore replace
   CallOptions options{};
   int out_dtype = -1, given_dtype = -1;
+  size_t feedback_numel = 0;
   std::vector<size_t> out_numel, given_numel;
   std::vector<ptrdiff_t> distances;  // from the first buffer
   nb::object note;                   // see BoundCall
@@ -89,10 +90,12 @@ struct Known {
   size_t numel = 0;
   double factor = 1;
 
-  bool fits(const CallOptions& given_options, const CallBuffers& out, const CallBuffers& given) const {
+  bool fits(const CallOptions& given_options, const CallBuffers& out, const CallBuffers& given,
+            const CallBuffers& feedback) const {
     return operation.program != nullptr && options == given_options && out_dtype == out.dtype &&
            given_dtype == given.dtype && alike(out_numel, out) && alike(given_numel, given) &&
-           !(writes && out.readonly) && (placed_alike(out, given) || apart(out, given));
+           !(writes && out.readonly) && (placed_alike(out, given) || apart(out, given)) &&
+           (options.codec == Py_None ? feedback.count == 0 : codes(out, given, feedback));
   }
   void place(const CallBuffers& out, const CallBuffers& given) {
     distances.clear();
@@ -103,6 +106,18 @@ struct Known {
   }
 
  private:
+  // What a call with codes has to be looked at for each time: Python says what is wrong.
+  bool codes(const CallBuffers& out, const CallBuffers& given, const CallBuffers& feedback) const {
+    const auto positive = [](const CallBuffers& side) {
+      return std::ranges::all_of(side.all(), [](const Extent& extent) {
+        return first_negative(reinterpret_cast<const float*>(extent.data), extent.numel) == extent.numel;
+      });
+    };
+    if ((operation.checks_out && !positive(out)) || (operation.checks_in && !positive(given))) return false;
+    if (feedback_numel == 0) return feedback.count == 0;
+    return feedback.count == 1 && feedback.dtype == static_cast<int>(DType::kF32) && !feedback.readonly &&
+           feedback.extents[0].numel == feedback_numel && apart(feedback, out) && apart(feedback, given);
+  }
   static bool alike(const std::vector<size_t>& numel, const CallBuffers& side) {
     const auto all = side.all();
     return std::equal(numel.begin(), numel.end(), all.begin(), all.end(),
@@ -133,7 +148,10 @@ class Calls {
     nb::object result = repeat(given);
     if (result.is_valid()) return result;
     const nb::object plan = planner.attr("plan");
-    const nb::object bound = nb::steal(PyObject_Vectorcall(plan.ptr(), given.data(), kAsync, nullptr));
+    std::array<PyObject*, kAsync + kArguments - kPlain> asked;  // without what the planner need not know
+    std::copy(given.begin(), given.begin() + kAsync, asked.begin());
+    std::copy(given.begin() + kPlain, given.end(), asked.begin() + kAsync);
+    const nb::object bound = nb::steal(PyObject_Vectorcall(plan.ptr(), asked.data(), asked.size(), nullptr));
     if (!bound.is_valid()) throw nb::python_error();
     if (nb::isinstance<BoundCall>(bound)) remember(given, *nb::inst_ptr<BoundCall>(bound));
     return execute(bound, given[kAsync], given[kTimeout]);
@@ -143,11 +161,11 @@ class Calls {
   nb::object repeat(const Arguments& given) {
     if (!PyLong_CheckExact(given[kRoot]) || !(given[kAsync] == Py_False || given[kAsync] == Py_True))
       return {};
-    CallBuffers out, in;
-    if (!out.see(given[kOut]) || !in.see(given[kGiven])) return {};
+    CallBuffers out, in, feedback;
+    if (!out.see(given[kOut]) || !in.see(given[kGiven]) || !feedback.see(given[kFeedback])) return {};
     const CallOptions options = options_of(given);
     const Known& known = slot(options, out, in);
-    if (!known.fits(options, out, in)) return {};
+    if (!known.fits(options, out, in, feedback)) return {};
     // Copied: `seconds` may run Python, which may put another call into the slot or close the group.
     const Operation operation = known.operation;
     const size_t numel = known.numel;
@@ -159,8 +177,15 @@ class Calls {
     Call made =
         operation.call(static_cast<int>(options.root), numel, factor, timeout_s,
                        {chunks(operation, Space::kOut, out.all()), chunks(operation, Space::kIn, in.all())});
+    made.coder = operation.coder;
+    if (feedback.count > 0) made.coder.feedback = reinterpret_cast<float*>(feedback.extents[0].data);
     const auto keep = [&] {
-      return Kept{nb::borrow(given[kOut]), nb::borrow(given[kGiven]), out.kept(), in.kept()};
+      return Kept{nb::borrow(given[kOut]),
+                  nb::borrow(given[kGiven]),
+                  out.kept(),
+                  in.kept(),
+                  nb::borrow(given[kFeedback]),
+                  feedback.kept()};
     };
     return issue(alive, given[kCollective], std::move(made), out.nbytes() + in.nbytes(), nb::none(), note,
                  keep, given[kAsync] == Py_True, timeout_s);
@@ -285,8 +310,8 @@ class Calls {
   static CallOptions options_of(const Arguments& given) {
     int overflow = 0;
     const int64_t root = PyLong_AsLongLongAndOverflow(given[kRoot], &overflow);
-    return {given[kCollective], given[kOp], given[kAlgorithm], given[kReproducible],
-            overflow != 0 ? INT64_MIN : root};
+    return {given[kCollective], given[kOp],           given[kAlgorithm], given[kReproducible],
+            given[kCodec],      given[kBetweenHosts], given[kMaxError],  overflow != 0 ? INT64_MIN : root};
   }
 
   void remember(const Arguments& given, const BoundCall& bound) {
@@ -296,13 +321,16 @@ class Calls {
       return;
     const CallOptions options = options_of(given);
     Known known;
-    known.kept = {nb::borrow(options.collective), nb::borrow(options.op), nb::borrow(options.algorithm),
-                  nb::borrow(options.reproducible)};
+    known.kept = {nb::borrow(options.collective), nb::borrow(options.op),
+                  nb::borrow(options.algorithm),  nb::borrow(options.reproducible),
+                  nb::borrow(options.codec),      nb::borrow(options.between_hosts),
+                  nb::borrow(options.max_error)};
     known.options = options;
     known.out_dtype = out.dtype;
     known.given_dtype = in.dtype;
     for (const Extent& extent : out.all()) known.out_numel.push_back(extent.numel);
     for (const Extent& extent : in.all()) known.given_numel.push_back(extent.numel);
+    known.feedback_numel = bound.feedback.numel;
     known.place(out, in);
     known.writes = bound.writes;
     known.operation = bound.operation;
@@ -316,7 +344,8 @@ class Calls {
   Known& slot(const CallOptions& options, const CallBuffers& out, const CallBuffers& given) {
     uint64_t mixed = reinterpret_cast<uintptr_t>(options.collective) >> 4;
     const auto mix = [&](uint64_t value) { mixed = (mixed ^ value) * 0x9e3779b97f4a7c15ULL; };
-    mix(reinterpret_cast<uintptr_t>(options.op) >> 4 ^ static_cast<uint64_t>(options.root) << 40);
+    mix(reinterpret_cast<uintptr_t>(options.op) >> 4 ^ reinterpret_cast<uintptr_t>(options.codec) << 8 ^
+        static_cast<uint64_t>(options.root) << 40);
     mix(static_cast<uint64_t>(out.dtype + 1) << 48 ^ static_cast<uint64_t>(given.dtype + 1) << 56 ^
         (out.count > 0 ? out.extents[0].numel : 0));
     mix(given.count > 0 ? given.extents[0].numel : 0);
@@ -380,7 +409,8 @@ nb::object send_now(Calls& calls, PyObject* const* given) { return calls.pass(gi
 nb::object receive_now(Calls& calls, PyObject* const* given) { return calls.pass(given, false, true); }
 Arguments all_of(PyObject* const* given) {
   Arguments arguments;
-  std::copy_n(given, kArguments, arguments.begin());
+  arguments.fill(Py_None);
+  std::copy_n(given, kPlain, arguments.begin());
   return arguments;
 }
 nb::object run(Calls& calls, PyObject* const* given) { return calls.run(all_of(given)); }
@@ -396,11 +426,10 @@ PyMethodDef method(const char* name, const char* what) {
 }
 
 PyMethodDef kMethods[] = {
-    method<kArguments, run>("_call",
-                            "Runs a call of any kind: (kind, out, given, op, root, algorithm, reproducible, "
-                            "async_op, timeout)."),
-    method<kArguments, repeat>("_repeat",
-                               "As `_call`, for one that is remembered; NotImplemented: it is not."),
+    method<kPlain, run>("_call",
+                        "Runs a call of any kind: (kind, out, given, op, root, algorithm, reproducible, "
+                        "async_op, timeout)."),
+    method<kPlain, repeat>("_repeat", "As `_call`, for one that is remembered; NotImplemented: it is not."),
     method<4, send>("_send", "Sends (x, peer, tag, timeout); None: look at it more closely."),
     method<4, receive>("_recv", "Receives (x, peer, tag, timeout); its `Status`, or None as above."),
     method<4, send_object>("_send_object", "As `_send`, a part of an object."),
@@ -426,7 +455,7 @@ PyType_Slot kCollected[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse_ca
 // ---- a collective as a method of `Group`
 // -------------------------------------------------------------------
 
-constexpr size_t kMostParameters = 10;
+constexpr size_t kMostParameters = 12;
 
 // A method of a subclass of `Calls`. Its signature and its docstring are those of `function`, a method
 // written in Python whose body is never run: it is what refuses arguments that do not fit.
@@ -563,7 +592,7 @@ using Parameters = nb::typed<nb::list, nb::typed<nb::tuple, nb::str, int, bool>>
 nb::any make_collective(const nb::object& type, nb::handle owner, nb::object function,
                         const Objects& defaults, const Parameters& parameters, size_t positional) {
   if (defaults.size() != kArguments || parameters.size() > kMostParameters || positional > parameters.size())
-    throw std::invalid_argument("a collective has nine defaults and at most ten parameters");
+    throw std::invalid_argument("a collective has a default for each argument and at most twelve parameters");
   auto* const made = PyObject_GC_New(Collective, reinterpret_cast<PyTypeObject*>(type.ptr()));
   if (made == nullptr) throw nb::python_error();
   made->vectorcall = call_collective;
@@ -579,7 +608,7 @@ nb::any make_collective(const nb::object& type, nb::handle owner, nb::object fun
     PyObject* name = nb::object(parameter[0]).release().ptr();
     PyUnicode_InternInPlace(&name);
     made->names[i] = name;
-    made->places[i] = std::min<uint8_t>(nb::cast<uint8_t>(parameter[1]), kTimeout);
+    made->places[i] = std::min<uint8_t>(nb::cast<uint8_t>(parameter[1]), kMaxError);
     made->required |= uint32_t{nb::cast<bool>(parameter[2])} << i;
   }
   PyObject_GC_Track(made);
@@ -597,7 +626,7 @@ void bind_collective(nb::module_& m, const nb::object& calls) {
         return make_collective(type, calls, std::move(function), defaults, parameters, positional);
       },
       nb::arg("function"), nb::arg("defaults"), nb::arg("parameters"), nb::arg("positional"),
-      "A method of `Calls` with the signature of `function`. defaults: all nine arguments of a call; "
+      "A method of `Calls` with the signature of `function`. defaults: all arguments of a call; "
       "parameters: (name, place among them, required) in order, the first `positional` also without a name.");
 }
 
@@ -611,6 +640,13 @@ size_t BoundCall::nbytes() const {
 }
 
 Call BoundCall::call(double timeout_s) const {
+  Call made = bound(timeout_s);
+  made.coder = operation.coder;
+  if (feedback.numel > 0) made.coder.feedback = reinterpret_cast<float*>(feedback.data);
+  return made;
+}
+
+Call BoundCall::bound(double timeout_s) const {
   if (!together)
     return operation.call(root, numel, factor, timeout_s,
                           {chunks(operation, Space::kOut, out), chunks(operation, Space::kIn, given)});
@@ -633,15 +669,26 @@ void bind_calls(nb::module_& m) {
           "__init__",
           [](BoundCall* self, nb::str name, const Operation& operation, int root, size_t numel, double factor,
              const Extents& out, const Extents& given, nb::object keep, bool writes, bool together,
-             nb::object result, nb::object note) {
-            new (self) BoundCall{
-                std::move(name), std::move(keep), std::move(result), std::move(note), operation, root, numel,
-                factor,          writes,          together,          all(out),        all(given)};
+             nb::object result, nb::object note, Address feedback, size_t feedback_numel) {
+            new (self) BoundCall{std::move(name),
+                                 std::move(keep),
+                                 std::move(result),
+                                 std::move(note),
+                                 operation,
+                                 root,
+                                 numel,
+                                 factor,
+                                 writes,
+                                 together,
+                                 all(out),
+                                 all(given),
+                                 {reinterpret_cast<unsigned char*>(feedback), feedback_numel}};
           },
           nb::arg("name"), nb::arg("operation"), nb::arg("root"), nb::arg("numel"), nb::arg("factor"),
           nb::arg("out"), nb::arg("given"), nb::arg("keep").none(), nb::arg("writes") = true,
           nb::arg("together") = false, nb::arg("result").none() = nb::none(),
-          nb::arg("note").none() = nb::none(), nb::keep_alive<1, 3>(),
+          nb::arg("note").none() = nb::none(), nb::arg("feedback") = 0, nb::arg("feedback_numel") = 0,
+          nb::keep_alive<1, 3>(),
           "out, given: (address, numel) of one buffer, or of one for each chunk; `together`: of buffers that "
           "are to be treated as one. numel: what all ranks must agree on, 0 where they may differ. result: "
           "what to call for the caller's result; note: for what a Mismatch shows of it beside its line.");

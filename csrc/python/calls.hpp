@@ -18,6 +18,11 @@ enum Argument : uint8_t {
   kReproducible,
   kAsync,
   kTimeout,
+  kPlain,  // so many has a call whose edges carry no codes
+  kCodec = kPlain,
+  kBetweenHosts,
+  kFeedback,
+  kMaxError,
   kArguments
 };
 using Arguments = std::array<PyObject*, kArguments>;
@@ -34,18 +39,22 @@ struct BoundCall {
   bool writes;    // the first side is written
   bool together;  // several buffers are treated as one
   std::vector<unisono::Extent> out, given;
+  unisono::Extent feedback{};  // what encoding has lost; empty: that is not kept
 
   size_t nbytes() const;
   unisono::Call call(double timeout_s) const;
+
+ private:
+  unisono::Call bound(double timeout_s) const;
 };
 
 // Keeps the buffers of a call alive: its two sides, and what stood in them where they are lists.
 struct Kept {
-  nanobind::object out, given, out_items, given_items;
+  nanobind::object out, given, out_items, given_items, feedback = {}, feedback_items = {};
 
   // A rank that was stopped may write to them later.
   void for_ever() const {
-    for (const nanobind::object* one : {&out, &given, &out_items, &given_items})
+    for (const nanobind::object* one : {&out, &given, &out_items, &given_items, &feedback, &feedback_items})
       if (one->is_valid()) one->inc_ref();
   }
 };

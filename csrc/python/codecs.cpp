@@ -3,6 +3,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <string>
 
 #include "kernels/reduce.hpp"
@@ -51,7 +52,26 @@ size_t adam_step(Address parameter, Address gradient, Address mean, Address vari
 
 }  // namespace
 
+size_t first_negative(const float* values, size_t numel) {
+  const auto negative = [](float value) { return value < 0; };
+  constexpr size_t kLook = 1024;
+  for (size_t first = 0; first < numel; first += kLook) {
+    const size_t count = std::min(kLook, numel - first);
+    bool found = false;
+    for (size_t i = 0; i < count; ++i) found |= negative(values[first + i]);
+    if (found)
+      return static_cast<size_t>(std::find_if(values + first, values + first + count, negative) - values);
+  }
+  return numel;
+}
+
 void bind_codecs(nb::module_& m) {
+  m.def(
+      "first_negative",
+      [](Address values, size_t numel) {
+        return first_negative(reinterpret_cast<const float*>(values), numel);
+      },
+      nb::arg("values"), nb::arg("numel"), "The place of the first f32 below zero, or `numel`.");
   m.def(
       "codecs",
       [] {

@@ -47,13 +47,29 @@ bool interrupted(Engine& engine) {
   return raised;
 }
 
+Coder coder_of(int codec, size_t block, const Program& program, DType dtype) {
+  if (codec < 0 && !program.coded()) return {};
+  if (codec < 0 || static_cast<size_t>(codec) >= kCodecCount || dtype != DType::kF32)
+    throw std::invalid_argument("a plan whose edges carry codes has a codec, and f32");
+  const bool blocks = static_cast<Codec>(codec) == Codec::kInt8 || static_cast<Codec>(codec) == Codec::kInt4;
+  if (blocks ? block == 0 || block % 16 != 0 || block > kMostBlock : block != 0)
+    throw std::invalid_argument("no such block");
+  return {&kernels().codecs[static_cast<size_t>(codec)], static_cast<Codec>(codec), block};
+}
+
 Operation operation(Engine& engine, const std::vector<int32_t>& code, int kind, int dtype, int op,
-                    uint64_t plan) {
+                    uint64_t plan, int codec, size_t block, bool checks_out, bool checks_in) {
   if (dtype < 0 || static_cast<size_t>(dtype) >= kDTypeCount || op < 0 ||
       static_cast<size_t>(op) >= kReduceOpCount || kind < 0 || kind > UINT8_MAX)
     throw std::invalid_argument("no such kind, dtype or operation");
-  return {engine.load(code, plan), static_cast<uint8_t>(kind), static_cast<DType>(dtype),
-          static_cast<ReduceOp>(op)};
+  const Program* const program = engine.load(code, plan);
+  return {program,
+          static_cast<uint8_t>(kind),
+          static_cast<DType>(dtype),
+          static_cast<ReduceOp>(op),
+          coder_of(codec, block, *program, static_cast<DType>(dtype)),
+          checks_out,
+          checks_in};
 }
 
 std::shared_ptr<Request> post(Engine& engine, bool sending, int peer, int tag, int dtype, bool object,
@@ -61,13 +77,15 @@ std::shared_ptr<Request> post(Engine& engine, bool sending, int peer, int tag, i
   engine.check_process();
   if (sending || peer != kAnyRank) engine.member(peer);
   if (tag < (sending ? 0 : kAnyTag)) throw std::invalid_argument("a tag is 0 or more");
-  if (dtype < 0 || static_cast<size_t>(dtype) >= kDTypeCount) throw std::invalid_argument("no such dtype");
+  // The dtype of an array; or the form of codes, which are bytes.
+  if (dtype < 0 || !is_form(static_cast<uint32_t>(dtype)) || (object && dtype >> 8 != 0))
+    throw std::invalid_argument("no such dtype");
   auto request = std::make_shared<Request>();
   request->sending = sending;
   request->exact = exact;
   request->peer = peer;
   request->tag = tag;
-  request->form = form_of(static_cast<DType>(dtype), object ? MessageKind::kObject : MessageKind::kArray);
+  request->form = static_cast<uint32_t>(dtype) | (object ? form_of(DType{}, MessageKind::kObject) : 0);
   request->data = reinterpret_cast<unsigned char*>(data);
   request->nbytes = nbytes;
   request->deadline = deadline_after(timeout_s);
@@ -234,9 +252,11 @@ void bind_engine(nb::module_& m) {
           nb::arg("spin_us"), nb::arg("segment_bytes"), nb::arg("spread") = true,
           nb::arg("connections") = Connections{})
       .def("operation", &operation, nb::arg("code"), nb::arg("kind"), nb::arg("dtype"), nb::arg("op"),
-           nb::arg("plan") = 0,
+           nb::arg("plan") = 0, nb::arg("codec") = -1, nb::arg("block") = 0, nb::arg("checks_out") = false,
+           nb::arg("checks_in") = false,
            "Loads a lowered plan for one element type and reduction. plan: what stands for it where ranks "
-           "compare their calls; 0: its number in the catalogue does.",
+           "compare their calls; 0: its number in the catalogue does. codec, block: what its edges carry, "
+           "where they carry codes; checks: which side must hold no number below zero.",
            nb::keep_alive<0, 1>())
       .def_prop_ro("issued", &Engine::issued, "Collectives issued up to now.")
       .def_prop_ro("opened", &Engine::opened, "Messages of peers that this rank has read where they lay.")

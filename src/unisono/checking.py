@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from operator import index
 from typing import Any
 
-__all__ = ["flag", "instance", "listed", "text", "whole"]
+__all__ = ["flag", "instance", "listed", "positive", "text", "whole"]
 
 
 def whole(value: Any, name: str, least: int | None = None, most: int | None = None) -> int:
@@ -22,6 +22,23 @@ def whole(value: Any, name: str, least: int | None = None, most: int | None = No
     if (least is not None and number < least) or (most is not None and number > most):
         limits = f"{'' if least is None else least}..{'' if most is None else most}"
         raise ValueError(f"{name} is {number}, expected {limits}")
+    return number
+
+
+def positive(value: Any, name: str) -> float:
+    """A finite number above 0; it may be one of NumPy's.
+
+    Raises:
+        TypeError: it is no number.  ValueError: it is not above 0, or not finite.
+    """
+    if not isinstance(value, (int, float)) and not hasattr(type(value), "__float__"):
+        raise TypeError(f"{name} is a {type(value).__name__}, expected a number")
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{name} is no number: {error}") from None
+    if not 0 < number < float("inf"):
+        raise ValueError(f"{name} is {number}, expected a finite number above 0")
     return number
 
 

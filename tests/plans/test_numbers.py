@@ -240,7 +240,8 @@ AVERAGED = [name for name in NAMES if name[0] in ("all_reduce", "reduce", "reduc
 
 def even(plan: Plan) -> Any:
     """Every chunk of two elements."""
-    return [[2] * 2 * plan.size] * 2 * plan.size
+    count = max(2 * plan.size, plan.chunks("out"))
+    return [[2] * count] * count
 
 
 @each(("collective", "algorithm", "p"), MULTIPLIED)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from unisono.checking import instance, whole
-from unisono.codecs.codec import Codec, codec_of
+from unisono.codecs.codec import Codec, codec_of, feedback_for
 
 if TYPE_CHECKING:
     from unisono.codecs.sensitivity import Proposal
@@ -26,6 +26,7 @@ __all__ = [
     "decode",
     "encode",
     "f169",
+    "feedback_for",
     "fp8_e4m3",
     "fp8_e5m2",
     "fp16",

@@ -12,7 +12,7 @@ from unisono.checking import instance, whole
 from unisono.codecs.formats import FLOATS, block_bound
 from unisono.codecs.memory import Memory, allocate, apart, codes_of, shape_of, values_of
 
-__all__ = ["Codec", "codec_of"]
+__all__ = ["Codec", "codec_of", "feedback_for", "magnitude_of"]
 
 _BITS: dict[str, int] = dict(_native.codecs())
 _NUMBERS = {name: number for number, name in enumerate(_BITS)}
@@ -50,6 +50,26 @@ class Codec:
 
     def __repr__(self) -> str:
         return f"Codec({self.name!r}, block={self.block})" if self.block else f"Codec({self.name!r})"
+
+    @property
+    def label(self) -> str:
+        """For people: "bf16", "int8(block=64)"."""
+        return f"{self.name}(block={self.block})" if self.block else self.name
+
+    @property
+    def number(self) -> int:
+        """Of the format in the engine."""
+        return _NUMBERS[self.name]
+
+    @property
+    def signed(self) -> bool:
+        """Whether it has numbers below zero."""
+        return self.block > 0 or FLOATS[self.name].signed
+
+    @property
+    def idempotent(self) -> bool:
+        """Whether what codes decode to has the same codes again; a block's scale may not."""
+        return not self.block
 
     @property
     def dtype(self) -> str:
@@ -145,7 +165,7 @@ class Codec:
             finite number.
         """
         stochastic = _stochastic(rounding)
-        largest = _magnitude(data) if isinstance(data, (int, float)) else _largest(data)
+        largest = magnitude_of(data)
         if not math.isfinite(largest):
             return math.inf
         if self.block:
@@ -188,6 +208,26 @@ def codec_of(codec: Codec | str) -> Codec:
         return codec
     name = _ALIASES.get(instance(codec, (Codec, str), "codec"), codec)
     return Codec(name, 0 if name in FLOATS or name not in _BITS else _BLOCK)
+
+
+def feedback_for(x: Any) -> Any:
+    """A buffer for `feedback=`: zeros, float32, of the kind and the shape of the float32 array `x`.
+
+    It belongs to one call of a program, and to its ranks as they are: what a rank encodes of the array
+    depends on the number of ranks and on where they are. Where these change, fill it with zeros.
+
+    Raises:
+        TypeError, ValueError: `x` is no float32 array, or not as a codec takes it.
+    """
+    seen = values_of(x, "x", writable=False)
+    made = allocate(x, tuple(getattr(x, "shape", (seen.numel,))), "float32")
+    made[...] = 0
+    return made
+
+
+def magnitude_of(data: Any) -> float:
+    """The largest magnitude of float32 values, or of the number that stands for it."""
+    return _magnitude(data) if isinstance(data, (int, float)) else _largest(data)
 
 
 def _stochastic(rounding: str) -> bool:

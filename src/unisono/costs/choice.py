@@ -33,6 +33,10 @@ ENGINE_S = 0.85e-6
 """What a message within a host takes beside the flag that tells of it: the engine's two ends, and waits."""
 
 
+CODE_COPIES = 2
+"""Encoding a value, or decoding it, takes as long as copying so many: what docs/codecs.md asks of kernels."""
+
+
 def edges(machine: Calibration) -> tuple[Edge, Edge, float]:
     """A message within a host, one between hosts, and seconds per byte reduced, on such machines."""
     inside = Edge(machine.flag_s + ENGINE_S, 1 / machine.copy.all_memory)
@@ -64,9 +68,12 @@ CANDIDATES: dict[str, tuple[str, ...]] = {
 class Price:
     """Seconds that an algorithm takes for any number of bytes, from three points of the model."""
 
-    def __init__(self, plan: Plan, machine: Calibration = DEFAULTS) -> None:
+    def __init__(self, plan: Plan, machine: Calibration = DEFAULTS, share: float = 1.0) -> None:
         self._plan = plan
-        self._edges = edges(machine)
+        inside, between, g = edges(machine)
+        if share != 1.0:  # of the bytes are sent between hosts, for the price of encoding and decoding them
+            between = Edge(between.a, between.b * share + 2 * CODE_COPIES / machine.copy.all_memory)
+        self._edges = inside, between, g
         self._empty = self._seconds(0)
 
     def __call__(self, nbytes: float) -> float:
@@ -195,6 +202,17 @@ class Chooser:
     def predict(self, collective: str, algorithm: str, nbytes: int) -> float:
         """Seconds that a call takes by the model, Python's part included; `nbytes` of the whole buffer."""
         return predicted(make(collective, algorithm, self._size, 0, self._hosts), nbytes, self._machine)
+
+    def predict_coded(
+        self, collective: str, algorithm: str, nbytes: int, bytes_per_value: float, coding: str
+    ) -> float:
+        """As `predict`, where edges carry so many bytes in place of an f32's four."""
+        hosts = self._hosts if coding == "between" else ()
+        plan = make(collective, algorithm, self._size, 0, hosts, coding)
+        if self._one_host:
+            coded = 2 * nbytes / self._machine.copy.all_memory * CODE_COPIES
+            return shared_seconds(plan, nbytes, self._machine) + coded
+        return self._machine.call_s + Price(plan, self._machine, bytes_per_value / 4)(nbytes)
 
     def direct(self, collective: str, nbytes: int) -> str:
         """The choice on one host; also where contributions have to be combined in the order of ranks."""

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from unisono._native import CallRecord
+from unisono._native import CallRecord, codecs
 from unisono.buffers import DTYPES, ITEMSIZES
 from unisono.diagnosis.report import Called
 from unisono.kinds import KINDS, kind_of
@@ -17,6 +17,7 @@ from unisono.reduction import PremulSum, ReduceOp
 __all__ = [
     "KIND_SHIFT",
     "called",
+    "form_of_codes",
     "kind_name",
     "message_text",
     "number_of_list",
@@ -26,6 +27,10 @@ __all__ = [
 
 _LISTED = 8  # ranks of a subgroup that a call's number has room for, a byte each
 _HASH_BYTES = 6
+_CODEC_SHIFT = 4
+_DTYPE = (1 << _CODEC_SHIFT) - 1
+_FORM_CODEC, _FORM_BLOCK = 9, 13
+_CODECS: tuple[str, ...] = tuple(name for name, _ in codecs())
 OWN = "the caller's own"
 
 KIND_SHIFT = 8
@@ -45,7 +50,9 @@ def called(call: CallRecord) -> Called:
     if name == "subgroup":
         return Called(name, (_ranks(call.numel, call.root),))
     contract = CONTRACTS[kind_of(name).plan]
-    arguments = _buffers(name, call.dtype, call.numel)
+    arguments = _buffers(name, call.dtype & _DTYPE, call.numel)
+    if arguments and (codec := call.dtype >> _CODEC_SHIFT):
+        arguments[0] += f" as {_CODECS[codec - 1]}"
     if contract.reduces and name != "barrier":
         premultiplied = call.op == PremulSum(1.0).value
         arguments.append(PremulSum(1.0).name if premultiplied else ReduceOp(call.op).name)
@@ -66,9 +73,17 @@ def _buffers(name: str, dtype: int, numel: int) -> list[str]:
     return [f"{DTYPES[dtype]}[{numel}]" if numel else f"{DTYPES[dtype]}"]
 
 
+def form_of_codes(codec: int, block: int) -> int:
+    """The form of a message whose bytes are the codes of a codec, by its number."""
+    return DTYPES.index("uint8") | codec + 1 << _FORM_CODEC | block // 16 << _FORM_BLOCK
+
+
 def message_text(form: int, nbytes: int) -> str:
     """A message as text. form: the code of its dtype, and above that 1 where it is part of an object."""
-    dtype, is_object = form & ((1 << KIND_SHIFT) - 1), form >> KIND_SHIFT
+    dtype, is_object = form & ((1 << KIND_SHIFT) - 1), form >> KIND_SHIFT & 1
+    if codec := form >> _FORM_CODEC & 15:
+        block = (form >> _FORM_BLOCK) * 16
+        return f"{nbytes} bytes of {_CODECS[codec - 1]}{f'(block={block})' if block else ''}"
     if not is_object:
         return f"{DTYPES[dtype]}[{nbytes // ITEMSIZES[dtype]}]"
     return "an object" if DTYPES[dtype] == "int64" else f"{nbytes} bytes of an object"

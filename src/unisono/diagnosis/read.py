@@ -316,7 +316,7 @@ def _message_mismatch(scene: Scene, fault: FaultRecord) -> FaultReport:
         misfit.tag,
         message_text(misfit.got_form, misfit.got_nbytes),
         message_text(misfit.wanted_form, misfit.wanted_nbytes),
-        misfit.got_form >> KIND_SHIFT != misfit.wanted_form >> KIND_SHIFT,
+        (misfit.got_form ^ misfit.wanted_form) >> KIND_SHIFT & 1 == 1,
         receiver.remark if receiver.remarked and receiver.remark_seq == 0 else "",
     )
     return _report(scene, "mismatch", reported, message=message)

@@ -197,7 +197,9 @@ def _mismatch(report: FaultReport, where: str) -> str:
     own = any(call is not None and f"algorithm={OWN}" in call.arguments for call in calls)
     if not uneven and len(set(calls) - {None}) == 1 and (own or None not in calls):
         of_lists = "Their lists of buffers differ in order, sizes or dtypes."
-        lines.append("The plans of their algorithms differ." if own else of_lists)
+        coded = any(call is not None and any(" as " in each for each in call.arguments) for call in calls)
+        of_codes = "Their codecs differ in blocks, edges or feedback."
+        lines.append("The plans of their algorithms differ." if own else of_codes if coded else of_lists)
     rule = "A rank must send as many elements as the receiver expects."
     lines.append(rule if uneven else "Every rank of a group must make the same calls in the same order.")
     return "\n".join(lines)
@@ -244,6 +246,8 @@ def _message_mismatch(report: FaultReport, where: str) -> str:
     assert found is not None
     difference = "was of another kind" if found.other_kind else "had another size or dtype"
     remedy = "Send an array that has the dtype of the receiving array and fits into it."
+    if " bytes of " in found.sent + found.expected and not found.other_kind:
+        remedy = "Send and receive as many values with the same codec."
     return message(
         f"a message from rank {found.sender} with tag {found.tag} {difference} than "
         f"rank {found.receiver} expected{f' in {found.place}' if found.place else ''}",

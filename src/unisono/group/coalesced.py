@@ -28,6 +28,8 @@ TOGETHER_BYTES = 64 * 1024
 """A buffer up to this size costs less to copy twice than to send by itself."""
 PACKED_BYTES = 1 << 20
 """What travels together at most."""
+Coding = tuple[Any, Any]
+
 LISTED = 8
 """So many buffers are shown in an error."""
 
@@ -53,8 +55,9 @@ def in_place(
     op: Op,
     root: int = 0,
     reproducible: bool = False,
+    coding: Coding = (None, None),
 ) -> list[_native.BoundCall]:
-    """The calls that stand for a collective of each of `xs`, all checked."""
+    """The calls that stand for a collective of each of `xs`, all checked. coding: codec, between_hosts."""
     name = f"{collective}_coalesced"
     pieces = []
     xs = [planner.seen(name, x) for x in listed(xs, f"{name}: xs")]
@@ -65,7 +68,7 @@ def in_place(
         pieces.append(_Piece(dtype, numel, [(address, numel)], []))
     if writable:
         _check_apart(name, pieces, (1, 0))
-    return _bind(planner, collective, pieces, keep, op, root, reproducible)
+    return _bind(planner, collective, pieces, keep, op, root, reproducible, coding)
 
 
 def between(
@@ -75,6 +78,7 @@ def between(
     givens: Sequence[Any],
     op: Op,
     reproducible: bool = False,
+    coding: Coding = (None, None),
 ) -> list[_native.BoundCall]:
     """The calls that stand for a collective of each of `givens` into that of `outs`, all checked."""
     sides, name = SIDES[collective], f"{collective}_coalesced"
@@ -90,7 +94,7 @@ def between(
         numel = (source if sides.out_blocks else target)[0][1]
         pieces.append(_Piece(dtype, numel, target, source))
     _check_apart(name, pieces, _block_counts(collective, planner.size))
-    return _bind(planner, collective, pieces, keep, op, 0, reproducible)
+    return _bind(planner, collective, pieces, keep, op, 0, reproducible, coding)
 
 
 def _bind(
@@ -101,7 +105,16 @@ def _bind(
     op: Op,
     root: int,
     reproducible: bool,
+    coding: Coding,
 ) -> list[_native.BoundCall]:
+    in_order = reproducible or planner.reproducible
+    coded = [
+        planner.codings.coded(
+            f"{collective}_coalesced", coding, piece.dtype, op, root, in_order, (piece.out, piece.given)
+        )
+        for piece in pieces
+        if coding != (None, None)
+    ]
     own: list[_native.BoundCall] | None = planner.own_list(collective, pieces, keep, op, root, reproducible)
     if own is not None:
         return own
@@ -113,7 +126,7 @@ def _bind(
     for batch in _batches(pieces):
         dtype, numel = batch[0].dtype, sum(piece.numel for piece in batch)
         operation, name, root, _ = planner.prepare(
-            f"{collective}_coalesced", None, dtype, numel, op, root, reproducible
+            f"{collective}_coalesced", None, dtype, numel, op, root, reproducible, coded[0] if coded else None
         )
         together = len(batch) > 1
         out, given = batch[0].out, batch[0].given

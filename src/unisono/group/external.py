@@ -80,8 +80,14 @@ class ExternalPlanner(Planner):
         root: int,
         algorithm: str | StepFunction | None,
         reproducible: bool,
+        codec: Any = None,
+        between_hosts: Any = None,
+        feedback: Any = None,
+        max_error: Any = None,
     ) -> ExternalCall:
         """See `Planner.plan`: the same checks, and what the driver needs to run it."""
+        if any(each is not None for each in (codec, between_hosts, feedback, max_error)):
+            self.codings  # noqa: B018 (raises)
         root = self.member(kind, root, "the root")
         check_algorithm(kind, algorithm)
         number = None
@@ -100,6 +106,11 @@ class ExternalPlanner(Planner):
         even = kind_of(kind).layout != "all_gather_v"
         call = Call(kind_of(kind).plan, dtype, op, root, even, *sides)
         return ExternalCall(self, kind, [call], keep, result)
+
+    @property
+    def codings(self) -> Any:
+        """Raises NotSupported: values travel as the library has them."""
+        raise unsupported(self.driver, "codec=", "the library moves values as they are")
 
     def agree(self, kind: str, ranks: tuple[int, ...]) -> Any:  # noqa: ARG002
         """Nothing: the libraries do not compare what ranks say."""

@@ -7,13 +7,15 @@ import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, SupportsIndex, cast
+from typing import TYPE_CHECKING, Any, SupportsIndex, cast
+
+import msgspec
 
 from unisono import _native, env
 from unisono._native import Status
 from unisono.bootstrap.engine import EngineSettings, open_engine
 from unisono.bootstrap.rendezvous import Rendezvous
-from unisono.checking import flag, listed, whole
+from unisono.checking import flag, listed, positive, whole
 from unisono.costs.choice import Choice
 from unisono.costs.machine import DEFAULTS, Calibration
 from unisono.diagnosis import uncaught
@@ -31,6 +33,14 @@ from unisono.plans import StepFunction
 from unisono.reduction import Op, ReduceOp
 from unisono.store import PrefixStore, Store
 from unisono.store.base import close_in_children
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from unisono.codecs.codec import Codec
+    from unisono.group.coding import CodecChoice
+
+    CodecName = Codec | str | None
 
 __all__ = ["Group", "connect", "end_group"]
 
@@ -54,6 +64,13 @@ class Group(_native.Calls):
         reproducible: contributions are combined in the order of ranks, in one accumulation, whatever the
             size and placement: the bits are those of NumPy's fold from rank 0 to p-1 (16-bit floats are
             widened and rounded once). An `algorithm` that does not is refused.
+        codec: of `unisono.codecs`, or its name: what edges carry in place of float32. Sums are in float32;
+            all ranks get the same bits; `error_bound` has the error. "auto": the one that the cost model
+            finds fastest, with an error of at most `max_error` of what the result can be; on one host none.
+        between_hosts: only edges between hosts carry codes, which is so where there are several hosts;
+            False: all edges do.
+        feedback: float32, as long as what is sent, see `unisono.codecs.feedback_for`: what encoding loses is
+            kept there and added in the next call.
         async_op: return a `Work` at once. The buffers are the operation's until it is done.
         timeout: seconds (or a timedelta) for the whole operation; None: the group's.
     Raises:
@@ -147,6 +164,21 @@ class Group(_native.Calls):
         self._forget(self.timeout_s)
 
     @property
+    def link_bytes_per_s(self) -> float:
+        """What the cost model takes for a host's link: the calibration's, or what the program sets.
+
+        Algorithms between hosts and codec="auto" are chosen by it: set it on all ranks alike, between calls.
+        Example: group.link_bytes_per_s = 1e9 / 8  # 1 Gbit/s
+        """
+        return self._planner.machine.tcp
+
+    @link_bytes_per_s.setter
+    def link_bytes_per_s(self, value: float) -> None:
+        rate, planner = positive(value, "link_bytes_per_s"), self._planner
+        planner.machine = msgspec.structs.replace(planner.machine, tcp=rate)
+        self._place(planner.hosts)
+
+    @property
     def members(self) -> tuple[int, ...]:
         """The ranks of the world that form this group: members[i] is what rank i of the group is there."""
         return self._members
@@ -161,6 +193,10 @@ class Group(_native.Calls):
         *,
         algorithm: Algorithm = None,
         reproducible: bool = False,
+        codec: CodecName = None,
+        between_hosts: bool | None = None,
+        feedback: Any = None,
+        max_error: float | None = None,
         async_op: bool = False,
         timeout: Seconds = None,
     ) -> Any:
@@ -178,6 +214,10 @@ class Group(_native.Calls):
         src: int = 0,
         *,
         algorithm: Algorithm = None,
+        codec: CodecName = None,
+        between_hosts: bool | None = None,
+        feedback: Any = None,
+        max_error: float | None = None,
         async_op: bool = False,
         timeout: Seconds = None,
     ) -> Any:
@@ -196,6 +236,9 @@ class Group(_native.Calls):
         *,
         algorithm: Algorithm = None,
         reproducible: bool = False,
+        codec: CodecName = None,
+        between_hosts: bool | None = None,
+        max_error: float | None = None,
         async_op: bool = False,
         timeout: Seconds = None,
     ) -> Any:
@@ -250,6 +293,9 @@ class Group(_native.Calls):
         x: Any = None,
         *,
         algorithm: Algorithm = None,
+        codec: CodecName = None,
+        between_hosts: bool | None = None,
+        max_error: float | None = None,
         async_op: bool = False,
         timeout: Seconds = None,
     ) -> Any:
@@ -318,6 +364,10 @@ class Group(_native.Calls):
         *,
         algorithm: Algorithm = None,
         reproducible: bool = False,
+        codec: CodecName = None,
+        between_hosts: bool | None = None,
+        feedback: Any = None,
+        max_error: float | None = None,
         async_op: bool = False,
         timeout: Seconds = None,
     ) -> Any:
@@ -336,6 +386,10 @@ class Group(_native.Calls):
         inputs: Any = None,
         *,
         algorithm: Algorithm = None,
+        codec: CodecName = None,
+        between_hosts: bool | None = None,
+        feedback: Any = None,
+        max_error: float | None = None,
         async_op: bool = False,
         timeout: Seconds = None,
     ) -> Any:
@@ -355,26 +409,45 @@ class Group(_native.Calls):
         op: Op = SUM,
         *,
         reproducible: bool = False,
+        codec: CodecName = None,
+        between_hosts: bool | None = None,
         async_op: bool = False,
         timeout: Seconds = None,
     ) -> Work | None:
         """`all_reduce` of each of `xs`."""
-        planned = coalesced.in_place(self._planner, "all_reduce", xs, True, op, 0, reproducible)
+        coding = (codec, between_hosts)
+        planned = coalesced.in_place(self._planner, "all_reduce", xs, True, op, 0, reproducible, coding)
         return self._run_all(planned, async_op, timeout)
 
     def broadcast_coalesced(
-        self, xs: Sequence[Any], src: int = 0, *, async_op: bool = False, timeout: Seconds = None
+        self,
+        xs: Sequence[Any],
+        src: int = 0,
+        *,
+        codec: CodecName = None,
+        between_hosts: bool | None = None,
+        async_op: bool = False,
+        timeout: Seconds = None,
     ) -> Work | None:
         """`broadcast` of each of `xs`."""
         root = self._planner.member("broadcast_coalesced", src)
-        planned = coalesced.in_place(self._planner, "broadcast", xs, self.rank != root, SUM, root)
+        writes, coding = self.rank != root or codec is not None, (codec, between_hosts)
+        planned = coalesced.in_place(self._planner, "broadcast", xs, writes, SUM, root, coding=coding)
         return self._run_all(planned, async_op, timeout)
 
     def all_gather_coalesced(
-        self, outs: Sequence[Any], xs: Sequence[Any], *, async_op: bool = False, timeout: Seconds = None
+        self,
+        outs: Sequence[Any],
+        xs: Sequence[Any],
+        *,
+        codec: CodecName = None,
+        between_hosts: bool | None = None,
+        async_op: bool = False,
+        timeout: Seconds = None,
     ) -> Work | None:
         """`all_gather` of each of `xs` into that of `outs`."""
-        planned = coalesced.between(self._planner, "all_gather", outs, xs, SUM)
+        coding = (codec, between_hosts)
+        planned = coalesced.between(self._planner, "all_gather", outs, xs, SUM, coding=coding)
         return self._run_all(planned, async_op, timeout)
 
     def reduce_scatter_coalesced(
@@ -384,18 +457,28 @@ class Group(_native.Calls):
         op: Op = SUM,
         *,
         reproducible: bool = False,
+        codec: CodecName = None,
+        between_hosts: bool | None = None,
         async_op: bool = False,
         timeout: Seconds = None,
     ) -> Work | None:
         """`reduce_scatter` of each of `inputs` into that of `outs`."""
-        planned = coalesced.between(self._planner, "reduce_scatter", outs, inputs, op, reproducible)
+        coding = (codec, between_hosts)
+        planned = coalesced.between(self._planner, "reduce_scatter", outs, inputs, op, reproducible, coding)
         return self._run_all(planned, async_op, timeout)
 
     # ---- messages: two ranks call them; they may overlap any collective -----------------------------
 
-    def send(self, x: Any, dst: int, tag: int = 0, *, timeout: Seconds = None) -> None:
-        """Send `x` to rank `dst`. Returns when `x` may be changed; it may not have been received yet."""
-        if self._send(x, dst, tag, timeout) is None:
+    def send(
+        self, x: Any, dst: int, tag: int = 0, *, codec: CodecName = None, timeout: Seconds = None
+    ) -> None:
+        """Send `x` to rank `dst`. Returns when `x` may be changed; it may not have been received yet.
+
+        codec: as which the float32 values of `x` travel; the receiver names the same one.
+        """
+        if codec is not None:
+            _coded_messages().pass_coded(self._kept, self._planner, "send", x, dst, tag, timeout, codec)
+        elif self._send(x, dst, tag, timeout) is None:
             run(
                 self._kept,
                 self._planner,
@@ -404,7 +487,13 @@ class Group(_native.Calls):
             )
 
     def recv(
-        self, x: Any, src: SupportsIndex | None = None, tag: int = 0, *, timeout: Seconds = None
+        self,
+        x: Any,
+        src: SupportsIndex | None = None,
+        tag: int = 0,
+        *,
+        codec: CodecName = None,
+        timeout: Seconds = None,
     ) -> Status:
         """Receive into `x` from rank `src`, or from anybody (None); what has come.
 
@@ -412,10 +501,16 @@ class Group(_native.Calls):
 
         Args:
             tag: of the message; `ANY_TAG` takes any.
+            codec: of the sender's `send`. Such a message fills `x`.
         Raises:
-            Mismatch: a longer message came, or one of another dtype.
+            Mismatch: a longer message came, or one of another dtype or codec.
         Example: status = group.recv(x); group.send(reply, status.source, status.tag)
         """
+        if codec is not None:
+            came: Status = _coded_messages().pass_coded(
+                self._kept, self._planner, "recv", x, src, tag, timeout, codec
+            )
+            return came
         status: Status | None = self._recv(x, src, tag, timeout)
         if status is not None:
             return status
@@ -685,6 +780,59 @@ class Group(_native.Calls):
         """
         return self._planner.choice(collective, whole(nbytes, "nbytes", 0, MOST_BYTES), algorithm)
 
+    def error_bound(
+        self,
+        collective: str,
+        data: Any,
+        codec: Codec | str,
+        *,
+        op: Op = SUM,
+        algorithm: str | None = None,
+        between_hosts: bool | None = None,
+        feedback: Any = None,
+        root: SupportsIndex = 0,
+    ) -> float:
+        """How far a result of a call with this codec may be from the exact one, on any rank, at most.
+
+        It follows from the proved plan: what is encoded, how often, and what float32 rounds. No byte moves.
+
+        Args:
+            data: the largest magnitude of any rank's contribution; or float32 values, whose largest it is.
+            feedback: the same of what the feedback buffer holds.
+            root: of a broadcast or a reduce: it matters where it is.
+        Returns:
+            A magnitude; infinite where a value may overflow, or `data` is not finite.
+        Raises:
+            ValueError, TypeError: as the call would.  PlanError: that plan cannot carry these codes.
+        Example (p=2): error_bound("all_reduce", 1.0, "bf16") is 0.0117: 2**-8 of what is sent to the rank
+            that adds, 2**-7 of the sum that it sends back, and what float32 rounds.
+        """
+        at = self._planner.member("error_bound", root, "the root")
+        return self._planner.codings.bound(
+            collective, data, codec, op, algorithm, between_hosts, feedback, at
+        )
+
+    def explain(
+        self,
+        collective: str,
+        nbytes: int,
+        *,
+        max_error: float,
+        op: Op = SUM,
+        between_hosts: bool | None = None,
+    ) -> tuple[CodecChoice, ...]:
+        """What each codec would gain for a float32 buffer, and which of them codec="auto" takes.
+
+        Args:
+            nbytes: as in `choice`.  max_error: as in a call.
+        Raises:
+            ValueError, TypeError: there is no such collective, or it has no codecs.
+        Example: print(*group.explain("all_reduce", 64 << 20, max_error=0.01), sep="\n")
+        """
+        return self._planner.codings.explain(
+            collective, whole(nbytes, "nbytes", 0, MOST_BYTES), op, between_hosts, max_error
+        )
+
     def last_seen(self, rank: int) -> str:
         """Where a rank was, as error texts say it: "in barrier #40", "after barrier #40"."""
         rank = self._planner.member("last_seen", rank)
@@ -753,6 +901,12 @@ class Group(_native.Calls):
 
     def __reduce__(self) -> Any:
         raise TypeError("a Group belongs to one process and cannot be pickled")
+
+
+def _coded_messages() -> ModuleType:
+    from unisono.group import coded_messages  # most programs need no codecs
+
+    return coded_messages
 
 
 def end_group(planner: Planner, kept: Kept, meeting: Rendezvous | None, pid: int) -> None:

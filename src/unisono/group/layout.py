@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from unisono.buffers import DTYPES, ITEMSIZES, view, views
 
-__all__ = ["SIDES", "Extents", "Laid", "Sides", "blocks", "lay_out", "spread", "two_sides"]
+__all__ = ["SIDES", "Extents", "Laid", "Sides", "blocks", "check_alike", "lay_out", "spread", "two_sides"]
 
 Extents = list[tuple[int, int]]
 
@@ -133,6 +133,16 @@ def blocks(arrays: Any, size: int, writable: bool, name: str) -> tuple[int, Exte
     if numel % size:
         raise ValueError(f"{name} has {numel} elements, which cannot be cut into {size} equal blocks")
     return dtype, [(address, numel)]
+
+
+def check_alike(collective: str, blocks: Extents) -> None:
+    """Blocks may differ in size where each goes straight to its rank; others on the way cannot know."""
+    sizes = {numel for _, numel in blocks}
+    if len(sizes) > 1:
+        raise ValueError(
+            f"{collective}: blocks have {min(sizes)} to {max(sizes)} elements; sizes may differ with "
+            "algorithm='direct' only"
+        )
 
 
 def spread(extents: Extents, count: int, item: int) -> Extents:

@@ -56,11 +56,13 @@ def checked(
     *,
     receiving: bool,
     exact: bool = False,
+    form: int | None = None,
 ) -> MessageWork:
     """Check the arguments of one message; its work, which has not been posted.
 
     Args:
         exact: a shorter message is a Mismatch, too; so it is for objects.
+        form: of a message of bytes that are codes; None: that of the array.
     """
     x = planner.seen(name, x)
     keep = pinned(x)  # before its address is read
@@ -76,6 +78,7 @@ def checked(
         return cast("MessageWork", own)
     is_object = name.endswith("_object")
     nbytes = numel * ITEMSIZES[dtype]
+    dtype = dtype if form is None else form
     where = site() if name in ("isend", "irecv", "batch") else ""  # the others are still there when asked
     operation = f"{name}(tag={tag})" if tag > 0 else name
     if receiving:

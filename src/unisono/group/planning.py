@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cached_property
 from operator import index
-from typing import Any, NamedTuple, NoReturn, SupportsIndex
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, SupportsIndex
 
 from unisono import _native
 from unisono.buffers import DTYPES, ITEMSIZES, pinned
@@ -21,13 +22,18 @@ from unisono.diagnosis.site import site
 from unisono.errors import Aborted, GroupClosed, GroupError, message
 from unisono.group.canon import Canon
 from unisono.group.custom import CustomAlgorithms
-from unisono.group.layout import Extents, Laid, lay_out
+from unisono.group.layout import Laid, check_alike, lay_out
 from unisono.group.results import Result, allocate
 from unisono.group.work import Work, seconds
 from unisono.kinds import KINDS, kind_of
 from unisono.plans import StepFunction, lower_rank
 from unisono.plans.lowering import lower_agreement
 from unisono.reduction import Op, PremulSum, ReduceOp
+
+if TYPE_CHECKING:
+    from unisono.codecs.codec import Codec
+    from unisono.group.coding import CodedAs
+    from unisono.group.codings import Codings
 
 __all__ = ["Planner", "Prepared", "check_algorithm", "check_op", "check_reducible", "named"]
 
@@ -51,6 +57,7 @@ class Planner:
         name, rank, size: of the group.  timeout_s: of an operation that names none.
         hosts: the number of the host of each rank, by which algorithms are chosen; alike on all ranks.
         reproducible: all reductions are, whether they ask for it or not.
+        machine: what algorithms are chosen by; `place` makes a change count.
         reported: whether a call has raised what aborted the group.
     """
 
@@ -72,7 +79,7 @@ class Planner:
         self.reproducible = reproducible
         self.reported = False
         self._host_names = host_names
-        self._machine = machine
+        self.machine = machine
         self._engine: _native.Engine | None = engine
         distinct = list(dict.fromkeys(host_names))
         self.place(tuple(distinct.index(name) for name in host_names))
@@ -82,12 +89,13 @@ class Planner:
         if len(hosts) != self.size:
             raise ValueError(f"got the hosts of {len(hosts)} ranks, expected {self.size}")
         self.hosts = tuple(hosts)
-        self._chooser = Chooser(self.size, self.hosts, self._machine)
+        self._chooser = Chooser(self.size, self.hosts, self.machine)
         self._canon = Canon(self.size, self.hosts)
         self._custom = CustomAlgorithms(self.rank, self.size, self.hosts)
-        self._prepared: dict[tuple[str, str, int, int, int], Prepared] = {}
-        self._code: dict[tuple[str, str, int], list[int]] = {}
+        self._prepared: dict[tuple[str, str, int, int, int, CodedAs | None], Prepared] = {}
+        self._code: dict[tuple[str, str, int, str, bool], list[int]] = {}
         self._agreements: dict[tuple[str | int, ...], _native.Operation] = {}
+        self.__dict__.pop("codings", None)
 
     @property
     def engine(self) -> _native.Engine:
@@ -99,6 +107,13 @@ class Planner:
         if self._engine is None:
             raise GroupClosed(f"group {self.name!r} was closed; rank {self.rank} used it afterwards")
         return self._engine
+
+    @cached_property
+    def codings(self) -> Codings:
+        """The codecs of calls; most programs need none."""
+        from unisono.group.codings import Codings
+
+        return Codings(self.rank, self.size, self.hosts, self._chooser)
 
     def close(self) -> _native.Engine | None:
         """Let go of the engine; it, unless that has happened before."""
@@ -123,12 +138,17 @@ class Planner:
         root: int,
         algorithm: str | StepFunction | None,
         reproducible: bool,
+        codec: Codec | str | None = None,
+        between_hosts: bool | None = None,
+        feedback: Any = None,
+        max_error: float | None = None,
     ) -> _native.BoundCall:
         """Check a call, choose its plan, lower it, bind it.
 
         Args:
             kind: of the call, see `kinds`.
             out: its buffer, or its output.  given: its input, where it has one; see `layout`.
+            codec, between_hosts, feedback, max_error: see `Group`.
         Raises:
             ValueError, TypeError: an argument is wrong.  GroupClosed: the group was closed.
         """
@@ -136,14 +156,30 @@ class Planner:
         check_algorithm(kind, algorithm)
         laid, keep, result = self.lay_out(kind, out, given, root)
         if laid.blocks and algorithm not in (None, "direct"):
-            self._check_alike(kind, laid.blocks)
+            check_alike(kind, laid.blocks)
+        coded, fed = None, None
+        if codec is not None or between_hosts is not None or feedback is not None or max_error is not None:
+            in_order = reproducible or self.reproducible
+            asked = codec, between_hosts, feedback, max_error
+            coded, fed, laid = self.codings.of_call(kind, asked, in_order, out, laid, op, root)
         operation, name, root, note = self.prepare(
-            kind, algorithm, laid.dtype, laid.typical, op, root, reproducible
+            kind, algorithm, laid.dtype, laid.typical, op, root, reproducible, coded
         )
         factor = op.factor if type(op) is PremulSum else 1.0
-        sides = laid.target, laid.source
         return _native.BoundCall(
-            name, operation, root, laid.numel, factor, *sides, keep, laid.writes, result=result, note=note
+            name,
+            operation,
+            root,
+            laid.numel,
+            factor,
+            laid.target,
+            laid.source,
+            (*keep, fed),
+            laid.writes,
+            result=result,
+            note=note,
+            feedback=0 if fed is None else fed.address,
+            feedback_numel=0 if fed is None else fed.numel,
         )
 
     def lay_out(self, kind: str, out: Any, given: Any, root: int) -> tuple[Laid, Any, Result]:
@@ -168,6 +204,7 @@ class Planner:
         op: Op = ReduceOp.SUM,
         root: int = 0,
         reproducible: bool = False,
+        coded: CodedAs | None = None,
     ) -> Prepared:
         """The operation for a call.
 
@@ -175,12 +212,15 @@ class Planner:
             algorithm: a name of the catalogue, or a function that gives the steps; None chooses by size.
             numel: elements per rank, by which an algorithm is chosen; the same on every rank.
             reproducible: it has to combine contributions in the order of ranks.
+            coded: what its edges carry; None: values.
         Raises:
             ValueError: there is no such root or algorithm.  TypeError: the dtype has no such operation.
             GroupClosed: the group was closed.
         """
         check_op(collective, op)
         plan = kind_of(collective).plan
+        if coded is not None:
+            return self._prepare_coded(collective, algorithm, dtype, numel, op, root, coded)
         if callable(algorithm):
             return self._prepare_custom(collective, algorithm, dtype, op, root, reproducible)
         asked = algorithm is not None
@@ -192,10 +232,46 @@ class Planner:
         if reproducible or self.reproducible:
             self.member(collective, root, "the root")
             algorithm = self._canon.algorithm(plan, algorithm, root, asked)
-        key = (collective, algorithm, root, dtype, op.value)
+        key = (collective, algorithm, root, dtype, op.value, None)
         found = self._prepared.get(key)
         if found is None:
             found = self._prepared[key] = self._prepare(collective, algorithm, root, dtype, op)
+        return found
+
+    def _prepare_coded(
+        self,
+        collective: str,
+        algorithm: str | StepFunction | None,
+        dtype: int,
+        numel: int,
+        op: Op,
+        root: int,
+        coded: CodedAs,
+    ) -> Prepared:
+        """The operation for a call with codes; an algorithm that it asks for is proved."""
+        if callable(algorithm):
+            raise ValueError(f"{collective}: codec= needs a named algorithm, or none")
+        engine, plan, codec = self.engine, kind_of(collective).plan, coded.codec
+        root = self.member(collective, root, "the root")
+        check_reducible(collective, dtype, op)
+        name, placed, side = self.codings.way(plan, algorithm, root, coded, numel * ITEMSIZES[dtype])
+        key = (collective, f"{name} {placed}", root, dtype, op.value, coded)
+        if key in self._prepared:
+            return self._prepared[key]
+        if algorithm is not None:
+            self.codings.prove(plan, algorithm, root, coded)
+        operation = engine.operation(
+            self._lowered(plan, name, root, coded.edges, placed),
+            KINDS.index(collective),
+            dtype,
+            op.value,
+            coded.number,
+            codec.number,
+            codec.block,
+            side == "out",
+            side == "in",
+        )
+        found = self._prepared[key] = Prepared(operation, collective, root, lambda: str(coded))
         return found
 
     def agree(self, kind: str, ranks: tuple[int, ...]) -> _native.BoundCall:
@@ -251,7 +327,7 @@ class Planner:
                 f"{collective}: algorithm {custom.name!r} does not combine contributions in the order of "
                 "ranks, which reproducible=True asks for"
             )
-        key = (collective, f"#{custom.number:x}", root, dtype, op.value)
+        key = (collective, f"#{custom.number:x}", root, dtype, op.value, None)
         found = self._prepared.get(key)
         if found is None:
             kind = KINDS.index(collective)
@@ -260,23 +336,17 @@ class Planner:
             found = self._prepared[key] = Prepared(operation, collective, root, lambda: note)
         return found
 
-    def _lowered(self, collective: str, algorithm: str, root: int) -> list[int]:
-        """This rank's code of a plan; the same for every dtype and operation."""
-        key = (collective, algorithm, root)
+    def _lowered(
+        self, collective: str, algorithm: str, root: int, coding: str = "", placed: bool = True
+    ) -> list[int]:
+        """This rank's code of a plan; the same for every dtype and operation. placed: it asks for hosts."""
+        key = (collective, algorithm, root, coding, placed)
         code = self._code.get(key)
         if code is None:
-            code = lower_rank(self.rank, collective, algorithm, self.size, root, self.hosts)
+            hosts = self.hosts if placed else ()
+            code = lower_rank(self.rank, collective, algorithm, self.size, root, hosts, coding)
             self._code[key] = code
         return code
-
-    def _check_alike(self, collective: str, blocks: Extents) -> None:
-        """Blocks may differ in size where each goes straight to its rank; others on the way cannot know."""
-        sizes = {numel for _, numel in blocks}
-        if len(sizes) > 1:
-            raise ValueError(
-                f"{collective}: blocks have {min(sizes)} to {max(sizes)} elements; sizes may differ with "
-                "algorithm='direct' only"
-            )
 
     def member(self, operation: str, rank: SupportsIndex, name: str = "the rank") -> int:
         """A rank of this group as a plain int: it may be one of NumPy's, as `argmax` gives it.

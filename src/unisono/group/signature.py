@@ -14,8 +14,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _ARGUMENTS = (
     "collective", "out", "given", "op", "root", "algorithm", "reproducible", "async_op", "timeout",
+    "codec", "between_hosts", "feedback", "max_error",
 )  # fmt: skip
-_DEFAULTS = (None, None, None, ReduceOp.SUM, 0, None, False, False, None)
+_DEFAULTS = (None, None, None, ReduceOp.SUM, 0, None, False, False, None, None, None, None, None)
 _ROOTS = ("src", "dst")
 
 

@@ -15,11 +15,13 @@ from unisono.plans import (
     halving,
     hierarchical,
     linear,
+    one_hop,
     pairwise,
     ring,
     torus,
     tree,
 )
+from unisono.plans.coded import apart, coded_edges
 from unisono.plans.plan import MOST_RANKS, Plan, Step, StepFunction, build
 
 __all__ = ["ALGORITHMS", "FLAT", "PLACED", "algorithm_names", "make", "steps_of"]
@@ -66,18 +68,30 @@ FLAT: dict[str, dict[str, StepFunction]] = {
 """Algorithms that see ranks only."""
 
 PLACED: dict[str, dict[str, PlacedFunction]] = {
-    "broadcast": {"hierarchical": hierarchical.broadcast, "leaders": hierarchical.leaders_broadcast},
-    "reduce": {"hierarchical": hierarchical.reduce, "leaders": hierarchical.leaders_reduce},
+    "broadcast": {
+        "hierarchical": hierarchical.broadcast,
+        "leaders": hierarchical.leaders_broadcast,
+        "one_hop": one_hop.broadcast,
+    },
+    "reduce": {
+        "hierarchical": hierarchical.reduce,
+        "leaders": hierarchical.leaders_reduce,
+        "one_hop": one_hop.reduce,
+    },
     "all_reduce": {
         "hierarchical": hierarchical.all_reduce,
         "leaders": hierarchical.leaders_all_reduce,
+        "one_hop": one_hop.all_reduce,
         "torus": torus.all_reduce,
         "aggregator": aggregator.all_reduce,
     },
     "gather": {"hierarchical": hierarchical.gather},
-    "all_gather": {"hierarchical": hierarchical.all_gather},
+    "all_gather": {"hierarchical": hierarchical.all_gather, "one_hop": one_hop.all_gather},
     "scatter": {"hierarchical": hierarchical.scatter},
-    "reduce_scatter": {"hierarchical": hierarchical.reduce_scatter},
+    "reduce_scatter": {
+        "hierarchical": hierarchical.reduce_scatter,
+        "one_hop": one_hop.reduce_scatter,
+    },
     "barrier": {"leaders": hierarchical.barrier},
 }
 """Algorithms that ask which host each rank is on."""
@@ -117,8 +131,17 @@ def steps_of(collective: str, algorithm: str, size: int, hosts: tuple[int, ...] 
     return lambda rank, _, root: placed(rank, everywhere, root)
 
 
-def make(collective: str, algorithm: str, size: int, root: int = 0, hosts: tuple[int, ...] = ()) -> Plan:
+def make(
+    collective: str,
+    algorithm: str,
+    size: int,
+    root: int = 0,
+    hosts: tuple[int, ...] = (),
+    coding: str = "",
+) -> Plan:
     """Build the plan of a catalogued algorithm for `size` ranks; `hosts` is the host of each, () one host.
+
+    coding: which edges carry codes, see `coded`.
 
     Raises:
         PlanError: there is no such algorithm for this collective, or hosts are not those of `size` ranks.
@@ -126,4 +149,6 @@ def make(collective: str, algorithm: str, size: int, root: int = 0, hosts: tuple
     hosts = tuple(whole(host, "host") for host in listed(hosts, "hosts"))
     steps = steps_of(collective, algorithm, size, hosts)
     whole(root, "root", 0, size - 1)
-    return build(collective, algorithm, steps, size, root, hosts)
+    edges = coded_edges(coding, hosts)
+    steps = apart(steps, edges) if coding else steps
+    return build(collective, algorithm, steps, size, root, hosts, coding)

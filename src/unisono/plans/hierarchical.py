@@ -30,15 +30,20 @@ from unisono.plans.plan import (
 from unisono.plans.tree import children
 
 __all__ = [
+    "Here",
     "all_gather",
     "all_reduce",
+    "all_reduce_in_pieces",
     "barrier",
     "broadcast",
+    "broadcast_along",
+    "carrier",
     "gather",
     "leaders_all_reduce",
     "leaders_broadcast",
     "leaders_reduce",
     "reduce",
+    "reduce_along",
     "reduce_scatter",
     "scatter",
 ]
@@ -105,7 +110,8 @@ def among(ranks: tuple[int, ...], steps: StepFunction, rank: int) -> Iterator[St
 # ---- along a tree over the hosts -----------------------------------------------------------------------
 
 
-def _broadcast(rank: int, hosts: tuple[int, ...], root: int, below: Below) -> Iterator[Step]:
+def broadcast_along(rank: int, hosts: tuple[int, ...], root: int, below: Below) -> Iterator[Step]:
+    """Along a tree over the hosts, in each of them to all its ranks."""
     here = Here(rank, hosts, root)
     if rank != here.leader:
         yield Recv(Out(0), frm=here.leader)
@@ -115,7 +121,8 @@ def _broadcast(rank: int, hosts: tuple[int, ...], root: int, below: Below) -> It
     yield Send(Out(0), to=(*reversed(under), *here.near))
 
 
-def _reduce(rank: int, hosts: tuple[int, ...], root: int, below: Below) -> Iterator[Step]:
+def reduce_along(rank: int, hosts: tuple[int, ...], root: int, below: Below) -> Iterator[Step]:
+    """Up a tree over the hosts, each of which adds its ranks."""
     here = Here(rank, hosts, root)
     if rank != here.leader:
         yield Send(Out(0), to=(here.leader,))
@@ -132,22 +139,22 @@ def _reduce(rank: int, hosts: tuple[int, ...], root: int, below: Below) -> Itera
 
 def broadcast(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:
     """From host to host along a chain, in each of them to all its ranks: for large buffers."""
-    return _broadcast(rank, hosts, root, chain)
+    return broadcast_along(rank, hosts, root, chain)
 
 
 def leaders_broadcast(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:
     """Along a binomial tree over the hosts, in each of them to all its ranks: for small buffers."""
-    return _broadcast(rank, hosts, root, children)
+    return broadcast_along(rank, hosts, root, children)
 
 
 def reduce(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:
     """Every host adds its ranks and what the host before it sends: for large buffers."""
-    return _reduce(rank, hosts, root, chain)
+    return reduce_along(rank, hosts, root, chain)
 
 
 def leaders_reduce(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:
     """Up a binomial tree over the hosts, each of which adds its ranks: for small buffers."""
-    return _reduce(rank, hosts, root, children)
+    return reduce_along(rank, hosts, root, children)
 
 
 def _through_leaders(rank: int, hosts: tuple[int, ...], between: StepFunction) -> Iterator[Step]:
@@ -186,51 +193,91 @@ def all_reduce(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]: 
         owned: 0,1 | 2,3 | 0,1,2,3                 2,3 -> 1  0,1 -> 0
         home of 0 and 2 is the first host          1 -> 2   3 -> 2   0 -> 0, 2 -> 1
     """
+    return all_reduce_in_pieces(rank, hosts, 1)
+
+
+def all_reduce_in_pieces(rank: int, hosts: tuple[int, ...], pieces: int) -> Iterator[Step]:
+    """As `all_reduce`; contributions to a piece leave before the result of the one before is taken."""
     here = Here(rank, hosts)
     count = len(here.hosts)
-    chunks = range(count * max(map(len, here.hosts)))
-
-    def owner(place: int, chunk: int) -> int:
-        ranks = here.hosts[place]
-        return ranks[chunk // count % len(ranks)]
-
-    def home(chunk: int) -> int:
-        return owner(chunk % count, chunk)
-
-    order = sorted(chunks, key=lambda chunk: (chunk - here.place - 1) % count)  # what must leave goes first
-    away = [chunk for chunk in order if chunk % count != here.place]
-    stays = [chunk for chunk in order if chunk % count == here.place]
-    mine = [chunk for chunk in order if owner(here.place, chunk) == rank]
-    mine_away, mine_here = [c for c in mine if c in away], [c for c in mine if c in stays]
-
-    def given(part: list[int]) -> list[Send]:
-        return [Send(Out(c), to=(peer,)) for peer in here.near for c in part if owner(here.place, c) == peer]
-
-    def abroad(chunk: int) -> tuple[int, ...]:
-        return tuple(owner(place, chunk) for place in range(count) if place != here.place)
-
-    up = sorted((Send(Out(chunk), to=(home(chunk),)) for chunk in mine_away), key=lambda send: send.to)
-    if here.near:
-        yield from exchange(rank, given(away), [Reduce(Out(chunk), frm=here.ranks) for chunk in mine_away])
-    yield from exchange(
-        rank,
-        [*up, *given(stays)],
-        [Reduce(Out(chunk), frm=(*here.ranks, *abroad(chunk))) for chunk in mine_here],
-    )
-    yield from exchange(
-        rank,
-        [Send(Out(chunk), to=abroad(chunk)) for chunk in mine_here],
-        [Recv(Out(send.chunk.index), frm=send.to[0]) for send in up],
-    )
-    taken = [(peer, c) for peer in here.near for c in order if owner(here.place, c) == peer]
-    yield from exchange(
-        rank,
-        [Send(Out(chunk), to=here.near) for chunk in mine],
-        [Recv(Out(chunk), frm=peer) for peer, chunk in taken],
-    )
+    width = count * max(map(len, here.hosts))
+    before = _Piece(here, rank, range(0))
+    for number in range(pieces + 1):
+        piece = _Piece(here, rank, range(number * width, (number + 1) * width if number < pieces else 0))
+        if here.near:
+            yield from exchange(
+                rank,
+                piece.given(piece.away),
+                [Reduce(Out(chunk), frm=here.ranks) for chunk in piece.mine_away],
+            )
+        yield from exchange(
+            rank,
+            [*piece.up, *piece.given(piece.stays), *before.results()],
+            [*piece.reduced(), *(Recv(Out(send.chunk.index), frm=send.to[0]) for send in before.up)],
+        )
+        yield from exchange(
+            rank,
+            [Send(Out(chunk), to=here.near) for chunk in before.mine],
+            [Recv(Out(chunk), frm=peer) for peer, chunk in before.taken()],
+        )
+        before = piece
 
 
-def _carrier(ranks: tuple[int, ...], block: int, at_home: tuple[int, ...]) -> int:
+class _Piece:
+    """Some chunks of an all-reduce on several hosts, as one rank has them.
+
+    Attributes:
+        away, stays: chunks whose home is on another host, or here; what must leave goes first.
+        mine: those that this rank owns on its host; mine_away, mine_here: as above.
+        up: what goes to homes on other hosts.
+    """
+
+    def __init__(self, here: Here, rank: int, chunks: range) -> None:
+        self._here = here
+        self._count = len(here.hosts)
+        self._order = sorted(chunks, key=lambda chunk: (chunk - here.place - 1) % self._count)
+        self.away = [chunk for chunk in self._order if chunk % self._count != here.place]
+        self.stays = [chunk for chunk in self._order if chunk % self._count == here.place]
+        self.mine = [chunk for chunk in self._order if self._owner(here.place, chunk) == rank]
+        self.mine_away = [chunk for chunk in self.mine if chunk % self._count != here.place]
+        self.mine_here = [chunk for chunk in self.mine if chunk % self._count == here.place]
+        self.up = sorted(
+            (Send(Out(chunk), to=(self._owner(chunk % self._count, chunk),)) for chunk in self.mine_away),
+            key=lambda send: send.to,
+        )
+
+    def _owner(self, place: int, chunk: int) -> int:
+        ranks = self._here.hosts[place]
+        return ranks[chunk // self._count % len(ranks)]
+
+    def _abroad(self, chunk: int) -> tuple[int, ...]:
+        return tuple(self._owner(place, chunk) for place in range(self._count) if place != self._here.place)
+
+    def given(self, part: list[int]) -> list[Send]:
+        """What goes to their owners on this host."""
+        here = self._here
+        return [
+            Send(Out(chunk), to=(peer,))
+            for peer in here.near
+            for chunk in part
+            if self._owner(here.place, chunk) == peer
+        ]
+
+    def reduced(self) -> list[Reduce]:
+        """What this rank adds up for everybody."""
+        return [Reduce(Out(c), frm=(*self._here.ranks, *self._abroad(c))) for c in self.mine_here]
+
+    def results(self) -> list[Send]:
+        """That, to the other hosts."""
+        return [Send(Out(chunk), to=self._abroad(chunk)) for chunk in self.mine_here]
+
+    def taken(self) -> list[tuple[int, int]]:
+        """(owner on this host, chunk) of what this rank gets from it."""
+        here = self._here
+        return [(p, c) for p in here.near for c in self._order if self._owner(here.place, c) == p]
+
+
+def carrier(ranks: tuple[int, ...], block: int, at_home: tuple[int, ...]) -> int:
     """The rank of a host that passes a block on; a block's own rank on its own host."""
     return ranks[at_home.index(block) % len(ranks)]
 
@@ -247,15 +294,15 @@ def all_gather(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]: 
     for round_ in range(count):
         blocks = here.hosts[here.place - round_]
         coming = here.hosts[here.place - round_ - 1] if round_ + 1 < count else ()
-        mine = [block for block in blocks if _carrier(here.ranks, block, blocks) == rank]
-        onward = {block: (_carrier(ahead, block, blocks),) if coming else () for block in mine}
+        mine = [block for block in blocks if carrier(here.ranks, block, blocks) == rank]
+        onward = {block: (carrier(ahead, block, blocks),) if coming else () for block in mine}
         takes = [
-            Recv(Out(block), frm=_carrier(here.ranks, block, blocks)) for block in blocks if block not in mine
+            Recv(Out(block), frm=carrier(here.ranks, block, blocks)) for block in blocks if block not in mine
         ]
         takes += [
-            Recv(Out(block), frm=_carrier(behind, block, coming))
+            Recv(Out(block), frm=carrier(behind, block, coming))
             for block in coming
-            if _carrier(here.ranks, block, coming) == rank
+            if carrier(here.ranks, block, coming) == rank
         ]
         sends = [Send(Out(block), to=(*onward[block], *here.near)) for block in mine]
         yield from exchange(rank, sends, takes)
@@ -272,9 +319,9 @@ def reduce_scatter(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Ste
     onward: list[Send] = []
     for round_ in range(count):
         blocks = here.hosts[here.place - 1 - round_]
-        at = {block: _carrier(here.ranks, block, blocks) for block in blocks}
+        at = {block: carrier(here.ranks, block, blocks) for block in blocks}
         mine = [block for block in blocks if at[block] == rank]
-        before = {block: (_carrier(behind, block, blocks),) if round_ else () for block in mine}
+        before = {block: (carrier(behind, block, blocks),) if round_ else () for block in mine}
         sends = [
             Send(In(block), to=(at[block],)) for peer in here.near for block in blocks if at[block] == peer
         ]
@@ -283,7 +330,7 @@ def reduce_scatter(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Ste
             for block in mine
         ]
         yield from exchange(rank, [*onward, *sends], adds)
-        onward = [Send(Tmp(block), to=(_carrier(ahead, block, blocks),)) for block in mine]
+        onward = [Send(Tmp(block), to=(carrier(ahead, block, blocks),)) for block in mine]
 
 
 def gather(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:

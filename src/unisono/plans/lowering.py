@@ -2,7 +2,7 @@
 
 out chunks, in chunks, tmp chunks of this rank, equal blocks, lends (see `_lends`), messages in flight,
 algorithm, then per step opcode, flags, space and index of the chunk, space and index of the own chunk, own
-place, number of peers, peers
+place, number of peers, peers; plus the number of ranks where the edge carries codes
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from unisono.checking import instance, whole
 from unisono.plans.agreement import agreement
 from unisono.plans.catalog import algorithm_names, steps_of
+from unisono.plans.coded import Edges, apart, coded_edges, none, rounds
 from unisono.plans.contracts import CONTRACTS
 from unisono.plans.exposure import exposed
 from unisono.plans.origins import Origins
@@ -21,27 +22,32 @@ __all__ = ["lower", "lower_agreement", "lower_rank"]
 
 _OPCODES: dict[type, int] = {Send: 0, Recv: 1, Reduce: 2, Copy: 3}
 _SPACES = {"out": 0, "in": 1, "tmp": 2}
-_FINAL, _RAW, _LAST, _OPEN = 1, 2, 4, 8
+_FINAL, _RAW, _LAST, _OPEN, _ROUNDS = 1, 2, 4, 8, 16
 _NOT, _SEGMENTS, _AHEAD = range(3)  # how a plan lends
 _CROWD = 64  # of more ranks than this only some steps are looked at: to see all of them takes long
 _CUSTOM = 255  # an algorithm that is not in the catalogue
 
 
-def lower(plan: Plan) -> list[list[int]]:
-    """Prove a plan; the code of every rank.
+def lower(plan: Plan, *, idempotent: bool = False) -> list[list[int]]:
+    """Prove a plan; the code of every rank. idempotent: see `proof.prove`.
 
     Raises:
         PlanError: the plan is wrong.
     """
     from unisono.plans.proof import run  # ranks lower their own code only, and prove nothing
 
-    in_flight, findings = run(instance(plan, Plan, "plan"))
-    lends = _lends(plan.collective, plan.size, plan.steps, plan.hosts)
+    in_flight, findings = run(instance(plan, Plan, "plan"), idempotent=idempotent)
+    edges = coded_edges(plan.coding, plan.hosts)
+    lends = _NOT if plan.coding else _lends(plan.collective, plan.size, plan.steps, plan.hosts)
     code, origins = [], Origins(plan.steps.__getitem__)
     for rank, (steps, seen) in enumerate(zip(plan.steps, findings, strict=True)):
         raw = [found.own is not None and found.own.raw for found in seen]
         complete = [found.result is not None and _everybody(plan.size, found.result.ranks) for found in seen]
         header = _header(plan.collective, plan.algorithm, plan.size, steps, in_flight, lends)
+        if plan.coding:
+            keeps = rounds(plan.collective, rank, plan.root, steps, edges)
+            code.append(header + _encode_coded(rank, plan.size, steps, raw, complete, keeps, edges))
+            continue
         last = _last(steps, reduces=CONTRACTS[plan.collective].reduces)
         open_ = _open(rank, plan.size, steps, origins)
         code.append(header + _encode(rank, steps, raw, complete, last, open_))
@@ -49,7 +55,13 @@ def lower(plan: Plan) -> list[list[int]]:
 
 
 def lower_rank(
-    rank: int, collective: str, algorithm: str, size: int, root: int = 0, hosts: tuple[int, ...] = ()
+    rank: int,
+    collective: str,
+    algorithm: str,
+    size: int,
+    root: int = 0,
+    hosts: tuple[int, ...] = (),
+    coding: str = "",
 ) -> list[int]:
     """The code of one rank of a catalogued plan, without writing down and proving the whole plan.
 
@@ -59,6 +71,8 @@ def lower_rank(
         PlanError: there is no such algorithm for this collective, or hosts are not those of `size` ranks.
     """
     function = steps_of(collective, algorithm, size, hosts)
+    edges = coded_edges(coding, hosts)
+    function = apart(function, edges) if coding else function
     whole(rank, "rank", 0, size - 1)
     whole(root, "root", 0, size - 1)
     origins = Origins(lambda peer: function(peer, size, root))
@@ -69,6 +83,12 @@ def lower_rank(
         isinstance(step, Reduce) and _everybody(size, origins.ranks(rank, number))
         for number, step in enumerate(steps)
     ]
+    if coding:
+        keeps = rounds(collective, rank, root, steps, edges)
+        header = _header(collective, algorithm, size, steps, 0, _NOT)
+        return header + _encode_coded(
+            rank, size, steps, _raw(rank, steps, given, keeps), complete, keeps, edges
+        )
     lends = _lends(collective, size, (function(peer, size, root) for peer in range(size)), hosts)
     header = _header(collective, algorithm, size, steps, 0, lends)
     last = _last(steps, reduces=contract.reduces)
@@ -88,12 +108,15 @@ def _everybody(size: int, ranks: int) -> bool:
     return ranks == (1 << size) - 1
 
 
-def _raw(rank: int, steps: Sequence[Step], given: str) -> list[bool]:
-    """For every step, whether what it reads as its own is still as the caller gave it."""
+def _raw(rank: int, steps: Sequence[Step], given: str, keeps: Sequence[bool] = ()) -> list[bool]:
+    """For every step, whether what it reads as its own is still as the caller gave it.
+
+    keeps: for every step, whether it sends codes and leaves what they decode to.
+    """
     touched: set[Chunk] = set()
     copies: set[Chunk] = set()
     found = []
-    for step in steps:
+    for number, step in enumerate(steps):
         own = _own(rank, step)
         raw = own is not None and (own in copies or (own.space == given and own not in touched))
         found.append(raw)
@@ -101,6 +124,9 @@ def _raw(rank: int, steps: Sequence[Step], given: str) -> list[bool]:
             written = step.dst if isinstance(step, Copy) else step.chunk
             touched.add(written)
             copies = copies | {written} if raw and isinstance(step, Copy) else copies - {written}
+        elif keeps and keeps[number]:
+            touched.add(step.chunk)
+            copies = copies - {step.chunk}
     return found
 
 
@@ -196,17 +222,38 @@ def _encode(
     complete: list[bool],
     last: list[bool],
     open_: list[bool],
+    keeps: Sequence[bool] = (),
+    edges: Edges = none,
+    size: int = 0,
 ) -> list[int]:
     numbers: list[int] = []
-    for step, is_raw, is_complete, is_last, is_open in zip(steps, raw, complete, last, open_, strict=True):
+    found = zip(steps, raw, complete, last, open_, keeps or [False] * len(raw), strict=True)
+    for step, is_raw, is_complete, is_last, is_open, is_kept in found:
         chunk, own, place, peers = _operands(rank, step)
         if isinstance(step, Send) and not peers:
             continue
         final = isinstance(step, Reduce) and is_complete and (len(step.frm) > 1 or is_raw)
-        flags = _RAW * is_raw | _FINAL * final | _LAST * is_last | _OPEN * is_open
+        flags = _RAW * is_raw | _FINAL * final | _LAST * is_last | _OPEN * is_open | _ROUNDS * is_kept
         refs = (_SPACES[chunk.space], chunk.index, _SPACES[own.space], own.index)
+        sends = isinstance(step, Send)
+        coded = (edges(rank, peer) if sends else edges(peer, rank) for peer in peers)
+        peers = tuple(peer + size * is_coded for peer, is_coded in zip(peers, coded, strict=True))
         numbers += [_OPCODES[type(step)], flags, *refs, place, len(peers), *peers]
     return numbers
+
+
+def _encode_coded(
+    rank: int,
+    size: int,
+    steps: Sequence[Step],
+    raw: list[bool],
+    complete: list[bool],
+    keeps: list[bool],
+    edges: Edges,
+) -> list[int]:
+    """As `_encode`; nothing is lent, and what is sent as codes is not read in place."""
+    none_ = [False] * len(steps)
+    return _encode(rank, steps, raw, complete, none_, none_, keeps, edges, size)
 
 
 def _operands(rank: int, step: Step) -> tuple[Chunk, Chunk, int, tuple[int, ...]]:

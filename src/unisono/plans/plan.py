@@ -130,6 +130,7 @@ class _Plan(NamedTuple):
     root: int
     steps: tuple[tuple[Step, ...], ...]
     hosts: tuple[int, ...] = ()
+    coding: str = ""
 
 
 class Plan(_Plan):
@@ -140,11 +141,13 @@ class Plan(_Plan):
         size: the number of ranks.  root: the rank that is special, 0 where none is.
         steps: steps[rank] is that rank's list, run in order.
         hosts: the number of the host of each rank; () stands for one host.
+        coding: which edges carry codes, see `coded`: "" none, "between" those between hosts, "all" all.
     """
 
     def __str__(self) -> str:
         root = f" root={self.root}" if self.root else ""
-        return f"{self.collective}/{self.algorithm} p={self.size}{root}"
+        coding = f" coding={self.coding}" if self.coding else ""
+        return f"{self.collective}/{self.algorithm} p={self.size}{root}{coding}"
 
     def chunks(self, space: str) -> int:
         """How many chunks of a space the plan speaks of."""
@@ -174,13 +177,14 @@ def build(
     size: int,
     root: int = 0,
     hosts: tuple[int, ...] = (),
+    coding: str = "",
 ) -> Plan:
     """Write down an algorithm's steps for every rank of a group of `size`."""
     whole(size, "size", 1, MOST_RANKS)
     if not callable(steps):
         raise TypeError(f"steps is a {type(steps).__name__}, expected a function of rank, size and root")
     written = tuple(tuple(steps(rank, size, root)) for rank in range(size))
-    return Plan(collective, algorithm, size, root, written, hosts)
+    return Plan(collective, algorithm, size, root, written, hosts, coding)
 
 
 def others(rank: int, size: int) -> tuple[int, ...]:

@@ -19,10 +19,15 @@ from dataclasses import dataclass, field, replace
 
 from unisono.checking import instance, whole
 from unisono.errors import PlanError
+from unisono.plans.coded import coded_edges, rounds
 from unisono.plans.contracts import CONTRACTS, Contribution
 from unisono.plans.plan import EDGE_CAPACITY, Chunk, Copy, Plan, Recv, Reduce, Send, Step
 
-__all__ = ["EDGE_CAPACITY", "Deadlock", "Finding", "Proof", "Value", "prove", "run", "start"]
+__all__ = ["CODES", "EDGE_CAPACITY", "Deadlock", "Finding", "Proof", "Value", "prove", "run", "start"]
+
+
+CODES = "codes"
+"""(CODES, order): what the codes of a value decode to."""
 
 
 class Deadlock(PlanError):
@@ -38,12 +43,16 @@ class Value:
         ranks: bit r is set when rank r contributed.  block: which block of theirs.
         raw: it is one rank's contribution as that rank gave it: neither sent nor reduced yet
             (PREMUL_SUM multiplies at that moment, once).
+        lossy: bit r is set when the contribution of rank r has been encoded.
+        decoded: it is what codes decode to, with nothing added since.
     """
 
     order: tuple[object, ...]
     ranks: int
     block: int
     raw: bool = False
+    lossy: int = 0
+    decoded: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,9 +71,13 @@ class Proof:
         canonical: every reduction combines untouched contributions in the order of ranks, all at once:
             the same bits as any other canonical plan, however the buffer is cut. Partial results that are
             rounded and sent on, as around a ring, are not canonical.
+        encodings: how often a contribution is encoded on its way into a result, at most.
+        results: how results are combined, each way once; what has been encoded stands as (CODES, order).
     """
 
     canonical: bool
+    encodings: int = 0
+    results: tuple[tuple[object, ...], ...] = ()
 
 
 @dataclass
@@ -90,8 +103,14 @@ def start(plan: Plan, rank: int) -> dict[Chunk, Value]:
 class _Run:
     """A symbolic run of all ranks."""
 
-    def __init__(self, plan: Plan, edge_capacity: int, in_flight: int) -> None:
+    def __init__(self, plan: Plan, edge_capacity: int, in_flight: int, idempotent: bool) -> None:
         self.plan = plan
+        self.idempotent = idempotent
+        self.coded = coded_edges(plan.coding, plan.hosts)
+        self.rounds = [
+            rounds(plan.collective, rank, plan.root, steps, self.coded) if plan.coding else ()
+            for rank, steps in enumerate(plan.steps)
+        ]
         self.contract = CONTRACTS[plan.collective]
         self.edge_capacity = edge_capacity
         self.in_flight = in_flight
@@ -161,9 +180,13 @@ class _Run:
             receivers = list(step.to)
             if receivers:
                 self.ranks[rank].outstanding.append(receivers)
+            decoded = self._encode(rank, own) if any(self.coded(rank, peer) for peer in step.to) else own
             for peer in step.to:
-                message = (replace(own, raw=False), step.chunk.index, receivers)
+                value = decoded if self.coded(rank, peer) else own
+                message = (replace(value, raw=False), step.chunk.index, receivers)
                 self.edges.setdefault((rank, peer), deque()).append(message)
+            if self.plan.coding and self.rounds[rank][self.ranks[rank].next_step]:
+                self._write(rank, step.chunk, decoded)
         elif isinstance(step, Recv):
             result = self._take(rank, step.frm, step.chunk)
         elif isinstance(step, Reduce):
@@ -181,6 +204,24 @@ class _Run:
         if result is not None:
             self._write(rank, step.dst if isinstance(step, Copy) else step.chunk, result)
         self.ranks[rank].findings.append(Finding(own, result))
+
+    def _encode(self, rank: int, value: Value) -> Value:
+        """What the codes of a value decode to; refuse what would lose more than once what a codec loses."""
+        if value.decoded and self.idempotent:
+            return value
+        if value.decoded:
+            raise self.error(
+                rank,
+                "passes on what came as codes, and encoding it again changes it; let its first sender send "
+                "it to all",
+            )
+        if value.lossy and not (self.contract.reduces and value.ranks == (1 << self.plan.size) - 1):
+            raise self.error(
+                rank,
+                f"encodes a partial result in which the contribution of rank {_first(value.lossy)} has been "
+                "encoded already; let one rank add up all contributions",
+            )
+        return Value((CODES, value.order), value.ranks, value.block, lossy=value.ranks, decoded=True)
 
     def _read(self, rank: int, chunk: Chunk) -> Value:
         value = self.ranks[rank].chunks.get(chunk)
@@ -207,7 +248,7 @@ class _Run:
     def _combine(self, rank: int, values: list[Value]) -> Value:
         if not self.contract.reduces:
             raise self.error(rank, f"{self.plan.collective} has nothing to reduce")
-        ranks = 0
+        ranks = lossy = 0
         for value in values:
             twice = ranks & value.ranks
             if twice and self.contract.counts:
@@ -215,9 +256,10 @@ class _Run:
             if value.block != values[0].block:
                 raise self.error(rank, f"mixes block {value.block} with block {values[0].block}")
             ranks |= value.ranks
+            lossy |= value.lossy
         if len(values) == 1:
             return replace(values[0], raw=False)
-        return Value(tuple(value.order for value in values), ranks, values[0].block)
+        return Value(tuple(value.order for value in values), ranks, values[0].block, lossy=lossy)
 
     # ---- the end -------------------------------------------------------------------------------------
 
@@ -260,7 +302,9 @@ class _Run:
         return Deadlock(f"{self.plan}: deadlock: " + "; ".join(lines))
 
 
-def run(plan: Plan, *, edge_capacity: int = EDGE_CAPACITY) -> tuple[int, list[list[Finding]]]:
+def run(
+    plan: Plan, *, edge_capacity: int = EDGE_CAPACITY, idempotent: bool = False
+) -> tuple[int, list[list[Finding]]]:
     """Run a plan on symbols: (messages in flight, for every rank and step what it read and left).
 
     Messages in flight is what a sender must be able to have outstanding for the plan not to
@@ -271,10 +315,15 @@ def run(plan: Plan, *, edge_capacity: int = EDGE_CAPACITY) -> tuple[int, list[li
     Raises:
         PlanError: a deadlock, a read before a write, a contribution twice, a message that no rank receives.
     """
+    in_flight, running = _finished(plan, edge_capacity, idempotent)
+    return in_flight, [rank.findings for rank in running.ranks]
+
+
+def _finished(plan: Plan, edge_capacity: int, idempotent: bool) -> tuple[int, _Run]:
     most = max((sum(isinstance(step, Send) for step in steps) for steps in plan.steps), default=0)
     in_flight = max(1, plan.chunks("out"), plan.chunks("in"))
     while True:
-        running = _Run(plan, edge_capacity, in_flight)
+        running = _Run(plan, edge_capacity, in_flight, idempotent)
         try:
             running.finish()
         except Deadlock:
@@ -283,18 +332,21 @@ def run(plan: Plan, *, edge_capacity: int = EDGE_CAPACITY) -> tuple[int, list[li
             in_flight = min(2 * in_flight, most)
         else:
             _check_results(running)
-            return in_flight, [rank.findings for rank in running.ranks]
+            return in_flight, running
 
 
-def prove(plan: Plan, *, edge_capacity: int = EDGE_CAPACITY) -> Proof:
+def prove(plan: Plan, *, edge_capacity: int = EDGE_CAPACITY, idempotent: bool = False) -> Proof:
     """Show that a plan is right, or raise an error that shows the step where it is not.
 
     Proved, for this number of ranks and any interleaving: every output chunk holds exactly the
     contributions its contract names, each once; where ranks must agree they combined them in one
     order, so that the bits agree; what a rank gets has gone through a Reduce, which PREMUL_SUM needs; nothing
     is read before it is written; the caller's input is never written; no deadlock, with edges of
-    `edge_capacity` messages; no message is left over.
+    `edge_capacity` messages; no message is left over. Where edges carry codes: a contribution is encoded once
+    as itself, or in a host's sum, and once in the complete result; and all ranks get the same bits.
 
+    Args:
+        idempotent: what codes decode to has the same codes again, so that it may be passed on.
     Raises:
         PlanError: the plan is wrong; the message shows the rank and the step.
     """
@@ -302,9 +354,29 @@ def prove(plan: Plan, *, edge_capacity: int = EDGE_CAPACITY) -> Proof:
     whole(edge_capacity, "edge_capacity", 1)
     if len(plan.steps) != plan.size or not 0 <= plan.root < plan.size:
         raise PlanError(f"{plan}: has steps for {len(plan.steps)} ranks and root {plan.root}")
-    _, findings = run(plan, edge_capacity=edge_capacity)
+    _, running = _finished(plan, edge_capacity, idempotent)
+    findings = [rank.findings for rank in running.ranks]
     results = [found.result for seen in findings for found in seen if found.result is not None]
-    return Proof(canonical=all(_in_rank_order(value) for value in results))
+    orders = {
+        value.order: None
+        for rank in running.ranks
+        for chunk, value in rank.chunks.items()
+        if chunk.space == "out"
+    }
+    return Proof(
+        canonical=all(_in_rank_order(value) for value in results),
+        encodings=max(map(_encodings, orders), default=0),
+        results=tuple(orders),
+    )
+
+
+def _encodings(order: object) -> int:
+    """How often a contribution in it has been encoded, at most."""
+    if not isinstance(order, tuple) or isinstance(order[0], int):
+        return 0
+    if order[0] == CODES:
+        return 1 + _encodings(order[1])
+    return max(map(_encodings, order))
 
 
 def _in_rank_order(value: Value) -> bool:
@@ -336,7 +408,7 @@ def _check_results(running: _Run) -> None:
                     f"Out({chunk}) is as its rank gave it, and PREMUL_SUM would not multiply it; "
                     f"let it go through Reduce(Out({chunk}), frm=({rank},))",
                 )
-            if plan.collective != "all_reduce":
+            if plan.collective not in ("all_reduce", "all_gather", "broadcast"):
                 continue
             first, order = orders.setdefault(chunk, (rank, value.order))
             if order != value.order:

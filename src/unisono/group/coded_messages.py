@@ -1,0 +1,57 @@
+"""Messages between two ranks whose values travel as codes."""
+
+from __future__ import annotations
+
+from typing import Any, SupportsIndex
+
+from unisono._native import Status
+from unisono.buffers import DTYPES, ITEMSIZES
+from unisono.codecs.codec import Codec
+from unisono.codecs.memory import values_of
+from unisono.diagnosis.calls import form_of_codes
+from unisono.group.coding import check_signs, codec_for
+from unisono.group.messages import Seconds, checked, run
+from unisono.group.planning import Planner, named
+from unisono.group.work import Kept
+
+__all__ = ["pass_coded"]
+
+_F32 = DTYPES.index("float32")
+
+
+def pass_coded(
+    kept: Kept,
+    planner: Planner,
+    name: str,
+    x: Any,
+    peer: SupportsIndex | None,
+    tag: int,
+    timeout: Seconds,
+    codec: Codec | str,
+) -> Status:
+    """Send float32 values as codes, or receive as many; the status of what has come.
+
+    Raises:
+        ValueError, TypeError: an argument is wrong; nothing was sent.
+    """
+    planner.codings  # noqa: B018 (raises where another library moves values)
+    receiving = name == "recv"
+    coded = codec_for(name, codec)
+    try:
+        address, numel, _ = values_of(x, "x", writable=receiving)
+    except (TypeError, ValueError) as error:
+        raise named(name, error) from None
+    if not receiving and not coded.signed:
+        check_signs(name, [(address, numel)], "x")
+    form = form_of_codes(coded.number, coded.block)
+    codes = bytearray(coded.nbytes(numel))
+    if not receiving:
+        coded.encode(x, codes)
+    work = checked(planner, name, codes, peer, tag, timeout, receiving=receiving, exact=True, form=form)
+    run(kept, planner, timeout, work)
+    if not receiving:
+        return work.came()
+    coded.decode(codes, out=x)
+    came, values = work.came(), Status.__new__(Status)
+    values.__setstate__((came.source, came.tag, numel * ITEMSIZES[_F32], _F32))
+    return values

@@ -1,0 +1,21 @@
+"""A short round of `codec_errors.py`; the long one with the long tests, or by command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from effort import times
+
+PROGRAM = Path(__file__).with_name("codec_errors.py")
+CASES = times(usual=300, long=10_000)
+
+
+@pytest.mark.timeout(60 + CASES / 5)
+def test_no_error_is_above_its_bound() -> None:
+    command = [sys.executable, str(PROGRAM), "--cases", str(CASES), "--seed", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50 + CASES / 5)
+    assert done.returncode == 0, f"{done.stdout[-2000:]}{done.stderr[-4000:]}"
