@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch._C._distributed_c10d import Work
 
+    from unisono.codecs.codec import Codec
+
     from .monitored import MonitoredBarrier
 
 __all__ = ["Collectives", "flat"]
@@ -74,6 +76,19 @@ class Collectives(Calling):
         call = Call("all_reduce")
         op = call.op(opts.reduceOp, x, self._size)
         return self._run(self._group.all_reduce, opts, [x], call, call.inout(x), op)
+
+    def all_reduce_coded(self, x: Tensor, codec: Codec, feedback: Tensor | None = None) -> Work:
+        """Begin to sum a dense f32 tensor in CPU memory over the group, in place; edges carry codes.
+
+        Args:
+            codec, feedback: as of `Group.all_reduce`.
+        """
+        opts = AllreduceOptions()
+        opts.asyncOp = True
+        call = Call("all_reduce")
+        buffer = call.inout(x)
+        call.inputs = [x.new_empty(codec.nbytes(x.numel()), dtype=torch.uint8)]  # what an event counts
+        return self._run(self._group.all_reduce, opts, [x], call, buffer, codec=codec, feedback=feedback)
 
     @any_device
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
