@@ -80,8 +80,8 @@ test-torch: $(VENV)/.installed  ## PyTorch's own distributed test suite over Uni
 TORCH_CUDA ?= .venv-torch-cuda
 test-torch-cuda-build: $(VENV)/.installed  ## virtual GPUs with PyTorch's CUDA build, on a machine without a GPU
 	test -d $(TORCH_CUDA) || { $(PYTHON) -m venv $(TORCH_CUDA) && $(TORCH_CUDA)/bin/pip install --progress-bar off $(PYTORCH); }
-	PYTHONPATH=$$($(TORCH_CUDA)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
-	  $(BIN)/python -m pytest tests/virtual -n 0 $(ARGS)
+	export PYTHONPATH=$$($(TORCH_CUDA)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	  $(BIN)/python -m pytest tests/virtual -n 0 $(ARGS) && $(BIN)/python tests/virtual/pytorch_suite.py
 
 test-parallel: $(VENV)/.installed  ## parallel training: all plans of the sweep, and the rest of its tests (half an hour)
 	$(call install_torch,--required)
