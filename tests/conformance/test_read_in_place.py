@@ -70,6 +70,7 @@ def test_what_a_plan_exposes_is_read_in_place(size: int) -> None:
     plans = [
         make(collective, name, size, ROOT if CONTRACTS[collective].rooted else 0)
         for collective, name in NAMES
+        if (collective, name) != ("all_reduce", "one_hop")  # in pieces: MESSAGE is more than a segment there
     ]
     expected = [[0] * size for _ in plans]
     for counts, plan in zip(expected, plans, strict=True):
