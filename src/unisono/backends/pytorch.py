@@ -7,6 +7,7 @@ nothing of it changes. All that only moves bytes goes as uint8, since Gloo knows
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -33,6 +34,7 @@ class TorchDriver(Driver):
     failures = (RuntimeError, ValueError)
     any_tag = to_itself = False
     short_messages = False
+    _message: ClassVar[type[_Message]]
     widened: ClassVar[dict[str, str]] = {"bool": "uint8", "int16": "int32"}
     """The type in which elements are reduced, where it is another one; rounded to the own one once."""
     hands_on_nan = True
@@ -263,14 +265,14 @@ class TorchDriver(Driver):
     def send(self, x: Tensor, dst: int, tag: int, is_object: bool) -> Pending:  # noqa: ARG002
         """See `Driver.send`."""
         x = _octets(x)
-        return _Started(self._group.send([x], dst, tag), x)
+        return self._message(self._group.send([x], dst, tag), x, dst, tag)
 
     def receive(self, x: Tensor, src: int, tag: int, is_object: bool) -> Pending:  # noqa: ARG002
         """See `Driver.receive`."""
         x = _octets(x)
         anybody = src < 0
         work = self._group.recv_anysource([x], tag) if anybody else self._group.recv([x], src, tag)
-        return _Received(work, x, src, tag)
+        return self._message(work, x, src, tag)
 
     # ---- the group -----------------------------------------------------------------------------------------
 
@@ -280,35 +282,6 @@ class TorchDriver(Driver):
             return None
         keys = PrefixStore(f"subgroup/{number}/{'_'.join(map(str, ranks))}", self._meeting)
         return type(self)(keys, ranks.index(self.rank), len(ranks), self._timeout_s)
-
-
-class GlooDriver(TorchDriver):
-    """Gloo, which moves CPU memory."""
-
-    name = "gloo"
-    deadlines = True
-    hands_on_nan = False
-    widened: ClassVar[dict[str, str]] = {**TorchDriver.widened, "float16": "float32", "bfloat16": "float32"}
-
-    def _open(self, keys: KeyStore, timeout: timedelta) -> Any:
-        # Under UNISONO_REPLACE=gloo the name leads to Unisono: PyTorch's own is meant.
-        gloo: Any = dist.ProcessGroupGloo
-        gloo = getattr(gloo, "original", gloo)
-        return gloo(keys, self.rank, self.size, timeout)
-
-
-class NcclDriver(TorchDriver):
-    """NCCL, which moves CUDA memory; also that of virtual GPUs."""
-
-    name, device = "nccl", "cuda"
-    any_source = False
-    most_tag = 0
-
-    def _open(self, keys: KeyStore, timeout: timedelta) -> Any:
-        nccl: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined,unused-ignore]
-        options = nccl.Options()
-        options._timeout = timeout
-        return nccl(keys, self.rank, self.size, options)
 
 
 class _Started(Pending):
@@ -329,8 +302,8 @@ class _Started(Pending):
             finish()
 
 
-class _Received(_Started):
-    """A message."""
+class _Message(_Started):
+    """A send or a receive."""
 
     def __init__(self, work: Any, x: Tensor, src: int, tag: int) -> None:
         super().__init__(work, x)
@@ -340,6 +313,70 @@ class _Received(_Started):
         super().finish()
         if self.source < 0:
             self.source = int(self._work._source_rank())
+
+
+class _GlooMessage(_Message):
+    """A message of Gloo, whose end shows in `wait` only, once. A thread waits where somebody asks instead."""
+
+    def __init__(self, work: Any, x: Tensor, src: int, tag: int) -> None:
+        super().__init__(work, x, src, tag)
+        self._unclaimed, self._over = threading.Lock(), threading.Event()
+        self._failure: Exception | None = None
+
+    def done(self) -> bool:
+        if self._unclaimed.acquire(blocking=False):
+            threading.Thread(target=self._end, name="unisono gloo message", daemon=True).start()
+        return self._over.is_set() and self._ended()
+
+    def block(self) -> None:
+        if self._unclaimed.acquire(blocking=False):
+            self._end()
+        self._over.wait()
+        self._ended()
+
+    def _end(self) -> None:
+        try:
+            self._work.wait()
+        except (RuntimeError, ValueError) as failure:
+            self._failure = failure
+        finally:
+            self._over.set()
+
+    def _ended(self) -> bool:
+        if self._failure is not None:
+            raise self._failure
+        return True
+
+
+class GlooDriver(TorchDriver):
+    """Gloo, which moves CPU memory."""
+
+    name = "gloo"
+    deadlines = True
+    _message = _GlooMessage
+    hands_on_nan = False
+    widened: ClassVar[dict[str, str]] = {**TorchDriver.widened, "float16": "float32", "bfloat16": "float32"}
+
+    def _open(self, keys: KeyStore, timeout: timedelta) -> Any:
+        # Under UNISONO_REPLACE=gloo the name leads to Unisono: PyTorch's own is meant.
+        gloo: Any = dist.ProcessGroupGloo
+        gloo = getattr(gloo, "original", gloo)
+        return gloo(keys, self.rank, self.size, timeout)
+
+
+class NcclDriver(TorchDriver):
+    """NCCL, which moves CUDA memory; also that of virtual GPUs."""
+
+    name, device = "nccl", "cuda"
+    _message = _Message
+    any_source = False
+    most_tag = 0
+
+    def _open(self, keys: KeyStore, timeout: timedelta) -> Any:
+        nccl: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined,unused-ignore]
+        options = nccl.Options()
+        options._timeout = timeout
+        return nccl(keys, self.rank, self.size, options)
 
 
 def _octets(x: Tensor) -> Tensor:
