@@ -93,7 +93,8 @@ class Plan:
     def _check_swap(self) -> None:
         if self.swap is None:
             return
-        if not isinstance(self.swap, str) or not self.swap:
+        given: object = self.swap
+        if not isinstance(given, str) or not given:
             raise TypeError(
                 f"Plan: swap is {self.swap!r}, expected 'disk', 'memory', a folder's name or None"
             )
