@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import inspect
 import json
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from loops import each
 from unisono import backends
 from unisono.backends.driver import Call, Done, Driver, Pending
 from unisono.doctor import trial
+from unisono.group import external
 from unisono.group.external import ExternalGroup, ExternalPlanner
 
 HERE = Path(__file__).resolve().parent
@@ -126,6 +129,42 @@ def test_the_end_of_the_group(group: un.Group) -> None:
         group.barrier()
 
 
+class Stuck(Pending):
+    """What does not end before its library is told to."""
+
+    ended = False
+
+    def done(self) -> bool:
+        return self.ended
+
+    def block(self) -> None:
+        self.ended = True
+
+
+def test_buffers_stay_while_the_library_uses_them(group: un.Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Freed memory would be written to: by a call that ran out of time, and after the group was closed."""
+    stuck, kept = Stuck(), []
+    driver = group._planner.driver
+    monkeypatch.setattr(driver, "deadlines", True)
+    monkeypatch.setattr(driver, "start", lambda call, later: stuck)
+    monkeypatch.setattr(external, "keep_for_ever", lambda *what: kept.append(what))
+    monkeypatch.setattr(external, "CLOSING_S", 0.01)
+    x = np.ones(3)
+    with pytest.raises(un.Timeout, match="goes on"):
+        group.all_reduce(x, timeout=0.01)
+    later = group.all_reduce(np.ones(3), async_op=True)
+    held = weakref.ref(x)
+    del x
+    gc.collect()
+    assert held() is not None
+    group.close()
+    assert kept[0][0] is driver
+    assert held() is not None
+    with pytest.raises(un.GroupError, match="this rank closed the group"):
+        later.wait()
+    assert "failed" in repr(later)
+
+
 @each(
     ("arguments", "error", "text"),
     [
@@ -134,6 +173,10 @@ def test_the_end_of_the_group(group: un.Group) -> None:
         ({"backend": "gloo", "reproducible": True}, un.NotSupported, "reproducible=True"),
         ({"backend": "mpi", "timeout": 3}, un.NotSupported, "timeout=: MPI has no deadlines"),
         ({"backend": "mpi", "init_method": "env://"}, un.NotSupported, "met in mpiexec"),
+        ({"backend": "gloo", "world_size": 1.0}, TypeError, "world_size is 1.0, expected a whole number"),
+        ({"backend": "mpi", "rank": "0"}, TypeError, "rank is '0', expected a whole number"),
+        ({"backend": "gloo", "group_name": 3}, TypeError, "group_name is a int"),
+        ({"backend": "gloo", "reproducible": "no"}, TypeError, "reproducible is a str"),
     ],
 )
 def test_wrong_backends(arguments: dict[str, Any], error: type, text: str) -> None:
@@ -167,6 +210,13 @@ def test_the_page_has_every_operation_that_is_tried() -> None:
 @each("name", ["native", "gloo"])
 def test_the_page_says_what_two_ranks_do(name: str) -> None:
     assert lane.differences(name) == []
+
+
+@needs_torch
+def test_two_ranks_over_gloo() -> None:
+    command = [sys.executable, "-m", "unisono", "run", "-n", "2", str(HERE / "two_ranks.py")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 @needs_torch

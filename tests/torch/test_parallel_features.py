@@ -51,6 +51,7 @@ def test_measured_bubbles_are_the_formulas(forks: suite.Forks, tmp_path: Path, r
         ({"pipeline": 2, "stages_per_rank": 2}, "1f1b has 1 stage on each rank"),
         ({"pipeline": 2, "cuts": (3, 2)}, "must be 1 growing numbers"),
         ({"clip": 0.0}, "clip is 0.0"),
+        ({"swap": 3}, "swap is 3, expected 'disk'"),
         ({"tensor": 2, "swap": "disk"}, "swap='disk' needs tensor=1, not 2: parts of matrices"),
         ({"pipeline": 2, "swap": "disk"}, "swap='disk' needs pipeline=1, not 2: stages"),
         ({"data": 2, "zero": 3, "swap": "disk"}, "swap='disk' needs zero=0, not 3: what data ranks share"),
@@ -58,7 +59,7 @@ def test_measured_bubbles_are_the_formulas(forks: suite.Forks, tmp_path: Path, r
     ],
 )
 def test_illegal_plans_say_why(plan: dict, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises((ValueError, TypeError), match=says):
         Plan(**plan)
 
 

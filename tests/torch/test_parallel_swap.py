@@ -144,3 +144,42 @@ def test_four_times_the_memory_allowed() -> None:
     assert swapped.returncode == 0, swapped.stderr
     assert swapped.stdout == plain.stdout
     assert "waiting for the disk" in swapped.stderr
+
+
+class Full(Host):
+    """A store with room for so many tensors."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room = room
+
+    def write(self, key: Any, tensor: Tensor) -> None:
+        if key not in self._kept and len(self._kept) == self.room:
+            raise OSError(28, "No space left on device")
+        super().write(key, tensor)
+
+
+# no room for gradients; for the state, when half of it is stepped
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_full_store_ends_it(times: int) -> None:
+    """What is left is of no step: training on would go unnoticed."""
+    case = models.CASES["mlp"]
+    model, (batch,) = case.make(), case.batches(1, 9)
+    store = Full(times * len(list(model.parameters())) + 1)
+    swapped = Swapped(model, optimizer=adamw, loss=case.loss, store=store)
+    with pytest.raises(OSError, match="No space"):
+        swapped.step(batch)
+    store.room = 1000
+    with pytest.raises(RuntimeError, match=r"incomplete since OSError: .*No space.*Make a new run"):
+        swapped.step(batch)
+    swapped.close()
+    with pytest.raises(RuntimeError, match="incomplete"):
+        swapped.step(batch)
+
+
+def test_a_step_after_the_end() -> None:
+    case = models.CASES["mlp"]
+    swapped = Swapped(case.make(), optimizer=adamw, loss=case.loss, store=Host())
+    swapped.close()
+    with pytest.raises(RuntimeError, match="was closed"):
+        swapped.step(next(iter(case.batches(1, 9))))

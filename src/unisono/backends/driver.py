@@ -6,6 +6,7 @@ to be waited for. It checks no arguments, and makes no error of Unisono's but `N
 
 from __future__ import annotations
 
+import ctypes
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 from unisono.errors import NotSupported, message
 from unisono.reduction import Op
 
-__all__ = ["Call", "Done", "Driver", "Pending", "unsupported"]
+__all__ = ["Call", "Done", "Driver", "Pending", "keep_for_ever", "unsupported"]
 
 SHORTEST_NAP_S = 20e-6
 LONGEST_NAP_S = 1e-3
@@ -167,8 +168,9 @@ class Driver(ABC):
         """Keep why this rank leaves."""
         self.cause = text
 
-    def abandon(self) -> None:  # noqa: B027
-        """In a fork's child: do nothing."""
+    def abandon(self) -> None:
+        """In a fork's child: never end the group there, which may wait for threads that the child lacks."""
+        keep_for_ever(self)
 
     def detach(self) -> None:  # noqa: B027
         """There is no thread to start."""
@@ -191,6 +193,11 @@ class Driver(ABC):
     def look(self, peer: int, tag: int) -> Any:  # noqa: ARG002
         """Refuse, as `probe`."""
         raise unsupported(self, "iprobe()", NO_DTYPE, NATIVE)
+
+
+def keep_for_ever(*what: Any) -> None:
+    """Free none of it before the process ends: a library goes on using it, and cannot be stopped."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(what))
 
 
 def unsupported(driver: Driver, what: str, why: str, remedy: str = "") -> NotSupported:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from unisono.backends.driver import Call, Done, Driver, Pending
 from unisono.backends.fold import folded
 from unisono.backends.store import KeyStore
+from unisono.backends.torch_work import GlooMessage, Message, Started
 from unisono.reduction import PremulSum, ReduceOp
 from unisono.store import PrefixStore, Store
 
@@ -33,6 +34,7 @@ class TorchDriver(Driver):
     failures = (RuntimeError, ValueError)
     any_tag = to_itself = False
     short_messages = False
+    _message: ClassVar[type[Message]]
     widened: ClassVar[dict[str, str]] = {"bool": "uint8", "int16": "int32"}
     """The type in which elements are reduced, where it is another one; rounded to the own one once."""
     hands_on_nan = True
@@ -107,13 +109,13 @@ class TorchDriver(Driver):
         options = dist.AllreduceOptions()
         options.reduceOp = op
         started = self._group.allreduce([moved], options)
-        return _Started(started, (moved, work), lambda: self._store(call, work, out))
+        return Started(started, (moved, work), lambda: self._store(call, work, out))
 
     def _reduce_to(self, call: Call, work: Tensor, moved: Tensor, op: Any, out: Tensor | None) -> Pending:
         options = dist.ReduceOptions()
         options.reduceOp, options.rootRank = op, call.root
         started = self._group.reduce([moved], options)
-        return _Started(started, (moved, work), lambda: self._store(call, work, out))
+        return Started(started, (moved, work), lambda: self._store(call, work, out))
 
     def _reduce_scatter_by(
         self, call: Call, work: Tensor, moved: Tensor, op: Any, out: Tensor | None
@@ -123,7 +125,7 @@ class TorchDriver(Driver):
         result = torch.empty(moved.numel() // self.size, dtype=moved.dtype, device=moved.device)
         started = self._group._reduce_scatter_base(result, moved, options)
         whole = torch.view_as_complex(result.view(-1, 2)) if work.is_complex() else result
-        return _Started(started, (moved, work, result), lambda: self._store(call, whole, out))
+        return Started(started, (moved, work, result), lambda: self._store(call, whole, out))
 
     _reduce_by: ClassVar[dict[str, Any]] = {
         "all_reduce": _all_reduce_by,
@@ -172,7 +174,7 @@ class TorchDriver(Driver):
         if not x.numel():
             return Done()
         started = self._group._allgather_base(_octets(whole), _octets(x.contiguous()))
-        return _Started(started, (whole, x), lambda: combine(whole.chunk(self.size)))
+        return Started(started, (whole, x), lambda: combine(whole.chunk(self.size)))
 
     # ---- moves -------------------------------------------------------------------------------------------
 
@@ -182,10 +184,10 @@ class TorchDriver(Driver):
             return Done()
         options = dist.BroadcastOptions()
         options.rootRank = call.root
-        return _Started(self._group.broadcast([x], options), x)
+        return Started(self._group.broadcast([x], options), x)
 
     def _barrier(self, call: Call) -> Pending:  # noqa: ARG002
-        return _Started(self._group.barrier(dist.BarrierOptions()), None)
+        return Started(self._group.barrier(dist.BarrierOptions()), None)
 
     def _all_gather(self, call: Call) -> Pending:
         if not call.even:
@@ -196,7 +198,7 @@ class TorchDriver(Driver):
         whole, finish = _room(call.out)
         if _overlap(whole, x):
             x = x.clone()
-        return _Started(self._group._allgather_base(whole, x), (whole, x), finish)
+        return Started(self._group._allgather_base(whole, x), (whole, x), finish)
 
     def _all_gather_uneven(self, call: Call) -> Pending:
         """Blocks are padded to the largest: all ranks know all sizes."""
@@ -214,7 +216,7 @@ class TorchDriver(Driver):
             for block, part in zip(outs, whole.chunk(self.size), strict=True):
                 block.copy_(part[: block.numel()])
 
-        return _Started(self._group._allgather_base(whole, padded), (whole, padded), cut)
+        return Started(self._group._allgather_base(whole, padded), (whole, padded), cut)
 
     def _gather(self, call: Call) -> Pending:
         x = _octets(call.given[0])
@@ -256,21 +258,21 @@ class TorchDriver(Driver):
         nothing = torch.empty(0, dtype=torch.uint8, device=device)
         out, given = nothing if out is None else out, nothing if given is None else given
         started = self._group.alltoall_base(out, given, got, sent)
-        return _Started(started, (out, given), finish)
+        return Started(started, (out, given), finish)
 
     # ---- messages ----------------------------------------------------------------------------------------
 
     def send(self, x: Tensor, dst: int, tag: int, is_object: bool) -> Pending:  # noqa: ARG002
         """See `Driver.send`."""
         x = _octets(x)
-        return _Started(self._group.send([x], dst, tag), x)
+        return self._message(self._group.send([x], dst, tag), x, dst, tag)
 
     def receive(self, x: Tensor, src: int, tag: int, is_object: bool) -> Pending:  # noqa: ARG002
         """See `Driver.receive`."""
         x = _octets(x)
         anybody = src < 0
         work = self._group.recv_anysource([x], tag) if anybody else self._group.recv([x], src, tag)
-        return _Received(work, x, src, tag)
+        return self._message(work, x, src, tag)
 
     # ---- the group -----------------------------------------------------------------------------------------
 
@@ -287,6 +289,7 @@ class GlooDriver(TorchDriver):
 
     name = "gloo"
     deadlines = True
+    _message = GlooMessage
     hands_on_nan = False
     widened: ClassVar[dict[str, str]] = {**TorchDriver.widened, "float16": "float32", "bfloat16": "float32"}
 
@@ -301,6 +304,7 @@ class NcclDriver(TorchDriver):
     """NCCL, which moves CUDA memory; also that of virtual GPUs."""
 
     name, device = "nccl", "cuda"
+    _message = Message
     any_source = False
     most_tag = 0
 
@@ -309,37 +313,6 @@ class NcclDriver(TorchDriver):
         options = nccl.Options()
         options._timeout = timeout
         return nccl(keys, self.rank, self.size, options)
-
-
-class _Started(Pending):
-    """Work of PyTorch."""
-
-    def __init__(self, work: Any, keep: Any, finish: Callable[[], None] | None = None) -> None:
-        self._work, self._keep, self._finish = work, keep, finish
-
-    def done(self) -> bool:
-        return bool(self._work.is_completed())
-
-    def block(self) -> None:
-        self._work.wait()
-
-    def finish(self) -> None:
-        finish, self._finish, self._keep = self._finish, None, None
-        if finish is not None:
-            finish()
-
-
-class _Received(_Started):
-    """A message."""
-
-    def __init__(self, work: Any, x: Tensor, src: int, tag: int) -> None:
-        super().__init__(work, x)
-        self.source, self.tag, self.nbytes = src, tag, x.numel()
-
-    def finish(self) -> None:
-        super().finish()
-        if self.source < 0:
-            self.source = int(self._work._source_rank())
 
 
 def _octets(x: Tensor) -> Tensor:

@@ -134,7 +134,7 @@ def _plan(args: argparse.Namespace, nbytes: int, machine: Calibration) -> Plan:
             return write(args.collective, function, size, args.root, hosts)
         except (TypeError, ValueError):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ValueError(f"--algorithm {args.algorithm}: {type(error).__name__}: {error}") from error
     algorithm = args.algorithm or Chooser(size, hosts, machine).choose(args.collective, nbytes)
     return make(args.collective, algorithm, size, args.root, hosts)
@@ -160,7 +160,7 @@ def _own(text: str) -> StepFunction:
         raise ValueError(f"--algorithm {text}: there is no file {file}")
     try:
         found = runpy.run_path(file).get(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"--algorithm {text}: {file} fails: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise ValueError(f"--algorithm {text}: {file} has no function {name}")

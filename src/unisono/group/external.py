@@ -15,12 +15,12 @@ from datetime import timedelta
 from typing import Any, cast
 
 from unisono import _native
-from unisono.backends.driver import Call, Driver, unsupported
+from unisono.backends.driver import Call, Driver, keep_for_ever, unsupported
 from unisono.bootstrap.rendezvous import Rendezvous
 from unisono.buffers import DTYPES, DeviceArray, is_tensor
 from unisono.costs.choice import Choice
 from unisono.diagnosis.cause import at_failure
-from unisono.errors import GroupError, Mismatch, Timeout, message
+from unisono.errors import Aborted, GroupError, Mismatch, Timeout, UnisonoError, message
 from unisono.group.external_work import ExternalCall, ExternalMessage, ExternalWork, device_arrays
 from unisono.group.group import Group, end_group
 from unisono.group.layout import Extents
@@ -50,6 +50,7 @@ class ExternalPlanner(Planner):
         super().__init__(engine, name, driver.rank, driver.size, timeout_s, hosts, reproducible=False)
         self._usual_s = timeout_s
         self._under_way: list[ExternalWork | ExternalMessage] = []
+        self._pid = os.getpid()
 
     @property
     def driver(self) -> Driver:
@@ -62,12 +63,22 @@ class ExternalPlanner(Planner):
 
     def close(self) -> _native.Engine | None:
         """See `Planner.close`. What is under way gets a moment to end."""
-        end = time.monotonic() + CLOSING_S
         works, self._under_way = self._under_way, []
-        for work in works:
-            while not work.done() and time.monotonic() < end:
-                time.sleep(1e-3)
+        if os.getpid() == self._pid and not self._all_end(works):
+            keep_for_ever(self._engine, works)
         return super().close()
+
+    def _all_end(self, works: list[ExternalWork | ExternalMessage]) -> bool:
+        """Whether all of them end within CLOSING_S; receives are taken back where the library can."""
+        end = time.monotonic() + CLOSING_S
+        for work in works:
+            with contextlib.suppress(*self.driver.failures):
+                work.cancel()
+            while not work.done():
+                if time.monotonic() >= end:
+                    return False
+                time.sleep(1e-3)
+        return True
 
     # ---- collectives -----------------------------------------------------------------------------------
 
@@ -232,17 +243,27 @@ class ExternalPlanner(Planner):
         """Makes the library's errors Unisono's.
 
         Raises:
-            Timeout, Mismatch, GroupError: an operation failed.
+            Timeout, Mismatch, GroupError: an operation failed.  Aborted: the group was closed meanwhile.
+            RuntimeError: this is a fork's child, which lacks the library's threads.
         """
+        where = f"group={self.name} rank={self.rank}/{self.size}"
+        if self._engine is None:
+            raise Aborted(message(f"{kind} failed: this rank closed the group during the call", where=where))
         driver = self.driver
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                f"this group belongs to process {self._pid}; a process that was forked from it makes a group "
+                "of its own"
+            )
         try:
             yield
+        except UnisonoError:  # is a RuntimeError, as those of libraries are
+            raise
         except driver.failures as failure:
-            where = f"group={self.name} rank={self.rank}/{self.size} backend={driver.name}"
             said = " / ".join(line.strip() for line in str(failure).strip().splitlines())[:MOST_SAID]
             text = message(
                 f"{kind} failed",
-                where=where,
+                where=f"{where} backend={driver.name}",
                 observed=said or type(failure).__name__,
                 remedy=f"Backend {driver.name!r} does not tell which rank is the cause.",
             )

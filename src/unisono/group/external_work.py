@@ -41,11 +41,15 @@ class ExternalCall:
         planner = self._planner
         planner.refuse_timeout(timeout)
         work = ExternalWork(planner, self._kind, self._keep, self._result, timeout)
-        work.start(self._calls, later)
-        if later:
-            planner.keep(work)
-            return work
-        return work.outcome()
+        try:
+            work.start(self._calls, later)
+            if not later:
+                return work.outcome()
+        except BaseException:
+            planner.keep(work)  # the library goes on with it, and writes to its buffers
+            raise
+        planner.keep(work)
+        return work
 
 
 class ExternalWork(Work):
@@ -72,14 +76,14 @@ class ExternalWork(Work):
 
     def done(self) -> bool:
         """See `Work.done`."""
-        try:
-            while self._pending:
+        while self._pending:
+            try:
                 with self._planner.translating(self._kind):
                     if not self._pending[0].done():
                         return False
                     self._end_first()
-        except GroupError as error:
-            self._error, self._pending = error, []
+            except GroupError as error:
+                self._first_failed(error)
         return True
 
     def wait(self, timeout: Seconds = None) -> None:
@@ -94,8 +98,8 @@ class ExternalWork(Work):
                     if ended:
                         self._end_first()
             except GroupError as error:
-                self._error, self._pending = error, []
-                raise
+                self._first_failed(error)
+                continue
             if not ended:
                 where = f"group={self._planner.name} rank={self._planner.rank}/{self._planner.size}"
                 what = f"{self._kind} is not done after {limit_s:.3f} s"
@@ -104,11 +108,17 @@ class ExternalWork(Work):
             raise self._error
 
     def _end_first(self) -> None:
-        self._pending.pop(0).finish()
+        self._pending[0].finish()
+        del self._pending[0]
         if not self._pending:
             for array in device_arrays(self._keep):
                 array.give_back()
             self._keep = None
+
+    def _first_failed(self, error: GroupError) -> None:
+        """Go on with the others: the library still uses their buffers."""
+        self._error = self._error or error
+        del self._pending[0]
 
     def outcome(self) -> Any:
         """Wait; then what the call returns."""
@@ -162,8 +172,7 @@ class ExternalMessage(MessageWork):
             move = driver.receive if self._receiving else driver.send
             self._pending = move(array, self._rank, self._tag, is_object)
         self._begun = True
-        if self._buffered:
-            self._planner.keep(self)
+        self._planner.keep(self)
 
     def _what(self) -> str:
         other = f"rank {self._rank}" if self._rank >= 0 else "any rank"

@@ -9,7 +9,7 @@ from unisono import env
 from unisono.bootstrap.engine import EngineSettings, open_engine
 from unisono.bootstrap.rendezvous import rendezvous
 from unisono.bootstrap.target import Target
-from unisono.checking import instance, whole
+from unisono.checking import flag, instance, text, whole
 from unisono.diagnosis import uncaught
 from unisono.errors import message
 from unisono.group.group import Group
@@ -49,6 +49,9 @@ def init_process_group(
         RendezvousError: the ranks did not come together; says who is missing.
     """
     chosen = "native" if backend is None else instance(backend, str, "backend")
+    world_size, rank = whole(world_size, "world_size"), whole(rank, "rank")
+    text(group_name, "group_name")
+    flag(reproducible, "reproducible")
     if chosen in ("mpi", "gloo", "nccl"):
         from unisono.group.outside import meet_outside  # libraries that a native group does not need
 
@@ -69,8 +72,7 @@ def init_process_group(
 
         if started_by_mpi():
             init_method = address_over_mpi()
-    place = whole(world_size, "world_size"), whole(rank, "rank")
-    return _meet_natively(init_method, timeout, *place, store, group_name, reproducible)
+    return _meet_natively(init_method, timeout, world_size, rank, store, group_name, reproducible)
 
 
 def _meet_natively(
@@ -145,8 +147,8 @@ def form(
 
 def _warn_of_unknown(settings: env.Settings) -> None:
     if settings.launcher != "unisono run":  # which has said it once for all ranks
-        for text in env.unknown():
-            warnings.warn(text, stacklevel=4)
+        for line in env.unknown():
+            warnings.warn(line, stacklevel=4)
 
 
 def _no_backend(backend: str) -> str:

@@ -93,6 +93,11 @@ class Plan:
     def _check_swap(self) -> None:
         if self.swap is None:
             return
+        given: object = self.swap
+        if not isinstance(given, str) or not given:
+            raise TypeError(
+                f"Plan: swap is {self.swap!r}, expected 'disk', 'memory', a folder's name or None"
+            )
         for name, only, why in (
             ("tensor", 1, "parts of matrices are not swapped"),
             ("pipeline", 1, "stages are not swapped"),

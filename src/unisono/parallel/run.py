@@ -230,6 +230,8 @@ class Run:
         """A call that all ranks make. What it raises here concerns them all."""
         self._failures.begin()
         try:
+            if self.swap is not None:
+                self.swap.check()
             yield
         except Exception as error:
             left = self.plan.pipeline > 1 and self._built.runtime.interrupted  # messages that nobody took

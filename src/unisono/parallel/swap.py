@@ -79,6 +79,7 @@ class Swap:
         self._before: list[_Unit] = []  # in the last one: what to read ahead
         self._in_backward = False
         self.waited_s = 0.0
+        self._ended = ""  # why nothing is swapped any more
         self._hooks = list(self._hook_all())
         for parameter in self._number:
             parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
@@ -87,6 +88,11 @@ class Swap:
             _empty(parameter.data)
 
     # ---- what a run asks of the data axis ----
+
+    def check(self) -> None:
+        """Raise RuntimeError where it cannot swap any more: it was closed, or the store is incomplete."""
+        if self._ended:
+            raise RuntimeError(self._ended)
 
     def reset(self) -> None:
         """Forget a step that ended with an error."""
@@ -137,7 +143,17 @@ class Swap:
         return total
 
     def update(self, optimizer: torch.optim.Optimizer, factor: float) -> None:
-        """Unit by unit: parameters, gradients times `factor` and state in, one step, all out again."""
+        """Unit by unit: parameters, gradients times `factor` and state in, one step, all out again.
+
+        An error leaves some units stepped and others not: nothing can be swapped afterwards.
+        """
+        try:
+            self._update(optimizer, factor)
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _update(self, optimizer: torch.optim.Optimizer, factor: float) -> None:
         units = self._owned()
         for (unit, owned), (following, _) in zip(units, [*units[1:], (None, None)], strict=True):
             own = [p for p in owned if p in self._norms]
@@ -179,6 +195,7 @@ class Swap:
 
         So is the optimizer's state meanwhile. What is put into it instead goes to the store at the end.
         """
+        self.check()
         self._written()
         state: Any = {} if optimizer is None else optimizer.state
         values = {p: self._store.view((number, "value"), p.data) for p, number in self._number.items()}
@@ -206,11 +223,18 @@ class Swap:
         """Bring the parameters back into memory for good, and give the store up."""
         for hook in self._hooks:
             hook.remove()
-        for unit in self._units:
-            self._load(unit)
-        self._written()
-        self._io.shutdown()
-        self._store.close()
+        known = self._ended
+        try:
+            for unit in self._units:
+                self._load(unit)
+            self._written()
+        except OSError:
+            if not known:
+                raise
+        finally:
+            self._ended = self._ended or "the swap was closed: the parameters are in memory for good"
+            self._io.shutdown()
+            self._store.close()
 
     # ---- forward and backward ----
 
@@ -225,6 +249,7 @@ class Swap:
         yield self.root.register_forward_hook(self._forward_ends, always_call=True)
 
     def _forward_begins(self, _module: nn.Module, _args: Any) -> None:
+        self.check()
         self._backward_ended()  # of the micro-batch before
         self._order = []
 
@@ -347,6 +372,12 @@ class Swap:
         while len(self._writing) > 2:
             self._wait(self._writing.pop(0))
 
+    def _fail(self, error: BaseException) -> None:
+        self._ended = self._ended or (
+            f"what is swapped is incomplete since {type(error).__name__}: {error}. Make a new run, and load "
+            "its last checkpoint"
+        )
+
     def _get(self, key: Key, tensor: Tensor) -> None:
         self._wait(self._io.submit(self._store.read, key, tensor))
 
@@ -356,7 +387,11 @@ class Swap:
 
     def _wait(self, work: Future[None]) -> None:
         start = time.perf_counter()
-        work.result()
+        try:
+            work.result()
+        except OSError as error:
+            self._fail(error)
+            raise
         self.waited_s += time.perf_counter() - start
 
 

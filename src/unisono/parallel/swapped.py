@@ -63,6 +63,7 @@ class Swapped:
         The losses are bit for bit those of `optimizer.zero_grad(); loss.backward(); optimizer.step()` on the
         same parts.
         """
+        self._swap.check()
         began, rows, mean = time.perf_counter(), rows_of(list(batch)), 0.0
         self._swap.waited_s = 0.0
         try:

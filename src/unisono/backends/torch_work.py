@@ -1,0 +1,83 @@
+"""Operations under way in process groups of PyTorch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from unisono.backends.driver import Pending
+
+__all__ = ["GlooMessage", "Message", "Started"]
+
+
+class Started(Pending):
+    """Work of PyTorch."""
+
+    def __init__(self, work: Any, keep: Any, finish: Callable[[], None] | None = None) -> None:
+        self._work, self._keep, self._finish = work, keep, finish
+
+    def done(self) -> bool:
+        """See `Pending.done`."""
+        return bool(self._work.is_completed())
+
+    def block(self) -> None:
+        """See `Pending.block`."""
+        self._work.wait()
+
+    def finish(self) -> None:
+        """See `Pending.finish`."""
+        finish, self._finish, self._keep = self._finish, None, None
+        if finish is not None:
+            finish()
+
+
+class Message(Started):
+    """A send or a receive."""
+
+    def __init__(self, work: Any, x: Tensor, src: int, tag: int) -> None:
+        super().__init__(work, x)
+        self.source, self.tag, self.nbytes = src, tag, x.numel()
+
+    def finish(self) -> None:
+        """See `Pending.finish`."""
+        super().finish()
+        if self.source < 0:
+            self.source = int(self._work._source_rank())
+
+
+class GlooMessage(Message):
+    """A message of Gloo, whose end shows in `wait` only, once. A thread waits where somebody asks instead."""
+
+    def __init__(self, work: Any, x: Tensor, src: int, tag: int) -> None:
+        super().__init__(work, x, src, tag)
+        self._unclaimed, self._over = threading.Lock(), threading.Event()
+        self._failure: Exception | None = None
+
+    def done(self) -> bool:
+        """See `Pending.done`."""
+        if self._unclaimed.acquire(blocking=False):
+            threading.Thread(target=self._end, name="unisono gloo message", daemon=True).start()
+        return self._over.is_set() and self._ended()
+
+    def block(self) -> None:
+        """See `Pending.block`."""
+        if self._unclaimed.acquire(blocking=False):
+            self._end()
+        self._over.wait()
+        self._ended()
+
+    def _end(self) -> None:
+        try:
+            self._work.wait()
+        except (RuntimeError, ValueError) as failure:
+            self._failure = failure
+        finally:
+            self._over.set()
+
+    def _ended(self) -> bool:
+        if self._failure is not None:
+            raise self._failure
+        return True
