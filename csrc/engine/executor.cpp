@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "kernels/copy.hpp"
 #include "protocol/loan.hpp"
 
 namespace unisono {
@@ -342,7 +343,7 @@ void Executor::encode(const Instruction& step, Extent piece, bool scaled, void* 
       from = values_.data();
       kernels().scale[static_cast<size_t>(DType::kF32)](values_.data(), values + first, count,
                                                         scaled ? frame.job.factor : 1.0);
-      for (size_t i = 0; kept != nullptr && i < count; ++i) values_[i] += kept[first + i];
+      for (size_t i = 0; kept != nullptr && i < count; ++i) values_[i] += get(kept + first + i);
     }
     auto* const to = static_cast<unsigned char*>(codes) + coder.nbytes(first);
     if (coder.kernels->encode(to, from, count, {.block = coder.block}) < count)  // looked at before the call
@@ -352,7 +353,7 @@ void Executor::encode(const Instruction& step, Extent piece, bool scaled, void* 
       coder.kernels->decode(decoded, to, count, coder.block);
       for (size_t i = 0; i < count; ++i) {
         const float lost = values_[i] - decoded[i];
-        kept[first + i] = lost - lost == 0 ? lost : 0;  // infinity and NaN would stay for ever
+        put(kept + first + i, lost - lost == 0 ? lost : 0.0f);  // infinity and NaN would stay for ever
       }
     }
     if (rounds) coder.kernels->decode(values + first, to, count, coder.block);

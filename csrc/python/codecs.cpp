@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <string>
 
+#include "kernels/copy.hpp"
 #include "kernels/reduce.hpp"
 #include "python/bindings.hpp"
 
@@ -58,9 +59,9 @@ size_t first_negative(const float* values, size_t numel) {
   for (size_t first = 0; first < numel; first += kLook) {
     const size_t count = std::min(kLook, numel - first);
     bool found = false;
-    for (size_t i = 0; i < count; ++i) found |= negative(values[first + i]);
-    if (found)
-      return static_cast<size_t>(std::find_if(values + first, values + first + count, negative) - values);
+    for (size_t i = 0; i < count; ++i) found |= negative(get(values + first + i));
+    for (size_t i = first; found; ++i)
+      if (negative(get(values + i))) return i;
   }
   return numel;
 }

@@ -189,6 +189,23 @@ def test_all_at_once_and_later() -> None:
     same_on_all(3, work)
 
 
+@each("offset", range(4))
+def test_values_may_begin_at_any_address(offset: int) -> None:
+    def work(group: un.Group) -> list[bytes]:
+        def copied(values: np.ndarray) -> np.ndarray:
+            made = np.zeros(values.nbytes + 4, np.uint8)[offset : offset + values.nbytes].view(np.float32)
+            made[:] = values
+            return made
+
+        x = copied(contributions(un.codecs.int8(), group.size, 5001)[group.rank])
+        kept = copied(np.zeros(5001, np.float32))
+        group.all_reduce(x, codec="int8", feedback=kept)
+        group.all_reduce(copied(np.abs(x)), codec="u0610")
+        return [x.tobytes(), kept.any()]
+
+    same_on_all(2, work)
+
+
 def test_feedback_gives_back_what_was_lost() -> None:
     def work(group: un.Group, hosts: tuple[int, ...]) -> list[bytes]:
         inside.place(group, hosts)
@@ -302,6 +319,10 @@ def wrong(group: un.Group) -> dict[str, Any]:
         "max_error is -1": lambda: group.all_reduce(x, codec="auto", max_error=-1),
         "encodes a partial result": lambda: group.all_reduce(x, codec="bf16", algorithm="leaders"),
         "passes on what came as codes": lambda: group.broadcast(x, codec="int8", algorithm="linear"),
+        "feedback is refused.*passes on": lambda: group.broadcast(
+            x, codec="bf16", feedback=kept, algorithm="linear"
+        ),
+        "MAX is none": lambda: group.all_reduce(x, un.MAX, codec="bf16", feedback=kept),
         "needs a named algorithm": lambda: group.all_reduce(x, codec="bf16", algorithm=lambda *_: ()),
         "x is read-only": lambda: group.broadcast(frozen, group.rank, codec="bf16"),
         "send: codec is a int": lambda: group.send(x, 0, codec=3),
@@ -344,6 +365,8 @@ def test_auto_is_none_in_shared_memory_and_follows_the_link() -> None:
         found += [chosen(most) for most in (1.0, 0.01, 1e-9)]
         for _ in range(2):
             group.all_reduce(x, codec="auto", max_error=0.01)
+        for factor in (group.rank, 10.0 ** (-40 * group.rank)):  # ranks may differ in it
+            group.all_reduce(x, un.premul_sum(factor), codec="auto", max_error=1e-9)
         return [*found, x.tobytes().hex()]
 
     first, second = ranks.threads(2, work)

@@ -29,6 +29,7 @@ PLAIN = ["bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "1-6-9", "0-6-10"]
 BLOCKS = (16, 64, 48, 4096)
 KINDS = ("normal", "huge range", "denormal", "outlier", "equal", "ends", "not finite", "zero")
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
+FED_BACK = ("all_reduce", "reduce_scatter", "all_to_all")
 OPS: tuple[Any, ...] = (un.SUM, un.SUM, un.AVG, un.MAX, un.MIN, un.PRODUCT, un.premul_sum(0.3))
 ENDS = (448.0, 464.0, 57344.0, 65504.0, 65520.0, 4094.0, 4.29e9, 3.39e38, 1e-45, 2.0**-126, 2.0**-9, 2.0**-39)
 BATCH = 50
@@ -88,7 +89,8 @@ def run_case(group: un.Group, seed: int) -> bytes:
     mine, root = given[rank].copy(), draw.randrange(size)
     largest = max(float(np.abs(x).max()) for x in given)
     fed = None
-    if draw.random() < 0.3 and codec.signed and collective in ("all_reduce", "reduce_scatter", "all_to_all"):
+    sums = op in (un.SUM, un.AVG) or isinstance(op, PremulSum)
+    if draw.random() < 0.3 and codec.signed and sums and collective in FED_BACK:
         fed = values(rng, "normal", mine.size) * np.float32(min(largest, 1e30) if np.isfinite(largest) else 1)
     how: dict[str, Any] = {"codec": codec, "between_hosts": between}
     kept = None if fed is None else float(np.abs(fed).max())

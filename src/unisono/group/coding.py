@@ -40,6 +40,7 @@ BLOCK_OF_ALL = 1 << 16
 
 _F32 = DTYPES.index("float32")
 _OPS = (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX)
+_NO_SUMS = (ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX)
 _FED_BACK = ("all_reduce", "reduce_scatter", "broadcast", "all_to_all")
 
 
@@ -176,6 +177,8 @@ def coded_as(
     if not codec.signed and (feedback or (isinstance(op, PremulSum) and op.factor < 0)):
         what = "feedback=" if feedback else "premul_sum of a negative factor"
         raise ValueError(f"{collective}: {what} makes numbers below zero, and {codec.name} has none")
+    if feedback and op in _NO_SUMS:
+        raise ValueError(f"{collective}: feedback= makes up for what sums have lost; {op.name} is none")
     only_between = several_hosts if between_hosts is None else flag(between_hosts, "between_hosts")
     return CodedAs(codec, BETWEEN if only_between else ALL, feedback)
 

@@ -152,13 +152,14 @@ class Codings:
         """
         from unisono.plans.proof import prove  # most ranks prove nothing
 
-        key = (collective, algorithm, root, coded.edges, coded.codec.idempotent)
+        idempotent = coded.codec.idempotent and not coded.feedback  # what a rank kept would be added again
+        key = (collective, algorithm, root, coded.edges, idempotent)
         if key in self._proofs:
             return self._proofs[key]
         name, placed = coded_algorithm(collective, algorithm, coded.edges)
         try:
             plan = make(collective, name, self._size, root, self._hosts if placed else (), coded.edges)
-            proof = self._proofs[key] = prove(plan, idempotent=coded.codec.idempotent)
+            proof = self._proofs[key] = prove(plan, idempotent=idempotent)
         except PlanError as error:
             raise PlanError(
                 f"{collective}: algorithm {name!r} with {coded} is refused before a byte has moved: {error}"
@@ -177,7 +178,7 @@ class Codings:
         root: int,
     ) -> float:
         """See `Group.error_bound`."""
-        coded = self._asked(collective, codec, op, between_hosts)
+        coded = self._asked(collective, codec, op, between_hosts, feedback)
         largest = magnitude_of(data)
         kept = 0.0 if feedback is None else magnitude_of(feedback)
         if not math.isfinite(largest + kept):
@@ -200,13 +201,16 @@ class Codings:
         found = [loss(order, largest, bound, op, self._size, kept) for order in proof.results]
         return max(found, key=lambda each: each.error, default=Loss(largest, 0.0))
 
-    def _asked(self, collective: str, codec: Any, op: Op, between_hosts: Any) -> CodedAs:
+    def _asked(
+        self, collective: str, codec: Any, op: Op, between_hosts: Any, feedback: Any = None
+    ) -> CodedAs:
         """What a call of this collective would carry."""
         if instance(collective, str, "collective") not in CODED:
             raise ValueError(f"{collective}: no codec; {', '.join(CODED)} have one")
         if type(op) not in (ReduceOp, PremulSum):
             raise TypeError(f"{collective}: op is {op!r}, expected a reduction operation")
-        coded = self._coded(collective, Wanted(codec, between_hosts), _F32, op, 0, ([], []))
+        wanted = Wanted(codec, between_hosts, feedback)
+        coded = self._coded(collective, wanted, _F32, op, 0, ([], []))
         if coded is None:
             raise TypeError("codec is None, expected a codec or its name")
         return coded
@@ -246,6 +250,7 @@ class Codings:
         collective = kind_of(kind).plan
         nbytes = laid.typical * ITEMSIZES[_F32]
         nbytes *= self._size if collective in ("all_gather", "reduce_scatter") else 1
+        op = PremulSum(1.0) if type(op) is PremulSum else op  # each rank has a factor of its own
         key = (collective, nbytes, op, wanted.between_hosts, most)
         if key not in self._chosen:
             choices = self._explained(collective, nbytes, op, wanted.between_hosts, most)

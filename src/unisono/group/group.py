@@ -70,7 +70,7 @@ class Group(_native.Calls):
         between_hosts: only edges between hosts carry codes, which is so where there are several hosts;
             False: all edges do.
         feedback: float32, as long as what is sent, see `unisono.codecs.feedback_for`: what encoding loses is
-            kept there and added in the next call.
+            kept there and added in the next call. Not for PRODUCT, MIN and MAX.
         async_op: return a `Work` at once. The buffers are the operation's until it is done.
         timeout: seconds (or a timedelta) for the whole operation; None: the group's.
     Raises:

@@ -328,3 +328,28 @@ def check_a_state_that_does_not_fit_is_refused(rank, size):
     halved = Job(up.PowerSGD(rank={"wide": 2}, errors="1-6-9")).compression
     with pytest.raises(ValueError, match="error of 'wide' is torch.float32"):
         halved.load_state_dict(state)
+
+
+def check_without_feedback_a_saved_error_is_not_added(rank, size):
+    for with_, without in (
+        (up.Compressed("int8", small=0), up.Compressed("int8", small=0, feedback=False)),
+        (up.PowerSGD(rank={"wide": 2}, start=0), up.PowerSGD(rank={"wide": 2}, start=0, feedback=False)),
+    ):
+        job, loaded, plain = Job(with_), Job(without), Job(without)
+        job.step(gradients(rank, 0))
+        plain.step(gradients(rank, 0))
+        loaded.compression.load_state_dict(job.compression.state_dict())
+        found, wanted = loaded.step(gradients(rank, 1)), plain.step(gradients(rank, 1))
+        for name, value in found.items():
+            assert torch.equal(value, wanted[name]), name
+        assert not any(name.endswith("error") for name in loaded.compression.buffers())
+
+
+def check_what_was_frozen_is_exact(rank, size):
+    named = parameters()
+    named["wide"].requires_grad_(False)
+    compression = up.Compression(up.Compressed("int4", small=0), named, dist.group.WORLD)
+    flat = torch.full((24 * 70,), 1 / 3 + rank)
+    compression.begin([(named["wide"], flat.view(24, 70))], flat, label="bucket")
+    compression.finish()
+    torch.testing.assert_close(flat, torch.full((24 * 70,), 1 / 3 + (size - 1) / 2))

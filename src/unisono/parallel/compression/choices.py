@@ -132,10 +132,12 @@ class PowerSGD(_Settings):
 class Compressed(_Settings):
     """Gradients are sent as codes; with feedback, what rounding changes is sent later.
 
-    Each rank encodes its gradients once; the owner of a part adds their values in f32, and encodes the mean
-    once. What both roundings changed stays in an error buffer, and is added to the next gradient.
+    Each rank encodes its gradients once; the owner of a part adds their values in f32, and encodes the sum
+    once (over other backends than Unisono's the mean). What both roundings changed stays in an error buffer,
+    and is added to the next gradient. fp16 and fp8 overflow where the sum does: bf16, 1-6-9, int8 and int4
+    hold sums of gradients.
 
-    Cost: 2(p-1)/p of the codes' bytes sent per rank, two messages.
+    Cost: 2(p-1)/p of the codes' bytes sent per rank, one call (over other backends two messages).
     Source: Seide et al., 1-bit SGD, Interspeech 2014 (feedback); Tang et al., 1-bit Adam, ICML 2021 (of both
     roundings).
 

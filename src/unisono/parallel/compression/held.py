@@ -49,6 +49,11 @@ class Held:
         """Bytes of the buffers."""
         return sum(buffer.nbytes for buffer in (self.error, self.factor) if buffer is not None)
 
+    @property
+    def keeps(self) -> bool:
+        """Whether what is left out is sent later."""
+        return self._feedback and self.choice != "exact"
+
     def add_error(self, values: Tensor) -> None:
         """Add what is still to be sent. Shapes: values of as many elements as the parameter."""
         if self.error is not None:
@@ -59,7 +64,7 @@ class Held:
 
         In f32 this is the buffer itself. None: nothing is kept.
         """
-        if not self._feedback:
+        if not self.keeps:
             return None
         if self.error is None:
             self.error = torch.zeros(self.shape, dtype=self.dtype)

@@ -121,8 +121,11 @@ class Compression:
     # ---- one bucket ----
 
     def _steps(self, pairs: Sequence[Pair], exact: Sequence[Tensor]) -> Steps[None]:
-        sent = [(self._held[parameter], gradient) for parameter, gradient in pairs]
-        as_is = [gradient for held, gradient in sent if held.choice == "exact"] + list(exact)
+        known = [(self._held.get(parameter), gradient) for parameter, gradient in pairs]
+        sent = [(held, gradient) for held, gradient in known if held is not None and held.choice != "exact"]
+        # a parameter that was frozen when this began is exact, too
+        as_is = [gradient for held, gradient in known if held is None or held.choice == "exact"]
+        as_is += exact
         ranked = [(held, gradient) for held, gradient in sent if held.rank]
         coded: dict[Codec, list[tuple[Held, Tensor]]] = {}
         for held, gradient in sent:
@@ -198,14 +201,15 @@ class Compression:
         self.take(state["buffers"], state["steps"])
 
     def take(self, buffers: Mapping[str, Tensor], steps: int) -> None:
-        """Put copies of saved buffers in place. What is not among them begins anew.
+        """Put copies of saved buffers in place. What is not among them begins anew; what would not be sent
+        any more, as with feedback=False, is left out.
 
         Raises:
             ValueError: one is of another shape or type; nothing was changed. Or of no parameter here.
         """
         self.check(buffers)
         for held, key in itertools.product(self._held.values(), _KEYS):
-            found = buffers.get(f"{held.name}.{key}")
+            found = buffers.get(f"{held.name}.{key}") if key == "factor" or held.keeps else None
             setattr(held, key, None if found is None else found.clone())
         self.steps = steps
 
