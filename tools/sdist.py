@@ -14,13 +14,13 @@ import tempfile
 from pathlib import Path
 
 from scikit_build_core.build import build_sdist
+from wheels import ROOT, tracked
 
-ROOT = Path(__file__).resolve().parent.parent
 MOST_BYTES = 2_000_000
 
 # A build needs these, and nothing else belongs into it.
 NEEDED = {"CMakeLists.txt", "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"}
-ALLOWED = re.compile(r"csrc/.+\.([ch]pp|map)|src/unisono/(.+\.py|py\.typed)")
+ALLOWED = re.compile(r"csrc/.+\.([ch]pp|map)|src/unisono/(.+\.(py|html)|py\.typed)")
 
 
 def main() -> int:
@@ -38,7 +38,7 @@ def main() -> int:
     faults = [
         f"does not belong into it: {name}" for name in sorted(names - NEEDED) if not ALLOWED.fullmatch(name)
     ]
-    faults += [f"lacks {name}" for name in sorted((NEEDED | tracked()) - names)]
+    faults += [f"lacks {name}" for name in sorted((NEEDED | tracked("src/unisono", "csrc")) - names)]
     faults += [f"{nbytes} bytes, {MOST_BYTES} at most"] if nbytes > MOST_BYTES else []
     print(*faults, sep="\n")
     if arguments.install and not faults:
@@ -54,13 +54,6 @@ def main() -> int:
             subprocess.run([*pip, "--no-deps", "--wheel-dir", folder, archive], cwd=folder, check=True)
             print("built:", *(path.name for path in Path(folder).glob("*.whl")))
     return int(bool(faults))
-
-
-def tracked() -> set[str]:
-    """Return what git has of the package and the engine; nothing outside a checkout."""
-    command = ["git", "-C", str(ROOT), "ls-files", "src/unisono", "csrc"]
-    listed = subprocess.run(command, capture_output=True, text=True, check=False)
-    return set(listed.stdout.split())
 
 
 if __name__ == "__main__":

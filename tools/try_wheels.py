@@ -37,11 +37,20 @@ COMMANDS = (
     "unisono run -n 2 sum.py",
     "unisono bench all_reduce -n 2 -b 4 -e 64K -f 128 --rounds 2 --round-ms 20",
     "unisono calibrate",
+    "unisono draw all_reduce -n 4",
+    "unisono draw all_reduce -n 4 -o rounds.html",
     "unisono demo -n 2 --only numpy --numpy-seconds 2",
+)
+# What needs a package that is not there says so: the code, and words of its error.
+REFUSED = (
+    ("import unisono.ray as ray; ray.run(print, 2)", "pip install 'unisono[ray]'"),
+    ("import unisono; unisono.init_process_group('mpi')", "pip install mpi4py"),
+    ("import unisono; unisono.init_process_group('gloo')", "pip install torch"),
 )
 WITH_TORCH = (
     "unisono run -n 2 ddp.py unisono",
     "unisono run --replace gloo -n 2 ddp.py gloo",
+    "unisono demo -n 2 --only ddp --steps 20",
 )
 VIRTUAL = "unisono run --virtual-gpus 2 virtual.py"
 
@@ -75,6 +84,7 @@ class Tried(NamedTuple):
     installed_megabytes: float
     import_ms: float
     ready_ms: float
+    kernels: str
     faults: tuple[str, ...]
 
 
@@ -89,11 +99,11 @@ def main() -> int:
             tried.append(try_wheel(wheel.resolve(), interpreters[tag], arguments))
         else:
             print(f"not tried: {wheel.name}: no interpreter for {tag} here (--python PATH)")
-    print("\nwheel | MB | installed MB | import, ms of CPU | ready, ms of CPU | faults")
+    print("\nwheel | MB | installed MB | import, ms of CPU | ready, ms of CPU | kernels | faults")
     for each in tried:
         sizes = f"{each.megabytes:.2f} | {each.installed_megabytes:.1f}"
         times = f"{each.import_ms:.0f} | {each.ready_ms:.0f}"
-        print(f"{each.wheel} | {sizes} | {times} | {'; '.join(each.faults) or 'none'}")
+        print(f"{each.wheel} | {sizes} | {times} | {each.kernels} | {'; '.join(each.faults) or 'none'}")
     return int(not tried or any(each.faults for each in tried))
 
 
@@ -121,7 +131,10 @@ def try_wheel(wheel: Path, interpreter: Interpreter, arguments: argparse.Namespa
         subprocess.run([interpreter.path, "-m", "venv", "--without-pip", folder / "venv"], check=True)
         install(folder, str(wheel))
         faults = list(run_all(folder, COMMANDS))
-        faults += kernels(folder)
+        faults += refusals(folder)
+        used = kernels(folder)
+        if used != widest():
+            faults.append(f"reductions use the {used} kernels, this processor has {widest()}")
         empty, imported, ready = (cpu_s(folder, code) for code in ("", "import unisono", READY))
         if imported - empty > MOST_IMPORT_S:
             faults.append(f"import unisono: {imported - empty:.3f} s, {MOST_IMPORT_S} at most")
@@ -131,7 +144,7 @@ def try_wheel(wheel: Path, interpreter: Interpreter, arguments: argparse.Namespa
         if arguments.torch:
             faults += with_torch(folder, arguments.torch)
     milliseconds = [1000 * (cpu - empty) for cpu in (imported, ready)]
-    return Tried(wheel.name, wheel.stat().st_size / 1e6, nbytes / 1e6, *milliseconds, tuple(faults))
+    return Tried(wheel.name, wheel.stat().st_size / 1e6, nbytes / 1e6, *milliseconds, used, tuple(faults))
 
 
 def ten_lines() -> str:
@@ -189,18 +202,34 @@ def run_all(folder: Path, commands: tuple[str, ...], path: str = "") -> Iterator
             yield f"{command}: exit code {ran.returncode}"
 
 
-def kernels(folder: Path) -> Iterator[str]:
-    """Yield a fault when the engine does not use the widest vectors that this processor has."""
+def refusals(folder: Path) -> Iterator[str]:
+    """Yield what does not say clearly which package it lacks."""
+    for code, words in REFUSED:
+        ran = python(folder, code)
+        error = (ran.stderr.splitlines() or [""])[-1]
+        print(f"    {code}: {error}", flush=True)
+        if not ran.returncode or words not in error:
+            yield f"{code}: exit code {ran.returncode}, {error!r} lacks {words!r}"
+
+
+def kernels(folder: Path) -> str:
+    """Return which kernels the engine uses: base, v3 or v4; "" when it does not load."""
+    return python(folder, "from unisono import _native; print(_native.isa())").stdout.strip()
+
+
+def widest() -> str:
+    """Return the kernels with the widest vectors that this processor has."""
     with open("/proc/cpuinfo") as file:
         flags = set(re.findall(r"\w+", next((line for line in file if line.startswith("flags")), "")))
-    wanted = "v4" if "avx512bw" in flags else "v3" if "avx2" in flags else "base"
-    code = "from unisono import _native; print(_native.isa())"
+    return "v4" if "avx512bw" in flags else "v3" if "avx2" in flags else "base"
+
+
+def python(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in the folder's environment."""
     command = [folder / "venv" / "bin" / "python", "-c", code]
-    used = subprocess.run(
-        command, env=variables(folder), capture_output=True, text=True, check=True
-    ).stdout.strip()
-    if used != wanted:
-        yield f"reductions use the {used} kernels, this processor has {wanted}"
+    return subprocess.run(
+        command, env=variables(folder), capture_output=True, text=True, check=False, timeout=LIMIT_S
+    )
 
 
 def cpu_s(folder: Path, code: str) -> float:

@@ -41,17 +41,9 @@ COMPILER = (
 )
 BACKEND = ("scikit-build-core>=0.11", "nanobind>=2.7", "typing_extensions")
 
-# What a wheel has to have, and the only things that it may have.
-NEEDED = (
-    "py.typed",
-    "_native.pyi",
-    "__init__.py",
-    "cli.py",
-    "virtual/csrc/device.cpp",
-    "virtual/csrc/device.hpp",
-)
+# What a wheel may have; needed() is what it has to have.
 ALLOWED = re.compile(
-    r"unisono/(.+\.pyi?|py\.typed|_native\.[\w.-]+\.so|virtual/csrc/\w+\.[ch]pp)|unisono-[^/]+\.dist-info/.+"
+    r"unisono/(.+\.(pyi?|html)|py\.typed|_native\.[\w.-]+\.so|virtual/csrc/\w+\.[ch]pp)|unisono-[^/]+\.dist-info/.+"
 )
 
 # Zig writes x86-64-v3 as x86_64_v3, makes -O2 of -O3, and keeps frame pointers.
@@ -222,6 +214,19 @@ def stub_of(wheel: Path) -> Path:
 # ---- checking ----------------------------------------------------------------------------------------
 
 
+def tracked(*folders: str) -> set[str]:
+    """Return the files that git has in these folders of the project; nothing outside a checkout."""
+    command = ["git", "-C", str(ROOT), "ls-files", *folders]
+    return set(subprocess.run(command, capture_output=True, text=True, check=False).stdout.split())
+
+
+def needed() -> set[str]:
+    """Return what each wheel has to have: the package, data among it, and the sources of virtual GPUs."""
+    package = {name.removeprefix("src/") for name in tracked("src/unisono")}
+    sources = {f"unisono/virtual/csrc/{Path(name).name}" for name in tracked("csrc/virtual/*pp")}
+    return {"unisono/_native.pyi"} | package | sources
+
+
 def check(wheel: Path) -> Iterator[str]:
     """Yield what is wrong with a wheel; print what it is."""
     nbytes = wheel.stat().st_size
@@ -232,9 +237,8 @@ def check(wheel: Path) -> Iterator[str]:
         yield f"{wheel.name}: {nbytes} bytes, {MOST_BYTES} at most"
     if "manylinux" not in wheel.name:
         yield f"{wheel.name}: no manylinux tag"
-    for name in NEEDED:
-        if f"unisono/{name}" not in names:
-            yield f"{wheel.name}: lacks unisono/{name}"
+    for name in sorted(needed() - set(names)):
+        yield f"{wheel.name}: lacks {name}"
     for name in names:
         if not ALLOWED.fullmatch(name):
             yield f"{wheel.name}: {name} does not belong into it"

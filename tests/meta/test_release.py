@@ -31,7 +31,7 @@ def packed(path: Path, *names: str, nbytes: int = 0) -> Path:
 
 
 def test_a_wheel_is_checked(wheels: ModuleType, tmp_path: Path) -> None:
-    needed = [f"unisono/{name}" for name in wheels.NEEDED]
+    needed = sorted(wheels.needed())
     native = "unisono/_native.cpython-312-x86_64-linux-gnu.so"
 
     def faults(name: str, *names: str, nbytes: int = 0) -> list[str]:
