@@ -93,7 +93,7 @@ def parse() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--python", action="append", default=[], metavar="PATH", help="an interpreter; may be repeated")
-    add("--aarch64", action="store_true", help="also for 64-bit ARM (such a wheel was never tried)")
+    add("--aarch64", action="store_true", help="also for 64-bit ARM (such a wheel ran under qemu-user only)")
     add("--out", type=Path, default=ROOT / "dist", help="where the wheels go; default dist")
     return parser.parse_args()
 
