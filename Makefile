@@ -199,6 +199,6 @@ $(VENV)/.tools: $(VENV)/.created
 built_here = $(if $(filter-out csrc%,$?),-e '.[dev]',--no-deps -e .)
 $(VENV)/.installed: $(VENV)/.tools pyproject.toml CMakeLists.txt csrc $(wildcard csrc/*) $(CSRC) $(WHEEL)
 	$(call say,"$(if $(WHEEL),installing $(WHEEL),building the native module)")
-	@$(if $(WHEEL),$(PIP) uninstall --quiet --yes unisono)
+	@$(if $(WHEEL),$(PIP) uninstall -qq --yes unisono)
 	@$(BIN)/python tools/install_engine.py $(if $(WHEEL),'$(WHEEL)[dev]',$(built_here))
 	@touch $@

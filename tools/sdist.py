@@ -1,6 +1,6 @@
 """Build the source distribution into dist/ and look at what is in it: `make sdist`.
 
-With `--install` a wheel is also built from it, where only the archive is.
+With `--install` a wheel is also built from it, where only the archive is, and tried as a release is.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--install", action="store_true", help="also build a wheel from it (a minute)")
+    parser.add_argument("--install", action="store_true", help="also build a wheel from it, and try it")
     arguments = parser.parse_args()
     archive = ROOT / "dist" / build_sdist(str(ROOT / "dist"))
     with tarfile.open(archive) as packed:
@@ -52,7 +52,8 @@ def main() -> int:
                 "--no-build-isolation",
             ]
             subprocess.run([*pip, "--no-deps", "--wheel-dir", folder, archive], cwd=folder, check=True)
-            print("built:", *(path.name for path in Path(folder).glob("*.whl")))
+            trial = [sys.executable, ROOT / "tools" / "try_wheels.py", "--python", sys.executable]
+            return subprocess.run([*trial, *Path(folder).glob("*.whl")], check=False).returncode
     return int(bool(faults))
 
 

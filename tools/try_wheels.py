@@ -37,7 +37,7 @@ COMMANDS = (
     "unisono run -n 2 sum.py",
     "unisono bench all_reduce -n 2 -b 4 -e 64K -f 128 --rounds 2 --round-ms 20",
     "unisono calibrate",
-    "unisono draw all_reduce -n 4",
+    "unisono draw all_reduce -n 4 -o rounds.svg",
     "unisono draw all_reduce -n 4 -o rounds.html",
     "unisono demo -n 2 --only numpy --numpy-seconds 2",
 )
