@@ -126,7 +126,7 @@ def test_moving_weights_away_before_backward_is_wrong() -> None:
 
 @pytest.mark.timeout(320)
 def test_four_times_the_memory_allowed() -> None:
-    """AdamW's state of 67 MB trains in a quarter of it; in memory it does not."""
+    """AdamW's state of 101 MB trains in a quarter of it; in memory it does not."""
     allowed = limited.STATE_MB / 4
 
     def run(how: str, megabytes: float) -> subprocess.CompletedProcess[str]:

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from unisono.parallel import Swapped
 
-WIDTH, LAYERS, STEPS = 512, 16, 3
+WIDTH, LAYERS, STEPS = 512, 24, 3
 STATE_MB = 16 * LAYERS * (WIDTH * WIDTH + WIDTH) / 1e6
 
 
