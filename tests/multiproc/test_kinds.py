@@ -121,7 +121,7 @@ def test_subgroups_of_other_ranks_are_told(members: tuple[list[int], ...]) -> No
             group.barrier()  # who is in no list need not wait before
         assert made is None
         told = str(caught.value)
-        late = "not there yet; last seen before any operation"  # the others found out before it called
+        late = "called when the group had already failed"
         called = [f"  rank {rank}  #1 subgroup({listed})" in told for rank, listed in enumerate(members)]
         assert all(was or f"  rank {rank}  #1 {late}" in told for rank, was in enumerate(called)), told
         assert len({tuple(members[rank]) for rank, was in enumerate(called) if was}) > 1, told

@@ -160,6 +160,7 @@ def test_commands_write_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     page = tmp_path / "torus.html"
     assert cli.main(["draw", "all_reduce", "--algorithm", "torus", "--hosts", "2x2", "-o", str(page)]) == 0
     assert "host 1" in page.read_text()
+    assert capsys.readouterr().out == f"{ring}\n{page}\n"
     assert cli.main(["draw", "broadcast", "--root", "2", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert (record["algorithm"], record["size"], record["root"]) == ("direct", 4, 2)

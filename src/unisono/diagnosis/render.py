@@ -227,7 +227,9 @@ def _block(sizes: SizeFault) -> str:
 
 
 def _away(report: FaultReport, state: RankState) -> str:
-    """Where a rank is that has not made this call, or has forgotten it."""
+    """Where a rank is that has not made this call, made it too late, or has forgotten it."""
+    if state.started < report.sequence and state.place and not state.place_is_later:
+        return "called when the group had already failed"
     where = "not there yet" if state.started < report.sequence else "already further"
     return f"{where}; last seen {state.last_seen}"
 

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from unisono import __version__, _native, env
-from unisono.backends import BACKENDS, is_available
+from unisono.backends import BACKENDS
+from unisono.backends.looking import REMEDIES, why_not
 from unisono.buffers import DTYPES
 from unisono.doctor.trial import OPERATIONS, try_backend
 from unisono.errors import UnisonoError
@@ -117,7 +118,8 @@ def _software() -> Iterator[str]:
 
 def _backends() -> Iterator[str]:
     for name, device in BACKENDS.items():
-        state = "available" if is_available(name) else "not available here"
+        missing = why_not(name)
+        state = f"not available here: {missing}. {REMEDIES[name]}" if missing else "available"
         yield f"{name:11} {device:4} memory: {state}"
     torch = importlib.util.find_spec("torch") is not None
     state = "there after `import torch`" if torch else "pip install torch"
@@ -132,6 +134,8 @@ def _tried() -> Iterator[str]:
     for name in BACKENDS:
         try:
             found[name] = try_backend(name)
+            if name == "nccl" and why_not(name):
+                reasons.append("nccl: tried on virtual GPUs: " + why_not(name))
         except UnisonoError as error:
             reasons.append(f"{name}: {error}")
     yield f"{'':22}" + "".join(f"{name + ' ' + device:14}" for name, device in BACKENDS.items())

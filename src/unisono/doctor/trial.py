@@ -78,6 +78,11 @@ def _subgroup(group: Any, make: Callable[..., Any]) -> None:
         other.all_reduce(make(3))
 
 
+def _codecs(group: Any, make: Callable[..., Any]) -> None:  # noqa: ARG001
+    group.error_bound("all_reduce", 1.0, "bf16")
+    group.explain("all_reduce", 1 << 20, max_error=0.01)
+
+
 OPERATIONS: dict[str, Try] = {
     "all_reduce": lambda group, make: group.all_reduce(make(3)),
     "broadcast": lambda group, make: group.broadcast(make(3)),
@@ -102,6 +107,9 @@ OPERATIONS: dict[str, Try] = {
     "timeout=": lambda group, make: group.all_reduce(make(3), timeout=30),
     "algorithm=": lambda group, make: group.all_reduce(make(3), algorithm="ring"),
     "reproducible=": lambda group, make: group.all_reduce(make(3), reproducible=True),
+    "codec=": lambda group, make: group.all_reduce(make(3), codec="bf16"),
+    "error_bound, explain": _codecs,
+    "choice": lambda group, make: group.choice("all_reduce", 1 << 20),  # noqa: ARG005
     "last_seen": lambda group, make: group.last_seen(0),  # noqa: ARG005
 }
 """Operations, and what else a call may ask for, each with a small call of it."""

