@@ -20,6 +20,16 @@ def test_report_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(word in report for word in [*ALGORITHMS, *DTYPES, "usable cores", "numpy", "lo (", "cuda"])
 
 
+def test_what_is_missing_for_a_backend_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "why_not", lambda name: "mpi4py is not installed" if name == "mpi" else "")
+    assert doctor.main(argparse.Namespace(backends=False)) == 0
+    report = capsys.readouterr().out
+    assert "not available here: mpi4py is not installed. pip install mpi4py mpich" in report
+    assert report.count("not available here") == 1
+
+
 def test_settings_have_the_names_that_a_user_can_set(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
