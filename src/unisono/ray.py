@@ -92,8 +92,6 @@ def run(
     bundles = placement_group or ray.util.placement_group([need] * size, strategy=placement_strategy)
     workers: list[Any] = []
     try:
-        if placement_group is None:
-            _warn_if_too_small(ray, need, size, timeout_s)
         _await_room(ray, bundles, need, size, timeout_s)
         workers.extend(_start(ray, bundles, rank, need, options) for rank in range(size))
         places = [Place(*place) for place in _all(ray, [each.place.remote() for each in workers])]
@@ -286,16 +284,13 @@ def _start(ray: Any, bundles: Any, rank: int, need: dict[str, float], options: d
     return remote.remote()
 
 
-def _warn_if_too_small(ray: Any, need: dict[str, float], size: int, timeout_s: float) -> None:
-    """Say at once what the whole cluster lacks: nodes may still come, so the wait goes on."""
+def _await_room(ray: Any, bundles: Any, need: dict[str, float], size: int, timeout_s: float) -> None:
     there = ray.cluster_resources()
     for name, amount in need.items():
-        if there.get(name, 0.0) < amount * size:
-            lacking = f"{size} workers need {amount * size:g} {name}, the cluster has {there.get(name, 0.0):g}"
+        wanted, has = amount * size, there.get(name, 0.0)
+        if has < wanted:  # nodes may still come
+            lacking = f"{size} workers need {wanted:g} {name}, the cluster has {has:g}"
             warnings.warn(f"{lacking}: waiting up to {timeout_s:g} s for more", RuntimeWarning, stacklevel=3)
-
-
-def _await_room(ray: Any, bundles: Any, need: dict[str, float], size: int, timeout_s: float) -> None:
     if bundles.wait(timeout_s):
         return
     there = {name: amount for name, amount in ray.cluster_resources().items() if name in need}

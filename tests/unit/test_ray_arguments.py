@@ -78,6 +78,7 @@ def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_cluster_that_is_too_small_is_told_at_once() -> None:
     cluster = SimpleNamespace(cluster_resources=lambda: {"CPU": 2.0})
-    unisono.ray._warn_if_too_small(cluster, {"CPU": 1}, 2, 300.0)
+    room = SimpleNamespace(wait=lambda timeout_s: True)
+    unisono.ray._await_room(cluster, room, {"CPU": 1}, 2, 300.0)
     with pytest.warns(RuntimeWarning, match="4 workers need 4 CPU, the cluster has 2: waiting up to 300 s"):
-        unisono.ray._warn_if_too_small(cluster, {"CPU": 1}, 4, 300.0)
+        unisono.ray._await_room(cluster, room, {"CPU": 1}, 4, 300.0)

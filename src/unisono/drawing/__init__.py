@@ -60,7 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Draw, and print the file's name, or the data. Exit code: 0, 1 a file that cannot be written, 2 usage, or a plan that is wrong."""
+    """Draw, and print the file's name, or the data.
+
+    Exit code: 0, 1 a file that cannot be written, 2 usage, or a plan that is wrong.
+    """
     try:
         text = _drawn(args)
     except (UnisonoError, ValueError, TypeError) as error:

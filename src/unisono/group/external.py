@@ -231,7 +231,8 @@ class ExternalPlanner(Planner):
 
     def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> Choice:  # noqa: ARG002
         """Refuse: see `Planner.choice`."""
-        raise unsupported(self.driver, "choice()", "the library does not say which algorithm it takes", NATIVE)
+        why = "the library does not say which algorithm it takes"
+        raise unsupported(self.driver, "choice()", why, NATIVE)
 
     def keep(self, work: ExternalWork | ExternalMessage) -> None:
         """Keep what is under way, with its buffers."""
