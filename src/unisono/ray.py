@@ -285,11 +285,9 @@ def _start(ray: Any, bundles: Any, rank: int, need: dict[str, float], options: d
 
 
 def _await_room(ray: Any, bundles: Any, need: dict[str, float], size: int, timeout_s: float) -> None:
-    there = ray.cluster_resources()
     for name, amount in need.items():
-        wanted, has = amount * size, there.get(name, 0.0)
-        if has < wanted:  # nodes may still come
-            lacking = f"{size} workers need {wanted:g} {name}, the cluster has {has:g}"
+        if (has := ray.cluster_resources().get(name, 0.0)) < amount * size:  # nodes may still come
+            lacking = f"{size} workers need {amount * size:g} {name}, the cluster has {has:g}"
             warnings.warn(f"{lacking}: waiting up to {timeout_s:g} s for more", RuntimeWarning, stacklevel=3)
     if bundles.wait(timeout_s):
         return
