@@ -116,7 +116,7 @@ def check_a_plan_trains_with_every_kind(rank, size):
         assert run.compression.memory() > 0
         assert abs(sum(found[-3:]) / sum(wanted[-3:]) - 1) < 0.05, settings
     report = run.step(next(iter(run.shard(batches))), watch=True) and run.explain()
-    calls = [call for call in report if call.why == "gradients are averaged over replicas"]
+    calls = [call for call in report if call.why == "gradients are averaged over replicas, compressed"]
     assert {call.axis for call in calls} == {"replica"}
     uncompressed = 2 * (size - 1) / size * 4 * sum(p.numel() for p in run.model.parameters())
     assert sum(call.nbytes for call in calls) < 0.45 * uncompressed
