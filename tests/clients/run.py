@@ -129,7 +129,7 @@ def uneven() -> str:
     environ = {**os.environ, "CLIENT_BACKEND": "unisono"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     said = done.stderr[done.stderr.find("unisono.errors.Mismatch") :]
-    assert all(place in said for place in ("accelerator.py", "random.py")), done.stderr
+    assert "random.py" in said, done.stderr  # the other rank may have gone on from accelerator.py by then
     return said
 
 
