@@ -156,7 +156,8 @@ def run_once(client: Client, way: str) -> tuple[dict[str, Any], str]:
     except subprocess.TimeoutExpired as error:
         return {}, f"no end after {LIMIT_S} s: {(error.stdout or b'')[-2000:]!r}"
     found = [line.partition("CLIENT ")[2] for line in done.stdout.splitlines() if "CLIENT {" in line]
-    if done.returncode or not found:
+    aborted_at_exit = way == "gloo" and found  # seen once, with DeepSpeed: a thread of Gloo's
+    if not found or (done.returncode and not aborted_at_exit):
         return {}, f"exit code {done.returncode}\n{(done.stdout + done.stderr)[-4000:]}"
     return json.loads(found[-1]), ""
 
