@@ -22,8 +22,10 @@ def main(names: list[str]) -> None:
         page = Path(name)
         space: dict[str, object] = {"__name__": "__main__"}
         for block in blocks(page.read_text()):
-            if block.language != "python" or (find_spec("torch") is None and about_torch(block.text)):
+            if block.language != "python":
                 continue
+            if find_spec("torch") is None and about_torch(block.text):
+                break  # the blocks behind it may need its names
             exec(compile("\n" * block.line + block.text, str(page), "exec"), space)
         if "torch" in sys.modules and sys.modules["torch"].distributed.is_initialized():
             sys.modules["torch"].distributed.destroy_process_group()  # the next page begins with its own
