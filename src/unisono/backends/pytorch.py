@@ -7,6 +7,7 @@ nothing of it changes. All that only moves bytes goes as uint8, since Gloo knows
 from __future__ import annotations
 
 import ctypes
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -46,8 +47,9 @@ class TorchDriver(Driver):
         self._keys = KeyStore(store)  # what it is called by does not keep it alive
         self._group: Any = self._open(self._keys, timedelta(seconds=timeout_s))
 
+    @abstractmethod
     def _open(self, keys: KeyStore, timeout: timedelta) -> Any:
-        raise NotImplementedError
+        """The process group of the library."""
 
     def flat(self, address: int, numel: int, dtype: str) -> Tensor:
         """See `Driver.flat`."""

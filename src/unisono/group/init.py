@@ -158,4 +158,6 @@ def _no_backend(backend: str) -> str:
             "That is Unisono's name in PyTorch: import unisono.torch, then "
             "torch.distributed.init_process_group('unisono')."
         )
+    if "://" in backend:
+        remedy = f"An address is init_method={backend!r}."
     return message(f"there is no backend {backend!r}", remedy=remedy)

@@ -6,6 +6,7 @@ A choice is a rank (a whole number: low rank), a codec (its codes are sent), or 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
@@ -30,7 +31,7 @@ _MOST_RANK = 1 << 16
 
 
 @dataclass(frozen=True, repr=False)
-class _Settings:
+class _Settings(ABC):
     """What both ways of compressing have in common."""
 
     def attach(self, ddp: Any) -> Compression:
@@ -50,9 +51,9 @@ class _Settings:
         ddp.register_comm_hook(compression, lambda state, bucket: state.reduce(bucket))
         return compression
 
+    @abstractmethod
     def choice(self, name: str, shape: Sequence[int]) -> Choice:
         """What becomes of a parameter's gradient: a rank, a codec, or "exact"."""
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         """What differs from the default, such as "PowerSGD(rank=8)"."""
