@@ -270,7 +270,7 @@ def _naming(store: Store, liveness: Liveness, peer: int, pair: tuple[int, int], 
     except TimeoutError as error:
         raise RendezvousError(late) from error
     except (ConnectionRefusedError, ConnectionResetError, BrokenPipeError):
-        raise RendezvousError(_gave_up(store, peer, liveness)) from None
+        raise _gave_up(store, peer, liveness) from None
     except OSError as error:
         raise RendezvousError(
             message(
@@ -290,8 +290,12 @@ def _received(peer: socket.socket, liveness: Liveness, deadline: float) -> bytes
     return byte
 
 
-def _gave_up(store: Store, peer: int, liveness: Liveness) -> str:
-    liveness.check()  # it may have failed because another one died
-    liveness.check_end(peer)
+def _gave_up(store: Store, peer: int, liveness: Liveness) -> RendezvousError:
+    """Why the other end closed its connection."""
+    try:
+        liveness.check()  # it may have failed because another one died
+        liveness.check_end(peer)
+    except RendezvousError as error:
+        return error
     unknown = f"rank {peer} gave up while the group was being made; its own error has the reason"
-    return first_failure(store, SAYS_S) or unknown
+    return RendezvousError(first_failure(store, SAYS_S) or unknown)
