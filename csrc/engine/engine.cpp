@@ -17,25 +17,25 @@ namespace unisono {
 namespace {
 
 constexpr int kMostYieldUs = 20'000;
-// Where nothing is staged, or the steps' cost is higher than within a host.
+// Larger segments where nothing is staged, or where a step costs more than within a host.
 constexpr size_t kLentSegmentBytes = 4096 * 1024;
 constexpr size_t kFarSegmentBytes = 2048 * 1024;
 constexpr Nanoseconds kAnswerPatience = 700'000'000;
-constexpr auto kGrace = std::chrono::microseconds(20);  // in which who started a call may come to wait for it
+constexpr auto kGrace = std::chrono::microseconds(20);  // within it the caller may come to wait for its call
 constexpr auto kLookInterval = std::chrono::microseconds(100);
 constexpr auto kPatientInterval = std::chrono::microseconds(1000);
 constexpr int kLooks = 20;
-// A program that has waited for so many calls in a row waits for the next one, too: it gains nothing from a
-// thread that wakes up meanwhile, and takes a core from the ranks.
+// A program that waited for this many calls in succession will probably wait for the next one, too. A thread
+// that wakes up meanwhile gains nothing and takes a core from the ranks.
 constexpr int kPatientAfter = 8;
 constexpr auto kWaitSlice = std::chrono::nanoseconds(20'000'000);  // bounds how late an interrupt is seen
 
 bool crowded(uint32_t ranks, int cores) { return static_cast<int>(ranks) > cores; }
 
-// With a core for every rank a short spin beats every sleep. With more ranks than cores a spin keeps the
-// rank that is waited for from running, and giving the core away beats sleeping by far: whoever sleeps is
-// woken on the wrong core every so often, where three ranks then take turns. The more have to take turns, the
-// longer that lasts: once all sleep, every message has to wake somebody, and nobody comes in time any more.
+// With a core for every rank a short spin is faster than any sleep. With more ranks than cores a spin keeps
+// the awaited rank from running, and yielding is much faster than sleeping: the kernel sometimes wakes a
+// sleeper on the wrong core, and then three ranks share that core. The yield time grows with the ranks per
+// core: once all ranks sleep, every message has to wake its receiver, and each rank is late for the next one.
 WaitPolicy foreground(const EngineOptions& options, uint32_t ranks) {
   const bool tight = crowded(ranks, options.cores);
   const double spin_us = options.spin_us >= 0 ? options.spin_us : (tight ? 0 : 50);
@@ -45,11 +45,11 @@ WaitPolicy foreground(const EngineOptions& options, uint32_t ranks) {
           yield_us * kMicrosecond, options.spread};
 }
 
-// The background thread competes with the caller's computation for the core: it spins hardly at all.
+// The background thread competes with the caller's computation for the core, so it spins very little.
 constexpr WaitPolicy kBackground{50, 8, 0, 50 * kMicrosecond};
 
-// How many forks lie between this process and the first: counted in each child, for looking is cheaper
-// than asking for one's pid.
+// The number of forks between this process and the first. Each child counts; reading the counter is cheaper
+// than a getpid call.
 uint32_t forks() {
   static std::atomic<uint32_t> count{0};
   static const int registered = pthread_atfork(nullptr, nullptr, [] { count.fetch_add(1); });
@@ -57,8 +57,8 @@ uint32_t forks() {
   return count.load(std::memory_order_relaxed);
 }
 
-// With more ranks than cores little is lent to collectives: whoever lends waits until all receivers had
-// their turn on a core, and whoever stages goes on. All ranks of a host know the same number of cores.
+// With more ranks than cores collectives lend little: a lender waits until all receivers had their turn on a
+// core, but a rank that stages continues. All ranks of a host know the same number of cores.
 Limits limits(World& world, const EngineOptions& options) {
   const bool lending = !crowded(world.region().ranks(), options.cores);
   const size_t lent = world.region().lending() ? kLentSegmentBytes : 0;
@@ -77,14 +77,14 @@ Limits limits(World& world, const EngineOptions& options) {
           .apart = !world.shares_memory()};
 }
 
-// Whether another rank of this host is no process of its own.
+// Whether another rank of this host is a thread of this process.
 bool has_threads(const World& world, int rank, const std::vector<int>& pidfds) {
   for (int peer = 0; peer < world.ranks(); ++peer)
     if (peer != rank && world.near(peer) && pidfds[static_cast<size_t>(peer)] < 0) return true;
   return false;
 }
 
-// Makes the lists of a group on one host complete.
+// Fills in the empty lists of a group on one host.
 Connections completed(Connections given, uint32_t ranks) {
   if (!given.places.empty()) return given;
   given.places.resize(ranks);
@@ -94,7 +94,7 @@ Connections completed(Connections given, uint32_t ranks) {
   return given;
 }
 
-// Throws std::invalid_argument where what describes this rank does not fit the group.
+// Throws std::invalid_argument where the options or lists do not fit the group.
 Connections checked(int rank, const EngineOptions& options, Connections given) {
   const size_t ranks = given.places.size();
   const auto one_each = [&](const std::vector<int>& list) { return list.size() == ranks; };
@@ -110,7 +110,7 @@ Connections checked(int rank, const EngineOptions& options, Connections given) {
   return given;
 }
 
-// The thread that runs a call is noted for as long as it does, whatever ends the call.
+// Records the thread that runs a call, until the call ends in any way.
 class Runner {
  public:
   explicit Runner(std::atomic<std::thread::id>& noted) : noted_(noted) {
@@ -185,7 +185,7 @@ uint64_t Engine::fingerprint(const Call& call, uint64_t seq) const {
   return mixed | 1;  // 0 means "no operation"
 }
 
-// The dtype as ranks tell each other: above its four bits the number of the codec, from 1 on.
+// The dtype as ranks report it: above its four bits the number of the codec, from 1 on.
 static uint8_t form(DType dtype, const Coder& coder) {
   const size_t codec = coder.kernels == nullptr ? 0 : static_cast<size_t>(coder.codec) + 1;
   return static_cast<uint8_t>(static_cast<size_t>(dtype) | codec << kCodecShift);
@@ -221,7 +221,7 @@ FaultKind Engine::execute(const Call& call, bool in_background, HeldLock* held) 
     if (tcp_) drain();
   } catch (const Fault& fault) {
     clear_up(call);
-    world_.wake_control();  // whoever of this host found out may not live to tell the others
+    world_.wake_control();  // the rank of this host that found the fault may die before it reports it
     if (fault.kind == FaultKind::kMismatch && call.site.describe != nullptr) remark(seq, call.site.text());
     return fault.kind;
   } catch (const std::bad_alloc&) {
@@ -233,14 +233,14 @@ FaultKind Engine::execute(const Call& call, bool in_background, HeldLock* held) 
   return FaultKind::kNone;
 }
 
-// After a failure. Runs in handlers, also of a lack of memory: nothing here may throw.
+// After a failure. Runs in exception handlers, also that of std::bad_alloc: nothing here may throw.
 void Engine::clear_up(const Call& call) {
   if (tcp_) tcp_->drop();
-  // Somebody may still write into what is packed.
+  // A peer may still write into the packed memory.
   if (call.packed != nullptr && executor_.unsettled()) call.packed->kept = call.packed;
 }
 
-// Whoever goes on to compute sends nothing: what the kernels have not taken yet has to go first.
+// A rank that computes sends nothing, so the kernel has to accept all queued bytes before the call returns.
 void Engine::drain() {
   int awaited = tcp_->unsent();
   if (awaited < 0) return;
@@ -250,7 +250,7 @@ void Engine::drain() {
   });
 }
 
-// Buffers that travel together are copied together before, and apart after.
+// Packs the buffers of a coalesced call before, and unpacks them after.
 void Engine::perform(const Call& call, uint64_t fingerprint) {
   const bool in_place = !call.program->equal_blocks();
   if (call.packed != nullptr) {
@@ -268,7 +268,7 @@ void Engine::check_process() const {
                              "; a process that was forked from it makes a group of its own");
 }
 
-// What it waits for comes after that operation only.
+// The call would wait for an operation that ends only after the signal handler.
 void Engine::throw_if_within() const {
   if (within()) [[unlikely]]
     throw std::runtime_error(
@@ -281,7 +281,7 @@ FaultKind Engine::run(Call&& call, HeldLock* held) {
   if (queued_.load(std::memory_order_relaxed) == completed_.load(std::memory_order_acquire) &&
       executing_.try_lock()) {
     const std::lock_guard lock(executing_, std::adopt_lock);
-    if (left_.load(std::memory_order_relaxed)) return FaultKind::kAborted;  // closed in this very moment
+    if (left_.load(std::memory_order_relaxed)) return FaultKind::kAborted;  // closed since check_process
     const Runner running(runner_);
     direct_.store(direct_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     return execute(call, false, held);
@@ -298,19 +298,20 @@ uint64_t Engine::enqueue(Call&& call) {
   const bool large = call.large;
   const std::lock_guard lock(queue_mutex_);
   if (stopping_) return kLateTicket;
-  // One that begins at once has its time counted as a blocking call has; the others wait for those before.
+  // The timeout of a call that begins at once starts at its first long wait, as for a blocking call. A call
+  // that waits for others gets its deadline now.
   const bool first =
       queue_.empty() && !running_queued_ && runner_.load(std::memory_order_relaxed) == std::thread::id();
   if (!first) call.deadline = later(call.timeout);
   if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
   queue_.push_back(std::move(call));
-  // A thread that looks by itself, and soon, need not be woken for what takes less time than that.
+  // A thread that polls the queue needs no wake-up, unless the call takes longer than the next poll.
   if (asleep_ || (large && waited_for_ < kPatientAfter)) queue_grew_.notify_one();
   return queued_.fetch_add(1, std::memory_order_acq_rel) + 1;
 }
 
-// Runs the call at the head of the queue. Only who holds `executing_` takes one to run, so calls keep their
-// order. Without it (`executing` is false) the group was left, and the call ends unexecuted.
+// Runs the call at the head of the queue. Only the holder of `executing_` takes a call to run, so calls keep
+// their order. Without it (`executing` is false) the group was left, and the call ends unexecuted.
 void Engine::run_queued(bool executing, bool in_background, HeldLock* held) {
   std::unique_lock lock(queue_mutex_);
   if (queue_.empty()) return;
@@ -330,11 +331,11 @@ void Engine::run_queued(bool executing, bool in_background, HeldLock* held) {
     lock.lock();
     running_queued_ = false;
   }
-  if (running_queued_) {  // by a thread whose signal handler leaves the group: its call counts first
+  if (running_queued_) {  // by a thread whose signal handler leaves the group: its call ends first
     ++skipped_;
     return;
   }
-  // Calls that ended unexecuted while this one ran count behind it, as failed.
+  // Later calls that ended unexecuted while this one ran get the next tickets, as failed.
   const uint64_t ticket = completed_.load(std::memory_order_relaxed) + 1;
   const uint64_t skipped = std::exchange(skipped_, 0);
   const uint64_t failed = result != FaultKind::kNone ? ticket : skipped > 0 ? ticket + 1 : UINT64_MAX;
@@ -343,7 +344,7 @@ void Engine::run_queued(bool executing, bool in_background, HeldLock* held) {
   ticket_done_.notify_all();
 }
 
-// Runs what is queued up to `ticket` in the caller's thread, as far as no other thread is at it.
+// Runs the queued calls up to `ticket` in the caller's thread, until another thread runs one.
 void Engine::run_up_to(uint64_t ticket, HeldLock* held) {
   while (!done(ticket)) {
     std::unique_lock executing(executing_, std::try_to_lock);
@@ -353,8 +354,8 @@ void Engine::run_up_to(uint64_t ticket, HeldLock* held) {
   }
 }
 
-// Waits for a call that nobody has come to wait for; false: the group was left. A program that has just
-// made asynchronous calls makes more: for a while the thread looks by itself, so that nobody has to wake it.
+// Waits for a queued call that no caller waits for; false: the group was left. A program that has just made
+// asynchronous calls makes more: for a while the thread polls, so that no caller has to wake it.
 bool Engine::await_queued() {
   std::unique_lock lock(queue_mutex_);
   uint64_t known = queued_.load(std::memory_order_relaxed), seen = 0;
@@ -381,12 +382,12 @@ bool Engine::await_queued() {
   }
 }
 
-// Behind the call that a thread makes now. That may end only after this: in a signal handler that leaves the
-// group, and so waits for the thread that serves. False: the group was left.
+// Waits for the call that a thread runs now. False: the group was left. The wait must be bounded: a signal
+// handler inside that call may leave the group, and then waits for this thread.
 bool Engine::lock_executing(std::unique_lock<std::timed_mutex>& executing) {
   while (!executing.try_lock()) {
     if (left_.load(std::memory_order_acquire)) return false;
-    // By the wall clock: ThreadSanitizer does not see a lock that is waited for by another one.
+    // The wall clock: ThreadSanitizer does not intercept timed locks with the monotonic clock.
     if (executing.try_lock_until(std::chrono::system_clock::now() + kWaitSlice)) break;
   }
   return true;
@@ -420,7 +421,7 @@ FaultKind Engine::wait(uint64_t ticket, Nanoseconds deadline, HeldLock* held) {
       if (interrupted) abort(Fault{FaultKind::kInterrupted, rank_, rank_});
       lock.lock();
       if (!interrupted) continue;
-      // The engine may still be moving these very bytes; an aborted call ends soon.
+      // The engine may still move the bytes of this call; an aborted call ends soon.
       ticket_done_.wait(lock, [&] { return done(ticket); });
       return FaultKind::kInterrupted;
     }
@@ -441,7 +442,7 @@ void Engine::abort(Fault fault) {
   waiter.begin(world_.cell(rank_).started.load(std::memory_order_relaxed), 0, INT64_MAX);
   try {
     waiter.fail(fault);
-  } catch (const Fault&) {  // this or an earlier one: it stands in the abort cell
+  } catch (const Fault&) {  // this or an earlier one: the abort cell has it
   }
 }
 
@@ -481,11 +482,11 @@ void Engine::close_copies() {
   channels_.close_copies();
 }
 
-// Calls under way or queued would end at their deadlines only: leaving them behind ends those of the others,
-// who hear the same of it as those that come to wait for this rank later.
+// Calls under way or queued would end only at their deadlines. The abort ends them now, on the other ranks,
+// too: those get the same error as ranks that later wait for this one.
 void Engine::leave() {
   if (left_.exchange(true)) return;
-  if (getpid() != owner_) {  // a fork's copy: neither the shared cell nor the threads are this process's
+  if (getpid() != owner_) {  // a forked child's copy: the shared cell and the threads belong to the parent
     if (thread_.joinable()) thread_.detach();
     channels_.leave(true);
     if (control_) control_->leave(true);
@@ -496,7 +497,7 @@ void Engine::leave() {
     stopping_ = true;
     queue_grew_.notify_all();
   }
-  // A call of another thread, or of this one, which then is in a signal handler and must not lock again.
+  // Another thread runs a call; or this one does, and is in a signal handler: it must not lock again.
   const bool running = within() || !executing_.try_lock();
   if (!running) executing_.unlock();
   if (running || !done(queued_.load(std::memory_order_acquire)))

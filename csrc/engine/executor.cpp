@@ -12,22 +12,22 @@ namespace {
 
 constexpr size_t kSliceAlign = 4096;
 constexpr size_t kLineElementsBytes = 64;
-// What is taken from a socket before it is reduced: it should still be in the cache then.
+// Bytes read from a socket before they are reduced: they should still be in the cache then.
 constexpr size_t kPartBytes = 128 * 1024;
-// Values that are encoded or decoded at a time, so that they are in a core's first cache for the next step.
+// Values that are encoded or decoded at a time: they stay in a core's first-level cache for the next step.
 constexpr size_t kCodedPartElements = 4096;
-// A message of this size is lent rather than staged: it costs system calls, but no copy and no other core's
-// cache lines.
+// A message of at least this size is lent rather than staged: lending costs system calls, but no extra copy
+// and no cache lines of another core.
 constexpr size_t kLendBytes = 128 * 1024;
-// ... from here on where its sender has messages to receive meanwhile, and no core to spare for halves of
-// others.
+// The same for a sender that also receives: it has no time to help copy what it lends.
 constexpr size_t kBusyLendBytes = 256 * 1024;
 
-// What others can read where it is needs no copy, but is to be given back before the call ends. A sender that
-// has nothing else to do lends instead: then two copy.
+// A message of at least this size is opened: receivers read it in place, without a copy, but must release it
+// before the call ends. A sender that has nothing else to do lends instead: then both ends copy.
 constexpr size_t kOpenBytes = 16 * 1024;
 
-// A chunk of this size is worth the turns on a core that lending takes with more ranks than cores.
+// With more ranks than cores lending needs a turn of every receiver on a core. A chunk of this size is worth
+// it.
 constexpr size_t kAheadBytes = 1024 * 1024;
 
 constexpr uint64_t kMostElements = uint64_t{1} << 48;
@@ -38,7 +38,7 @@ size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) /
 
 // ---- Chunks ----------------------------------------------------------------------------------------
 
-// An even cut starts every chunk on a cache line of the buffer; blocks are what the caller means by them.
+// An even cut starts every chunk on a cache line of the buffer. Equal blocks are cut exactly.
 Chunks::Chunks(unsigned char* data, size_t numel, int32_t count, size_t item, bool equal_blocks)
     : data_(data), numel_(numel) {
   const size_t parts = static_cast<size_t>(std::max(count, 1));
@@ -90,7 +90,7 @@ struct Executor::Frame {
   size_t item;
   size_t first;  // the segment: elements [first, first + segment) of every chunk
   size_t segment;
-  bool opening;  // the first segment: its messages exist even when they are empty
+  bool opening;  // the first segment: its messages are sent even when they are empty
 };
 
 Executor::~Executor() {
@@ -106,15 +106,16 @@ size_t Executor::room_for(const Program& program) const {
   return limits_.capacity / static_cast<size_t>(program.in_flight() + 1);
 }
 
-// A sender can have two segments' messages outstanding, which is what lets segments overlap.
+// A sender can have the messages of two segments outstanding, so that segments overlap.
 size_t Executor::segment_elements(const Job& job, size_t item) const {
   const Program& program = *job.program;
   const auto chunks =
       static_cast<size_t>(std::max({1, program.chunks(Space::kOut), program.chunks(Space::kIn)}));
-  // Between hosts it is codes that take time; all messages are codes where no two ranks share a host.
+  // Between hosts the time depends on the size of the codes. All messages are codes where no two ranks share
+  // a host.
   const size_t shorter = program.coded() && far_ != nullptr ? job.coder.times_shorter() : 1;
   const size_t fair = limits_.segment_bytes / chunks * shorter;
-  if (program.lends() && limits_.lent_bytes > 0)  // what is too much for the staging memory is lent
+  if (program.lends() && limits_.lent_bytes > 0)  // messages that do not fit into the staging memory are lent
     return std::max<size_t>(1, limits_.lent_bytes / chunks / kSliceAlign * kSliceAlign / item);
   const size_t room = room_for(program) * (limits_.apart ? shorter : 1);
   const size_t bytes = std::min(fair, room);
@@ -146,7 +147,8 @@ void Executor::run(const Job& job, Waiter& waiter) {
   if (lent_) settle(job, waiter);
 }
 
-// What this rank has lent has to be its caller's again. While it waits it copies for whoever is behind.
+// Waits until all lent memory belongs to the caller again. Meanwhile this rank helps slower receivers to
+// copy.
 void Executor::settle(const Job& job, Waiter& waiter) {
   lent_ = false;
   for (int peer = 0; peer < job.program->size(); ++peer) {
@@ -190,8 +192,7 @@ Extent Executor::find(ChunkRef ref, const Frame& frame) {
           length > frame.first ? std::min(frame.segment, length - frame.first) : 0};
 }
 
-// Elements of a chunk in all segments. A Tmp chunk is as long as the chunk of the same index that it stands
-// for.
+// Elements of a chunk in all segments. A Tmp chunk is as long as the In or Out chunk of the same index.
 size_t Executor::whole(ChunkRef ref, const Frame& frame) const {
   const Binding& binding = frame.job.binding;
   if (ref.space != Space::kTmp) return binding.of(ref.space).numel(ref.index);
@@ -200,8 +201,9 @@ size_t Executor::whole(ChunkRef ref, const Frame& frame) const {
   return (in_model ? binding.in : binding.out).numel(ref.index < chunks ? ref.index : 0);
 }
 
-// What a message says of its operation. The first one of a block also says how long that is, which the calls
-// of two ranks may not agree on: otherwise a block longer by whole segments would be found in the next call.
+// The fingerprint of a message. In the first message of a block it also carries the length of the block, in
+// which two ranks' calls may differ. Otherwise a block that is too long by whole segments would be found only
+// in the next call.
 uint64_t Executor::fingerprint(ChunkRef chunk, const Frame& frame) const {
   const Job& job = frame.job;
   if (!job.program->equal_blocks() || !frame.opening) return job.fingerprint;
@@ -217,8 +219,8 @@ size_t Executor::segments_ahead(size_t segment, size_t item) const {
   return std::max<size_t>(1, limits_.ahead_bytes / (segment * item));
 }
 
-// What a message takes of a chunk, which its sender and its receiver have to agree on: this segment, or at
-// every so many segments as many of them.
+// The part of a chunk that one message carries: this segment or, for messages that run ahead, `many` segments
+// at every `many`-th segment. Sender and receiver compute the same.
 Extent Executor::find_message(ChunkRef ref, const Frame& frame) {
   if (!runs_ahead(ref, frame)) return find(ref, frame);
   const size_t many = segments_ahead(frame.segment, frame.item);
@@ -234,7 +236,7 @@ void Executor::send(const Instruction& step, const Frame& frame) {
   const std::span<const int> far = peers.subspan(step.near);
   const uint64_t print = fingerprint(step.dst, frame);
   const size_t nbytes = wire_bytes(piece.numel, step.coded, frame);
-  const bool encoded = step.coded && !near.empty() && !far.empty();  // once, for what is lost is lost once
+  const bool encoded = step.coded && !near.empty() && !far.empty();  // once: the error is accumulated once
   if (encoded) {
     codes_.resize(std::max(codes_.size(), nbytes));
     encode(step, piece, scaled, codes_.data(), frame);
@@ -255,19 +257,20 @@ void Executor::send(const Instruction& step, const Frame& frame) {
   if (!near.empty() && !lent)
     send_over(*transports_[static_cast<size_t>(near[0])], near, nbytes, print, fill, frame);
   if (far.empty()) return;
-  // To other hosts a message goes from where it lies.
+  // The transport to other hosts sends straight from the caller's memory.
   const bool as_it_is = !scaled && !step.coded;
   send_over(
       *transports_[static_cast<size_t>(far[0])], far, nbytes, print,
       [&](void* room) { return as_it_is ? piece.data : fill(room); }, frame);
 }
 
-// With more ranks than cores all receivers need a turn to give it back, which half a segment is worth.
+// With more ranks than cores every receiver needs a turn on a core to release it. Half a segment is worth
+// that.
 bool Executor::worth_opening(size_t nbytes, const Frame& frame) const {
   return limits_.lending || nbytes >= segment_elements(frame.job, frame.item) * frame.item / 2;
 }
 
-// Whether the message is worth lending; then it is.
+// Lends the message if that is worth it; returns whether it did.
 bool Executor::lend(Transport& transport, const Instruction& step, std::span<const int> peers, Extent piece,
                     const Frame& frame) {
   const size_t nbytes = piece.numel * frame.item;
@@ -297,7 +300,7 @@ bool Executor::lend(Transport& transport, const Instruction& step, std::span<con
   return true;
 }
 
-// fill: puts the message into the room it is given; where it lies then.
+// fill(room): writes the message there and returns its address, which may be another one.
 template <class Fill>
 void Executor::send_over(Transport& transport, std::span<const int> peers, size_t nbytes, uint64_t print,
                          Fill fill, const Frame& frame) {
@@ -318,7 +321,7 @@ size_t Executor::wire_bytes(size_t numel, bool coded, const Frame& frame) const 
   return coded ? frame.job.coder.nbytes(numel) : numel * frame.item;
 }
 
-// Where what encoding this piece loses is kept: in the place of the chunk in the buffer it stands for.
+// Where the encoding error of this piece is kept: at the offset of its chunk in the In or Out buffer.
 float* Executor::feedback(ChunkRef ref, const Frame& frame) const {
   float* const kept = frame.job.coder.feedback;
   if (kept == nullptr) return nullptr;
@@ -327,7 +330,7 @@ float* Executor::feedback(ChunkRef ref, const Frame& frame) const {
   return kept + (given ? binding.in : binding.out).start(ref.index) + frame.first;
 }
 
-// Part by part, so that values are still in the cache when they are looked at again.
+// Encodes in parts: values are then still in the cache when they are read again.
 void Executor::encode(const Instruction& step, Extent piece, bool scaled, void* codes, const Frame& frame) {
   const Coder& coder = frame.job.coder;
   const bool rounds = (step.flags & kRounds) != 0;
@@ -346,27 +349,29 @@ void Executor::encode(const Instruction& step, Extent piece, bool scaled, void* 
       for (size_t i = 0; kept != nullptr && i < count; ++i) values_[i] += get(kept + first + i);
     }
     auto* const to = static_cast<unsigned char*>(codes) + coder.nbytes(first);
-    if (coder.kernels->encode(to, from, count, {.block = coder.block}) < count)  // looked at before the call
+    if (coder.kernels->encode(to, from, count, {.block = coder.block}) <
+        count)  // the call's check excludes it
       frame.waiter.fail(Fault{FaultKind::kAborted, rank_, rank_});
     if (kept != nullptr) {
       float* const decoded = values_.data() + part;
       coder.kernels->decode(decoded, to, count, coder.block);
       for (size_t i = 0; i < count; ++i) {
         const float lost = values_[i] - decoded[i];
-        put(kept + first + i, lost - lost == 0 ? lost : 0.0f);  // infinity and NaN would stay for ever
+        put(kept + first + i,
+            lost - lost == 0 ? lost : 0.0f);  // infinity and NaN would stay in the sum for ever
       }
     }
     if (rounds) coder.kernels->decode(values + first, to, count, coder.block);
   }
 }
 
-// What has not yet been sent of this memory is kept.
+// Copies the bytes of this memory that have not yet been sent.
 void Executor::about_to_write(Extent extent, const Frame& frame) {
   if (far_ != nullptr) far_->keep(extent.data, extent.numel * frame.item);
 }
 
 void Executor::refuse(int peer, ChunkRef chunk, Message message, bool coded, const Frame& frame) {
-  if (coded) message.nbytes = frame.job.coder.numel(message.nbytes) * frame.item;  // in words of its values
+  if (coded) message.nbytes = frame.job.coder.numel(message.nbytes) * frame.item;  // the size of the values
   const size_t before = frame.first * frame.item, segment = segment_elements(frame.job, frame.item);
   const uint64_t total =
       (message.fingerprint - frame.job.fingerprint) / 2;  // of elements, if it is the same call
@@ -385,8 +390,8 @@ void Executor::refuse(int peer, ChunkRef chunk, Message message, bool coded, con
   frame.waiter.refuse(peer, message.fingerprint, message.nbytes, sizes);
 }
 
-// The next message of `peer`, or part of it; it has to be of this very operation and of this size.
-// chunk: what it is, or goes into.
+// The next message of `peer`, or part of it. It has to belong to this operation and have this size.
+// chunk: the chunk it carries, or goes into.
 template <class Peek>
 Message Executor::await(int peer, ChunkRef chunk, size_t nbytes, const Frame& frame, Peek peek, bool coded) {
   Transport& transport = *transports_[static_cast<size_t>(peer)];
@@ -405,7 +410,7 @@ Message Executor::await(int peer, ChunkRef chunk, size_t nbytes, const Frame& fr
   return message;
 }
 
-// What was read in place counts only if its sender had not given up by then.
+// Data read in place is valid only if its sender had not aborted by then.
 void Executor::check_open(const Frame& frame) {
   if (!std::exchange(open_, false)) return;
   std::atomic_thread_fence(std::memory_order_acquire);  // R3: what was read was read before
@@ -413,7 +418,7 @@ void Executor::check_open(const Frame& frame) {
 }
 
 void Executor::receive(const Instruction& step, const Frame& frame) {
-  if (step.coded) return reduce(step, frame);  // of one
+  if (step.coded) return reduce(step, frame);  // with one input
   const Extent piece = find_message(step.dst, frame);
   if (piece.numel == 0 && !frame.opening) return;
   about_to_write(piece, frame);
@@ -440,7 +445,7 @@ void Executor::fetch(int peer, const Message& message, void* into, const Frame& 
   }
 }
 
-// The whole message of a rank of this host; `input` says for which place of a reduction.
+// The whole message of a rank of this host. input: its place among the inputs of the Reduce.
 const void* Executor::near_input(int peer, size_t input, ChunkRef chunk, size_t nbytes, const Frame& frame) {
   const Message message = await(peer, chunk, nbytes, frame, [&](Transport& transport, Message& found) {
     return transport.peek(peer, nbytes, nullptr, found);
@@ -452,7 +457,7 @@ const void* Executor::near_input(int peer, size_t input, ChunkRef chunk, size_t 
   return fetched_[input].data();
 }
 
-// Finds the inputs of a Reduce, but for those that come part by part, which are noted; how many there are.
+// Finds the inputs of a Reduce and returns their number. Inputs that arrive in parts go into part_inputs_.
 size_t Executor::find_inputs(const Instruction& step, size_t nbytes, const Frame& frame) {
   const Job& job = frame.job;
   part_inputs_.clear();
@@ -480,7 +485,7 @@ size_t Executor::find_inputs(const Instruction& step, size_t nbytes, const Frame
   return k;
 }
 
-// Where values [first, first + count) of a message of `numel` lie, or their codes.
+// The address of values [first, first + count), or of their codes, in a message of `numel` values.
 const unsigned char* Executor::take_part(const PartInput& input, ChunkRef chunk, size_t numel, size_t first,
                                          size_t count, const Frame& frame) {
   const size_t nbytes = wire_bytes(numel, input.coded, frame), at = wire_bytes(first, input.coded, frame);
@@ -494,7 +499,7 @@ const unsigned char* Executor::take_part(const PartInput& input, ChunkRef chunk,
   return static_cast<const unsigned char*>(message.data);
 }
 
-// Values [at, at + count) of a part. into: where to decode codes; nullptr: anywhere.
+// Values [at, at + count) of a part. into: where to decode codes; nullptr: into decoded_.
 const void* Executor::values_of(const PartInput& input, size_t at, size_t count, float* into,
                                 const Frame& frame) {
   const unsigned char* const from = input.data + wire_bytes(at, input.coded, frame);
@@ -509,8 +514,8 @@ const void* Executor::values_of(const PartInput& input, size_t at, size_t count,
   return into;
 }
 
-// What comes from other hosts is reduced part by part, as it comes; codes so that what they decode to is
-// still in the cache when it is reduced.
+// Data from other hosts is reduced in parts, as it arrives. Codes are decoded in parts, so that the values
+// are still in the cache when they are reduced.
 void Executor::reduce(const Instruction& step, const Frame& frame) {
   const Extent result = find(step.dst, frame);
   if (result.numel == 0 && !frame.opening) return;
@@ -523,7 +528,7 @@ void Executor::reduce(const Instruction& step, const Frame& frame) {
   const size_t part = part_inputs_.empty() || far_ == nullptr ? result.numel : far;
   const size_t at_once = step.coded ? blocks(kCodedPartElements) : part;
   const bool averaged = job.op == ReduceOp::kAvg && (step.flags & kFinal) != 0;
-  const bool moves = step.opcode == Opcode::kRecv;  // what is decoded is the result
+  const bool moves = step.opcode == Opcode::kRecv;  // decodes straight into the result
   auto* const values = reinterpret_cast<float*>(result.data);
   const Finish finish{averaged ? static_cast<double>(job.program->size()) : 1.0};
   for (size_t first = 0;;) {

@@ -1,4 +1,4 @@
-// Runs programs: segment by segment, step by step, over whatever transport carries each edge.
+// Runs programs: segment by segment, step by step, over the transport of each edge.
 #pragma once
 
 #include <atomic>
@@ -48,20 +48,20 @@ struct Binding {
   const Chunks& of(Space space) const { return space == Space::kOut ? out : in; }  // not scratch memory
 };
 
-// What edges carry in place of values, where the program has them carry codes: then values are f32.
+// How values are encoded where the program's edges carry codes. The values are f32 then.
 struct Coder {
   const CodecKernels* kernels = nullptr;  // nullptr: no edge carries codes
   Codec codec{};
   size_t block = 0;
-  // What encoding has lost up to now, as long as the buffer that is sent; nullptr: that is lost.
+  // The accumulated encoding error, one float for each element of the buffer; nullptr: errors are dropped.
   float* feedback = nullptr;
 
   size_t nbytes(size_t numel) const { return code_bytes(codec, block, numel); }
-  // How many values so many bytes are the codes of.
+  // The number of values whose codes take `nbytes`.
   size_t numel(size_t nbytes) const;
-  // How many times as long the values are as their codes, rounded down.
+  // The compression ratio: bytes of values per byte of codes, rounded down.
   size_t times_shorter() const { return sizeof(float) * kMostBlock / nbytes(kMostBlock); }
-  // At most so many elements, but whole blocks where there is room for one.
+  // The largest number of whole blocks within `numel` elements; `numel` itself if it is below one block.
   size_t whole_blocks(size_t numel) const {
     return block == 0 || numel < block ? numel : numel / block * block;
   }
@@ -77,33 +77,33 @@ struct Job {
   Coder coder{};
 };
 
-// The same on every rank of a group, for all must cut alike.
+// Equal on every rank of a group: all ranks must cut buffers into the same segments.
 struct Limits {
-  size_t segment_bytes;  // what one pass over all chunks should touch
-  size_t capacity;       // what all messages a sender has outstanding may take
-  size_t lent_bytes;     // what one pass should touch when all messages are lent; 0: they are not
-  bool lending;          // any may be, whatever the size of its chunk
-  size_t ahead_bytes;    // what a message may take of a large chunk, and is lent then; 0: its segment
+  size_t segment_bytes;  // of all chunks together in one segment
+  size_t capacity;       // limit of all outstanding messages of one sender
+  size_t lent_bytes;     // segment_bytes when all messages are lent; 0: they are not
+  bool lending;          // any message may be lent, whatever the size of its chunk
+  size_t ahead_bytes;    // size of a lent message that runs ahead of its segment; 0: none does
   bool apart = false;    // no two ranks share a host
 };
 
 class Executor {
  public:
-  // transports[peer]: what carries the edges to and from that peer; nullptr for this rank itself. far: the
-  // one to other hosts, if there are any.
+  // transports[peer]: the transport of the edges to and from that peer; nullptr for this rank itself. far:
+  // the transport to other hosts, if there are any.
   Executor(std::vector<Transport*> transports, Transport* far, int rank, Limits limits);
 
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  // Whether a peer that was stopped in the middle of a piece may still write to buffers of a job that failed.
+  // Whether a peer that was stopped during a copy may still write to the buffers of a failed job.
   bool unsettled() const { return unsettled_; }
 
-  // Messages of peers that were read where these had them.
+  // How many messages were read in place, in the memory of their senders.
   uint64_t opened() const { return opened_.load(std::memory_order_relaxed); }
 
-  // Runs one collective. Throws Fault (by way of the waiter).
+  // Runs one collective. Throws Fault (through the waiter).
   void run(const Job& job, Waiter& waiter);
 
  private:
@@ -136,7 +136,7 @@ class Executor {
   Extent find_message(ChunkRef ref, const Frame& frame);
   bool runs_ahead(ChunkRef ref, const Frame& frame) const;
   size_t segments_ahead(size_t segment, size_t item) const;
-  size_t room_for(const Program& program) const;  // for one of the messages a sender may have outstanding
+  size_t room_for(const Program& program) const;  // the largest size of one outstanding message
   size_t segment_elements(const Job& job, size_t item) const;
   void prepare_scratch(const Job& job, size_t segment, size_t item);
 
@@ -153,17 +153,17 @@ class Executor {
   const unsigned char* take_part(const PartInput& input, ChunkRef chunk, size_t numel, size_t first,
                                  size_t count, const Frame& frame);
   const void* values_of(const PartInput& input, size_t at, size_t count, float* into, const Frame& frame);
-  std::vector<const void*> inputs_;     // of a Reduce
-  std::vector<PartInput> part_inputs_;  // those of them that come part by part: from other hosts, or as codes
-  std::vector<std::vector<float>> decoded_;         // parts of those that come as codes
-  std::vector<float> values_;                       // a part that is about to be encoded
-  std::vector<unsigned char> codes_;                // of a message that goes to this host and to others
-  std::vector<std::vector<unsigned char>> copies_;  // lent in place of memory that others cannot read
-  std::atomic<bool> unsettled_{false};              // asked by other threads, as is the next one
+  std::vector<const void*> inputs_;          // of a Reduce
+  std::vector<PartInput> part_inputs_;       // the inputs that arrive in parts: from other hosts, or as codes
+  std::vector<std::vector<float>> decoded_;  // decoded parts of coded inputs
+  std::vector<float> values_;                // the part to be encoded next
+  std::vector<unsigned char> codes_;         // of a message that goes to this host and to others
+  std::vector<std::vector<unsigned char>> copies_;  // lent in place of memory that other ranks cannot read
+  std::atomic<bool> unsettled_{false};              // read by other threads, like opened_
   std::atomic<uint64_t> opened_{0};
-  bool lent_ = false;                                // in this job
-  bool open_ = false;                                // of the step's messages some are read in place
-  std::vector<std::vector<unsigned char>> fetched_;  // lent messages on their way into a reduction
+  bool lent_ = false;                                // this job has lent a message
+  bool open_ = false;                                // this step reads a message in place
+  std::vector<std::vector<unsigned char>> fetched_;  // copies of lent messages that are inputs of a Reduce
   std::vector<unsigned char> scratch_;               // Tmp chunks, and the scaled own chunk at the end
   size_t scratch_stride_ = 0;
 };

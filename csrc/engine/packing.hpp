@@ -1,5 +1,5 @@
-// Several buffers as one: copied together before a collective, and apart after it. For many small ones this
-// costs less than a collective for each.
+// Several buffers as one: packed before a collective, and unpacked after it. For many small buffers this
+// costs less than one collective for each.
 #pragma once
 
 #include <cstdint>

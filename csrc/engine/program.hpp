@@ -13,14 +13,14 @@ enum class Opcode : int32_t { kSend, kRecv, kReduce, kCopy };
 enum class Space : int32_t { kOut, kIn, kTmp };
 constexpr size_t kSpaces = 3;
 
-// What of a plan can be lent: nothing but what kLast says; every Send of every rank; and messages may run
-// ahead of their segments.
+// Which messages of a plan can be lent. kNot: only those with kLast. kSegments: every Send of every rank.
+// kAhead: as kSegments, and messages may run ahead of their segments.
 enum class Lending : int32_t { kNot, kSegments, kAhead };
 
 constexpr int32_t kFinal = 1;  // Reduce: the result holds every rank's contribution
 constexpr int32_t kRaw = 2;    // Send, Reduce: the own chunk is this rank's untouched contribution
-constexpr int32_t kLast = 4;   // Send: nothing is written over this chunk before the segment's end
-constexpr int32_t kOpen = 8;   // Send: the chunk stays as it is until all receivers have released the message
+constexpr int32_t kLast = 4;   // Send: no later step of the segment writes to this chunk
+constexpr int32_t kOpen = 8;  // Send: the chunk does not change until all receivers have released the message
 constexpr int32_t kRounds = 16;  // Send of codes: the sender keeps what its receivers will decode
 
 struct ChunkRef {
@@ -35,8 +35,8 @@ struct Instruction {
   ChunkRef own;            // Copy: the source; Reduce: the own contribution
   int32_t own_at;          // Reduce: the own chunk's place among the inputs; -1: it takes no part
   std::vector<int> peers;  // Send: receivers; Recv: the sender; Reduce: senders in order, own left out
-  size_t near = 0;         // Send: so many of the peers, the first ones, are on this host
-  bool coded = false;      // the messages are codes; of a Reduce: some of them
+  size_t near = 0;         // Send: the first `near` peers are on this host
+  bool coded = false;      // the messages are codes; Reduce: at least one is
   std::vector<bool> coded_peers = {};  // Reduce: which of them
 
   bool codes_from(size_t peer) const { return coded && coded_peers[peer]; }
@@ -45,7 +45,7 @@ struct Instruction {
 class Program {
  public:
   // `code`: see lowering.py. Checks every number in it: throws std::invalid_argument.
-  // plan: what stands for it where ranks compare their calls, 0 where `algorithm` does.
+  // plan: a number that identifies the plan when ranks compare calls; 0 where `algorithm` identifies it.
   Program(std::span<const int32_t> code, int rank, int size, uint64_t plan = 0);
 
   // Puts the receivers on this host before the others: one copy in shared memory serves all of them.
@@ -62,7 +62,7 @@ class Program {
   uint64_t plan() const { return plan_; }
   int size() const { return size_; }
   size_t widest_reduce() const { return widest_reduce_; }
-  // Whose messages this rank waits for.
+  // The ranks whose messages this rank waits for.
   const std::vector<int>& sources() const { return sources_; }
   // Whether some edges carry codes.
   bool coded() const { return coded_; }

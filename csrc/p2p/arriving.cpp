@@ -1,5 +1,5 @@
-// Messages that arrive: each header is checked. Its bytes go to a matching receive, are kept, or wait in
-// their sender.
+// Arriving messages. Each header is checked. The bytes go to a matching receive, are kept, or wait in the
+// sender.
 #include <new>
 
 #include "p2p/channels.hpp"
@@ -7,8 +7,8 @@
 namespace unisono {
 namespace {
 
-// Bytes read from one rank before the others' turn: at least the size of a ring, so that no thread sleeps
-// while bytes are there.
+// Bytes read from one rank before the next rank's turn: at least the size of a ring, so that no thread sleeps
+// while bytes are available.
 constexpr uint64_t kTurnBytes = 2 * kChannelBytes;
 
 }  // namespace
@@ -77,7 +77,7 @@ void Channels::forget(std::list<UnexpectedMessage>::iterator kept) {
 
 void Channels::pull(int peer) {
   Incoming& incoming = incoming_[static_cast<size_t>(peer)];
-  // A rank that has left sends no more, nor does any rank of an aborted group: only what is there counts.
+  // A rank that has left, or is in an aborted group, sends nothing more: read all that has arrived.
   const bool over = world_.aborted() || world_.cell(peer).left.load(std::memory_order_acquire) != 0;
   uint64_t taken = 0;
   while (incoming.open || ((over || taken < kTurnBytes) && read_header(peer))) {
@@ -97,7 +97,7 @@ void Channels::pull(int peer) {
   }
 }
 
-// A kept message whose asker came while it was arriving is handed over now that it is whole.
+// A receive may have been posted while a kept message was arriving. It gets the message now that it is whole.
 void Channels::finish_incoming(int peer) {
   Incoming& incoming = incoming_[static_cast<size_t>(peer)];
   incoming.open = false;
@@ -113,7 +113,7 @@ void Channels::finish_incoming(int peer) {
   forget(incoming.kept);
 }
 
-// No frame of ours: whatever follows on this connection means nothing, and the group ends.
+// After a bad frame nothing on this connection can be trusted: the group ends.
 void Channels::refuse_frame(int peer, const BadFrame& bad) {
   failed_ = true;
   streams_.hang_up(peer);
@@ -121,7 +121,7 @@ void Channels::refuse_frame(int peer, const BadFrame& bad) {
   fault.frame = bad;
   try {
     waiter(patience_).fail(fault);
-  } catch (const Fault&) {  // this or an earlier one: it stands in the abort cell
+  } catch (const Fault&) {  // this or an earlier one: the abort cell has it
   }
 }
 

@@ -109,12 +109,12 @@ void Channels::refuse(Request& request, int peer, const Header& header) {
   finish(request, FaultKind::kMismatch);
   try {
     waiter(patience_).fail(fault);
-  } catch (const Fault&) {  // this or an earlier one: it stands in the abort cell
+  } catch (const Fault&) {  // this or an earlier one: the abort cell has it
   }
 }
 
-// A message of this kind that has arrived whole before it was asked for. One that is still arriving
-// stays with finish_incoming, which looks for its asker.
+// Delivers a matching unexpected message that is whole. For one that is still arriving, finish_incoming looks
+// for a receive.
 bool Channels::take_unexpected(Request& request) {
   for (auto kept = unexpected_.begin(); kept != unexpected_.end(); ++kept) {
     if (!ranks_match(request.peer, kept->peer) || !tags_match(request.tag, kept->header.tag)) continue;
@@ -167,7 +167,7 @@ void Channels::enqueue(std::shared_ptr<Request> request) {
   }
 }
 
-// A message to oneself is kept, or goes to the receive that already asks for it.
+// A message to this rank itself goes to a matching receive, or is kept.
 void Channels::loop_back(Request& send) {
   const Header header{send.nbytes, send.tag, send.form};
   if (const std::shared_ptr<Request> request = match(rank_, header)) {
@@ -244,12 +244,12 @@ void Channels::fail_all(FaultKind fault) {
     incoming.request = nullptr;
     incoming.open = false;
   }
-  open_ = 0;  // also of what memory ran out for
+  open_ = 0;  // also counts requests that a std::bad_alloc lost
 }
 
 // ---- the background thread -------------------------------------------------------------------------
 
-// The open request with the earliest deadline bounds the wait; its peer takes the blame.
+// The open request with the earliest deadline bounds the wait; a Timeout names its peer.
 void Channels::begin_wait(Waiter& waiter, int& awaited) {
   Nanoseconds deadline = INT64_MAX;
   awaited = kAnyRank;
@@ -303,8 +303,8 @@ void Channels::leave(bool forked) {
     const std::lock_guard lock(mutex_);
     if (stopping_) return;
     stopping_ = true;
-    // Behind all that was sent, and before memory that was lent is given back: a receiver that has read that
-    // since looks here.
+    // After everything that was sent, and before lent memory belongs to the caller again: a receiver that has
+    // read such memory checks `left` afterwards.
     world_.cell(rank_).left.store(1, std::memory_order_seq_cst);
     std::atomic_thread_fence(std::memory_order_release);  // R3
     fail_all(FaultKind::kAborted);

@@ -1,8 +1,8 @@
 // Point-to-point messages: one byte stream per ordered pair, messages with a header, matched by tag.
 //
-// They are known to two ranks only and may overlap any collective, so they use nothing of the lanes.
+// Only two ranks take part in a message, and it may overlap any collective, so messages do not use the lanes.
 // A waiting thread also receives messages for other requests: two ranks that both send first do not
-// deadlock, whatever the size. An unexpected message is kept in ordinary memory, up to kKeptBytes for each
+// deadlock, whatever the size. Unexpected messages are kept in ordinary memory, up to kKeptBytes for each
 // sender.
 #pragma once
 
@@ -26,25 +26,25 @@ namespace unisono {
 
 constexpr int kAnyRank = -1;
 constexpr int kAnyTag = -1;
-// What one peer's unexpected messages may take of this rank's memory, each with kKeptOverhead on top. Those
-// beyond wait in their sender, and with them what it sends behind them. A rank that sends n bytes itself
-// takes in n more: of ranks that wait for each other in a circle, each in a send, one has the largest, and
-// takes in what is sent to it. So ranks that all send first do not deadlock, whatever the size.
+// The limit of the memory for one peer's unexpected messages; kKeptOverhead is added for each. Beyond it
+// messages wait in their sender, and so do all later messages of that sender. A rank that itself sends n
+// bytes accepts n more. So ranks that wait in a circle, each in a send, do not deadlock: the rank with the
+// largest message accepts the one that is sent to it.
 constexpr uint64_t kKeptBytes = 64 << 20;
 constexpr uint64_t kKeptOverhead = 128;
 
-// A send or a receive on its way. `done` once set, the caller's memory is the caller's again.
+// A send or a receive under way. Once `done` is set, the engine no longer uses the caller's memory.
 struct Request {
   bool sending;
   int peer;  // receive: kAnyRank until matched
   int tag;
   uint32_t form;
   unsigned char* data;
-  uint64_t nbytes;  // receive: of its buffer until matched, then of the message
+  uint64_t nbytes;  // receive: the size of the buffer until matched, then that of the message
   Nanoseconds deadline = INT64_MAX;
   uint64_t moved = 0;  // bytes, the header not counted
   size_t header_moved = 0;
-  bool lent = false;       // its bytes go from memory to memory, not through the stream
+  bool lent = false;       // the bytes are copied from memory to memory, not through the stream
   bool exact = false;      // receive: a shorter message is refused, too
   bool cancelled = false;  // set before `done`
   std::atomic<FaultKind> fault{FaultKind::kNone};
@@ -55,7 +55,7 @@ struct Request {
   }
 };
 
-// What is known of a message before its bytes.
+// What a header says about a message.
 struct Envelope {
   int source, tag;
   uint32_t form;
@@ -71,43 +71,45 @@ class Channels {
   Channels(const Channels&) = delete;
   Channels& operator=(const Channels&) = delete;
 
-  // A small message that goes, or has come, whole and at once, with nothing before it: the usual one. False:
-  // it does not, and nothing has happened. `spins`: how often to look for one to receive.
+  // The fast path of small messages: sends or receives a whole message at once, when no other message is
+  // before it. False: it cannot, and nothing has changed. `spins`: how often to poll for a message.
   bool send_now(int peer, int tag, uint32_t form, const void* data, size_t nbytes);
-  // `wanted`: its form and the size of its buffer; how much has come is written there, and its tag.
+  // `wanted`: form, tag and buffer of the receive; the size and tag of the message are written there.
   bool receive_now(Request& wanted, int spins);
   int spins() const { return patience_.spins; }
 
   // Starts a request and moves what can be moved now.
   void post(std::shared_ptr<Request> request);
-  // Leaves a request to the background thread, for callers that will not wait at once.
+  // Leaves the open requests to the background thread, for callers that do not wait at once.
   void detach();
   // Waits for a request. When `deadline` passes first: kTimeout, and the group is aborted if `fatal`.
   FaultKind wait(Request& request, Nanoseconds deadline, bool fatal, const std::function<bool()>* interrupt);
-  // Takes back a receive that no message has met; false: one has, it has ended, or it is a send.
+  // Cancels a receive that no message has matched; false: one has, it has ended, or it is a send.
   bool cancel(Request& request);
-  // The message that a receive from `peer` with `tag` would get now, if one has come. A rank that is lost, or
-  // has left without one, ends the group as it ends a receive.
+  // The message that a receive from `peer` with `tag` would get now, if one has arrived. A peer that is lost,
+  // or has left without sending one, is the same fault as in a receive.
   FaultKind look(int peer, int tag, std::optional<Envelope>& found);
-  // Waits for such a message. kTimeout: none came; that ends nothing.
+  // Waits for such a message. kTimeout: none arrived; the group continues.
   FaultKind probe(int peer, int tag, Nanoseconds deadline, const std::function<bool()>* interrupt,
                   std::optional<Envelope>& found);
   // Whole unexpected messages, in order.
   std::vector<Envelope> unexpected();
-  // Ends everything. `forked`: this is a fork's copy, whose thread and lock are the parent's.
+  // Ends all requests and the thread. `forked`: this is a forked child's copy; thread and lock are the
+  // parent's.
   void leave(bool forked);
   bool unsettled() const { return unsettled_; }     // see Executor
   void close_copies() { streams_.close_copies(); }  // see Control
 
  private:
   using Header = MessageHeader;
-  // A message that is arriving from one peer: into its receiver's memory, or kept until one asks.
+  // A message that no receive matched when it arrived. It is kept until one does.
   struct UnexpectedMessage {
     int peer;
     Header header;
     std::vector<unsigned char> bytes;
-    bool whole;  // all of it has come
+    bool whole;  // all bytes have arrived
   };
+  // The message that is arriving from one peer: into a receive's buffer, or into an UnexpectedMessage.
   struct Incoming {
     bool open = false;
     bool held = false;  // no receive matches it yet, and it cannot be kept
@@ -119,7 +121,7 @@ class Channels {
   };
 
   bool works() const { return !stopping_ && !failed_ && !world_.aborted(); }
-  void enqueue(std::shared_ptr<Request> request);  // this one and those below: with mutex_ held
+  void enqueue(std::shared_ptr<Request> request);  // from here on: with mutex_ held
   void progress();
   void push(int peer);
   void pull(int peer);
@@ -166,7 +168,7 @@ class Channels {
   std::vector<uint64_t> kept_bytes_;  // by peer
   Streams streams_;
   Control* const control_;
-  size_t open_ = 0;       // requests not done
+  size_t open_ = 0;       // requests that are not done
   uint64_t changes_ = 0;  // requests posted or ended
   bool failed_ = false;   // after a fault: the messages in the rings can no longer be separated
   std::atomic<bool> unsettled_{false};

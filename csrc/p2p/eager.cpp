@@ -1,6 +1,6 @@
-// Small messages between ranks of one host that are sent, or have come, whole: one store tells of each, and
-// no request is made for it. Everything else, and whatever has something before it, is a request of the
-// channels. These hold the interpreter's lock: they never wait for another thread.
+// The fast path of small messages within a host: a message is sent or received whole, published by one store,
+// without a Request. All other messages, and all that have one before them, are requests of the channels.
+// The caller holds the interpreter's lock, so nothing here waits for another thread.
 #include <algorithm>
 #include <cstring>
 
@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kEagerBytes = 32 * 1024;
 
-// Copies between memory and a place in a ring, which may lie across its end.
+// Copies between memory and a range of a ring, which may wrap around its end.
 template <class Copy>
 void in_ring(uint64_t position, size_t nbytes, Copy copy) {
   const uint64_t offset = position % kChannelBytes, before = std::min(nbytes, kChannelBytes - offset);
@@ -49,7 +49,8 @@ bool Streams::has_come(int peer) {
   return ring.written.load(std::memory_order_acquire) != ring.consumed.load(std::memory_order_relaxed);
 }
 
-// Copies what lies `after` bytes behind the next one to be read, if it has come; how much has.
+// Copies the bytes that begin `after` bytes behind the read position, if all of them have arrived. Returns
+// how many bytes can be read.
 uint64_t Streams::peek(int peer, std::span<unsigned char> into, uint64_t after) {
   const int from = world_.place(peer), to = world_.place(rank_);
   const Channel& ring = world_.region().channel(from, to);

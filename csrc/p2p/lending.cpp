@@ -1,10 +1,10 @@
-// Messages between two ranks that do not go through their stream: see loan.hpp.
+// Lent messages between two ranks, which do not go through their stream: see loan.hpp.
 #include "p2p/channels.hpp"
 
 namespace unisono {
 namespace {
 
-// Messages of this size and more are lent, where ranks can read each other's memory.
+// Messages of at least this size are lent, where ranks can read each other's memory.
 constexpr uint64_t kLendBytes = 512 * 1024;
 
 }  // namespace
@@ -13,7 +13,7 @@ Channel& Channels::channel(int sender, int receiver) {
   return world_.region().channel(world_.place(sender), world_.place(receiver));
 }
 
-// Before its header is on its way. One message at a time is lent to a rank: those behind it wait.
+// Called before the header is written. One message at a time is lent to a rank: later ones wait.
 void Channels::offer(Request& request) {
   if (request.nbytes < kLendBytes || !world_.near(request.peer) || !world_.region().lending()) return;
   if (!accessible(request.data, request.nbytes)) return;
@@ -23,7 +23,7 @@ void Channels::offer(Request& request) {
   channel(rank_, request.peer).loan.offer(request.data);
 }
 
-// Whether the receiver has done with what was lent; helps it to get there.
+// Whether the receiver has returned the loan; helps it to copy.
 bool Channels::lend(Request& request) {
   Channel& lane = channel(rank_, request.peer);
   RankCell& receiver = world_.cell(request.peer);
@@ -32,8 +32,8 @@ bool Channels::lend(Request& request) {
   return lane.returned.load(std::memory_order_seq_cst) == lent_[static_cast<size_t>(request.peer)];
 }
 
-// Whether a lent message has arrived. A lender that gave up may have changed its memory: then it has said
-// so before.
+// Whether a lent message has arrived. A lender that has aborted or left may have changed its memory: it
+// published that first, so the checks after the copy see it.
 bool Channels::borrow(int peer, unsigned char* target) {
   const uint64_t nbytes = incoming_[static_cast<size_t>(peer)].header.nbytes;
   Channel& lane = channel(peer, rank_);
@@ -50,7 +50,7 @@ bool Channels::borrow(int peer, unsigned char* target) {
   return true;
 }
 
-// The memory a lent message was going to is its owner's again once no lender writes to it any more.
+// The receiver's buffer is safe to free only when no lender writes to it any more.
 void Channels::give_up(int peer) {
   if (!channel(peer, rank_).loan.end([&] { return peers_.dead(peer); })) unsettled_ = true;
 }

@@ -1,5 +1,5 @@
-// Messages that have come and that no receive has met: what they are, without taking them; and receives that
-// no message has met: taken back.
+// Probe: describes unexpected messages without taking them. Cancel: removes receives that no message has
+// matched.
 #include <algorithm>
 
 #include "p2p/channels.hpp"
@@ -13,13 +13,13 @@ bool fits(int wanted_peer, int wanted_tag, int peer, int tag) {
 
 }  // namespace
 
-// Whether a receive that was posted before gets this message.
+// Whether an earlier receive will get this message.
 bool Channels::asked_for(int peer, int tag) const {
   return std::ranges::any_of(
       receives_, [&](const auto& request) { return fits(request->peer, request->tag, peer, tag); });
 }
 
-// Of one peer's messages at most the last is still arriving, so those that are whole come first.
+// Of each peer's messages only the last can still be arriving, so whole messages come first.
 std::optional<Envelope> Channels::first_come(int peer, int tag) const {
   const auto envelope_of = [](int source, const Header& header) {
     return Envelope{source, header.tag, header.form(), header.nbytes};
@@ -43,7 +43,7 @@ std::optional<Envelope> Channels::progress_to(int peer, int tag) {
   return first_come(peer, tag);
 }
 
-// What `wait` throws ends the group.
+// Runs `wait`; a fault that it throws ends all requests.
 template <class Wait>
 FaultKind Channels::probing(Waiter& waiting, Wait wait) {
   try {

@@ -20,13 +20,13 @@ namespace unisono {
 namespace {
 
 constexpr int kEvents = 64;
-constexpr Nanoseconds kMixedSlice = 1'000'000;  // where notifications of this host's ranks do not arrive
+constexpr Nanoseconds kMixedSlice = 1'000'000;  // a sleep on sockets that ranks of this host cannot end
 
-// What is written or read before the other end is told: while one end copies a slice, the other copies the
-// one before.
+// The bytes copied before the other end is notified: while one end copies a slice, the other copies the slice
+// before it.
 constexpr size_t kSliceBytes = 16 * 1024;
 
-// Moves slice after slice until one is cut short; the bytes moved.
+// Moves slices until one is moved only in part; returns the bytes moved.
 template <class Move>
 size_t in_slices(size_t nbytes, Move move) {
   for (size_t done = 0;;) {
@@ -144,7 +144,8 @@ size_t Streams::read_far(Far& far, int peer, void* data, size_t nbytes) {
   return 0;
 }
 
-// Nothing more is sent or received; its end would wake every waiter again and again.
+// Nothing more is sent or received. Epoll must not watch it: an ended connection would wake every waiter
+// again and again.
 void Streams::broke(Far& far, int peer) {
   if (far.ended.exchange(true)) return;
   far.writable = far.readable = false;
@@ -219,7 +220,7 @@ void Streams::wake() {
   (void)!::write(wake_, &count, sizeof count);
 }
 
-// `epoch`: from before the caller's last look. A thread that has changed something since has raised it, or
+// `epoch`: read before the caller's last check. A thread that has changed something since has raised it, or
 // sees that this thread sleeps.
 void Streams::sleep(int, Nanoseconds slice, uint32_t epoch) {
   if (world_.region().ranks() > 1) slice = std::min(slice, kMixedSlice);

@@ -1,5 +1,6 @@
-// Byte streams between this rank and every other: a ring in shared memory on one host, a connection
-// between hosts. Nothing here waits. Guarded by the lock of the channels, but for wake, sleep and busy.
+// Byte streams between this rank and every other rank: a ring in shared memory on one host, a connection
+// between hosts. No function here waits, except sleep. Guarded by the lock of the channels, except wake,
+// sleep, busy and epoch.
 #pragma once
 
 #include <atomic>
@@ -17,17 +18,17 @@ class Streams final : public Sockets {
   Streams(World& world, int rank, std::vector<int> sockets, Control* control);
   ~Streams() override;
 
-  // Makes sure that writing to `peer` will not lack memory; false when it does.
+  // Allocates the ring to `peer`; false when there is no memory.
   bool open(int peer);
-  // How much of `nbytes` was taken or came, possibly nothing. `more`: what follows belongs to it.
+  // The number of bytes written or read, possibly 0. `more`: further bytes of the message follow.
   size_t write(int peer, const void* data, size_t nbytes, bool more);
   size_t read(int peer, void* data, size_t nbytes);
-  // Of a rank of this host. Writes two pieces together, or nothing; false: there is no room.
+  // To a rank of this host. Writes both pieces, or nothing; false: there is no room.
   bool write_whole(int peer, std::span<const unsigned char> first, std::span<const unsigned char> second);
-  // Whether something has come; may be asked without the lock.
+  // Whether bytes have arrived; may be called without the lock.
   bool has_come(int peer);
-  // Reads two pieces when both have come; otherwise nothing. `place_of`: where the second one goes, once the
-  // first has come, if it is wanted.
+  // Reads two pieces when both have arrived; otherwise nothing. `place_of`, called when `first` is filled:
+  // where the second piece goes; nullopt: read nothing.
   template <class PlaceOf>
   bool read_whole(int peer, std::span<unsigned char> first, PlaceOf place_of) {
     const uint64_t there = peek(peer, first, 0);
@@ -39,15 +40,15 @@ class Streams final : public Sockets {
     consume(peer, first.size() + second.size());
     return true;
   }
-  // Asks the kernel which connections have something to read or room.
+  // Asks the kernel which connections can be read or written.
   void look();
   // Wakes other threads of this rank that sleep here.
   void wake();
-  // Whether what comes from `peer` is to wake those that sleep here: not while there is no place for it.
+  // Whether bytes from `peer` wake sleeping threads: not while there is no room for them.
   void listen(int peer, bool wanted);
   // Ends the connection to a peer that does not keep to the protocol.
   void hang_up(int peer);
-  // Nothing more will be written.
+  // Ends the writing side of all connections.
   void finish();
   void close_copies();  // see Control
 
@@ -58,7 +59,7 @@ class Streams final : public Sockets {
   bool ended(int peer) const override { return far_[static_cast<size_t>(peer)].ended; }
 
  private:
-  // A connection. What `readable` and `writable` promise may turn out to be false.
+  // A connection. `readable` and `writable` are hints, and may be wrong.
   struct Far {
     int fd = -1;
     bool readable = true, writable = true;
@@ -80,7 +81,7 @@ class Streams final : public Sockets {
   const int rank_;
   Control* const control_;
   std::vector<bool> backed_;
-  std::vector<uint64_t> known_consumed_;  // by each receiver: at least so much
+  std::vector<uint64_t> known_consumed_;  // by receiver: a lower bound of `consumed`
   std::vector<Far> far_;                  // empty when all ranks are on one host
   int poll_ = -1, wake_ = -1;
   std::atomic<uint32_t> epoch_{0};  // raised by every wake

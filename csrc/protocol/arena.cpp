@@ -38,7 +38,7 @@ uint64_t memory_bytes() {
   return round_up(static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * page_bytes(), kHugePage);
 }
 
-// Addresses of the file, none of which may be touched yet, or dumped.
+// Maps the file without access, and excludes it from core dumps.
 void* reserve(int fd, uint64_t nbytes) {
   void* const base = mmap(nullptr, nbytes, PROT_NONE, MAP_SHARED | MAP_NORESERVE, fd, 0);
   if (base != MAP_FAILED) madvise(base, nbytes, MADV_DONTDUMP);
@@ -58,8 +58,8 @@ ProcessArenas& process_arenas() {
   return it;
 }
 
-// A fork's child starts without an arena, its parent's arrays are plain memory to it, and without views,
-// which are not mapped there.
+// A forked child starts without an arena: its parent's arrays are ordinary memory in it. It has no views
+// either: they are not mapped in the child.
 void look_after_forks() {
   static const int registered = pthread_atfork(
       [] {
@@ -80,7 +80,7 @@ void look_after_forks() {
         process_arenas().views.clear();
         process_arenas().seeing.unlock();
         process_arenas().made = nullptr;
-        never_free(std::move(process_arenas().arena));  // for those arrays
+        never_free(std::move(process_arenas().arena));  // the parent's arrays still use its mapping
         process_arenas().mutex.unlock();
       });
   (void)registered;
@@ -130,20 +130,20 @@ Arena::~Arena() {
   if (has_file()) close(place_.fd);
 }
 
-// Makes pages that are there: in huge pieces where the system has any for shared memory.
+// Makes the range accessible and allocates its pages, huge ones where the system has them for shared memory.
 bool Arena::populate(uint64_t offset, uint64_t nbytes) {
   if (mprotect(at(offset), nbytes, PROT_READ | PROT_WRITE) != 0) return false;
   int failed;
   do failed = madvise(at(offset), nbytes, MADV_POPULATE_WRITE);
   while (failed != 0 && errno == EINTR);
   if (failed == 0 || errno != EINVAL) return failed == 0;
-  if (!has_file()) return false;  // asked by descriptor: Linux before 5.14
+  if (!has_file()) return false;  // Linux before 5.14 needs the descriptor
   do failed = posix_fallocate(place_.fd, static_cast<off_t>(offset), static_cast<off_t>(nbytes));
   while (failed == EINTR);
   return failed == 0;
 }
 
-// Gives pages back to the system, after which they cannot be touched.
+// Returns the pages to the system, and removes access to the range.
 void Arena::empty(uint64_t offset, uint64_t nbytes) noexcept {
   constexpr int kPunch = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
   const bool gone = madvise(at(offset), nbytes, MADV_REMOVE) == 0;
@@ -153,7 +153,7 @@ void Arena::empty(uint64_t offset, uint64_t nbytes) noexcept {
   mprotect(at(offset), nbytes, PROT_NONE);
 }
 
-// The program may have closed the descriptor, and its number may be another file's.
+// The program may have closed the descriptor, and its number may belong to another file now.
 bool Arena::has_file() const {
   struct stat info;
   return fstat(place_.fd, &info) == 0 && info.st_dev == device_ && info.st_ino == inode_;
@@ -170,7 +170,7 @@ void* Arena::take(size_t nbytes) {
   if (found == free_.end()) throw std::bad_alloc();
   const auto [offset, length] = *found;
   const uint64_t first = round_up(offset, grain), rest = offset + length - first - wanted;
-  Pieces spare{{first, wanted}, {first + wanted, rest}};  // all memory that the books need
+  Pieces spare{{first, wanted}, {first + wanted, rest}};  // map nodes first: nothing throws after `populate`
   if (!populate(first, wanted)) {
     empty(first, wanted);
     throw std::bad_alloc();
@@ -194,7 +194,7 @@ void Arena::give_back(void* taken) noexcept {
   release(std::move(piece));
 }
 
-// Adds a hole, joined with those that touch it.
+// Adds a piece to the free ones, merged with its neighbours.
 void Arena::release(Pieces::node_type piece) noexcept {
   auto next = free_.lower_bound(piece.key());
   if (next != free_.end() && piece.key() + piece.mapped() == next->first) {
@@ -211,8 +211,8 @@ void Arena::release(Pieces::node_type piece) noexcept {
   free_.insert(std::move(piece));
 }
 
-// The child of a fork must not write into its parent's arrays, nor several children into one. Pages that it
-// has not written to remain the parent's, which may change or free them.
+// A forked child must not write into its parent's arrays, nor several children into one. Pages that the child
+// has not written to are still the parent's, which may change or free them.
 void Arena::become_private() {
   constexpr int kFlags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE;
   if (!has_file()) return;
@@ -220,11 +220,11 @@ void Arena::become_private() {
     mmap(at(offset), nbytes, PROT_READ | PROT_WRITE, kFlags, place_.fd, static_cast<off_t>(offset));
 }
 
-// ---- others' ---------------------------------------------------------------------------------------
+// ---- ArenaView -------------------------------------------------------------------------------------
 
 namespace {
 
-// To open just any file of another process may have effects.
+// Opening an arbitrary file of another process may have side effects, so the link is checked first.
 bool is_arena(const std::string& path) {
   char target[64];
   const ssize_t length = readlink(path.c_str(), target, sizeof target);
@@ -244,8 +244,8 @@ std::shared_ptr<const ArenaView> ArenaView::of(const Identity& owner, const Aren
   return view;
 }
 
-// Also of this very process, where ranks are threads: memory that its owner has given back can be read in a
-// view.
+// Made for this process's own arena, too, where ranks are threads: a view can read memory that its owner has
+// given back.
 ArenaView::ArenaView(const Identity& owner, const ArenaPlace& place) : place_(place), process_(getpid()) {
   const std::string path = "/proc/" + std::to_string(owner.pid) + "/fd/" + std::to_string(place.fd);
   if (!is_arena(path)) return;
@@ -262,17 +262,18 @@ ArenaView::ArenaView(const Identity& owner, const ArenaPlace& place) : place_(pl
   base_ = nullptr;
 }
 
-// A fork's child has not got it: other memory may lie there.
+// A forked child does not have the mapping: other memory may be at this address.
 ArenaView::~ArenaView() {
   if (base_ != nullptr && getpid() == process_) munmap(base_, place_.bytes);
 }
 
-// The number of the descriptor may be another arena's by now, and the pid another process's: the token tells.
+// The descriptor number may belong to another arena by now, and the pid to another process. The token
+// decides.
 bool ArenaView::shows(const Identity& owner) const {
   return widen(0, sizeof owner.token) && *reinterpret_cast<const uint64_t*>(base_) == owner.token;
 }
 
-// Lets all be touched between what could be already and this.
+// Extends the accessible range so that it contains [first, last).
 bool ArenaView::widen(uint64_t first, uint64_t last) const {
   const std::lock_guard lock(widening_);
   const uint64_t low = low_.load(std::memory_order_relaxed), high = high_.load(std::memory_order_relaxed);

@@ -1,7 +1,7 @@
-// Memory of this process that others of its host may map, so that they read a message in place: the memory of
-// `empty`. One unnamed file per process, as long as the machine's memory and mostly empty. A process that may
-// read this process's memory (see loan.hpp) may map the file, through /proc. In either mapping only the part
-// in use can be accessed: a core dump, or a lock on all memory, must not fill the rest.
+// The memory of `un.empty` arrays, which other processes of the host may map to read a message in place. Each
+// process has one unnamed file, as long as the machine's memory and mostly empty. A process that may read
+// this process's memory (see loan.hpp) may map the file through /proc. Only the part in use is accessible in
+// each mapping: a core dump, or mlockall, must not fill the rest.
 #pragma once
 
 #include <sys/types.h>
@@ -17,7 +17,7 @@
 
 namespace unisono {
 
-// Where the arena of a process is, for the other processes. Zero bytes: it has none.
+// How other processes find the arena of a process. Zero bytes: it has none.
 struct ArenaPlace {
   int32_t fd = -1;
   uint64_t base = 0;  // in its owner
@@ -26,18 +26,19 @@ struct ArenaPlace {
 
 class Arena {
  public:
-  // This process's, made when it is first asked for. Throws std::system_error where that cannot be done.
+  // This process's arena, made at the first call. Throws std::system_error where the system refuses it.
   static std::shared_ptr<Arena> own();
-  // ... if this process has made it, and not the parent of its fork; otherwise nullptr.
+  // The arena if this process has made one; nullptr otherwise. A forked child has not: its parent's does not
+  // count.
   static Arena* made();
 
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // Throws std::bad_alloc when there is not so much memory.
+  // Throws std::bad_alloc when there is not enough memory.
   void* take(size_t nbytes);
-  // In a fork's child the pages go with the process.
+  // Does nothing in a forked child: its pages end with the process.
   void give_back(void* taken) noexcept;
   bool holds(const void* data, size_t nbytes) const {
     const auto at = reinterpret_cast<uint64_t>(data);
@@ -46,7 +47,7 @@ class Arena {
   }
   const ArenaPlace& place() const { return place_; }
 
-  // Around a fork. The child's arrays keep what they hold, and are its own to write to: see arena.cpp.
+  // Called around a fork. The child's arrays keep their contents, and become private: see arena.cpp.
   void before_fork() { mutex_.lock(); }
   void after_fork() { mutex_.unlock(); }
   void become_private();
@@ -67,15 +68,15 @@ class Arena {
   Pieces free_, taken_;
 };
 
-// Another process's arena, as far as this one can see it. Several groups share one.
+// This process's mapping of another process's arena. Several groups share one.
 class ArenaView {
  public:
-  // The view of the arena of this owner; one that shows nothing where it cannot be seen.
+  // The view of the arena of this owner. Where it cannot be mapped, `at` always returns nullptr.
   static std::shared_ptr<const ArenaView> of(const Identity& owner, const ArenaPlace& place);
   ~ArenaView();
   ArenaView(const ArenaView&) = delete;
   ArenaView& operator=(const ArenaView&) = delete;
-  // What its owner has at `address`; nullptr: not to be seen from here.
+  // The owner's memory at `address`; nullptr: it cannot be read from here.
   void* at(uint64_t address, size_t nbytes) const {
     const uint64_t offset = address - place_.base;
     if (base_ == nullptr || offset >= place_.bytes || nbytes > place_.bytes - offset) return nullptr;
@@ -91,9 +92,9 @@ class ArenaView {
 
   const ArenaPlace place_;
   const pid_t process_;
-  unsigned char* base_ = nullptr;  // nullptr: it cannot be seen
+  unsigned char* base_ = nullptr;  // nullptr: not mapped
   mutable std::mutex widening_;
-  mutable std::atomic<uint64_t> low_{0}, high_{0};  // what may be touched
+  mutable std::atomic<uint64_t> low_{0}, high_{0};  // the accessible offsets
 };
 
 }  // namespace unisono

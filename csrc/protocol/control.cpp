@@ -14,7 +14,7 @@
 namespace unisono {
 namespace {
 
-// If other ranks of its host live, they detect how it ended, and report it.
+// Other living ranks of the lost rank's host detect how it ended, and report it within this time.
 constexpr Nanoseconds kMatesGrace = 2500 * kMillisecond;
 // A leaving rank ends its data connections before it sends its close message on this one, and may lose the
 // core in between. A process that has died has ended this connection, too.
@@ -52,7 +52,7 @@ Control::~Control() {
     if (link.fd >= 0) close(link.fd);
 }
 
-// ---- what other threads ask for --------------------------------------------------------------------
+// ---- called by other threads -----------------------------------------------------------------------
 
 void Control::ask() {
   const std::lock_guard lock(mutex_);
@@ -129,8 +129,8 @@ void Control::serve_to_the_end() {
       Link& link = links_[static_cast<size_t>(peer)];
       const bool lost = link.lost_at != 0 && link.lost_at != INT64_MAX;
       if (!lost || (now_ns() < link.lost_at && !(link.ended && nobody_tells(peer)))) continue;
-      link.lost_at = INT64_MAX;  // once
-      // The kernel of a process that has died ends all its connections; that of a lost host none.
+      link.lost_at = INT64_MAX;  // report it once
+      // The kernel of a dead process ends all its connections; the kernel of a lost host ends none.
       report(peer, {link.silent || !link.ended ? FaultKind::kHostSilent : FaultKind::kPeerLost});
     }
     lock.unlock();
@@ -142,7 +142,7 @@ void Control::serve_to_the_end() {
   }
 }
 
-// Waits, briefly, until the goodbyes have arrived.
+// Waits briefly until the peers' kernels have acknowledged the close messages.
 void Control::drain_goodbyes(std::unique_lock<std::mutex>& lock) {
   const Nanoseconds end = now_ns() + kGoodbyePatience;
   for (useconds_t nap = 50; now_ns() < end; nap = std::min<useconds_t>(2 * nap, 5000)) {
@@ -161,7 +161,7 @@ void Control::drain_goodbyes(std::unique_lock<std::mutex>& lock) {
   }
 }
 
-// Sleeps until a connection, a process or another thread has something to say.
+// Sleeps until a connection is ready, a rank of this host ends, another thread calls, or a loss is due.
 void Control::wait(std::unique_lock<std::mutex>& lock) {
   std::vector<pollfd> polled{{world_.control_event(), POLLIN, 0}};
   for (int peer = 0; peer < world_.ranks(); ++peer) {
@@ -180,7 +180,7 @@ void Control::wait(std::unique_lock<std::mutex>& lock) {
   lock.lock();
 }
 
-// Until the next loss is to be reported.
+// The time until the next loss has to be reported.
 Nanoseconds Control::patience() const {
   Nanoseconds first = INT64_MAX;
   for (const Link& link : links_)
@@ -210,7 +210,7 @@ void Control::report(int peer, Fault fault) {
   world_.abort_with(fault);
 }
 
-// Says whatever is due.
+// Sends all frames that are due.
 void Control::send_due_frames() {
   const bool tell = world_.aborted() && !abort_sent_;
   abort_sent_ = abort_sent_ || tell;
@@ -244,7 +244,7 @@ void Control::flush(Link& link) {
   if (link.out.empty()) return;
   const ssize_t sent = send(link.fd, link.out.data(), link.out.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   if (sent > 0) link.out.erase(link.out.begin(), link.out.begin() + sent);
-  // A connection that is gone tells so when it is read from, behind what its peer had said before.
+  // A broken connection is handled when it is read: frames that arrived before come first.
   if (sent < 0 && errno != EAGAIN && errno != EINTR) link.out.clear();
 }
 
@@ -299,7 +299,7 @@ void Control::handle(int peer, const ControlFrame& frame) {
   cell.left.store(1, std::memory_order_seq_cst);
 }
 
-// Its loss is reported after `grace`, unless a goodbye or a better explanation comes first.
+// The loss is reported after `grace`, unless the peer's close message or a more exact report comes first.
 void Control::lost(int peer, Nanoseconds grace) {
   Link& link = links_[static_cast<size_t>(peer)];
   if (link.ended) answered(link);
@@ -308,7 +308,7 @@ void Control::lost(int peer, Nanoseconds grace) {
     link.lost_at = world_.cell(peer).left.load(std::memory_order_acquire) != 0 ? INT64_MAX : when;
 }
 
-// No other rank of its host is left to report how it ended.
+// Whether no other rank of its host is left that could report how it ended.
 bool Control::nobody_tells(int peer) const {
   for (int other = 0; other < world_.ranks(); ++other)
     if (links_[static_cast<size_t>(other)].open() && world_.share_host(peer, other)) return false;

@@ -1,6 +1,7 @@
-// The control connections to ranks on other hosts: a thread that sleeps on them, for messages that must
-// arrive whatever this rank does and however full its other connections are. It forwards why the group was
-// aborted, notices which rank has left or died, and reports where this rank stands when another one asks.
+// The control connections to ranks on other hosts, and the thread that sleeps on them. They carry what must
+// arrive whatever this rank does and however full its other connections are. The thread forwards the fault
+// that aborted the group, detects which rank has left or died, and sends this rank's status to ranks that
+// ask.
 #pragma once
 
 #include <condition_variable>
@@ -21,19 +22,19 @@ class Control {
   Control(const Control&) = delete;
   Control& operator=(const Control&) = delete;
 
-  // Asks all others where they stand; their answers go into their cells.
+  // Asks all remote ranks for their status; the answers go into their cells.
   void ask();
-  // ... and waits for the answers, but not longer than `patience`.
+  // The same, and waits for the answers, at most for `patience`.
   void refresh(Nanoseconds patience);
-  // Tells all others where this rank stands, without being asked.
+  // Sends this rank's status to all remote ranks.
   void announce();
-  // A connection to `peer` broke, while this one may not have noticed yet.
+  // Call when another connection to `peer` broke: the control connection may not show it yet.
   void doubt(int peer);
   // Whether nothing more will come from a rank of another host.
   bool ended(int peer);
-  // Says goodbye and ends the thread. `forked`: this is a fork's copy, whose thread is the parent's.
+  // Sends the close message and ends the thread. `forked`: a forked child's copy; the thread is the parent's.
   void leave(bool forked);
-  // In a fork's child: closes its copies, which would hide this rank's death from the others.
+  // In a forked child: closes its copies. Open copies would hide this rank's death from the other ranks.
   void close_copies();
 
  private:
@@ -41,12 +42,12 @@ class Control {
   struct Link {
     int fd = -1;
     bool ended = false;       // nothing more will come
-    bool silent = false;      // ... because no answer came for too long
+    bool silent = false;      // it ended because the peer's host did not answer
     bool asked = false;       // an answer is due
-    Nanoseconds lost_at = 0;  // when the loss of its rank is to be reported; 0: it lives
+    Nanoseconds lost_at = 0;  // when to report its rank as lost; 0: alive; INT64_MAX: reported, or has left
     size_t have = 0;          // bytes of `in`
     ControlBytes in;
-    std::vector<unsigned char> out;  // what the kernel did not take
+    std::vector<unsigned char> out;  // bytes that the kernel did not accept
     bool open() const { return fd >= 0 && !ended; }
   };
 
@@ -75,7 +76,7 @@ class Control {
   std::vector<Link> links_;  // guarded by mutex_
   bool leaving_ = false, abort_sent_ = false;
   bool ask_ = false, announce_ = false;
-  size_t due_ = 0;                   // answers that have not come
+  size_t due_ = 0;                   // answers that have not arrived
   std::vector<bool> reported_dead_;  // ranks of this host whose death was seen
   std::thread thread_;
 };

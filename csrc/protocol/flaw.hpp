@@ -1,4 +1,4 @@
-// What was wrong with the bytes that came from another rank.
+// How a frame from another rank breaks the protocol.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,7 @@ enum class Flaw : uint32_t {
 };
 constexpr size_t kFlaws = static_cast<size_t>(Flaw::kAfterEnd) + 1;
 
-// A frame that keeps to no rule of its protocol. `value`: what stood there.
+// A frame that breaks a rule of the protocol. `value`: the field that breaks it.
 struct BadFrame {
   Wire wire = Wire::kControl;
   Flaw flaw = Flaw::kNone;

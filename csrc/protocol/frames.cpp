@@ -16,7 +16,7 @@ constexpr const char* kFlawTexts[kFlaws] = {
 #undef X
 };
 
-// Moves the fields of a frame to their bytes or from them, one behind the other.
+// Writes the fields of a frame to bytes, or reads them, one after another.
 template <bool kWriting>
 class Mover {
  public:
@@ -59,7 +59,7 @@ void move_all(Move& move, Fields&... fields) {
   (move(fields), ...);
 }
 
-// The one list of what stands in a control frame.
+// The fields of a control frame in order. Encoding and parsing both use this list.
 template <class Move, class Frame>
 void move_frame(Move& move, Frame& frame) {
   auto& [kind, fault, standing] = frame;
@@ -87,7 +87,7 @@ BadFrame check(const Fault& fault, int ranks) {
   if (fault.kind == FaultKind::kNone || fault.kind > FaultKind::kHostSilent)
     return bad_control(Flaw::kFault, static_cast<int64_t>(fault.kind));
   if (fault.by < 0 || fault.by >= ranks) return bad_control(Flaw::kRank, fault.by);
-  // A rank that waited for a message from any rank names none.
+  // A receive from any rank names no rank in its Timeout.
   const int32_t first = fault.kind == FaultKind::kTimeout ? -1 : 0;
   if (fault.about < first || fault.about >= ranks) return bad_control(Flaw::kRank, fault.about);
   for (const uint32_t form : {misfit.wanted_form, misfit.got_form})

@@ -1,6 +1,6 @@
-// The frames that ranks of different hosts send each other: their bytes, in little-endian order, and what
-// each has to keep to. Everything a peer says is checked here, before it is used as an index, a size or a
-// kind. Knows no sockets, threads or Python: a function of bytes.
+// The frames between ranks of different hosts: their bytes, in little-endian order, and their rules. Every
+// field from a peer is checked here, before it is used as an index, a size or a kind. The functions depend on
+// the bytes alone: no sockets, threads or Python.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@
 
 namespace unisono {
 
-// A number as it stands in a frame.
+// A number in little-endian byte order, as in a frame.
 template <class T>
 class Little {
  public:
@@ -33,7 +33,7 @@ class Little {
   T raw_;
 };
 
-// No message is longer: what a processor can address.
+// The largest message: the address space of a processor.
 constexpr uint64_t kMostBytes = uint64_t{1} << 48;
 
 // ---- `data`: before the bytes of a chunk -------------------------------------------------------------
@@ -45,20 +45,21 @@ static_assert(sizeof(DataHeader) == 16);
 
 BadFrame check(const DataHeader& header);
 
-// What a message is to its two ends, which must agree in it.
+// What a message carries. Sender and receiver must agree in it.
 enum class MessageKind : uint8_t { kArray, kObject };
 constexpr uint32_t kMessageKinds = 2;
 
-// The elements and the kind of a message in one word, as headers and errors have it.
+// The dtype and the kind of a message in one word, as in headers and errors.
 constexpr uint32_t form_of(DType dtype, MessageKind kind) {
   return static_cast<uint32_t>(dtype) | static_cast<uint32_t>(kind) << 8;
 }
 constexpr uint32_t dtype_of_form(uint32_t form) { return form & 0xff; }
-// Of bytes that are codes of f32: above the kind the number of the codec, from 1 on, and 16ths of its block.
+// For codes of f32, above the kind: the number of the codec, from 1 on, and a 16th of its block size.
 constexpr int kFormCodec = 9, kFormBlock = 13;
 bool is_form(uint32_t form);
 
-// ---- `messages`, and a host's rings: before the bytes of a message, or instead of those that are lent -----
+// ---- `messages`, and the rings of a host: before the bytes of a message; a lent one has only the header
+// ----
 
 struct MessageHeader {
   Little<uint64_t> nbytes;
@@ -76,7 +77,7 @@ BadFrame check(const MessageHeader& header, bool lending);
 
 // ---- `control` ---------------------------------------------------------------------------------------
 
-// Every frame has one size and tells where its sender stands, whatever else it is for.
+// All frames have the same size, and each carries the status of its sender.
 struct ControlFrame {
   enum class Kind : uint32_t { kAsk = 1, kAnswer, kAbort, kLeft };
   Kind kind;
@@ -87,10 +88,10 @@ constexpr size_t kControlBytes = 872;
 using ControlBytes = std::array<unsigned char, kControlBytes>;
 
 ControlBytes encode(const ControlFrame& frame);
-// Reads a frame of a group of `ranks`; what is wrong with it.
+// Reads a frame of a group of `ranks`. Returns how it breaks the protocol; Flaw::kNone: it does not.
 BadFrame parse(const ControlBytes& bytes, int ranks, ControlFrame& frame);
 
-// For people: "its messages connection sent an impossible length (9223372036854775813)".
+// The text for an error: "its messages connection sent an impossible length (9223372036854775813)".
 std::string describe(const BadFrame& bad);
 
 }  // namespace unisono

@@ -1,10 +1,10 @@
-// One number for all that ranks have to agree on before they read each other's memory or frames. Ranks whose
-// numbers differ report it before they connect.
+// One number that identifies the layout of shared memory and frames. Ranks compare it, and report a
+// difference before they connect.
 //
-// The table below is written out: each struct in shared memory and on the wire, field by field, each value of
-// an enum, each constant. A field that moves, or another value, changes the number by itself. What no size,
-// offset or value shows changes kMeaning by hand: what a field means, the order of the parts of a region, how
-// a fingerprint is computed, how a loan is cut into units.
+// The table below lists each struct in shared memory and on the wire, field by field, each value of an enum,
+// and each constant. A field that moves, or another value, changes the number. A change that no size, offset
+// or value shows needs another kMeaning: the meaning of a field, the order of the parts of a region, the
+// computation of a fingerprint, the division of a loan into units.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ namespace unisono {
 
 constexpr uint32_t kMeaning = 13;
 
-// A name, where it lies or what its value is, and how long it is.
+// A name, its offset or value, and its size.
 struct Fact {
   std::string_view name;
   uint64_t value, bytes;
@@ -98,12 +98,12 @@ constexpr uint32_t kFacts = digest(
 #undef WHOLE
 #undef VALUE
 
-// 24 bits, for they stand in a region's first word, and in each rank's card in the store.
+// 24 bits: the number has to fit into a region's first word. It also stands in each rank's card in the store.
 constexpr uint32_t kLayout = kMeaning << 16 | (kFacts & 0xffff);
 constexpr uint64_t kMagic = 0x6f6e696e55 | uint64_t{kLayout} << 40;  // "Unino" and the number
 static_assert(kMeaning < 1 << 8);
 
-// A field that moves, grows, changes places with another or gets another name is seen.
+// The digest changes when a field moves, grows, changes places with another one, or is renamed.
 static_assert(digest({{"a", 0, 4}, {"b", 4, 4}}) != digest({{"a", 0, 4}, {"b", 8, 4}}));
 static_assert(digest({{"a", 0, 4}, {"b", 4, 4}}) != digest({{"a", 0, 4}, {"b", 4, 8}}));
 static_assert(digest({{"a", 0, 4}, {"b", 4, 4}}) != digest({{"b", 0, 4}, {"a", 4, 4}}));

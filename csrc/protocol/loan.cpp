@@ -18,7 +18,7 @@
 namespace unisono {
 namespace {
 
-// In memory of its own, which a fork's child finds empty.
+// On a page of its own, which is zero in a forked child (MADV_WIPEONFORK).
 struct ProcessToken {
   std::atomic<uint64_t> name;
   std::atomic<uint64_t> number;
@@ -48,8 +48,8 @@ uint32_t units(size_t nbytes) { return static_cast<uint32_t>((nbytes + kUnitByte
 
 iovec piece_at(uint64_t address, size_t nbytes) { return {reinterpret_cast<void*>(address), nbytes}; }
 
-// Both also within this process, where ranks are threads: a lender that has given up may have freed its
-// memory, and these calls say so where a plain copy would crash. Part of the bytes may go at a time.
+// Both are used within one process, too, where ranks are threads: a lender that has aborted may have freed
+// its memory. These calls then return an error, where memcpy would crash. A call may copy only a part.
 
 // The same call also reads the peer's identity token, so that both belong to one process.
 bool read_from(const Identity& who, uint64_t here, uint64_t there, size_t nbytes) {
@@ -73,7 +73,7 @@ bool is_still(const Identity& who) {
   return process_vm_readv(who.pid, &mine, 1, &theirs, 1, 0) == sizeof token && token == who.token;
 }
 
-// No call writes and asks to whom: that is asked right before each.
+// No system call both writes and checks the identity, so the token is checked right before each write.
 bool write_to(const Identity& who, uint64_t here, uint64_t there, size_t nbytes) {
   while (nbytes > 0) {
     const iovec mine = piece_at(here, nbytes), theirs = piece_at(there, nbytes);

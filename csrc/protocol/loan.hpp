@@ -1,9 +1,9 @@
-// A message that is not copied into shared memory: its sender lends its own memory, and the bytes go from
-// there straight to where the receiver wants them. Either end may copy: the receiver reads the lender's
-// memory, a waiting lender writes into the receiver's, piece by piece.
+// A message that is not staged in shared memory: the sender lends its own memory, and the bytes are copied
+// from there straight to the receiver's buffer. Both ends copy in pieces: the receiver reads the lender's
+// memory, and a waiting lender writes into the receiver's.
 //
-// The system lets a process do this to another one of its user (process_vm_readv); whether it does here is
-// tried when a group is made. It needs no trust beyond that: such processes can do worse to each other.
+// Linux allows this between processes of one user (process_vm_readv). Whether it does here is tested when a
+// group is made. This needs no further trust: such processes can harm each other anyway.
 #pragma once
 
 #include <sys/types.h>
@@ -27,60 +27,61 @@ Identity identity();  // this process's
 
 class ArenaView;
 
-// Another process's memory: by system calls, and what of it this one has mapped (see arena.hpp) without.
+// Access to another process's memory: by system calls, and directly where its arena is mapped (see
+// arena.hpp).
 struct PeerMemory {
   Identity who;
-  const ArenaView* view;  // nullptr: nothing
+  const ArenaView* view;  // nullptr: its arena is not mapped
 };
 
-constexpr uint64_t kLandmark = 0x6e69656c746f6e61;  // stands before a process's token
+constexpr uint64_t kLandmark = 0x6e69656c746f6e61;  // a known word before a process's token, see `reaches`
 
-// A piece is half of the remaining units: two copying ranks end at nearly the same time, whenever the second
-// began, after few system calls.
+// A piece is half of the remaining units. So two copying ranks end at nearly the same time, whenever the
+// second one began, and need few system calls.
 constexpr size_t kUnitBytes = 32 * 1024;
 constexpr uint32_t kMostUnits = 16;
-constexpr uint32_t kClosed = 1u << 31;  // in `claimed`: no more pieces are begun
+constexpr uint32_t kClosed = 1u << 31;  // in `claimed`: no more pieces may be claimed
 
-// In shared memory, in a place that one message at a time uses. A receiver that stops early has to close
-// it, and its memory is its own again only when all pieces that were begun are settled.
+// In shared memory; used by one message at a time. A receiver that stops early has to close it. It may use or
+// free its buffer only after all claimed pieces are settled.
 struct Loan {
   std::atomic<uint64_t> source;   // in the lender's memory
-  std::atomic<uint64_t> target;   // in the receiver's memory; 0: the receiver has not come yet
+  std::atomic<uint64_t> target;   // in the receiver's memory; 0: the receiver has not arrived yet
   std::atomic<uint32_t> claimed;  // units of bytes (see loan.cpp), in order
   std::atomic<uint32_t> settled;  // units whose copies are finished
-  std::atomic<uint32_t> broken;   // a piece could not be copied: a process is gone, or its memory
+  std::atomic<uint32_t> broken;   // a piece could not be copied: the process or its memory is gone
 
-  // The lender, before it announces the message.
+  // Lender: call before the message is announced.
   void offer(const void* from);
-  // The receiver, before it takes: where the bytes go. False where the lender cannot help, or is invited to
-  // already.
+  // Receiver: call before `take`. Publishes the target, so that the lender can help. False: the lender cannot
+  // help, or the target is published already.
   bool open(void* into);
   // Whether the receiver has arrived: only then is its identity known. A lender asks before it sleeps.
   bool opened() const { return target.load(std::memory_order_seq_cst) != 0; }
-  // Copies unclaimed pieces until there are none: the receiver from `lender`, or the lender, once it is
-  // opened, to `receiver`. Returns whether it copied any.
+  // Claims and copies pieces until none is left. `take`: the receiver, from `lender`. `help`: the lender,
+  // after `opened`, to `receiver`. Returns whether it copied any.
   bool take(const PeerMemory& lender, void* into, size_t nbytes);
   bool help(const PeerMemory& receiver, size_t nbytes);
-  // Whether all has arrived. A receiver asks before it sleeps.
+  // Whether all bytes have arrived. A receiver checks this before it sleeps.
   bool whole(size_t nbytes) const;
   bool failed() const { return broken.load(std::memory_order_acquire) != 0; }
-  // The receiver, when it stops early: no more pieces are begun. Waits a moment for those that were; whether
-  // all are settled. `dead`: whether the lender is.
+  // Receiver: call to stop early. Closes the loan, and waits briefly for the claimed pieces; whether all are
+  // settled. `dead`: whether the lender is dead.
   bool end(const std::function<bool()>& dead);
 };
 
-// Leaks `value` on purpose: another process may still write into its memory, or
-// this one uses it until it ends.
+// Leaks `value` on purpose: another process may still write into its memory, or this process uses it until it
+// ends.
 template <class T>
 T& never_free(T&& value) {
   return *new T(std::move(value));
 }
 
-// Whether others can reach this piece of memory of this process, given that they can reach any: not what a
-// device driver has mapped.
+// Whether process_vm_readv can read this memory of this process: it cannot read what a device driver has
+// mapped.
 bool accessible(const void* data, size_t nbytes);
 
-// Where others look to see that they can read this process's memory.
+// The address of kLandmark in this process; another process reads it to test its access.
 uint64_t landmark();
 bool reaches(pid_t pid, uint64_t landmark);
 

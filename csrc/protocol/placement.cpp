@@ -3,7 +3,8 @@
 namespace unisono {
 namespace {
 
-// Where something else wants a core for itself, the system moves ranks back: do not struggle.
+// The shortest time between two moves. Another busy process makes the kernel move ranks back; more moves
+// would only fight against it.
 constexpr int64_t kRestNs = 10'000'000;
 
 }  // namespace
@@ -40,8 +41,8 @@ void Placement::spread(int64_t now_ns) {
   CPU_ZERO(&only);
   CPU_SET(target - 1, &only);
   if (sched_setaffinity(0, sizeof only, &only) != 0) return;
-  // As before, unless somebody else has said something new meanwhile. It fails only where the thread may run
-  // on none of these cores any more: then the kernel has chosen others itself.
+  // Restore the affinity, unless another process has changed it meanwhile. This fails only where the thread
+  // may run on none of these cores any more: then the kernel has already chosen others.
   cpu_set_t now_allowed;
   if (sched_getaffinity(0, sizeof now_allowed, &now_allowed) == 0 && CPU_EQUAL(&now_allowed, &only))
     sched_setaffinity(0, sizeof allowed, &allowed);

@@ -1,6 +1,6 @@
-// On which cores the ranks of this host run. Waiting well depends on it: to poll for a rank that needs this
-// very core is to keep it from running, and three ranks on one core while another has one take half as long
-// again.
+// On which cores the ranks of this host run. Waiting depends on it: a rank that polls for another rank on the
+// same core keeps that rank from running. Three ranks on one core and one on another take half as long again
+// as two and two.
 #pragma once
 
 #include <sched.h>
@@ -13,7 +13,7 @@ class Placement {
  public:
   Placement(World& world, int rank) : world_(world), rank_(rank) {}
 
-  // Lets the others know where this thread is.
+  // Publishes the core on which this thread runs.
   void tell() {
     core_ = sched_getcpu() + 1;
     std::atomic<int32_t>& published = world_.cell(rank_).core;
@@ -21,10 +21,9 @@ class Placement {
   }
   // Whether a rank was last seen on this core.
   bool beside(int rank) const { return world_.cell(rank).core.load(std::memory_order_relaxed) == core_; }
-  // Moves this thread to the core with the fewest ranks if this one has two more, among those the caller
-  // allows it; afterwards it may run on all of these again, as before. Of the ranks here only the
-  // highest rank goes. The system does it too, but lets ranks that never sleep be for some tenths of a
-  // second.
+  // Moves this thread to the allowed core with the fewest ranks if its own core has at least two more. The
+  // thread's affinity is restored afterwards. Only the highest rank on a core moves. The kernel also
+  // balances, but leaves threads that never sleep in place for some tenths of a second.
   void spread(int64_t now_ns);
 
  private:

@@ -17,7 +17,7 @@
 namespace unisono {
 namespace {
 
-// What a layout can be computed for without leaving the range of its numbers.
+// Limits within which the layout does not overflow.
 constexpr uint32_t kMostRanks = 1 << 16;
 constexpr size_t kMostStaging = size_t{1} << 40;
 
@@ -35,7 +35,7 @@ struct Layout {
   }
 };
 
-// Gives a part of a file its pages: step by step, as a signal makes older kernels undo the step it meets.
+// Allocates the pages of a part of a file, in steps: in older kernels a signal undoes the step under way.
 int back(int fd, size_t start, size_t nbytes) {
   constexpr size_t kStepBytes = 4 << 20;
   for (const size_t end = start + nbytes; start < end;) {
@@ -49,7 +49,8 @@ int back(int fd, size_t start, size_t nbytes) {
   return 0;
 }
 
-// Gives the file its length and its pages up to the point-to-point buffers, which are backed on use.
+// Sets the length of the file and allocates its pages, except those of the point-to-point buffers: see
+// back_channel.
 void allocate(int fd, const Layout& layout) {
   if (ftruncate(fd, static_cast<off_t>(layout.end)) != 0)
     throw std::system_error(errno, std::generic_category(), "cannot size the shared memory");

@@ -1,5 +1,5 @@
-// The memory that the ranks of one group on one host share, and its layout. One mapping of one
-// nameless memfd: nothing to clean up after a kill.
+// The memory that the ranks of one group on one host share, and its layout. It is one mapping of one unnamed
+// memfd: nothing remains after a kill.
 //
 //   header | one RankCell per rank | one Lane per ordered pair | Channels | staging per rank | Channels'
 //   buffers
@@ -44,20 +44,21 @@ enum class FaultKind : uint32_t {
   kHostSilent
 };
 
-// A message that is not what its receiver asked for. `seq`: the collective in which only sizes differ; 0: it
-// was a message between two ranks, or calls differ. No bytes wanted and got: only that there were too many.
+// A message that differs from what its receiver expected. `seq`: the collective in which only sizes differ;
+// 0: a message between two ranks, or different calls. With 0 bytes wanted and got: only that there was one
+// too many.
 struct SizeMismatch {
   int32_t tag = 0;  // of a collective: the number of the chunk
   uint32_t wanted_form = 0, got_form = 0;
   uint64_t wanted_nbytes = 0, got_nbytes = 0;
   uint64_t seq = 0;
-  uint32_t more = 0;     // whether more may have followed what was got
-  uint32_t scratch = 0;  // whether the chunk is one of scratch memory: it is only passed on
+  uint32_t more = 0;     // whether more bytes may have followed
+  uint32_t scratch = 0;  // whether the chunk is in scratch memory: its receiver only forwards it
 };
 
 struct Fault {
   FaultKind kind = FaultKind::kNone;
-  int32_t by = -1;     // the rank that found out
+  int32_t by = -1;     // the rank that found the fault
   int32_t about = -1;  // the rank that died, differed or did not come
   int32_t signal = 0;  // what ended `about`, when known
   int32_t exit_code = -1;
@@ -66,8 +67,8 @@ struct Fault {
   BadFrame frame{};       // kBadFrame: what `about` sent
 };
 
-// The group's abort cell. The first fault wins; the group stays aborted. One exchange decides, so that a rank
-// that dies on its way leaves nothing half done.
+// The group's abort cell. The first fault counts, and the group stays aborted. One compare-exchange decides,
+// so a rank that dies during an abort leaves nothing half done.
 struct alignas(kLineBytes) AbortCell {
   std::atomic<uint32_t> state;  // 0: fine; else 1 + the place of the rank in whose cell the fault is
 };
@@ -82,16 +83,16 @@ struct CallRecord {
 };
 static_assert(sizeof(CallRecord) == 32);
 
-// A futex word and who sleeps on it.
+// A futex word, and the number of threads that sleep on it.
 struct alignas(kLineBytes) EventCount {
   std::atomic<uint32_t> epoch;
   std::atomic<uint32_t> sleepers;
 };
 
-// What a rank has to say to the others: of the fault that ended the group, or of why it leaves. Written once.
+// A rank's text for the other ranks: about the fault that ended the group, or why it leaves. Written once.
 struct alignas(kLineBytes) Remark {
   std::atomic<uint32_t> state;  // 0 none, 1 being written, 2 set
-  uint64_t seq;                 // the operation it speaks of; 0: a message; 2^64-1: why this rank leaves
+  uint64_t seq;                 // the operation it is about; 0: a message; 2^64-1: why this rank leaves
   char text[kRemarkBytes];      // ends with a zero
 };
 
@@ -102,14 +103,14 @@ struct alignas(kLineBytes) RankCell {
   std::atomic<uint64_t> finished;
   std::atomic<uint64_t> token_address, token;
   alignas(kLineBytes) std::atomic<int64_t> moved_ns;  // when it last chose its core; see placement.hpp
-  std::atomic<int32_t> core;      // on which its thread was seen last, counted from 1; 0: unknown
-  std::atomic<int32_t> arena_fd;  // before it first tells of what lies in its arena; see arena.hpp
+  std::atomic<int32_t> core;      // on which its thread ran last, counted from 1; 0: unknown
+  std::atomic<int32_t> arena_fd;  // set before it first announces memory of its arena; see arena.hpp
   std::atomic<uint64_t> arena_base, arena_bytes;
   EventCount collective_event;  // notified by peers for the thread that runs collectives
   EventCount message_event;     // ... and for the one that moves point-to-point messages
   std::atomic<uint64_t> history[kHistory][sizeof(CallRecord) / sizeof(uint64_t)];
   Remark remark;
-  alignas(kLineBytes) Fault fault;  // that this rank found; never written again once the abort cell names it
+  alignas(kLineBytes) Fault fault;  // found by this rank; constant once the abort cell names this rank
 
   Identity process() const {
     return {pid.load(std::memory_order_relaxed), token_address.load(std::memory_order_relaxed),
@@ -131,7 +132,8 @@ struct alignas(kLineBytes) RankCell {
   }
 };
 
-// Here or in the sender's staging memory, in its own memory, or there and to be mapped.
+// kStaged: in the entry or the sender's staging memory. kLent: in the sender's own memory. kOpen: in the
+// sender's arena, which the receiver maps.
 enum class Place : uint32_t { kStaged, kLent, kOpen };
 
 // A message on an edge. The receiver sees it when `number` becomes the number it expects.
@@ -148,18 +150,18 @@ struct alignas(64) LaneEntry {
 };
 static_assert(sizeof(LaneEntry) == 64 && sizeof(Loan) <= kInlineBytes && kInlineBytes == 40);
 
-// An edge: sender -> receiver. `acked` counts the messages the receiver has done with.
+// An edge: sender -> receiver. `acked` counts the messages that the receiver has released.
 struct alignas(kLineBytes) Lane {
   LaneEntry entries[kLaneEntries];
   alignas(kLineBytes) std::atomic<uint32_t> acked;
 };
 
-// A point-to-point channel: a byte ring in shared memory, and the message that is lent. Positions only grow.
+// A point-to-point channel: a byte ring in shared memory, and at most one lent message. Positions only grow.
 struct alignas(kLineBytes) Channel {
   alignas(kLineBytes) std::atomic<uint64_t> written;
   alignas(kLineBytes) std::atomic<uint64_t> consumed;
   alignas(kLineBytes) Loan loan;
-  alignas(kLineBytes) std::atomic<uint64_t> returned;  // loans the receiver has done with
+  alignas(kLineBytes) std::atomic<uint64_t> returned;  // loans that the receiver has returned
 };
 
 struct alignas(kLineBytes) RegionHeader {
@@ -181,7 +183,7 @@ class Region {
   static size_t bytes_needed(uint32_t ranks, size_t staging_bytes);
 
   uint32_t ranks() const { return ranks_; }
-  // The place, which has to be one of a rank here: throws std::invalid_argument.
+  // Checks a place in this region and returns it; throws std::invalid_argument.
   int member(int64_t place) const;
   size_t staging_bytes() const { return staging_bytes_; }
   AbortCell& abort() { return header_->abort; }
@@ -194,10 +196,10 @@ class Region {
   unsigned char* channel_bytes(int sender, int receiver) {
     return channel_bytes_ + (static_cast<size_t>(sender) * ranks_ + receiver) * kChannelBytes;
   }
-  // Makes sure that the pages of a channel exist before they are touched: running out of memory
-  // must be an error, never a SIGBUS. Returns false when there is no memory.
+  // Allocates the pages of a channel before they are used: running out of memory must be an error, never a
+  // SIGBUS. Returns false when there is no memory.
   bool back_channel(int sender, int receiver);
-  // Whether its ranks may lend each other their own memory: each can read all the others'.
+  // Whether its ranks may lend each other memory: each can read the memory of all others.
   bool lending() const { return lending_; }
   void allow_lending() { lending_ = true; }
 

@@ -18,15 +18,15 @@ namespace {
 
 constexpr Nanoseconds kFirstSlice = kMillisecond;
 constexpr Nanoseconds kLongestSlice = 20 * kMillisecond;  // bounds how late a death or Ctrl-C is seen
-constexpr Nanoseconds kSocketSlice = 10 * kMillisecond;   // ... where no rank notifies
-constexpr Nanoseconds kBusySlice = kMillisecond;          // ... while output waits for the kernel
+constexpr Nanoseconds kSocketSlice = 10 * kMillisecond;   // the same on sockets, where no rank notifies
+constexpr Nanoseconds kBusySlice = kMillisecond;          // the same while queued bytes wait for the kernel
 constexpr Nanoseconds kFirstAsk = 5 * kMillisecond;
 constexpr Nanoseconds kLongestAsk = 640 * kMillisecond;
 constexpr Nanoseconds kAskPatience = 50 * kMillisecond;
 constexpr Nanoseconds kDyingPatience = 3000 * kMillisecond;
 constexpr Nanoseconds kStatusPatience = 2000 * kMillisecond;
 
-// The launcher's board: records of four int32, see launch.py.
+// The launcher's board: records of four int32, see unisono/launch/process.py.
 enum { kBoardPid, kBoardState, kBoardCode, kBoardWidth = 4 };
 enum { kBoardExited = 2, kBoardSignalled = 3 };
 
@@ -81,7 +81,7 @@ void Peers::await_end(int rank, Nanoseconds deadline) const {
 }
 
 int Peers::find_dead(World& world, Fault& fault) const {
-  std::vector<pollfd> watched = watched_;  // several threads ask
+  std::vector<pollfd> watched = watched_;  // a copy: several threads call this
   if (poll(watched.data(), watched.size(), 0) <= 0) return -1;
   for (size_t i = 0; i < watched.size(); ++i) {
     if (watched[i].revents == 0) continue;
@@ -93,7 +93,7 @@ int Peers::find_dead(World& world, Fault& fault) const {
   return -1;
 }
 
-// A death is seen here before the launcher has reaped the process: give it a moment.
+// A death is seen here before the launcher has reaped the process and recorded how it ended, so this waits.
 void Peers::look_up(int pid, Fault& fault) const {
   const Nanoseconds end = now_ns() + kStatusPatience;
   for (size_t i = 0; i < board_records_; ++i) {
@@ -110,7 +110,7 @@ void Peers::look_up(int pid, Fault& fault) const {
 
 // ---- Waiter ----------------------------------------------------------------------------------------
 
-// An abort ends no wait for what had come before it. False: there is none.
+// After an abort, a wait still succeeds if its condition already holds. False: the group is not aborted.
 bool Waiter::ready_though_aborted(Poll ready, void* context) {
   if (!world_.aborted()) return false;
   if (ready(context)) return true;
@@ -127,7 +127,7 @@ void Waiter::slowly(const int& awaited, Poll ready, void* context) {
   Nanoseconds ask_at = started + kFirstAsk, ask_again = 4 * kFirstAsk;
   for (Nanoseconds slice = kFirstSlice;; slice = std::min(2 * slice, kLongestSlice)) {
     if (sleep_once(awaited, ready, context, slice)) return;
-    if (control_ != nullptr && now_ns() >= ask_at) {  // where the others stand, for check_for_faults
+    if (control_ != nullptr && now_ns() >= ask_at) {  // check_for_faults needs the status of remote ranks
       control_->ask();
       ask_at += ask_again;
       ask_again = std::min(2 * ask_again, kLongestAsk);
@@ -188,7 +188,7 @@ bool Waiter::gone(int awaited) const {
   return true;
 }
 
-// Sleeps until it is notified, something comes, or `slice` has passed; true when the condition holds.
+// Sleeps until a notification, arriving bytes, or the end of `slice`; true when the condition holds.
 bool Waiter::sleep_once(int awaited, Poll ready, void* context, Nanoseconds slice) {
   if (sockets_ != nullptr) {
     const uint32_t epoch = sockets_->epoch();
@@ -200,7 +200,7 @@ bool Waiter::sleep_once(int awaited, Poll ready, void* context, Nanoseconds slic
     if (sockets_->busy()) slice = kBusySlice;
   }
   EventCount& event = world_.cell(rank_).*event_;
-  const uint32_t epoch = event.epoch.load(std::memory_order_seq_cst);  // before the look that follows
+  const uint32_t epoch = event.epoch.load(std::memory_order_seq_cst);  // before `ready` is checked below
   event.sleepers.fetch_add(1, std::memory_order_seq_cst);              // R2, with what `ready` loads
   bool done = ready(context);
   if (!done && !world_.aborted()) {
@@ -242,8 +242,8 @@ void Waiter::check_for_faults(int awaited, bool gone) {
   }
 }
 
-// A rank whose operation of this number is another one than ours, or -1. This finds ranks that wait for
-// each other in different operations, where no message would ever show it.
+// A rank whose operation of this number differs from ours, or -1. This finds ranks that wait for each other
+// in different operations, where no message would show the difference.
 int Waiter::find_mismatch() {
   if (fingerprint_ == 0) return -1;
   for (int rank = 0; rank < world_.ranks(); ++rank) {
@@ -274,9 +274,9 @@ void Waiter::fail(Fault fault) {
   rethrow();
 }
 
-// Ranks that made the same call may differ in sizes, which no fingerprint shows where they are the ranks'
-// own: its message is too short or too long, or there is one too few, or one too many, which then is found
-// later.
+// Ranks that made the same call may differ in sizes, which are not part of the fingerprint where each rank
+// has its own. Then a message is too short or too long, or one is missing, or there is one too many, which is
+// found in a later operation.
 void Waiter::refuse(int peer, uint64_t fingerprint, uint64_t nbytes, SizeMismatch sizes) {
   Fault fault;
   fault.kind = FaultKind::kMismatch;
@@ -293,7 +293,7 @@ void Waiter::refuse(int peer, uint64_t fingerprint, uint64_t nbytes, SizeMismatc
   } else if (const uint64_t earlier = world_.find(rank_, fingerprint); earlier != 0) {
     fault.misfit.seq = earlier;
   } else {
-    if (control_ != nullptr && !world_.near(peer)) control_->refresh(kAskPatience);  // what it has called
+    if (control_ != nullptr && !world_.near(peer)) control_->refresh(kAskPatience);  // get the peer's calls
     if (world_.find(peer, fingerprint_) == seq_) {
       fault.misfit = sizes;
       fault.misfit.more = 0;

@@ -1,6 +1,6 @@
-// How a rank waits: spin, then yield, then sleep on its event count; always with a deadline, always with an
-// eye on the abort cell and on the lives of the others. A wait ends by its condition or by throwing a
-// Fault, never otherwise.
+// How a rank waits: it spins, then yields, then sleeps on its event count. It always checks its deadline, the
+// abort cell and the liveness of the other ranks. A wait ends by its condition or by throwing a Fault, never
+// otherwise.
 #pragma once
 
 #include <poll.h>
@@ -30,28 +30,28 @@ inline void cpu_pause() {
 #endif
 }
 
-// The other ranks on this host as processes: which are dead, and why.
+// The processes of the other ranks on this host: which are dead, and how they ended.
 class Peers {
  public:
   // pidfds[rank]: a descriptor of that rank's process, or -1 (this rank; a rank that is a thread of this
-  // process). Takes them over. status_fd: the launcher's board of how its children ended, or -1.
+  // process). Takes them over. status_fd: the launcher's board, which says how its children ended, or -1.
   Peers(std::vector<int> pidfds, int status_fd);
   ~Peers();
   Peers(const Peers&) = delete;
   Peers& operator=(const Peers&) = delete;
 
-  // A rank that has ended, or -1. Fills how it ended when the launcher knows.
+  // A rank that has ended, or -1. Stores how it ended in `fault` when the launcher knows.
   int find_dead(World& world, Fault& fault) const;
   int pidfd(int rank) const { return pidfds_[static_cast<size_t>(rank)]; }
   bool dead(int rank) const;
-  // Waits for its end; a signal ends the wait, too.
+  // Waits until the rank's process has ended; a signal ends the wait, too.
   void await_end(int rank, Nanoseconds deadline) const;
-  // How the process ended, when the launcher tells in a moment.
+  // Stores how the process ended in `fault`, if the launcher reports it within a short time.
   void look_up(int pid, Fault& fault) const;
 
  private:
   std::vector<int> pidfds_;
-  std::vector<pollfd> watched_;  // those that are open, for one call that asks for all
+  std::vector<pollfd> watched_;  // the open ones, for one call of poll
   std::vector<int> watched_ranks_;
   const int32_t* board_ = nullptr;
   size_t board_records_ = 0;
@@ -59,24 +59,25 @@ class Peers {
 
 class Control;
 
-// What a waiting thread does for the sockets of its rank: keeps them moving, and sleeps on them.
+// What a waiting thread does with the sockets of its rank: it sends queued bytes, and sleeps on them.
 class Sockets {
  public:
   virtual ~Sockets() = default;
-  // Sends what the kernel did not take before.
+  // Sends bytes that the kernel did not accept before.
   virtual void flush() = 0;
   // Whether something is left to flush.
   virtual bool busy() const = 0;
-  // Changes when another thread of this rank has done what this one may wait for.
+  // Changes when another thread of this rank may have made the awaited condition true.
   virtual uint32_t epoch() const { return 0; }
-  // Sleeps until something of `awaited` (-1: of anybody) may have come, or can go, or `epoch` is past.
+  // Sleeps until bytes from `awaited` (-1: any rank) may have arrived, queued bytes can be sent, the epoch
+  // differs from `epoch`, or `slice` has passed.
   virtual void sleep(int awaited, Nanoseconds slice, uint32_t epoch) = 0;
   // Whether nothing more will come from a rank of another host.
   virtual bool ended(int peer) const = 0;
 };
 
-// What a thread holds that other threads may want, such as an interpreter's lock: it is kept over short waits
-// and let go of before a long one. May be told so twice.
+// A lock of the waiting thread that other threads need, such as Python's GIL: it is kept during short waits
+// and released before a long one. let_go may be called twice.
 class HeldLock {
  public:
   virtual ~HeldLock() = default;
@@ -84,14 +85,14 @@ class HeldLock {
 };
 
 struct WaitPolicy {
-  int spins;             // polls before the clock is looked at
-  int socket_spins;      // ... of a socket, which takes as long as thirty others
+  int spins;             // polls before the clock is read
+  int socket_spins;      // the same for a socket: one poll takes as long as about thirty of memory
   Nanoseconds spin_ns;   // then poll this long
-  Nanoseconds yield_ns;  // then give the core away between polls this long, then sleep
+  Nanoseconds yield_ns;  // then yield the core between polls this long, then sleep
   bool spread = false;   // move to another core when this one carries more ranks; see Placement
 };
 
-// One per thread of execution (collectives; point-to-point): holds what a wait has to know.
+// Waits for one thread of execution (collectives, or point-to-point).
 class Waiter {
  public:
   // sockets, control: nullptr when all ranks are on one host.
@@ -106,8 +107,8 @@ class Waiter {
         sockets_(sockets),
         control_(control) {}
 
-  // Begins an operation that ends by `deadline`; 0: `timeout` after its first wait that outlasts
-  // `spins` polls, which spares those that never wait long from looking at the clock.
+  // Begins an operation that ends by `deadline`; 0: `timeout` after its first wait that outlasts `spins`
+  // polls. So operations that never wait long do not read the clock.
   void begin(uint64_t seq, uint64_t fingerprint, Nanoseconds deadline, Nanoseconds timeout = INT64_MAX,
              std::span<const int> sources = {}) {
     placement_.tell();
@@ -121,7 +122,7 @@ class Waiter {
   void set_interrupt(const std::function<bool()>* interrupted) { interrupted_ = interrupted; }
   void set_held(HeldLock* held) { held_ = held; }
 
-  // Waits for `ready`, which depends on rank `awaited` (-1: on anybody), and may change whom it depends on.
+  // Waits for `ready`, which depends on rank `awaited` (-1: on any rank), and may change `awaited`.
   template <class Ready>
   void until(const int& awaited, Ready ready) {
     if (ready()) return;
@@ -134,14 +135,14 @@ class Waiter {
 
   // Records the group's first fault, wakes all ranks, throws the recorded fault.
   [[noreturn]] void fail(Fault fault);
-  // The same for a message of `peer` that is not the one of this operation and of this size.
-  // sizes: what was wanted in all, and what had come before this message.
+  // The same for a message of `peer` that has another fingerprint or size.
+  // sizes: what was expected in total, and what had arrived before this message.
   [[noreturn]] void refuse(int peer, uint64_t fingerprint, uint64_t nbytes, SizeMismatch sizes);
   void throw_if_aborted() {
     if (world_.aborted()) [[unlikely]]
       rethrow();
   }
-  // Looks for what makes waiting pointless: an abort, a death, a mismatch, an interrupt, the deadline.
+  // Checks for what ends a wait with a fault: an abort, a death, a mismatch, an interrupt, the deadline.
   // `gone`: the awaited rank has closed the group.
   void check_for_faults(int awaited, bool gone);
   // Whether the awaited rank has closed the group; for a message from any rank: whether all others have.
@@ -158,9 +159,9 @@ class Waiter {
     if (far(awaited)) return patience_.socket_spins;
     return awaited >= 0 && core_in_the_way(awaited) ? 0 : patience_.spins;
   }
-  // Whether another rank needs this core before the awaited message can arrive.
+  // Whether a rank that has to run before the awaited message can arrive was last seen on this core.
   bool core_in_the_way(int awaited) const;
-  // Whether what is waited for comes through a socket.
+  // Whether the awaited message comes through a socket.
   bool far(int awaited) const { return sockets_ != nullptr && (awaited < 0 || !world_.near(awaited)); }
   [[noreturn]] void rethrow();
   int find_mismatch();

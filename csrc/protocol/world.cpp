@@ -83,11 +83,11 @@ Fault World::fault() const {
 
 void World::abort_with(const Fault& fault) {
   const std::lock_guard lock(aborting_);
-  if (aborted()) return;  // by this very rank perhaps: others read its fault
+  if (aborted()) return;  // perhaps by this rank: then other ranks read the fault that stands here
   region_->cell(own_place_).fault = fault;
   uint32_t fine = 0;
   const uint32_t found_here = static_cast<uint32_t>(own_place_) + 1;
-  // Publishes the fault, and comes before all that this rank does to memory that it has lent.
+  // Publishes the fault, before this rank's caller can change memory that it has lent.
   if (!region_->abort().state.compare_exchange_strong(fine, found_here, std::memory_order_seq_cst)) return;
   std::atomic_thread_fence(std::memory_order_release);  // R3
   wake_all();
@@ -130,21 +130,23 @@ void World::wake_all() {
 void World::wake_control() {
   if (control_event_ < 0) return;
   const uint64_t one = 1;
-  (void)!write(control_event_, &one, sizeof one);  // only a counter that is full already refuses
+  (void)!write(control_event_, &one,
+               sizeof one);  // fails only where the counter is full, which wakes as well
 }
 
 void notify_sleepers(EventCount& event) {
-  event.epoch.fetch_add(1, std::memory_order_seq_cst);  // first: a thread about to sleep then does not
+  event.epoch.fetch_add(1,
+                        std::memory_order_seq_cst);  // first: a thread that is about to sleep then does not
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&event.epoch), FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
 }
 
-// ---- standings -------------------------------------------------------------------------------------
+// ---- status of a rank ------------------------------------------------------------------------------
 
 void write_record(RankCell& cell, const CallRecord& record) {
   uint64_t words[sizeof record / sizeof(uint64_t)];
   std::memcpy(words, &record, sizeof record);
   auto& slot = cell.history[record.seq % kHistory];
-  std::atomic_thread_fence(std::memory_order_release);  // R3: behind the number that makes the old record old
+  std::atomic_thread_fence(std::memory_order_release);  // R3: after `started` has made the old record invalid
   for (size_t i = 0; i < std::size(words); ++i) slot[i].store(words[i], std::memory_order_relaxed);
 }
 
@@ -183,8 +185,7 @@ RankStatus read_status(RankCell& cell) {
   standing.finished = cell.finished.load(std::memory_order_acquire);  // before `started`: never above it
   standing.started = cell.started.load(std::memory_order_acquire);
   for (uint64_t i = 0; i < kHistory; ++i) standing.history[i] = read_record(cell, i);
-  // R3. Its rank may have begun an operation meanwhile: what was being written, or written over, is half of
-  // each.
+  // R3. The rank may have begun an operation meanwhile: a record that it was writing is torn, and is dropped.
   std::atomic_thread_fence(std::memory_order_acquire);
   const uint64_t next = cell.started.load(std::memory_order_relaxed) + 1;
   for (CallRecord& record : standing.history)

@@ -1,5 +1,5 @@
-// The ranks of a group as one of them sees them: those on its host in the memory they share, the others
-// in cells of its own, which hold what they have reported.
+// The ranks of a group as one of them sees them: ranks of its host in the memory they share, remote ranks in
+// private cells, which hold what those ranks have reported.
 #pragma once
 
 #include <atomic>
@@ -13,22 +13,22 @@
 
 namespace unisono {
 
-// The number of a remark of why its rank leaves, or left a wait.
+// The `seq` of a remark that says why its rank leaves, or has left a wait.
 constexpr uint64_t kLeaving = UINT64_MAX;
 
-// What a rank tells of itself: where it stands, and its newest operations.
+// What a rank reports about itself: its progress, and its newest operations.
 struct RankStatus {
   uint64_t started, finished;
   CallRecord history[kHistory];
-  uint32_t remarked;  // whether it has said the following
+  uint32_t remarked;  // whether the remark is set
   uint64_t remark_seq;
   char remark[kRemarkBytes];
 };
 
 class World {
  public:
-  // places[rank]: the number of that rank in `region`, or -1 when it is on another host. hosts[rank]: a
-  // number that two ranks share when their host is one. pids[rank]: of those on other hosts. rank: this one.
+  // places[rank]: the index of that rank in `region`, or -1 when it is on another host. hosts[rank]: a number
+  // that is equal for ranks of one host. pids[rank]: the pid of a rank on another host. rank: this rank.
   World(std::shared_ptr<Region> region, std::vector<int> places, std::vector<int> hosts,
         const std::vector<int>& pids, int rank);
   ~World();
@@ -36,8 +36,8 @@ class World {
   World& operator=(const World&) = delete;
 
   int ranks() const { return static_cast<int>(cells_.size()); }
-  // The rank, which has to be one of the group: throws std::invalid_argument. Whatever comes from outside and
-  // names a rank goes through here.
+  // Checks a rank of the group and returns it; throws std::invalid_argument. Every rank number from outside
+  // the engine goes through here.
   int member(int64_t rank) const;
   bool near(int rank) const { return places_[static_cast<size_t>(rank)] >= 0; }
   bool spans_hosts() const { return far_ != nullptr; }
@@ -51,23 +51,23 @@ class World {
   Region& region() { return *region_; }
 
   bool aborted() const { return region_->abort().state.load(std::memory_order_seq_cst) != 0; }
-  // Why; of kind kNone: the group is not aborted.
+  // The fault that aborted the group; kind kNone: it is not aborted.
   Fault fault() const;
   // Aborts the group, unless another rank has, and wakes all ranks of this host.
   void abort_with(const Fault& fault);
   // Wakes every sleeper on this host.
   void wake_all();
-  // What is known of an operation of `rank`. Of its host's ranks possibly half of it and half of another one.
+  // What is known of an operation of `rank`. For ranks of this host it may be torn: half of it is another
+  // record.
   CallRecord record_of(int rank, uint64_t seq);
-  // The number of the operation of `rank` that has this fingerprint, or 0: none that is remembered.
+  // The number of the remembered operation of `rank` with this fingerprint, or 0.
   uint64_t find(int rank, uint64_t fingerprint);
   // Stores the status that a rank of another host sent; several threads of this process receive them.
   void take_status(int rank, const RankStatus& standing);
-  // Where a rank stands, and its newest operations.
   RankStatus status_of(int rank);
-  // How this process gets at the memory of a rank of this host; maps its arena once that is published.
+  // How this process accesses the memory of a rank of this host; maps its arena once that is published.
   PeerMemory memory_of(int rank);
-  // Publishes this process's arena, if it has one: before a message, or a place for one, is published.
+  // Publishes this process's arena, if it has one. Call before a message, or a target for one, is published.
   void publish_arena(int rank);
   // Readable when the abort cell was written by this process; -1 when there are no other hosts.
   int control_event() const { return control_event_; }
@@ -102,9 +102,9 @@ RankStatus read_status(RankCell& cell);
 // Stores the status that another rank sent, unless a newer one is known.
 void write_status(RankCell& cell, const RankStatus& standing);
 void write_record(RankCell& cell, const CallRecord& record);
-// Only the first remark counts; whether this is it.
+// Only the first remark of a rank is stored; returns whether this is it.
 bool write_remark(RankCell& cell, uint64_t seq, std::string_view text);
-// This process's rank in that place has failed before it had an engine: for the others it has left.
+// Call when this process's rank fails before it has an engine: the other ranks see that it has left, and why.
 void give_up(Region& region, int place, std::string_view why);
 CallRecord read_record(const RankCell& cell, uint64_t seq);
 

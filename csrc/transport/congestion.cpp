@@ -9,7 +9,7 @@
 namespace unisono {
 namespace {
 
-constexpr uint32_t kNearMicroseconds = 2000;  // a round trip; the first one may have met a busy host
+constexpr uint32_t kNearMicroseconds = 2000;  // round trip; generous, for the first one may meet a busy host
 
 bool is_near(int socket) {
   tcp_info info{};
@@ -30,7 +30,7 @@ bool is_paced(int socket) {
 void avoid_pacing(const std::vector<int>& sockets) {
   for (const int socket : sockets) {
     if (socket < 0 || !is_paced(socket) || !is_near(socket)) continue;
-    for (const std::string_view name : {"cubic", "reno"})  // the system may refuse the first to users
+    for (const std::string_view name : {"cubic", "reno"})  // the system may not allow users the first one
       if (setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name.data(), name.size()) == 0) break;
   }
 }

@@ -1,13 +1,13 @@
-// Which congestion control a connection gets.
+// Chooses the congestion control of a connection.
 #pragma once
 
 #include <vector>
 
 namespace unisono {
 
-// Between near hosts, takes connections off BBR. It paces: what a rank hands to the kernel at once leaves in
-// small portions at a rate learned from bursts that were too short to teach it. Other choices of the
-// system stand, and so does BBR on long ways, for which it was made. -1 stands for no connection.
+// Replaces BBR on connections with a short round trip. BBR paces: it sends a burst in small portions, at a
+// rate that it estimates from earlier bursts, which are too short for a good estimate. Other algorithms are
+// kept, and so is BBR on long connections, for which it was made. -1 stands for no connection.
 void avoid_pacing(const std::vector<int>& sockets);
 
 }  // namespace unisono

@@ -36,7 +36,7 @@ ShmTransport::ShmTransport(World& world, const Peers& peers, int rank)
 bool ShmTransport::acked(int peer, uint32_t number) {
   Edge& to = edge(peer);
   if (reached(to.known_acked, number)) return true;
-  to.known_acked = to.out->acked.load(std::memory_order_seq_cst);  // R2: asked before a sleep
+  to.known_acked = to.out->acked.load(std::memory_order_seq_cst);  // R2: checked before a sleep
   if (reached(to.known_acked, number)) return true;
   blocking_peer_ = peer;
   return false;
@@ -48,7 +48,7 @@ bool ShmTransport::lanes_have_room(std::span<const int> peers) {
   return true;
 }
 
-// Takes back the oldest loan; false while its receiver still holds it.
+// Frees the bytes of the oldest staged message; false while its receiver still reads it.
 bool ShmTransport::reclaim() {
   const Staged& loan = loans_[first_loan_ & (loans_.size() - 1)];
   if (!acked(loan.peer, loan.number)) return false;
@@ -57,15 +57,15 @@ bool ShmTransport::reclaim() {
   return true;
 }
 
-// Small messages should not use the whole ring, whose lines are in no cache: when nothing is in flight, the
-// ring restarts at its beginning.
+// Small messages should not walk through the whole ring, most of which is in no cache: when nothing is in
+// flight, the ring restarts at its beginning.
 void ShmTransport::start_over() {
   while (first_loan_ != last_loan_)
     if (!reclaim()) return;
   ring_head_ = ring_tail_ = (ring_head_ / ring_bytes_ + 1) * ring_bytes_;
 }
 
-// A message lies in one piece: where the ring's end would cut it, the rest of the lap is skipped.
+// A message is contiguous: where it would wrap around the ring's end, the rest of the ring is skipped.
 unsigned char* ShmTransport::ring_room(size_t nbytes) {
   if (ring_head_ % ring_bytes_ >= kWarmBytes) start_over();
   uint64_t start = ring_head_;
@@ -105,7 +105,7 @@ void ShmTransport::commit(std::span<const int> peers, size_t nbytes, uint64_t fi
   }
   if (small || peers.empty()) return;
   ring_head_ = reserved_ + aligned(nbytes);
-  // Only the last receiver of a message frees its bytes; the others free what was free before.
+  // Only the last receiver's entry frees the bytes of the message; the others free nothing new.
   for (uint64_t i = last_loan_ - peers.size(); i < last_loan_; ++i)
     loans_[i & (loans_.size() - 1)].free_to = i + 1 == last_loan_ ? ring_head_ : reserved_;
 }
@@ -168,7 +168,7 @@ bool ShmTransport::lend(std::span<const int> peers, size_t nbytes, uint64_t fing
 void ShmTransport::assist() {
   for (const Lent& lent : lent_) {
     Edge& to = edge(lent.peer);
-    if (reached(to.out->acked.load(std::memory_order_acquire), lent.number)) continue;  // no wait ends by it
+    if (reached(to.out->acked.load(std::memory_order_acquire), lent.number)) continue;  // returned already
     Loan& loan = announced(*to.out, lent.number).loan;
     if (loan.opened() && loan.help(world_.memory_of(lent.peer), lent.nbytes)) notify(*to.event);
   }
@@ -183,14 +183,15 @@ bool ShmTransport::returned() {
   return lent_.empty();
 }
 
-// Its receiver maps the sender's arena when the first such message comes. Where that fails it is a loan.
+// The receiver maps the sender's arena at the first such message. Where that fails, the message is a loan.
 const void* ShmTransport::read_in_place(int peer, const LaneEntry& entry) {
   const ArenaView* const arena = world_.memory_of(peer).view;
   return arena == nullptr ? nullptr
                           : arena->at(entry.loan.source.load(std::memory_order_relaxed), entry.nbytes);
 }
 
-// A lender that gave up may have changed its memory: then it has said so before.
+// A lender that has aborted may have changed its memory: it published the abort first, so the check after the
+// copy sees it.
 bool ShmTransport::fetch(int peer, const Message& message, void* into) {
   Edge& from = edge(peer);
   Loan& loan = announced(*from.in, from.received + 1).loan;

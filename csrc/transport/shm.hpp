@@ -1,5 +1,5 @@
 // Edges through shared memory. A message is written once into the sender's staging ring, for any number of
-// receivers, and announced in the lane of each; small ones travel in the lane.
+// receivers, and announced in the lane to each of them. A small message travels in the lane itself.
 #pragma once
 
 #include <deque>
@@ -28,11 +28,11 @@ class ShmTransport final : public Transport {
   bool returned() override;
   bool fetch(int peer, const Message& message, void* into) override;
   bool abandon(int peer) override;
-  // What one sender's messages may take together: a message lies in one piece, wherever the ring begins.
+  // The limit of one sender's messages together: half the ring, because a message must not wrap around.
   static size_t capacity(const Region& region) { return region.staging_bytes() / 2; }
 
  private:
-  // The two lanes between this rank and a peer, and how far they are.
+  // The two lanes between this rank and a peer, and their positions.
   struct Edge {
     Lane* out;
     Lane* in;
@@ -40,16 +40,16 @@ class ShmTransport final : public Transport {
     const unsigned char* staging;  // the peer's
     uint32_t sent;                 // messages sent to it
     uint32_t known_acked;
-    uint32_t received;  // messages released of it
+    uint32_t received;  // its messages that were released
   };
   // A message in the staging ring that a receiver may still read.
   struct Staged {
     int peer;
     uint32_t number;
-    uint64_t free_to;  // the ring is free up to here once this loan and all before it are returned
+    uint64_t free_to;  // the ring is free up to here once this message and all before it are released
   };
 
-  // A message of this rank's own memory that its receiver has not released.
+  // A lent message that its receiver has not released.
   struct Lent {
     int peer;
     uint32_t number;

@@ -18,7 +18,7 @@ bool later_perhaps(int error) { return error == EAGAIN || error == EWOULDBLOCK |
 
 timespec span_of(Nanoseconds slice) { return {slice / 1'000'000'000LL, slice % 1'000'000'000LL}; }
 
-constexpr size_t kPieces = 16;  // of memory that are handed over at once
+constexpr size_t kPieces = 16;  // per sendmsg
 
 ssize_t send_all(int socket, iovec* pieces, size_t count) {
   msghdr message{};
@@ -141,7 +141,7 @@ void TcpTransport::flush(int peer) {
   }
 }
 
-// The kernel has taken so many bytes of what waits.
+// Called when the kernel has accepted `nbytes` of the queued bytes.
 void TcpTransport::took(Edge& to, size_t nbytes) {
   to.unsent -= nbytes;
   unsent_bytes_ -= nbytes;
@@ -183,9 +183,9 @@ bool TcpTransport::peek_part(int peer, size_t nbytes, size_t first, size_t count
   return true;
 }
 
-// Reads up to byte first + count of a message that should have `nbytes`, and puts what follows `first` at
-// `target`; true when that has come. A message of another size counts as come when its header has: it will
-// be refused, and what follows it is of no use to anybody.
+// Reads up to byte first + count of a message that should have `nbytes`, and stores the bytes from `first` on
+// at `target`. True when they have arrived. For a message of another size the header suffices: the caller
+// refuses it, and nobody reads further.
 bool TcpTransport::fill(int peer, size_t nbytes, size_t first, size_t count, unsigned char* target) {
   Edge& from = edge(peer);
   wanted_ = peer;
@@ -201,7 +201,7 @@ bool TcpTransport::fill(int peer, size_t nbytes, size_t first, size_t count, uns
     message.msg_iovlen = (of_head < kHead ? 1 : 0) + (pieces[1].iov_len > 0 ? 1 : 0);
     const ssize_t got = recvmsg(from.fd, &message, MSG_DONTWAIT);
     if (got < 0 && later_perhaps(errno)) {
-      flush();  // for which there is time now
+      flush();  // this rank has to wait anyway
       return false;
     }
     if (got <= 0) {
@@ -220,7 +220,7 @@ void TcpTransport::release(int peer) {
   edge(peer).have = 0;
 }
 
-// A message that was taken tells that its sender has begun it, and called what this rank called.
+// A received message shows that its sender has begun this operation, with the same call as this rank.
 void TcpTransport::note(int peer) {
   Edge& from = edge(peer);
   if (from.noted == seq_) return;

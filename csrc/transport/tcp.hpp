@@ -1,8 +1,8 @@
-// Edges to other hosts: one connection to each rank there. A message goes from where its sender has it
-// into the kernel; what the kernel does not take at once goes later, so that a sender may go on as far as
-// the plans need it, whatever the sizes of the kernel's buffers. It is copied only when its place is needed
-// for something else before. It comes straight to where its receiver wants it, or part by part into a buffer
-// from which it is reduced.
+// Edges to other hosts: one connection to each rank there. A message goes from the sender's memory into the
+// kernel. Bytes that the kernel does not accept at once are sent later: a sender can continue as far as the
+// plan needs, whatever the sizes of the kernel's buffers. They are copied only when their memory is about to
+// change. The receiver reads a message straight into its destination, or in parts into a buffer from which it
+// is reduced.
 #pragma once
 
 #include <deque>
@@ -21,13 +21,13 @@ class TcpTransport final : public Transport, public Sockets {
   TcpTransport(World& world, Control& control, int rank, std::vector<int> sockets);
   ~TcpTransport() override;
 
-  // Messages from now on are of operation `seq`.
+  // Messages from now on belong to operation `seq`.
   void begin(uint64_t seq, uint64_t fingerprint);
-  // Some rank whose messages the kernel has not all taken yet, or -1.
+  // A rank with bytes that the kernel has not accepted yet, or -1.
   int unsent() const;
-  // Forgets what has not been sent: the operation has failed, its memory is the caller's again.
+  // Drops all unsent bytes: the operation has failed, and its memory belongs to the caller again.
   void drop();
-  // Nothing more will be sent.
+  // Ends the sending side of all connections.
   void finish();
   void close_copies();  // see Control
 
@@ -38,7 +38,7 @@ class TcpTransport final : public Transport, public Sockets {
   bool peek(int peer, size_t nbytes, void* into, Message& message) override;
   bool peek_part(int peer, size_t nbytes, size_t first, size_t count, Message& message) override;
   void release(int peer) override;
-  // What one sender's messages to one peer may take together.
+  // The limit of one sender's messages to one peer together.
   static constexpr size_t kCapacity = 4 << 20;
 
   void flush() override;
@@ -56,7 +56,7 @@ class TcpTransport final : public Transport, public Sockets {
   struct Outgoing {
     Header header;
     const unsigned char* payload;
-    size_t sent;                      // of both
+    size_t sent;                      // bytes of header and payload
     std::vector<unsigned char> copy;  // of the payload, if it had to be kept
     size_t left() const { return sizeof header + header.nbytes - sent; }
   };
@@ -64,12 +64,12 @@ class TcpTransport final : public Transport, public Sockets {
     int fd = -1;
     bool ended = false;   // nothing more will come
     bool broken = false;  // nothing more can be sent
-    // What is arriving: `have` bytes of header and payload.
+    // The arriving message: `have` bytes of header and payload.
     Header header{};
     size_t have = 0;
     std::vector<unsigned char> in;
-    uint64_t noted = 0;        // the newest operation it is known to have begun
-    std::deque<Outgoing> out;  // what the kernel has not taken
+    uint64_t noted = 0;        // the newest operation that the peer is known to have begun
+    std::deque<Outgoing> out;  // messages that the kernel has not accepted in full
     size_t unsent = 0;         // bytes of it
   };
   Edge& edge(int peer) { return edges_[static_cast<size_t>(peer)]; }
@@ -88,7 +88,7 @@ class TcpTransport final : public Transport, public Sockets {
   std::vector<unsigned char> staging_;
   size_t unsent_bytes_ = 0;
   int blocking_peer_ = -1;
-  int wanted_ = -1;  // the rank of which a message is waited for
+  int wanted_ = -1;  // the rank whose message is awaited
   uint64_t seq_ = 0, fingerprint_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// What the executor asks of whatever carries an edge. Shared memory and sockets do it.
+// The interface between the executor and a transport. Shared memory and sockets implement it.
 #pragma once
 
 #include <cstddef>
@@ -11,41 +11,40 @@ struct Message {
   const void* data;
   size_t nbytes;
   uint64_t fingerprint;
-  bool lent = false;  // it still is where the sender has it, and `data` is nullptr: fetch it
-  bool open = false;  // `data` is the sender's memory: a sender that has given up may have changed it
+  bool lent = false;  // the bytes are still in the sender's memory, and `data` is nullptr: fetch them
+  bool open = false;  // `data` is the sender's memory: a sender that has aborted may have changed it
 };
 
-// The edges from one rank to some of its peers and back. Messages of an edge arrive in order. Nothing
-// here waits: the executor does, and knows for whom.
+// The edges from one rank to some of its peers and back. Messages of an edge arrive in order. No function
+// here waits: the executor waits, and knows the awaited rank.
 class Transport {
  public:
   virtual ~Transport() = default;
 
-  // Room for one message to all of `peers`, or nullptr while there is none; then `blocking_peer()` is
-  // whose slowness is in the way. At most one message is reserved at a time.
+  // Room for one message to all of `peers`. nullptr: there is none yet, because `blocking_peer()` has not
+  // received enough. At most one message is reserved at a time.
   virtual void* reserve(std::span<const int> peers, size_t nbytes) = 0;
   virtual int blocking_peer() const = 0;
-  // Sends what lies at `from`: the reserved room or, to other hosts, anywhere in the caller's memory, which
-  // stays as it is until `keep` is told of it.
+  // Sends the bytes at `from`: the reserved room or, to other hosts, any of the caller's memory. That memory
+  // must not change before `keep` is called for it.
   virtual void commit(std::span<const int> peers, size_t nbytes, uint64_t fingerprint, const void* from) = 0;
-  // These bytes are going to change: what has not been sent of them is to be copied first.
+  // Call before these bytes change: copies those that are not sent yet.
   virtual void keep(const void* /*data*/, size_t /*nbytes*/) {}
 
-  // The next message of `peer`, if it has come; it should have `nbytes`. It stays valid until released,
-  // and may lie at `into` already, where its receiver wants it (nullptr: anywhere).
+  // The next message of `peer`, if it has arrived; it should have `nbytes`. It is valid until it is released.
+  // The transport may store it at `into` at once (nullptr: it chooses a place).
   virtual bool peek(int peer, size_t nbytes, void* into, Message& message) = 0;
   virtual void release(int peer) = 0;
-  // Only bytes [first, first + count) of it, in order, each of them once; `message.data` is where they lie.
+  // The same for bytes [first, first + count), at `message.data`. Parts are read in order, each once.
   virtual bool peek_part(int peer, size_t nbytes, size_t first, size_t /*count*/, Message& message) {
     if (!peek(peer, nbytes, nullptr, message)) return false;
     message.data = static_cast<const unsigned char*>(message.data) + first;
     return true;
   }
 
-  // Messages that are not copied on their way: the sender's memory is lent until the receivers have released
-  // them. `lends`: to these peers it can be done; `opens`: they can read this very memory where it is. `lend`
-  // is false while there is no room; `assist` moves what this rank has lent; `returned` tells whether all of
-  // that is free again.
+  // Lent messages: the receivers use the sender's memory until they have released the message. `lends`: this
+  // is possible to these peers. `opens`: they can read this memory in place. `lend` is false while there is
+  // no room. `assist` copies pieces of what this rank has lent. `returned`: all of it is released.
   virtual bool lends(std::span<const int> /*peers*/) const { return false; }
   virtual bool opens(const void* /*from*/, size_t /*nbytes*/) const { return false; }
   virtual bool lend(std::span<const int> /*peers*/, size_t /*nbytes*/, uint64_t /*fingerprint*/,
@@ -54,8 +53,8 @@ class Transport {
   }
   virtual void assist() {}
   virtual bool returned() { return true; }
-  // Brings the message of `peer` that `peek` found to `into`, where it is when this is true; if that never
-  // comes to pass, `abandon` tells whether `into` is its owner's again.
+  // Copies the lent message that `peek` found to `into`; true when all of it is there. A receiver that stops
+  // before that calls `abandon`, which tells whether `into` can be used or freed again.
   virtual bool fetch(int /*peer*/, const Message& /*message*/, void* /*into*/) { return false; }
   virtual bool abandon(int /*peer*/) { return true; }
 };
