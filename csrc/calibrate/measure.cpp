@@ -31,11 +31,11 @@ constexpr size_t kLine = 128;
 constexpr size_t kLargeMessage = 256 * 1024;
 constexpr int kFewestBatches = 3;
 constexpr time_t kSilenceSeconds = 10;
-constexpr int kBatches = 8;  // the quickest one counts: what disturbs only ever adds
+constexpr int kBatches = 8;  // the fastest one counts: disturbances only add time
 
 double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// A core that is not ours to use any more is no error: the thread then runs where it may.
+// No error if the core is no longer allowed: the thread then runs on an allowed core.
 void pin(int core) {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -43,7 +43,8 @@ void pin(int core) {
   pthread_setaffinity_np(pthread_self(), sizeof set, &set);
 }
 
-double middle(std::vector<double>& times) {  // where two sides have to meet, the best is luck
+double middle(
+    std::vector<double>& times) {  // where two threads meet, the fastest time is luck: use the median
   const auto mid = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
   std::nth_element(times.begin(), mid, times.end());
   return *mid;
@@ -69,7 +70,7 @@ void give(std::atomic<uint32_t>& word, uint32_t value, bool wake) {
     syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
 }
 
-// Two threads pass a word back and forth; seconds one way, of the fastest batch.
+// Two threads pass a word back and forth; returns the seconds one way of the fastest batch.
 double hand_over(int first_core, int second_core, int round_trips, bool sleeping) {
   Word there, back;
   const auto wait = sleeping ? wait_sleeping : wait_spinning;
@@ -102,7 +103,8 @@ double hand_over(int first_core, int second_core, int round_trips, bool sleeping
 
 using Bytes = std::unique_ptr<unsigned char[], void (*)(void*)>;
 
-// Not touched yet: the thread that uses it does so first, so that it lies near.
+// Not touched here: the thread that uses it touches it first, so that its pages are on that thread's NUMA
+// node.
 Bytes allocate(size_t nbytes) {
   void* memory = std::aligned_alloc(4096, (nbytes + 4095) / 4096 * 4096);
   if (memory == nullptr) throw std::bad_alloc();
@@ -163,7 +165,7 @@ void answer(int descriptor, unsigned char* bytes, size_t nbytes) {
   while (move(descriptor, bytes, nbytes, false) && move(descriptor, bytes, 1, true)) continue;
 }
 
-// Seconds from one message of `nbytes` to the next, each answered.
+// Seconds of one round trip: a message of `nbytes`, answered by one byte.
 double exchange(size_t nbytes, double seconds) {
   const Descriptor listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
@@ -174,7 +176,7 @@ double exchange(size_t nbytes, double seconds) {
   const Descriptor mine(connected(listener));
   const Descriptor there(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
   const int on = 1;
-  const timeval patience{kSilenceSeconds, 0};  // another process may have been the first to connect
+  const timeval patience{kSilenceSeconds, 0};  // bounded: another process may have connected first
   for (const int end : {static_cast<int>(mine), static_cast<int>(there)}) {
     must(setsockopt(end, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on));
     must(setsockopt(end, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience));
@@ -186,7 +188,7 @@ double exchange(size_t nbytes, double seconds) {
   double best = 1e9;
   bool whole = true;
   const auto end = Clock::now() + std::chrono::duration<double>(seconds);
-  // Several, even where one of them lost its core for longer than all were to take.
+  // At least kFewestBatches, even if one batch lost its core for longer than `seconds`.
   for (int batch = 0; whole && (batch < kFewestBatches || Clock::now() < end); ++batch) {
     const auto start = Clock::now();
     int trips = 0;
@@ -215,7 +217,7 @@ double crowd(const std::vector<int>& cores, int rounds) {
   const auto work = [&](size_t me) {
     pin(cores[me % cores.size()]);
     uint32_t round = 0;
-    for (int batch = 0; batch <= kBatches; ++batch) {  // in the first one some have yet to start
+    for (int batch = 0; batch <= kBatches; ++batch) {  // during batch 0 some threads still start: not counted
       const auto start = Clock::now();
       for (int number = 0; number < rounds; ++number) {
         come[me].value.store(++round, std::memory_order_release);
@@ -303,7 +305,7 @@ void touch(Touch kind, void* out, const void* in, size_t nbytes) {
     case Touch::kWrite:
       std::memset(out, 0, nbytes);
       return;
-    case Touch::kUpdate: {  // an element and its like in a tile that stays in the first-level cache
+    case Touch::kUpdate: {  // adds a tile that stays in the first-level cache
       auto* bytes = static_cast<unsigned char*>(out);
       for (size_t done = 0; done < nbytes; done += kTile)
         add(bytes + done, tile, std::min(kTile, nbytes - done));
@@ -313,7 +315,7 @@ void touch(Touch kind, void* out, const void* in, size_t nbytes) {
       const auto* bytes = static_cast<const unsigned char*>(in);
       for (size_t done = 0; done < nbytes; done += kTile)
         std::memcpy(tile, bytes + done, std::min(kTile, nbytes - done));
-      std::atomic_signal_fence(std::memory_order_seq_cst);  // the tile counts as read
+      std::atomic_signal_fence(std::memory_order_seq_cst);  // so that the compiler keeps the copies
       return;
     }
   }

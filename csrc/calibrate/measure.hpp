@@ -1,5 +1,5 @@
-// What the machine can do without any collective: the numbers the cost model stands on, and the least that a
-// collective's bytes have to be moved. Threads of this process stand in for ranks; nothing is kept between
+// Measures the machine without any collective: the figures of the cost model, and the cost of moving a
+// collective's bytes at least once. Threads of this process take the place of ranks. No state is kept between
 // calls.
 #pragma once
 
@@ -8,14 +8,14 @@
 
 namespace unisono::calibrate {
 
-// Seconds from a store by one core to its being seen by another: half a round trip of a cache line.
+// Seconds until one core sees a store of another: half a round trip of a cache line.
 double flag(int first_core, int second_core, int round_trips);
 
-// Seconds from a wake-up to the sleeper's running, when both have to share `core`.
+// Seconds from a wake-up until the sleeper runs, when both share `core`.
 double wake(int core, int round_trips);
 
-// Seconds until every thread has seen every other come, two on each of `cores`, all of which poll and give
-// their core away in between, as ranks do that outnumber the cores.
+// Seconds of a barrier of two threads on each of `cores`. They poll, and yield the core between polls, as
+// ranks do when there are more ranks than cores.
 double crowd(const std::vector<int>& cores, int rounds);
 
 struct Handing {
@@ -23,14 +23,14 @@ struct Handing {
   double take;
 };
 
-// Bytes per second of a thread that copies `nbytes` into memory that another core has read before, and from
-// memory that another core has just written, while the other does the same.
+// Bytes per second of a thread that copies `nbytes`: into memory that another core has read before (give),
+// and from memory that another core has just written (take). The other thread does the same at that time.
 Handing hand(size_t nbytes, int first_core, int second_core, int rounds);
 
 enum class Pass { kCopy, kReduce };
 
-// Bytes per second of one thread, the slowest, when one thread on each of `cores` works on buffers of
-// `nbytes` of its own for `seconds`: copied from one to another, or f32 added from one into another.
+// Bytes per second of the slowest thread, when one thread on each of `cores` works for `seconds` on its own
+// buffers of `nbytes`: it copies one to another, or adds the f32 of one to another.
 double rate(Pass pass, size_t nbytes, const std::vector<int>& cores, double seconds);
 
 struct Socket {
@@ -38,16 +38,16 @@ struct Socket {
   double bytes_per_s;
 };
 
-// A message of one byte over loopback TCP, one way, and what a stream of large ones reaches.
+// Loopback TCP: the one-way latency of a message of one byte, and the bandwidth of large messages.
 Socket loopback(double seconds);
 
 enum class Touch { kRead, kWrite, kUpdate, kCopy };
 
-// Goes over `nbytes` once: reads them, writes them, reads and writes them in place, or copies them.
+// Passes over `nbytes` once: reads them, writes them, updates them in place, or copies them.
 void touch(Touch kind, void* out, const void* in, size_t nbytes);
 
-// Waits until as many processes have come as there are slots, each of which writes its own, one line apart,
-// in memory they share. No order of leaving is favoured. Polls; `crowded`: gives the core away between polls.
+// A barrier of `count` processes in shared memory. Each process counts in its own slot; slots are one line
+// apart. No process leaves systematically first. It polls; `crowded`: it yields the core between polls.
 constexpr size_t kLineUpSlot = 128;
 void line_up(void* slots, size_t count, size_t mine, bool crowded);
 

@@ -30,8 +30,8 @@ constexpr size_t kCodeBits[] = {
 #undef X
 };
 
-// Bytes of the codes of n values. Blocks begin at multiples of `block` (0: there are none), so for such an n
-// it is also where the codes of value n begin.
+// Bytes of the codes of n values. Blocks begin at multiples of `block` (0: no blocks). For n at such a
+// multiple this is also the offset of the code of value n.
 constexpr size_t code_bytes(Codec codec, size_t block, size_t n) {
   const size_t bits = kCodeBits[static_cast<size_t>(codec)];
   if (block == 0) return n * bits / 8;
@@ -39,22 +39,22 @@ constexpr size_t code_bytes(Codec codec, size_t block, size_t n) {
   return full * (block * bits / 8 + sizeof(float)) + (rest > 0 ? (rest * bits + 7) / 8 + sizeof(float) : 0);
 }
 
-constexpr int kCodecShift = 4;  // of the form of a call's values: below it the dtype, above it the codec
+constexpr int kCodecShift = 4;  // in CallRecord::dtype: below it the dtype, above it the codec
 constexpr size_t kMostBlock = 65536;
 
-// How values are rounded, and in blocks of how many.
+// How values are rounded, and the size of a block.
 struct Coding {
   size_t block = 0;  // of int8 and int4: a multiple of 16
   bool stochastic = false;
   uint64_t seed = 0;
-  uint64_t first = 0;  // the place of the first value among those that share the seed
+  uint64_t first = 0;  // the index of the first value among those that share the seed
 };
 
-// Codes of in[0..n). Answers n, or the place of the first value that the format refuses: then `out` is
-// unfinished. `out` and `in` do not overlap; both may begin at any address.
+// Encodes in[0..n). Returns n, or the index of the first value that the format refuses: then `out` is
+// incomplete. `out` and `in` do not overlap; both may begin at any address.
 using EncodeKernel = size_t (*)(void* out, const float* in, size_t n, const Coding& coding);
 
-// out[i] = value of code i; or that added to out[i].
+// out[i] = value of code i; `accumulate`: out[i] += that value.
 using DecodeKernel = void (*)(float* out, const void* in, size_t n, size_t block);
 
 struct CodecKernels {
@@ -70,10 +70,10 @@ struct AdamStep {
   float rate;             // lr / (1 - beta1^t)
   float root_correction;  // 1 / sqrt(1 - beta2^t)
   bool stochastic_mean;
-  uint64_t seed, first;  // of the random bits; the place of the first value
+  uint64_t seed, first;  // of the random bits; the index of the first value
 };
 
-// Answers how many means and variances were too large for their formats; they are the largest numbers now.
+// Returns how many means and variances were too large for their formats; they become the largest numbers.
 using AdamKernel = size_t (*)(float* parameter, const float* gradient, uint16_t* mean, uint16_t* variance,
                               size_t n, const AdamStep& step);
 

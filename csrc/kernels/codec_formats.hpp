@@ -1,5 +1,5 @@
-// The formats of single numbers, value by value, in a form that compilers turn into vector code: every branch
-// is a choice between two values. Compiled with the kernels for each instruction set.
+// The formats of single numbers, one value at a time, in a form that compilers vectorise: every branch is a
+// choice between two values. Compiled with the kernels for each instruction set.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@ constexpr uint32_t power_of_two(int exponent) { return static_cast<uint32_t>(127
 
 constexpr uint32_t kSign = 0x80000000u, kInfinite = 0x7f800000u;
 
-// What stands at the end of a format's range.
-enum class Top { kInfinity, kOneNaN };  // as IEEE 754 has it; or numbers, and one NaN as the largest code
+// What the codes above the largest number mean.
+enum class Top { kInfinity, kOneNaN };  // infinity and NaNs as in IEEE 754; or only one NaN, the largest code
 
 // A sign (or none), `kExponent` bits of exponent, `kFraction` bits of fraction.
 template <class CodeType, int kExponent, int kFraction, int kBias, bool kSigned, Top kTop = Top::kInfinity>
@@ -39,26 +39,27 @@ struct Format {
   static constexpr uint32_t kBeyond =
       kTop == Top::kInfinity ? kMagnitude - ((1u << kFraction) - 1) : kMagnitude;
   static constexpr uint32_t kNaN = kTop == Top::kInfinity ? kBeyond | 1u << (kFraction - 1) : kBeyond;
-  // Subnormal numbers are multiples of 2^kUnit. With f32's exponents they need no care.
+  // Subnormal numbers are multiples of 2^kUnit. A format with f32's exponents needs no special case for them.
   static constexpr int kUnit = 1 - kBias - kFraction;
   static constexpr bool kAsF32 = kBias == 127;
 
-  // The code of a magnitude, which may lie beyond the largest number; NaN not yet.
+  // The code of a magnitude, rounded to nearest even. It may be beyond the largest number; `finished` handles
+  // that, and NaN.
   static uint32_t nearest(uint32_t magnitude) {
     const uint32_t even = (magnitude >> kShift) & 1u;
     const uint32_t normal = ((magnitude + (1u << (kShift - 1)) - 1u + even) >> kShift) - kRebias;
     if constexpr (kAsF32) return normal;
-    // 2^(kUnit + 23) has 2^kUnit as its last place: the f32 adder rounds.
+    // The last place of 2^(kUnit + 23) is 2^kUnit: so the f32 addition rounds.
     constexpr uint32_t kPlace = power_of_two(kAsF32 ? 0 : kUnit + 23);
     const uint32_t subnormal = as_bits(as_float(magnitude) + as_float(kPlace)) - kPlace;
     return magnitude < kLowestNormal ? subnormal : normal;
   }
 
-  // The same, rounded up in as many cases of `random` as the value is nearer to the upper neighbour.
+  // The same with stochastic rounding: the chance to round up is the distance to the lower neighbour.
   static uint32_t stochastic(uint32_t magnitude, uint32_t random) {
     const uint32_t normal = ((magnitude + (random & ((1u << kShift) - 1))) >> kShift) - kRebias;
     if constexpr (kAsF32) return normal;
-    // In units of 2^(kUnit - 16), as a whole number.
+    // As an integer, in units of 2^(kUnit - 16).
     const uint32_t low = magnitude < kLowestNormal ? magnitude : kLowestNormal;
     const float scaled = as_float(low) * as_float(power_of_two(kAsF32 ? 0 : 16 - kUnit));
     const uint32_t subnormal =
@@ -66,7 +67,7 @@ struct Format {
     return magnitude < kLowestNormal ? subnormal : normal;
   }
 
-  // With what lies beyond the range, NaN and the sign.
+  // Handles values beyond the range and NaN, and adds the sign.
   static Code finished(uint32_t bits, uint32_t code) {
     const uint32_t magnitude = bits & ~kSign;
     code = code < kBeyond ? code : kBeyond;
@@ -105,8 +106,9 @@ using E5M2 = Format<uint8_t, 5, 2, 15, true>;
 using F169 = Format<uint16_t, 6, 9, 31, true>;
 using U0610 = Format<uint16_t, 6, 10, 51, false>;
 
-// Random bits of value `j` under a seed: a function of the two, so that any part of an array can be rounded
-// alone. A key for each 1024 values (splitmix64), a 32-bit hash of the place in them (lowbias32).
+// The random bits of value `j` are a function of `j` and the seed, so that any part of an array can be
+// rounded alone: a key for each 1024 values (splitmix64), and a 32-bit hash of the index within them
+// (lowbias32).
 constexpr uint64_t kKeyed = 1024;
 
 constexpr uint64_t mixed(uint64_t x) {

@@ -20,7 +20,8 @@
 namespace unisono {
 namespace {
 
-// Calls run(start, count, key, place): ranges of [0, n) that share a key of random bits, from `first` on.
+// Splits [0, n) into ranges that share a key of random bits, and calls run(start, count, key, place) for
+// each; `place`: the index of `start` within its key.
 template <class Run>
 inline void each_keyed(size_t n, uint64_t seed, uint64_t first, Run run) {
   for (size_t start = 0, count; start < n; start += count) {
@@ -32,7 +33,7 @@ inline void each_keyed(size_t n, uint64_t seed, uint64_t first, Run run) {
 
 // ---- single numbers --------------------------------------------------------------------------------
 
-// Below zero, infinity too; not -0, not NaN.
+// Below zero, -infinity included; not -0, not NaN.
 inline uint32_t is_negative(float value) { return as_bits(value) - (kSign + 1) < kInfinite ? 1u : 0u; }
 
 template <class F, bool kStochastic>
@@ -84,8 +85,8 @@ void decode(float* out, const void* in, size_t n, size_t) {
 // A block of k values: its scale as f32, then k codes of 8 bits; or (k + 1) / 2 bytes, of which byte i has
 // value i in its lower half and value (k + 1) / 2 + i in its upper half.
 constexpr size_t kScale = sizeof(float);
-constexpr size_t kWidest = 64;             // values that are taken at once
-constexpr uint32_t kPlaces = 0x4b400000u;  // 1.5 * 2^23: the f32 adder rounds to whole numbers
+constexpr size_t kWidest = 64;             // values of each half that are rounded at a time
+constexpr uint32_t kPlaces = 0x4b400000u;  // 1.5 * 2^23: adding it rounds an f32 to an integer
 
 inline uint32_t largest_magnitude(const float* in, size_t n) {
   uint32_t largest = 0;
@@ -123,7 +124,7 @@ inline void round_block(int8_t* codes, const float* in, size_t n, float inverse,
     run(0, n, 0, 0);
 }
 
-// The largest scale whose product with the largest code is no infinity.
+// The largest scale whose product with the largest code is finite.
 constexpr uint32_t largest_scale(int32_t most) {
   constexpr float kLargest = std::numeric_limits<float>::max();
   const float scale = kLargest / static_cast<float>(most);
@@ -131,7 +132,7 @@ constexpr uint32_t largest_scale(int32_t most) {
   return static_cast<double>(scale) * most > kLargest ? bits - 1 : bits;
 }
 
-// A scale that is NaN makes all of a block NaN: what is no number must not vanish.
+// An infinity or NaN in a block makes its scale NaN, and so all of its values: it must not be lost.
 struct Scaled {
   float scale, inverse;
 };
@@ -176,7 +177,7 @@ inline void encode_block(unsigned char* out, const float* in, size_t n, const Co
   }
 }
 
-// `kBlock`: a length that the compiler knows, or 0.
+// `kBlock`: the block size as a compile-time constant, or 0.
 template <int kBits, bool kStochastic, size_t kBlock>
 size_t encode_blocks(void* out, const float* in, size_t n, const Coding& coding) {
   const size_t block = kBlock != 0 ? kBlock : coding.block;

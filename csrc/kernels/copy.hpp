@@ -1,11 +1,11 @@
-// Copying, compiled with the reduction kernels for each instruction set; and where stores should begin.
+// Copying, and the alignment of stores. Compiled with the reduction kernels for each instruction set.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
-// Before a loop: each pass reads and writes elements of its own, also where `out` is an input.
+// Before a loop: iterations are independent, also where `out` is an input.
 #ifdef __clang__
 #define UNISONO_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -15,7 +15,7 @@
 namespace unisono {
 namespace {
 
-// A caller's buffer may begin at any address. (The compiler makes unaligned vector moves of these.)
+// A caller's buffer may begin at any address. (The compiler turns these into unaligned vector moves.)
 template <class T>
 inline T get(const T* from) {
   T value;
@@ -27,8 +27,8 @@ inline void put(T* to, T value) {
   std::memcpy(to, &value, sizeof value);
 }
 
-// Elements before the first cache line that begins in `out`: a store that straddles two lines costs twice as
-// much, and what NumPy allocates begins in the middle of one. 0: there are too few to care, or none.
+// Elements before the first cache line boundary in `out`. A store across two lines takes twice as long, and
+// NumPy's arrays begin in the middle of a line. 0: none, or the buffer is too small for it to matter.
 template <class T>
 inline size_t lead(const T* out, size_t n) {
   constexpr size_t kLine = 64;
@@ -36,8 +36,8 @@ inline size_t lead(const T* out, size_t n) {
   return n * sizeof(T) < 64 * kLine ? 0 : bytes / sizeof(T);
 }
 
-// Plain vector moves: from the cache of another core they are a fifth faster than what memcpy does with
-// many bytes at once (`rep movsb`), from memory a little.
+// Plain vector moves. For large copies memcpy uses `rep movsb`: vector moves are a fifth faster from the
+// cache of another core, and slightly faster from memory.
 inline void copy(void* out, const void* in, size_t nbytes) {
   typedef unsigned char Vector __attribute__((vector_size(32)));
   constexpr size_t kVectors = 4, kBlock = kVectors * sizeof(Vector);
@@ -50,7 +50,7 @@ inline void copy(void* out, const void* in, size_t nbytes) {
     Vector v[kVectors];
     for (size_t i = 0; i < kVectors; ++i) std::memcpy(&v[i], from + i * sizeof(Vector), sizeof(Vector));
     for (size_t i = 0; i < kVectors; ++i) std::memcpy(to + i * sizeof(Vector), &v[i], sizeof(Vector));
-    asm volatile("" ::: "memory");  // or the compiler makes a memcpy of it
+    asm volatile("" ::: "memory");  // otherwise the compiler replaces the loop by memcpy
   }
   std::memcpy(to, from, nbytes % kBlock);
 }

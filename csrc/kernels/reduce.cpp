@@ -23,8 +23,8 @@ struct Runnable {
 };
 
 #ifdef UNISONO_HAVE_X86_LEVELS
-// The level of x86-64 that processor and kernel offer: 4, 3, or less. Asked of the processor itself: the
-// library behind __builtin_cpu_supports differs between compilers, and one knows no F16C.
+// The level of x86-64 that the processor and the operating system support: 4, 3, or less. Read with cpuid:
+// __builtin_cpu_supports differs between compilers, and one of them does not know F16C.
 int level() {
   unsigned a = 0, b = 0, c = 0, d = 0, unused = 0;
   const auto has = [](unsigned word, std::initializer_list<int> bits) {
@@ -34,7 +34,7 @@ int level() {
   };
   if (__get_cpuid(1, &a, &unused, &c, &d) == 0 || __get_cpuid_count(7, 0, &a, &b, &unused, &d) == 0) return 1;
   if (!has(c, {12, 27, 28, 29}) || !has(b, {5, 8})) return 2;  // FMA, OSXSAVE, AVX, F16C; AVX2, BMI2
-  unsigned low = 0, high = 0;                                  // which registers the operating system keeps
+  unsigned low = 0, high = 0;                                  // which registers the operating system saves
   asm("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   if (!has(low, {1, 2})) return 2;              // SSE, AVX
   if (!has(b, {16, 17, 28, 30, 31})) return 3;  // AVX-512: F, DQ, CD, BW, VL

@@ -1,4 +1,4 @@
-// Reductions over k inputs in one pass, chosen once for the processor at hand.
+// Reductions over k inputs in one pass. The instruction set is chosen once, at start.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace unisono {
 
-// How a reduction ends: what is done with the accumulated value before it is rounded and stored.
+// The last step of a reduction, applied to the accumulated value before it is rounded and stored.
 struct Finish {
   double divisor = 1.0;  // AVG: the number of ranks, on the step that completes the sum
 };

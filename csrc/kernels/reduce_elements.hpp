@@ -1,5 +1,5 @@
-// The elements of the reductions: how one is stored, in what it is accumulated, and how many are loaded and
-// stored at once. Compiled with the kernels for each instruction set.
+// The element types of the reductions: how an element is stored, the type of its accumulator, and how tiles
+// are loaded and stored. Compiled with the kernels for each instruction set.
 #pragma once
 
 #include <cstdint>
@@ -63,7 +63,7 @@ inline uint16_t store_f16(float value) {
   const uint32_t magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return sign | 0x7e00u | static_cast<uint16_t>((magnitude >> 13) & 0x1ffu);
   if (magnitude >= 0x47800000u) return sign | 0x7c00u;  // 65536 and more
-  if (magnitude < 0x38800000u) {                        // subnormal: let the f32 adder round it
+  if (magnitude < 0x38800000u) {                        // subnormal: the f32 addition rounds it
     const float shifted = bits_to_float(magnitude) + 0.5f;
     return sign | static_cast<uint16_t>(float_to_bits(shifted) - 0x3f000000u);
   }
@@ -97,7 +97,7 @@ struct Traits<Bool> {
 };
 // ---- to accumulators and back ----------------------------------------------------------------------
 
-// As a whole the compiler would move these through general registers.
+// As one struct the compiler would move these through general registers.
 template <class Real>
 inline Complex<Real> get(const Complex<Real>* from) {
   const auto* const parts = reinterpret_cast<const Real*>(from);
@@ -118,8 +118,8 @@ template <class T>
 void store_tile(T* out, const typename Traits<T>::Acc* acc, size_t n) {
   for (size_t i = 0; i < n; ++i) put(out + i, Traits<T>::store(acc[i]));
 }
-// Two bf16 in one word are two f32 without a shuffle: one shifted, one masked. So a tile of them has those at
-// even places first, then those at odd ones.
+// Two bf16 in one word become two f32 without a shuffle: one by a shift, one by a mask. So a tile holds the
+// elements at even indices first, then those at odd ones.
 template <>
 void load_tile<BF16>(float* acc, const BF16* in, size_t n) {
   const size_t pairs = n / 2;
@@ -140,7 +140,7 @@ void store_tile<BF16>(BF16* out, const float* acc, size_t n) {
 }
 #ifdef __F16C__
 #ifdef __AVX512F__
-constexpr size_t kHalves = 16;  // that one instruction converts
+constexpr size_t kHalves = 16;  // converted by one instruction
 inline void widen(float* to, const F16* from) {
   _mm512_storeu_ps(to, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
 }

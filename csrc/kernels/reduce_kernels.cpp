@@ -1,6 +1,6 @@
 // The reduction kernels, written once and compiled once per instruction set (see CMakeLists.txt).
-// Everything here has internal linkage but the table, so that no two compilations can be mixed up:
-// an inline function with AVX-512 in it must never be linked into the base build.
+// Everything except the table has internal linkage, so that the linker cannot mix compilations: an inline
+// function with AVX-512 must never be linked into the base build.
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -50,7 +50,7 @@ template <class T>
 struct Product {
   using A = typename Traits<T>::Acc;
   static A apply(A a, A b) {
-    if constexpr (sizeof(A) == 2)  // would be promoted to int, which does not wrap
+    if constexpr (sizeof(A) == 2)  // otherwise promoted to int, which does not wrap
       return static_cast<A>(static_cast<uint32_t>(a) * b);
     else
       return static_cast<A>(a * b);
@@ -93,7 +93,7 @@ struct Bxor {
   static A apply(A a, A b) { return static_cast<A>(a ^ b); }
 };
 
-// AVG is a sum that is divided at its end; integers have no mean.
+// AVG is a sum that is divided at the end; integers have no mean.
 template <class Op>
 constexpr bool kDivides = false;
 template <class T>
@@ -112,8 +112,9 @@ inline Complex<Real> divided(Complex<Real> value, double divisor) {
 
 constexpr size_t kTile = 512;  // accumulators of one tile stay in the first-level cache
 
-// out[i] = combine(i). `out` may be an input: each element is read before it is written, which g++'s
-// vectoriser allows for. Clang's gives up where `out` may be an input: a block is read before it is written.
+// out[i] = combine(i). `out` may be an input: each element is read before it is written, which g++ can
+// vectorise. Clang does not vectorise a loop whose `out` may be an input, so whole blocks are read before
+// they are written.
 template <class T, class Combine>
 void fill(T* out, size_t n, Combine combine) {
   size_t i = 0;
@@ -163,7 +164,7 @@ void reduce_tiled(T* out, const void* const* in, size_t k, size_t n, double divi
   }
 }
 
-// Clang unrolls a block before it looks for vectors in it, and finds none: its tiles are faster.
+// Clang unrolls a block before it vectorises, and then does not vectorise it: its tiles are faster.
 #ifdef __clang__
 constexpr bool kUnrollsFirst = true;
 #else
@@ -173,7 +174,7 @@ constexpr bool kUnrollsFirst = false;
 template <class T>
 constexpr bool kWidens = sizeof(T) != sizeof(typename Traits<T>::Acc);
 
-// Two inputs that are widened: in blocks of so few elements that they stay in registers.
+// Two inputs that are widened: in blocks small enough to stay in registers.
 template <class T, class Op>
 void reduce_pair(T* out, const T* a, const T* b, size_t n) {
   constexpr size_t kBlock = 64;
@@ -192,7 +193,7 @@ void reduce_pair(T* out, const T* a, const T* b, size_t n) {
   tiled(i, n - i);
 }
 
-// The loop for two or three inputs, and whether there is one: each type has it in one form only.
+// Runs the special loop for two or three inputs; returns whether the type has one.
 template <class T, class Op>
 bool reduce_few(T* out, const void* const* in, size_t k, size_t n) {
   const auto input = [&](size_t j) { return static_cast<const T*>(in[j]); };
@@ -233,7 +234,7 @@ void scale_complex(void* out, const void* in, size_t n, double factor) {
 
 // ---- the table -------------------------------------------------------------------------------------
 
-// Sums and products of signed integers wrap, as NumPy's do: they are those of the unsigned type.
+// Sums and products of signed integers wrap, as in NumPy: they are computed in the unsigned type.
 template <class T>
 void add_integer(ReduceKernel* row) {
   using Bits = std::make_unsigned_t<T>;

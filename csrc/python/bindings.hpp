@@ -1,4 +1,4 @@
-// What the files of the bindings share.
+// Declarations shared by the files of the bindings.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -17,13 +17,13 @@ void bind_calls(nanobind::module_& m);
 void bind_faults(nanobind::module_& m, nanobind::class_<unisono::Engine>& engine);
 void bind_calibrate(nanobind::module_& m);
 void bind_codecs(nanobind::module_& m);
-// The place of the first value below zero, or `numel`; neither -0 nor NaN is.
+// The index of the first value below zero, or `numel`. -0 and NaN are not below zero.
 size_t first_negative(const float* values, size_t numel);
 void bind_fields(nanobind::module_& m);
 void bind_futures(nanobind::module_& m);
 void bind_memory(nanobind::module_& m);
 
-// Raises an OSError, whose errno says which limit was met.
+// Raises an OSError with the errno of `error`.
 void set_os_error(const std::system_error& error);
 
 // A C-contiguous buffer of a known dtype.
@@ -32,11 +32,11 @@ struct BufferView {
   Py_ssize_t numel;
   int dtype;
   bool readonly;
-  bool exported = false;  // by the buffer protocol: its owner may move it, unless a memoryview is alive
+  bool exported = false;  // by the buffer protocol: its owner may move it while no memoryview is alive
 };
 std::optional<BufferView> look(nanobind::handle object);
 std::optional<BufferView> look_at_tensor(nanobind::handle tensor);
-// The same of a NumPy array, where its layout is known.
+// The same for a NumPy array, where its layout is known.
 std::optional<BufferView> look_at_array(nanobind::handle array);
 
 inline unisono::Nanoseconds duration(double timeout_s) {
@@ -45,7 +45,7 @@ inline unisono::Nanoseconds duration(double timeout_s) {
 }
 inline unisono::Nanoseconds deadline_after(double timeout_s) { return unisono::later(duration(timeout_s)); }
 
-// The interpreter's lock, held by the thread that makes one of these.
+// The GIL. The thread that makes this object holds it.
 class Gil final : public unisono::HeldLock {
  public:
   Gil() = default;
@@ -62,8 +62,8 @@ class Gil final : public unisono::HeldLock {
   PyThreadState* state_ = nullptr;
 };
 
-// Waits without the GIL; what a signal handler raised meanwhile goes on as what it is. `brief`: no work of
-// more than some microseconds is to be done but for waiting, so that the GIL is let go of by long waits only.
+// Waits without the GIL. An exception that a signal handler raised meanwhile propagates unchanged. `brief`:
+// apart from waiting the call takes only some microseconds, so that only a long wait releases the GIL.
 template <class Waiting>
 int waiting(unisono::Engine& engine, bool brief, Waiting wait) {
   struct Calling {
@@ -90,7 +90,7 @@ struct Operation {
   unisono::DType dtype;
   unisono::ReduceOp op;
   unisono::Coder coder{};
-  // What is encoded has to be checked for numbers below zero: of the first side, or of the second.
+  // Whether the output or the input has to be checked for negative numbers, because the codec refuses them.
   bool checks_out = false, checks_in = false;
 
   unisono::Call call(int root, size_t numel, double factor, double timeout_s,

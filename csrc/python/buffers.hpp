@@ -1,4 +1,4 @@
-// The buffers of a call, seen natively.
+// The buffers of a call, read without Python code.
 #pragma once
 
 #include <array>
@@ -6,7 +6,7 @@
 
 #include "python/bindings.hpp"
 
-constexpr size_t kMostBuffers = 16;  // of one side of a call; more take the long way
+constexpr size_t kMostBuffers = 16;  // of one side of a call; Python handles calls with more
 
 // One side of a call: no buffer, one, or one for each rank. All are of one dtype.
 struct CallBuffers {
@@ -22,7 +22,7 @@ struct CallBuffers {
     for (size_t i = 0; i < kept_count_; ++i) Py_DECREF(kept_[i]);
   }
 
-  // False: not to be seen natively.
+  // False: Python has to read these buffers.
   bool see(nanobind::handle given) {
     if (given.is_none()) return true;
     const bool list = PyList_CheckExact(given.ptr()), several = list || PyTuple_CheckExact(given.ptr());
@@ -38,7 +38,7 @@ struct CallBuffers {
     }
     return true;
   }
-  // What stood in a list, if it is one.
+  // The items of a list, and the views that pin memory, as a tuple; invalid: there are none.
   nanobind::object kept() const {
     if (kept_count_ == 0) return {};
     PyObject* const tuple = PyTuple_New(static_cast<Py_ssize_t>(kept_count_));
@@ -65,7 +65,7 @@ struct CallBuffers {
     return true;
   }
 
-  // Its owner cannot resize or free the memory while the view is alive.
+  // Makes a view. The owner cannot resize or free the memory while the view is alive.
   bool pin(nanobind::handle buffer) {
     PyObject* const view = PyMemoryView_FromObject(buffer.ptr());
     if (view == nullptr) {
@@ -76,7 +76,7 @@ struct CallBuffers {
     return true;
   }
 
-  // What stood in a list, which another thread may change while the bytes move; and views that pin memory.
+  // The items of a list, which another thread may change while the bytes move; and views that pin memory.
   size_t kept_count_ = 0;
   std::array<PyObject*, 2 * kMostBuffers> kept_;
 };

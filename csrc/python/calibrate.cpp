@@ -1,4 +1,4 @@
-// Binds what measures the machine itself.
+// Binds the measurements of the machine.
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
@@ -23,11 +23,11 @@ void touch(int kind, Address out, Address in, size_t nbytes) {
 void bind_calibrate(nb::module_& m) {
   using Release = nb::call_guard<nb::gil_scoped_release>;
   m.def("probe_flag", &calibrate::flag, nb::arg("first_core"), nb::arg("second_core"), nb::arg("round_trips"),
-        Release(), "Seconds until one core sees what another wrote.");
+        Release(), "Seconds until one core sees a store of another core.");
   m.def("probe_wake", &calibrate::wake, nb::arg("core"), nb::arg("round_trips"), Release(),
-        "Seconds until a sleeper that shares the waker's core runs.");
+        "Seconds until a sleeper runs that shares the waker's core.");
   m.def("probe_crowd", &calibrate::crowd, nb::arg("cores"), nb::arg("rounds"), Release(),
-        "Seconds until all of two threads on each core have seen each other come.");
+        "Seconds of a barrier of two threads on each core.");
   m.def(
       "probe_hand",
       [](size_t nbytes, int first_core, int second_core, int rounds) {
@@ -60,5 +60,5 @@ void bind_calibrate(nb::module_& m) {
       nb::arg("slots"), nb::arg("count"), nb::arg("mine"), nb::arg("crowded"), Release(),
       "Waits for `count` processes, each of which counts in its own LINE_UP_SLOT bytes of shared memory.");
   m.def("touch", &touch, nb::arg("kind"), nb::arg("out"), nb::arg("in_"), nb::arg("nbytes"),
-        "Goes over bytes once: 0 reads `in_`, 1 writes `out`, 2 updates `out` in place, 3 copies.");
+        "Passes over the bytes once: 0 reads `in_`, 1 writes `out`, 2 updates `out` in place, 3 copies.");
 }

@@ -1,5 +1,5 @@
-// The way of every call of a group: one that was made before goes to the engine at once; a new one is checked
-// and planned by one Python function first. Blocking or not, of one buffer or of many: all go this way.
+// The path of every call of a group. A repeated call goes to the engine at once. A new call is first checked
+// and planned by one Python function. Blocking, asynchronous and coalesced calls all take this path.
 #include "python/calls.hpp"
 
 #include <nanobind/stl/vector.h>
@@ -22,8 +22,8 @@ namespace {
 constexpr size_t kBriefBytes = 64 * 1024;  // copied and reduced in some microseconds
 constexpr size_t kLargeBytes = 1 << 20;    // takes many times as long as waking a thread
 
-// Buffers as Python hands them over. Read by hand: it costs a call of all_gather a tenth of its time to
-// convert.
+// Buffers as Python passes them. They are not converted by nanobind: that takes a tenth of the time of an
+// all_gather.
 using Extents = nb::typed<nb::list, nb::typed<nb::tuple, Address, size_t>>;
 
 Extent extent(nb::handle pair) {
@@ -67,18 +67,18 @@ bool apart(const CallBuffers& out, const CallBuffers& given) {
   return true;
 }
 
-// What a call says beside its buffers. Objects are compared by identity: names, operations and flags are
-// the same ones in every call, and one that is not is a new call.
+// The arguments of a call without its buffers. Objects are compared by identity: names, operations and flags
+// are usually the same objects in every call. A call with another object counts as a new call.
 struct CallOptions {
   PyObject *collective, *op, *algorithm, *reproducible, *codec, *between_hosts, *max_error;
   int64_t root;
   bool operator==(const CallOptions&) const = default;
 };
 
-// A call that was checked once, and what another one must have in common with it to need no further check:
-// the options, dtypes and sizes; and either the distances between its buffers, or that they share no memory.
+// A call that was checked once. Another call needs no check if it has the same options, dtypes and sizes, and
+// either the same distances between its buffers, or buffers that share no memory.
 struct Known {
-  std::array<nb::object, 7> kept;  // the options, which no other object can therefore replace
+  std::array<nb::object, 7> kept;  // keeps the options alive, so that no other object gets their addresses
   CallOptions options{};
   int out_dtype = -1, given_dtype = -1;
   size_t feedback_numel = 0;
@@ -106,7 +106,7 @@ struct Known {
   }
 
  private:
-  // What a call with codes has to be looked at for each time: Python says what is wrong.
+  // The checks that a call with codes needs each time. Where one fails, Python raises the error.
   bool codes(const CallBuffers& out, const CallBuffers& given, const CallBuffers& feedback) const {
     const auto positive = [](const CallBuffers& side) {
       return std::ranges::all_of(side.all(), [](const Extent& extent) {
@@ -137,18 +137,18 @@ struct Known {
   }
 };
 
-// The native half of `unisono.Group`: runs its calls, and remembers those that were checked.
+// The native base class of `unisono.Group`: runs its calls, and remembers those that were checked.
 class Calls {
  public:
   Calls(nb::object planner, nb::object engine, double timeout_s)
       : planner(std::move(planner)), engine_(std::move(engine)), timeout_s_(timeout_s), slots_(kSlots) {}
 
-  // Runs a collective; what it returns is what the caller gets.
+  // Runs a collective and returns the caller's result.
   nb::object run(const Arguments& given) {
     nb::object result = repeat(given);
     if (result.is_valid()) return result;
     const nb::object plan = planner.attr("plan");
-    std::array<PyObject*, kAsync + kArguments - kPlain> asked;  // without what the planner need not know
+    std::array<PyObject*, kAsync + kArguments - kPlain> asked;  // all but async_op and timeout
     std::copy(given.begin(), given.begin() + kAsync, asked.begin());
     std::copy(given.begin() + kPlain, given.end(), asked.begin() + kAsync);
     const nb::object bound = nb::steal(PyObject_Vectorcall(plan.ptr(), asked.data(), asked.size(), nullptr));
@@ -157,7 +157,7 @@ class Calls {
     return execute(bound, given[kAsync], given[kTimeout]);
   }
 
-  // Repeats a call that is remembered. Invalid: it is not, and nothing has happened.
+  // Repeats a remembered call. Returns an invalid object, with no effect, if it is not remembered.
   nb::object repeat(const Arguments& given) {
     if (!PyLong_CheckExact(given[kRoot]) || !(given[kAsync] == Py_False || given[kAsync] == Py_True))
       return {};
@@ -172,7 +172,7 @@ class Calls {
     const double factor = known.factor;
     const nb::object note = known.note;
     const double timeout_s = seconds(given[kTimeout], timeout_s_, planner);
-    const nb::object alive = engine_;  // whatever other threads do to this object meanwhile
+    const nb::object alive = engine_;  // keeps the engine alive if another thread closes the group
     if (alive.is_none()) return {};    // closed
     Call made =
         operation.call(static_cast<int>(options.root), numel, factor, timeout_s,
@@ -191,20 +191,20 @@ class Calls {
                  keep, given[kAsync] == Py_True, timeout_s);
   }
 
-  // Runs, or starts, a planned call, or several one after the other: then the last one's work stands for all.
+  // Runs or starts a planned call, or several in order. Of several it returns the last one's work.
   nb::object execute(nb::handle planned, nb::handle async, nb::handle timeout) {
     const double timeout_s = seconds(timeout, timeout_s_, planner);
     const int later = PyObject_IsTrue(async.ptr());
     if (later < 0) throw nb::python_error();
     if (nb::isinstance<BoundCall>(planned)) return execute_one(planned, later != 0, timeout_s);
-    if (PyCallable_Check(planned.ptr()) != 0) return planned(later != 0, timeout);  // of another library
+    if (PyCallable_Check(planned.ptr()) != 0) return planned(later != 0, timeout);  // another backend
     nb::object result = nb::none();
     for (const nb::handle bound : planned) result = execute_one(bound, later != 0, timeout_s);
     return result;
   }
 
-  // What has come, or true of what was sent; None: not to be done natively, nothing has happened.
-  // `now`: only when it can be passed at once, and when it has the size of its buffer.
+  // Sends (True) or receives (the Status) a message. None: Python has to do it; nothing has happened.
+  // `now`: only if the message can be passed at once and has the size of the buffer.
   nb::object pass(PyObject* const* given, bool sending, bool now, MessageKind kind = MessageKind::kArray) {
     const nb::object alive = engine_;
     if (alive.is_none()) return nb::none();
@@ -224,7 +224,7 @@ class Calls {
     return message.outcome();
   }
 
-  // Forgets what was checked and chosen under other circumstances.
+  // Forgets all remembered calls, after a change that affects how calls are planned.
   void forget(double timeout_s) {
     timeout_s_ = timeout_s;
     slots_ = std::vector<Known>(kSlots);
@@ -233,7 +233,8 @@ class Calls {
     forget(timeout_s_);
     engine_ = nb::none();
   }
-  // What is remembered may lead back to the group: an algorithm of the caller's own.
+  // For the garbage collector: a remembered option, such as the caller's own algorithm, may refer to the
+  // group.
   int visit(visitproc visit, void* arg) {
     Py_VISIT(planner.ptr());
     for (const Known& known : slots_)
@@ -244,13 +245,13 @@ class Calls {
     planner = nb::none();
     forget(timeout_s_);
   }
-  // Collectives that were started and were not known to have ended.
+  // Asynchronous collectives that are not known to have ended.
   nb::typed<nb::list, CollectiveWork> works() const {
     nb::typed<nb::list, CollectiveWork> list;
     for (const nb::object& work : works_) list.append(work);
     return list;
   }
-  // Once no thread is left that moves bytes of their buffers.
+  // Releases these works. Call when no thread moves bytes of their buffers any more.
   void release() {
     const std::deque<nb::object> works = std::exchange(works_, {});
     for (const nb::object& work : works) nb::inst_ptr<CollectiveWork>(work)->let_go();
@@ -299,7 +300,7 @@ class Calls {
     return result.is_none() ? nb::none() : result();
   }
 
-  // Raises the error. A rank that was stopped may write to the buffers later: then they are never freed.
+  // Raises the error. A stopped rank may write to the buffers later: then they are never freed.
   [[noreturn]] void fail(const Engine& engine, const Kept& buffers, nb::handle name, double timeout_s,
                          const nb::object& note) {
     if (engine.unsettled()) buffers.for_ever();
@@ -337,7 +338,7 @@ class Calls {
     known.numel = bound.numel;
     known.factor = bound.factor;
     known.note = bound.note;
-    // What was in the slot is destroyed once the slot is complete: that may run Python.
+    // Swap: destroying the old entry may run Python code, and the slot has to be complete by then.
     std::swap(slot(options, out, in), known);
   }
 
@@ -359,8 +360,8 @@ class Calls {
   std::deque<nb::object> works_;
 };
 
-// ---- called in the interpreter's own way: nanobind's conversions would cost a barrier a tenth of its time
-// --
+// ---- methods in CPython's own calling convention ---------------------------------------------------
+// nanobind's conversions would take a tenth of the time of a barrier.
 
 template <class Body>
 PyObject* guarded(Body body) {
@@ -429,13 +430,13 @@ PyMethodDef kMethods[] = {
     method<kPlain, run>("_call",
                         "Runs a call of any kind: (kind, out, given, op, root, algorithm, reproducible, "
                         "async_op, timeout)."),
-    method<kPlain, repeat>("_repeat", "As `_call`, for one that is remembered; NotImplemented: it is not."),
-    method<4, send>("_send", "Sends (x, peer, tag, timeout); None: look at it more closely."),
+    method<kPlain, repeat>("_repeat", "As `_call`, for a remembered call; NotImplemented: it is not one."),
+    method<4, send>("_send", "Sends (x, peer, tag, timeout); True, or None: Python has to do it."),
     method<4, receive>("_recv", "Receives (x, peer, tag, timeout); its `Status`, or None as above."),
     method<4, send_object>("_send_object", "As `_send`, a part of an object."),
     method<4, receive_object>("_recv_object", "As `_recv`, a part of an object."),
-    method<4, send_now>("_send_now", "As `_send`; None also when it cannot go at once."),
-    method<4, receive_now>("_recv_now", "As `_recv`; None also when it has not come, or is shorter."),
+    method<4, send_now>("_send_now", "As `_send`; None also if it cannot be sent at once."),
+    method<4, receive_now>("_recv_now", "As `_recv`; None also if it has not arrived, or is shorter."),
 };
 
 int traverse_calls(PyObject* self, visitproc visit, void* arg) {
@@ -452,13 +453,12 @@ PyType_Slot kCollected[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse_ca
                             {Py_tp_clear, reinterpret_cast<void*>(clear_calls)},
                             {0, nullptr}};
 
-// ---- a collective as a method of `Group`
-// -------------------------------------------------------------------
+// ---- a collective as a method of `Group` -----------------------------------------------------------
 
 constexpr size_t kMostParameters = 12;
 
-// A method of a subclass of `Calls`. Its signature and its docstring are those of `function`, a method
-// written in Python whose body is never run: it is what refuses arguments that do not fit.
+// A method of a subclass of `Calls`. It has the signature and the docstring of `function`, a Python method.
+// That is called only to raise the TypeError for arguments that do not fit; its body never runs.
 struct Collective {
   PyObject_HEAD vectorcallfunc vectorcall;
   PyTypeObject* owner;  // Calls
@@ -470,7 +470,7 @@ struct Collective {
   uint32_t required;  // bits, of the names
 };
 
-// By identity first: names in a program's text are interned. Those of a dictionary need not be.
+// By identity first: keyword names in source code are interned. Names from a dictionary may not be.
 size_t find(const Collective& method, PyObject* name) {
   const auto end = method.names.begin() + static_cast<ptrdiff_t>(method.count);
   auto found = std::find(method.names.begin(), end, name);
@@ -480,7 +480,7 @@ size_t find(const Collective& method, PyObject* name) {
   return static_cast<size_t>(found - method.names.begin());
 }
 
-// Puts the arguments in their places; whether they fit the signature.
+// Puts the arguments in their places; returns whether they fit the signature.
 bool place(const Collective& method, PyObject* const* given, size_t count, PyObject* keywords,
            Arguments& arguments) {
   if (count > method.positional) return false;
@@ -507,7 +507,7 @@ PyObject* call_collective(PyObject* self, PyObject* const* given, size_t flags, 
   if (place(method, given + 1, count - 1, keywords, arguments))
     return guarded([&] { return nb::inst_ptr<Calls>(given[0])->run(arguments); });
   const nb::object refused = nb::steal(PyObject_Vectorcall(method.function, given, flags, keywords));
-  if (refused.is_valid())  // its body moves nothing: to return would look like success
+  if (refused.is_valid())  // the function moves no data, so returning would look like success
     PyErr_SetString(PyExc_SystemError, "the arguments fit a signature that the engine does not know");
   return nullptr;
 }
@@ -547,7 +547,7 @@ PyObject* bind(PyObject* self, PyObject* group, PyObject*) {
   return group == nullptr || group == Py_None ? Py_NewRef(self) : PyMethod_New(self, group);
 }
 
-// __name__, __qualname__ and the rest are the function's.
+// __name__, __qualname__ and other attributes come from the function.
 PyObject* attribute(PyObject* self, PyObject* name) {
   if (PyObject* const own = PyObject_GenericGetAttr(self, name)) return own;
   if (PyErr_ExceptionMatches(PyExc_AttributeError) == 0) return nullptr;
@@ -689,20 +689,22 @@ void bind_calls(nb::module_& m) {
           nb::arg("together") = false, nb::arg("result").none() = nb::none(),
           nb::arg("note").none() = nb::none(), nb::arg("feedback") = 0, nb::arg("feedback_numel") = 0,
           nb::keep_alive<1, 3>(),
-          "out, given: (address, numel) of one buffer, or of one for each chunk; `together`: of buffers that "
-          "are to be treated as one. numel: what all ranks must agree on, 0 where they may differ. result: "
-          "what to call for the caller's result; note: for what a Mismatch shows of it beside its line.");
+          "out, given: (address, numel) of one buffer, or of one for each chunk; with `together`, of buffers "
+          "that are packed into one. numel: must be equal on all ranks; 0 where they may differ. result, "
+          "note: "
+          "callables for the caller's result, and for the text that a Mismatch shows beside the source "
+          "line.");
   nb::class_<Calls> calls(m, "Calls", nb::type_slots(kCollected),
                           "The calls of a group: runs them, and remembers those that were checked.");
   calls
       .def(nb::init<nb::object, nb::object, double>(), nb::arg("planner"), nb::arg("engine").none(),
            nb::arg("timeout_s"))
       .def("_execute", &Calls::execute, nb::arg("planned"), nb::arg("async_op"), nb::arg("timeout").none(),
-           "Runs or starts a `BoundCall`, or several; the work, or the result.")
+           "Runs or starts a `BoundCall`, or several; returns the work, or the result.")
       .def("_forget", &Calls::forget, nb::arg("timeout_s"), "Forgets all calls; sets the group's timeout.")
-      .def("_close", &Calls::close, "Lets go of the engine.")
-      .def("_release", &Calls::release, "Lets go of works, once no thread is left that runs them.")
-      .def_prop_ro("_works", &Calls::works, "Works that were not known to have ended.");
+      .def("_close", &Calls::close, "Drops the reference to the engine.")
+      .def("_release", &Calls::release, "Releases the works. Call when no thread runs them any more.")
+      .def_prop_ro("_works", &Calls::works, "Works that are not known to have ended.");
   for (PyMethodDef& each : kMethods) {
     const nb::object made = nb::steal(PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(calls.ptr()), &each));
     if (!made.is_valid()) throw nb::python_error();

@@ -1,4 +1,4 @@
-// What a call of a group is to the bindings: named by its arguments, or bound to its buffers.
+// A call of a group in the bindings: as its arguments, or bound to its buffers.
 #pragma once
 
 #include <array>
@@ -7,7 +7,7 @@
 
 #include "python/buffers.hpp"
 
-// The arguments of any collective, in this order. A collective that lacks one has its default there.
+// The arguments of any collective, in this order. A collective without one of them has a default there.
 enum Argument : uint8_t {
   kCollective,
   kOut,
@@ -18,7 +18,7 @@ enum Argument : uint8_t {
   kReproducible,
   kAsync,
   kTimeout,
-  kPlain,  // so many has a call whose edges carry no codes
+  kPlain,  // the number of arguments of a call without a codec
   kCodec = kPlain,
   kBetweenHosts,
   kFeedback,
@@ -30,16 +30,16 @@ using Arguments = std::array<PyObject*, kArguments>;
 // A call that was checked and planned: what the engine needs to run it, and what must stay alive meanwhile.
 struct BoundCall {
   nanobind::object name, keep;  // keep: the buffers
-  nanobind::object result;      // None, or what to call for the caller's result once it has run
-  nanobind::object note;        // None, or what to call for what a Mismatch shows of it beside its line
+  nanobind::object result;      // None, or a callable: makes the caller's result after the call has run
+  nanobind::object note;        // None, or a callable: a text that a Mismatch shows beside the source line
   Operation operation;
   int root;
-  size_t numel;  // what all ranks must agree on; 0 where they may differ
+  size_t numel;  // must be equal on all ranks; 0 where they may differ
   double factor;
-  bool writes;    // the first side is written
+  bool writes;    // the call writes the first side
   bool together;  // several buffers are treated as one
   std::vector<unisono::Extent> out, given;
-  unisono::Extent feedback{};  // what encoding has lost; empty: that is not kept
+  unisono::Extent feedback{};  // the accumulated encoding error; empty: it is dropped
 
   size_t nbytes() const;
   unisono::Call call(double timeout_s) const;
@@ -48,18 +48,18 @@ struct BoundCall {
   unisono::Call bound(double timeout_s) const;
 };
 
-// Keeps the buffers of a call alive: its two sides, and what stood in them where they are lists.
+// Keeps the buffers of a call alive: its two sides, and their items where they are lists.
 struct Kept {
   nanobind::object out, given, out_items, given_items, feedback = {}, feedback_items = {};
 
-  // A rank that was stopped may write to them later.
+  // Never frees them: a stopped rank may write to them later.
   void for_ever() const {
     for (const nanobind::object* one : {&out, &given, &out_items, &given_items, &feedback, &feedback_items})
       if (one->is_valid()) one->inc_ref();
   }
 };
 
-// A collective that was started, to be waited for later.
+// An asynchronous collective.
 class CollectiveWork {
  public:
   CollectiveWork(nanobind::object planner, nanobind::object engine, nanobind::object name, Kept keep,
@@ -80,14 +80,14 @@ class CollectiveWork {
   nanobind::object result();
   nanobind::object text() const;
   nanobind::object described(nanobind::handle self) const;
-  // After its end: keeps its buffers for ever if a rank that was stopped may still write to them.
+  // After its end: keeps its buffers for ever if a stopped rank may still write to them.
   void let_go() const {
     if (engine().unsettled()) keep_.for_ever();
   }
   bool raised() const { return raised_; }
 
  private:
-  static constexpr uint64_t kNotYet = UINT64_MAX - 1;  // no engine comes to this one before its end
+  static constexpr uint64_t kNotYet = UINT64_MAX - 1;  // a ticket that no engine reaches
 
   unisono::Engine& engine() const { return *nanobind::inst_ptr<unisono::Engine>(engine_); }
   int ended(double timeout_s);
@@ -95,14 +95,14 @@ class CollectiveWork {
 
   nanobind::object planner_, engine_, name_, result_;
   Kept keep_;
-  nanobind::object code_, note_;  // what `site_` points into
+  nanobind::object code_, note_;  // keep alive what `site_` points to
   unisono::CallSite site_;
   uint64_t ticket_ = kNotYet;
   double timeout_s_;
   bool brief_, raised_ = false;
 };
 
-// Seconds of a timeout; `otherwise` for None. Anything but a number goes to Python, which says what is wrong.
+// Seconds of a timeout; `otherwise` for None. Python converts or refuses everything but a positive float.
 double seconds(nanobind::handle timeout, double otherwise, nanobind::handle planner);
 
 void bind_works(nanobind::module_& m);

@@ -72,7 +72,7 @@ void bind_codecs(nb::module_& m) {
       [](Address values, size_t numel) {
         return first_negative(reinterpret_cast<const float*>(values), numel);
       },
-      nb::arg("values"), nb::arg("numel"), "The place of the first f32 below zero, or `numel`.");
+      nb::arg("values"), nb::arg("numel"), "The index of the first f32 below zero, or `numel`.");
   m.def(
       "codecs",
       [] {
@@ -82,7 +82,7 @@ void bind_codecs(nb::module_& m) {
 #undef X
         };
       },
-      "Codecs as (name, bits of a code); a codec's number is its place in this list.");
+      "Codecs as (name, bits of a code); a codec's number is its index in this list.");
   m.def(
       "isas",
       [] {
@@ -90,10 +90,10 @@ void bind_codecs(nb::module_& m) {
         for (const KernelTable* table : all_kernels()) names.emplace_back(table->isa);
         return names;
       },
-      "The instruction sets whose kernels this processor runs, the slowest first.");
+      "The instruction sets whose kernels this processor can run, the slowest first.");
   m.def("codec_encode", &encode_values, nb::arg("codec"), nb::arg("block"), nb::arg("out"), nb::arg("in_"),
         nb::arg("numel"), nb::arg("stochastic"), nb::arg("seed"), nb::arg("first"), nb::arg("isa") = "",
-        "Encodes f32; the number of values, or the place of the first that the format refuses.");
+        "Encodes f32; returns the number of values, or the index of the first that the format refuses.");
   m.def("codec_decode", &decode_values, nb::arg("codec"), nb::arg("block"), nb::arg("out"), nb::arg("in_"),
         nb::arg("numel"), nb::arg("accumulate"), nb::arg("isa") = "", "Decodes into f32, or adds to it.");
   m.def(
@@ -109,5 +109,5 @@ void bind_codecs(nb::module_& m) {
       nb::kw_only(), nb::arg("beta1"), nb::arg("beta2"), nb::arg("eps"), nb::arg("decay"), nb::arg("shrink"),
       nb::arg("rate"), nb::arg("root_correction"), nb::arg("stochastic_mean"), nb::arg("seed"),
       nb::arg("first") = 0, nb::arg("isa") = "",
-      "One step of Adam, mean in 1-6-9, variance in 0-6-10; how many of them were too large.");
+      "One step of Adam, mean in 1-6-9, variance in 0-6-10; returns how many of them were too large.");
 }

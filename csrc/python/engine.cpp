@@ -1,4 +1,4 @@
-// What Python sees of a rank's engine. No logic: numbers in, numbers out.
+// Binds the engine of a rank. No logic: numbers in, numbers out.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -21,8 +21,8 @@ namespace {
 
 constexpr Nanoseconds kReturn = 5'000'000'000;
 
-// Reports to the others which exception a signal handler has raised. Ctrl-C needs no text.
-void tell_cause(Engine& engine) {
+// Reports to the other ranks which exception a signal handler has raised. Ctrl-C needs no text.
+void report_cause(Engine& engine) {
   if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) != 0) return;
   nb::python_error raised;
   try {
@@ -36,14 +36,14 @@ void tell_cause(Engine& engine) {
 }
 
 // Runs Python's signal handlers. True: one of them raised, and the exception is set in this thread.
-// They run in the main thread only: others need not take the GIL for it.
+// They run in the main thread only, so other threads need not take the GIL.
 bool interrupted(Engine& engine) {
   if (getpid() != gettid()) return false;
   const nb::gil_scoped_acquire gil;
   engine.handling.fetch_add(1, std::memory_order_relaxed);
   const bool raised = PyErr_CheckSignals() != 0;
   engine.handling.fetch_sub(1, std::memory_order_relaxed);
-  if (raised) tell_cause(engine);
+  if (raised) report_cause(engine);
   return raised;
 }
 
@@ -77,7 +77,7 @@ std::shared_ptr<Request> post(Engine& engine, bool sending, int peer, int tag, i
   engine.check_process();
   if (sending || peer != kAnyRank) engine.member(peer);
   if (tag < (sending ? 0 : kAnyTag)) throw std::invalid_argument("a tag is 0 or more");
-  // The dtype of an array; or the form of codes, which are bytes.
+  // The dtype of an array, or the form of codes (their dtype is uint8).
   if (dtype < 0 || !is_form(static_cast<uint32_t>(dtype)) || (object && dtype >> 8 != 0))
     throw std::invalid_argument("no such dtype");
   auto request = std::make_shared<Request>();
@@ -93,7 +93,7 @@ std::shared_ptr<Request> post(Engine& engine, bool sending, int peer, int tag, i
   return request;
 }
 
-// (fault, status of the message if one has come).
+// (fault, the status of the message if one has arrived).
 using Probed = std::tuple<int, std::optional<Status>>;
 
 template <class Look>
@@ -119,8 +119,8 @@ Probed probe(Engine& engine, int peer, int tag, double timeout_s) {
 void leave(Engine& engine) {
   const nb::gil_scoped_release no_gil;
   engine.leave();
-  // A thread that is still in a call needs the GIL to return from it, which it cannot get once the
-  // interpreter ends: give it a moment. A call of this thread ends only after its signal handler.
+  // A thread that is still in a call needs the GIL to return, and cannot get it once the interpreter ends:
+  // wait briefly. A call of this thread ends only after its signal handler.
   if (engine.within()) return;
   const int own = getpid() == gettid() ? engine.handling.load(std::memory_order_relaxed) : 0;
   const Nanoseconds end = later(kReturn);
@@ -147,18 +147,18 @@ void bind_messages(nb::class_<Engine>& engine) {
       .def("look", &look_for, nb::arg("peer"), nb::arg("tag"),
            "(fault, `Status` or None) of the message that a receive would get now.")
       .def("probe", &probe, nb::arg("peer"), nb::arg("tag"), nb::arg("timeout_s"),
-           "As `look`, once such a message has come. A timeout ends nothing.")
+           "Waits until `look` finds such a message. After a timeout the group continues.")
       .def(
           "cancel", [](Engine& self, Request& request) { return self.channels().cancel(request); },
           nb::arg("request"), nb::call_guard<nb::gil_scoped_release>(),
-          "Takes back a receive that no message has met; whether that was so.")
+          "Cancels a receive that no message has matched; False: it cannot.")
       .def(
           "hold",
           [](Engine& self, nb::object buffers) {
             if (self.unsettled()) buffers.release();  // never freed
           },
           nb::arg("buffers").none(),
-          "After a failure: keeps buffers for ever if a rank that was stopped may still write to them.")
+          "After a failure: keeps the buffers for ever if a stopped rank may still write to them.")
       .def("detach", [](Engine& self) { self.channels().detach(); })
       .def(
           "unexpected",
@@ -183,35 +183,36 @@ void bind_messages(nb::class_<Engine>& engine) {
 }
 
 void bind_request(nb::module_& m) {
-  nb::class_<Request>(m, "Request", "A send or a receive on its way.")
+  nb::class_<Request>(m, "Request", "A send or a receive under way.")
       .def_prop_ro("done", [](const Request& r) { return r.done.load(std::memory_order_acquire); })
       .def_prop_ro("fault", [](const Request& r) { return static_cast<int>(r.fault.load()); })
       .def_ro("peer", &Request::peer)
       .def_ro("cancelled", &Request::cancelled)
       .def_prop_ro(
           "status", [](const Request& r) { return Status::of(r.peer, r.tag, r.form, r.nbytes); },
-          "Of a receive that has ended well.");
+          "The status of a receive that has ended without an error.");
 }
 
 void bind_region(nb::module_& m) {
   nb::class_<Region>(m, "Region", "Memory that the ranks of one group on one host share.")
       .def(nb::init<int, uint32_t, size_t, bool>(), nb::arg("fd"), nb::arg("ranks"), nb::arg("staging_bytes"),
            nb::arg("create"))
-      .def("allow_lending", &Region::allow_lending, "Its ranks may read each other's own memory.")
+      .def("allow_lending", &Region::allow_lending, "Allows its ranks to read each other's memory.")
       .def(
           "joined",
           [](Region& region, int place) {
             return region.cell(region.member(place)).pid.load(std::memory_order_acquire) != 0;
           },
-          nb::arg("place"), "Whether the engine of the rank in this place has ever been there.")
+          nb::arg("place"), "Whether the rank in this place has made its engine.")
       .def(
           "give_up",
           [](Region& region, int place, const std::string& why) {
             give_up(region, region.member(place), why);
           },
           nb::arg("place"), nb::arg("why"),
-          "The rank in that place has failed before it had an engine: for the others it has left.");
-  m.def("landmark", &landmark, "The address of a word by which others see that they can read this process.");
+          "Marks the rank in that place as left: it has failed before it had an engine.");
+  m.def("landmark", &landmark,
+        "The address of a known word. A process that can read it there can read this process's memory.");
   m.def("reaches", &reaches, nb::arg("pid"), nb::arg("landmark"),
         "Whether this process can read the memory of another one.");
 }
@@ -220,7 +221,7 @@ void bind_region(nb::module_& m) {
 
 void bind_engine(nb::module_& m) {
   bind_region(m);
-  nb::class_<Connections>(m, "Connections", "How the ranks of a group are joined across hosts.")
+  nb::class_<Connections>(m, "Connections", "How the ranks of a group are connected across hosts.")
       .def(
           "__init__",
           [](Connections* self, std::vector<int> places, std::vector<int> hosts, std::vector<int> pids,
@@ -251,22 +252,23 @@ void bind_engine(nb::module_& m) {
           nb::arg("region"), nb::arg("rank"), nb::arg("pidfds"), nb::arg("status_fd"), nb::arg("cores"),
           nb::arg("spin_us"), nb::arg("segment_bytes"), nb::arg("spread") = true,
           nb::arg("connections") = Connections{})
-      .def("operation", &operation, nb::arg("code"), nb::arg("kind"), nb::arg("dtype"), nb::arg("op"),
-           nb::arg("plan") = 0, nb::arg("codec") = -1, nb::arg("block") = 0, nb::arg("checks_out") = false,
-           nb::arg("checks_in") = false,
-           "Loads a lowered plan for one element type and reduction. plan: what stands for it where ranks "
-           "compare their calls; 0: its number in the catalogue does. codec, block: what its edges carry, "
-           "where they carry codes; checks: which side must hold no number below zero.",
-           nb::keep_alive<0, 1>())
+      .def(
+          "operation", &operation, nb::arg("code"), nb::arg("kind"), nb::arg("dtype"), nb::arg("op"),
+          nb::arg("plan") = 0, nb::arg("codec") = -1, nb::arg("block") = 0, nb::arg("checks_out") = false,
+          nb::arg("checks_in") = false,
+          "Loads a lowered plan for one element type and reduction. plan: the number that identifies it when "
+          "ranks compare calls; 0: its number in the catalogue. codec, block: how values are encoded, where "
+          "edges carry codes; -1: none do. checks_out, checks_in: that side must not hold a negative number.",
+          nb::keep_alive<0, 1>())
       .def_prop_ro("issued", &Engine::issued, "Collectives issued up to now.")
-      .def_prop_ro("opened", &Engine::opened, "Messages of peers that this rank has read where they lay.")
+      .def_prop_ro("opened", &Engine::opened, "How many messages this rank has read in place.")
       .def("remark", &Engine::remark, nb::arg("seq"), nb::arg("text"),
-           "Reports to the others what this rank knows of the fault; only the first report counts.")
+           "Reports to the other ranks what this rank knows about the fault; only the first report counts.")
       .def("abort", &abort_group)
       .def("close_copies", &Engine::close_copies,
-           "In a fork's child: closes its copies of the connections to other hosts.")
+           "In a forked child: closes its copies of the connections to other hosts.")
       .def("leave", &leave)
       .def(
           "abandon", [](nb::handle_t<Engine> self) { self.inc_ref(); },
-          "In a fork's child: never destroy this copy, whose locks are the parent's.");
+          "In a forked child: keeps this copy for ever, because its locks belong to the parent.");
 }

@@ -1,4 +1,4 @@
-// What Python reads of a fault: one record of the fault and of where every rank stands, made by one call.
+// Binds the record of a fault: the fault and the status of every rank, made by one call.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -10,7 +10,7 @@ using namespace unisono;
 
 namespace {
 
-// Where a rank stands: its process, its newest calls, what it has reported.
+// A rank: its process, its status and newest calls, its remark.
 struct RankRecord {
   int rank, pid;
   bool left;
@@ -24,7 +24,7 @@ struct RankRecord {
   }
 };
 
-// A fault with where every rank stands.
+// A fault, and the status of every rank.
 struct FaultRecord {
   Fault fault;
   std::vector<RankRecord> ranks;
@@ -57,7 +57,7 @@ std::optional<FaultRecord> lacking(Engine& engine, const std::vector<int>& ranks
   return record(engine, found);
 }
 
-// Whatever bytes a rank has left there, they are text afterwards.
+// The remark as a str. Invalid UTF-8 is replaced: a rank may have written any bytes.
 nb::str text_of(const RankRecord& record) {
   const char* const text = record.status.remark;
   const auto length = static_cast<Py_ssize_t>(strnlen(text, sizeof record.status.remark));
@@ -84,8 +84,9 @@ void bind_records(nb::module_& m) {
       .def_prop_ro(
           "more", [](const SizeMismatch& m) { return m.more != 0; }, "More bytes may have followed.")
       .def_prop_ro(
-          "scratch", [](const SizeMismatch& m) { return m.scratch != 0; }, "The chunk is passed on only.");
-  nb::class_<RankRecord>(m, "RankRecord", "Where a rank stands.")
+          "scratch", [](const SizeMismatch& m) { return m.scratch != 0; },
+          "The receiver only forwards the chunk.");
+  nb::class_<RankRecord>(m, "RankRecord", "The status of a rank.")
       .def_ro("rank", &RankRecord::rank)
       .def_ro("pid", &RankRecord::pid)
       .def_ro("left", &RankRecord::left, "It has closed the group.")
@@ -98,8 +99,9 @@ void bind_records(nb::module_& m) {
           "remark_seq", [](const RankRecord& r) { return r.status.remark_seq; },
           "The collective that its report is about; 0: a message; 2**64-1: why it leaves.")
       .def_prop_ro("remark", &text_of, "The text of its report.")
-      .def("call", &RankRecord::call, nb::arg("seq"), "Its collective of this number; None: forgotten.");
-  nb::class_<FaultRecord>(m, "FaultRecord", "A fault, and where every rank stands.")
+      .def("call", &RankRecord::call, nb::arg("seq"),
+           "Its collective of this number; None: it is not remembered.");
+  nb::class_<FaultRecord>(m, "FaultRecord", "A fault, and the status of every rank.")
       .def_prop_ro("kind", [](const FaultRecord& r) { return r.fault.kind; })
       .def_prop_ro(
           "by", [](const FaultRecord& r) { return r.fault.by; }, "The rank that found it.")
@@ -127,15 +129,16 @@ void bind_faults(nb::module_& m, nb::class_<Engine>& engine) {
           "faulted", [](Engine& self) { return self.fault().kind != FaultKind::kNone; },
           "Whether a fault has ended the group.")
       .def("read_fault", &read_fault, nb::arg("refresh"),
-           "The fault that ended the group, of kind NONE if there is none. refresh: asks the ranks of other "
-           "hosts first where they stand, which takes a moment.")
+           "The fault that ended the group, of kind NONE if there is none. refresh: first asks the ranks of "
+           "other hosts for their status, which takes up to 0.7 s.")
       .def("lacking", &lacking, nb::arg("ranks"), nb::arg("needed"), nb::arg("abort"),
            nb::call_guard<nb::gil_scoped_release>(),
-           "Why fewer than `needed` of these ranks are left; None: enough are. abort: that ends the group.")
-      .def("record_of", &record_of, nb::arg("rank"), "Where one rank stands.")
+           "None when at least `needed` of these ranks are alive; otherwise the fault of one that is not. "
+           "abort: that fault ends the group.")
+      .def("record_of", &record_of, nb::arg("rank"), "The status of one rank.")
       .def(
           "await_end",
           [](Engine& self, int rank, double patience_s) { self.await_end(rank, deadline_after(patience_s)); },
           nb::arg("rank"), nb::arg("patience_s"), nb::call_guard<nb::gil_scoped_release>(),
-          "Waits for the end of a rank's process, at most `patience_s` after the first such wait.");
+          "Waits for the end of a rank's process, at most until `patience_s` after the first such call.");
 }

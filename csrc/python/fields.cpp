@@ -1,7 +1,8 @@
-// The fields of PyTorch's options, read where they lie.
+// Reads the fields of PyTorch's options objects from their memory.
 //
-// Read as Python's attributes, the options of one all-reduce take three times as long as the all-reduce.
-// Where a field lies is not known here: unisono/torch/fields.py finds it out, by writing to it and looking.
+// As Python attributes, the options of one all-reduce take three times as long to read as the all-reduce
+// takes. unisono/torch/fields.py finds the offset of each field: it writes to the field and compares the
+// memory.
 #include <malloc.h>
 
 #include <cstring>
@@ -12,7 +13,7 @@ namespace nb = nanobind;
 
 namespace {
 
-// How an object of a pybind11 class begins.
+// The beginning of an object of a pybind11 class.
 struct Instance {
   PyObject head;
   const unsigned char* value;
@@ -25,13 +26,13 @@ nb::bytes value_bytes(nb::handle object) {
   return nb::bytes(value, malloc_usable_size(const_cast<unsigned char*>(value)));
 }
 
-// Where the fields of one class of options lie, in bytes from the beginning; -1: it has no such field.
+// The offsets of the fields of one options class, in bytes; -1: it has no such field.
 class Fields {
  public:
   Fields(nb::object kind, int async_op, int timeout, int op, int root, int ops)
       : kind_(std::move(kind)), async_op_(async_op), timeout_(timeout), op_(op), root_(root), ops_(ops) {}
 
-  // 256 times the root's rank plus the number of the reduce operation; -1: look closer.
+  // 256 times the root's rank plus the number of the reduce operation; -1: the caller reads the attributes.
   int64_t read(PyObject* options) const {
     if (Py_TYPE(options) != reinterpret_cast<PyTypeObject*>(kind_.ptr())) return -1;
     const unsigned char* const value = value_of(options);
@@ -62,8 +63,8 @@ PyMethodDef kRead = {
 }  // namespace
 
 void bind_fields(nb::module_& m) {
-  m.def("value_bytes", &value_bytes, nb::arg("object"), "The bytes of the C++ object in one of pybind11's.");
-  nb::class_<Fields>(m, "Fields", "Where the fields of a class of PyTorch's options lie.")
+  m.def("value_bytes", &value_bytes, nb::arg("object"), "The bytes of the C++ object in a pybind11 object.");
+  nb::class_<Fields>(m, "Fields", "The offsets of the fields of one class of PyTorch's options.")
       .def(nb::init<nb::object, int, int, int, int, int>(), nb::arg("kind"), nb::arg("async_op"),
            nb::arg("timeout"), nb::arg("op"), nb::arg("root"), nb::arg("ops"))
       .def_prop_ro("read", [](nb::handle_t<Fields> fields) {

@@ -1,7 +1,7 @@
-// Below the callbacks of PyTorch's futures: without a frame of Python.
+// Callbacks of PyTorch's futures without a Python frame.
 //
-// PyTorch makes a C++ error of what a callback raises: its text, and below it every frame of Python that is
-// on the stack. These have none.
+// PyTorch turns an exception of a callback into a C++ error, whose text lists every Python frame on the
+// stack. These functions have none.
 #include "python/bindings.hpp"
 
 namespace nb = nanobind;
@@ -17,7 +17,7 @@ nb::object outcome(const nb::typed<nb::callable, nb::any()>& ask, nb::handle) {
 
 void call_each(const nb::typed<nb::iterator, nb::any>& calls) {
   while (true) {
-    const nb::object call = nb::steal(PyIter_Next(calls.ptr()));  // gone before the next one is waited for
+    const nb::object call = nb::steal(PyIter_Next(calls.ptr()));  // freed before the next one is awaited
     if (call.is_valid())
       call();
     else if (PyErr_Occurred())
@@ -31,6 +31,6 @@ void call_each(const nb::typed<nb::iterator, nb::any>& calls) {
 
 void bind_futures(nb::module_& m) {
   m.def("outcome", &outcome, nb::arg("ask"), nb::arg("future"),
-        "What `ask` answers: returned, or raised if it is an exception.");
-  m.def("call_each", &call_each, nb::arg("calls"), "Call each of these as it comes.");
+        "Call `ask`; return its result, or raise it if it is an exception.");
+  m.def("call_each", &call_each, nb::arg("calls"), "Call each item of an iterator as it arrives.");
 }

@@ -1,4 +1,4 @@
-// Memory for arrays that other ranks read where they are.
+// Memory for arrays that other ranks read in place.
 #include <nanobind/ndarray.h>
 
 #include <system_error>
@@ -22,7 +22,7 @@ struct Pages {
 
 using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
 
-// To make many pages and to give them back may take seconds, in which other threads go on.
+// Allocating or freeing many pages may take seconds. From this size on the GIL is released meanwhile.
 constexpr size_t kMany = 64 << 20;
 
 void end(void* kept) noexcept {
@@ -32,7 +32,7 @@ void end(void* kept) noexcept {
   pages->arena->give_back(std::exchange(pages->data, nullptr));
 }
 
-// The arena keeps what it gave until the array and all views of it are gone.
+// The pages stay allocated until the array and all views of it are gone.
 Bytes shared_bytes(size_t nbytes) {
   auto pages = std::make_unique<Pages>();
   try {

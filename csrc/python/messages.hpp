@@ -1,4 +1,5 @@
-// A message as a program passes it all day: seen and checked natively, sent or received at once.
+// The fast path of `send` and `recv`: arguments are read without Python code, and the message is passed at
+// once.
 #pragma once
 
 #include <algorithm>
@@ -9,14 +10,14 @@
 
 class Transfer {
  public:
-  // exact: a shorter message than its buffer holds is refused.
+  // exact: a message shorter than the buffer is refused.
   Transfer(bool sending, unisono::MessageKind kind, bool exact, double timeout_s)
       : sending(sending), timeout_s(timeout_s), kind_(kind), exact_(exact) {}
 
   const bool sending;
-  double timeout_s;  // the group's, unless the call names one
+  double timeout_s;  // the group's, unless the call has one
 
-  // Arguments: x, peer, tag, timeout. False: something is wrong, or has to be looked at more closely.
+  // Arguments: x, peer, tag, timeout. False: Python has to check them.
   bool read(PyObject* const* given, const unisono::Engine& engine) {
     PyObject* const from = given[1];
     const bool anybody = !sending && from == Py_None;
@@ -38,10 +39,10 @@ class Transfer {
     return timeout_s > 0;
   }
 
-  // What pins the memory of its buffer.
+  // The view that pins the memory of the buffer, if any.
   nanobind::object kept() const { return side_.kept(); }
 
-  // For people.
+  // For messages.
   nanobind::object name() const {
     const bool object = kind_ == unisono::MessageKind::kObject;
     const char* const what = sending ? (object ? "send_object" : "send") : (object ? "recv_object" : "recv");
@@ -49,14 +50,13 @@ class Transfer {
                                     : PyUnicode_FromString(what));
   }
 
-  // What has come, once it has been passed; of what was sent: true.
+  // After the message was passed: its Status, or True for a send.
   nanobind::object outcome() const {
     if (sending) return nanobind::bool_(true);
     return nanobind::cast(Status::of(peer_, tag_, form(), nbytes_));
   }
 
-  // Whether it could be passed at once. One that has not come is looked for as long as it would take to make
-  // a request for it.
+  // Whether it could be passed at once. A receive polls for about as long as making a Request takes.
   bool pass_now(unisono::Engine& engine) { return at_once(engine, kBriefSpins); }
 
   unisono::FaultKind pass(unisono::Engine& engine, unisono::HeldLock& held) {
@@ -110,5 +110,5 @@ class Transfer {
   const bool exact_;
   CallBuffers side_;
   int peer_ = 0, tag_ = 0;
-  uint64_t nbytes_ = 0;  // of the message that has come
+  uint64_t nbytes_ = 0;  // of the received message
 };

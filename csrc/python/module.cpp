@@ -1,4 +1,4 @@
-// The native module: its tables and its view of buffers. No logic: errors are explained in Python.
+// The native module: its tables, and how it reads buffers. No logic: Python makes the error texts.
 #include "python/bindings.hpp"
 
 #include <nanobind/stl/optional.h>
@@ -48,7 +48,7 @@ int dtype_of_format(const char* format, Py_ssize_t itemsize) {
   }
 }
 
-// NumPy's scalars say that their memory may be written to, and lose what is written.
+// NumPy's scalars export writable memory, but what is written there is lost.
 bool is_scalar(nb::handle object) {
   return nb::isinstance(object, nb::module_::import_("numpy").attr("generic"));
 }
@@ -89,7 +89,7 @@ void bind_tables(nb::module_& m) {
 #undef X
         };
       },
-      "Element types as (name, bytes per element); a dtype's code is its place in this list.");
+      "Element types as (name, bytes per element); a dtype's code is its index in this list.");
   m.def(
       "reduce_ops",
       [] {
@@ -99,7 +99,7 @@ void bind_tables(nb::module_& m) {
 #undef X
         };
       },
-      "Names of the reduction operations; an operation's code is its place in this list.");
+      "Names of the reduction operations; an operation's code is its index in this list.");
   m.def(
       "reducible",
       [](int dtype, int op) {
@@ -118,8 +118,7 @@ void bind_tables(nb::module_& m) {
       },
       nb::arg("object"), nb::arg("writable"),
       "(address, numel, dtype) of a C-contiguous buffer or torch CPU tensor, or None.");
-  nb::enum_<FaultKind>(m, "FaultKind", nb::is_arithmetic(),
-                       "What the engine answers: how an operation ended.")
+  nb::enum_<FaultKind>(m, "FaultKind", nb::is_arithmetic(), "How an operation ended.")
       .value("NONE", FaultKind::kNone)
       .value("TIMEOUT", FaultKind::kTimeout)
       .value("PEER_LOST", FaultKind::kPeerLost)
@@ -145,7 +144,7 @@ NB_MODULE(_native, m) {
       set_os_error(error);
     }
   });
-  nb::set_leak_warnings(false);  // groups that live until the interpreter ends are closed, not leaked
+  nb::set_leak_warnings(false);  // groups that exist until the interpreter ends are closed, not leaked
   m.doc() = "The engine: shared memory, reductions, the executor of lowered plans.";
   bind_tables(m);
   bind_engine(m);

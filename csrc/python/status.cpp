@@ -1,4 +1,4 @@
-// `Status`: what is known of a message that has come.
+// `Status`: describes a message that has arrived.
 #include "python/status.hpp"
 
 #include <nanobind/stl/tuple.h>
@@ -24,7 +24,7 @@ const char* dtype_name(const Status& status) {
   return is_object(status) ? kObjectDType : kNames[dtype_of_form(status.form)];
 }
 
-// As the number of a rank it can be compared with what `recv` is asked for.
+// Equal to the number of its source, so that it can be compared with a rank.
 nb::object equal(const Status& status, nb::handle other) {
   if (nb::isinstance<Status>(other)) return nb::bool_(status == nb::cast<const Status&>(other));
   if (PyLong_Check(other.ptr()) == 0) return nb::borrow(Py_NotImplemented);
@@ -41,16 +41,17 @@ nb::str text(const Status& status) {
 }  // namespace
 
 void bind_status(nb::module_& m) {
-  nb::class_<Status>(m, "Status", nb::is_final(),
-                     "What has come: from whom, with which tag, and how much of what. Where the number of a "
-                     "rank is expected it stands for `source`, and it equals that number.")
-      .def_ro("source", &Status::source, "The rank it came from.")
+  nb::class_<Status>(
+      m, "Status", nb::is_final(),
+      "A received message: its source, tag, size and dtype. It can be used as the number of the "
+      "rank `source`, and equals that number.")
+      .def_ro("source", &Status::source, "The rank that sent it.")
       .def_ro("tag", &Status::tag, "Its tag.")
-      .def_ro("numel", &Status::numel, "The number of elements that came, which may be fewer than asked for.")
-      .def_ro("nbytes", &Status::nbytes, "The number of bytes that came.")
+      .def_ro("numel", &Status::numel, "The number of elements received; the buffer may hold more.")
+      .def_ro("nbytes", &Status::nbytes, "The number of bytes received.")
       .def_prop_ro(
           "dtype", &dtype_name, nb::sig("def dtype(self) -> str"),
-          "The name of their dtype; \"object\" for what `recv_object` takes, whose size is not known.")
+          "The name of the dtype; \"object\" for a message of `send_object`, whose size is not known.")
       .def("__index__", [](const Status& status) { return status.source; })
       .def("__eq__", &equal, nb::arg("other"), nb::sig("def __eq__(self, other: object, /) -> bool"))
       .def("__hash__", [](const Status& status) { return nb::hash(nb::int_(status.source)); })
@@ -68,8 +69,8 @@ void bind_status(nb::module_& m) {
              new (self) Status(Status::of(source, tag, form, nbytes));
            })
       .def(
-          "__copy__", [](const Status& status) { return Status(status); }, "The same.")
+          "__copy__", [](const Status& status) { return Status(status); }, "A copy.")
       .def(
           "__deepcopy__", [](const Status& status, nb::handle) { return Status(status); }, nb::arg("memo"),
-          "The same.");
+          "A copy.");
 }

@@ -1,4 +1,4 @@
-// What is known of a message that has come, as Python sees it.
+// Python's `Status`: describes a message that has arrived.
 #pragma once
 
 #include "python/bindings.hpp"

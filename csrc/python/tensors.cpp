@@ -1,5 +1,5 @@
-// Torch tensors seen without Python: through the table of C functions that the tensor's type carries
-// (`__dlpack_c_exchange_api__`, of DLPack 1.2). Asking the tensor's methods instead costs ten times as much.
+// Reads torch tensors without Python code, through the table of C functions of the tensor's type
+// (`__dlpack_c_exchange_api__`, DLPack 1.2). The tensor's methods would take ten times as long.
 #include "python/bindings.hpp"
 
 namespace nb = nanobind;
@@ -8,7 +8,7 @@ namespace {
 
 using unisono::DType;
 
-// What DLPack 1.x lays down in memory, as far as it is looked at here.
+// The structs of DLPack 1.x, as far as they are read here.
 struct Described {
   void* data;
   int32_t device_type, device_id;
@@ -16,7 +16,7 @@ struct Described {
   uint8_t code, bits;
   uint16_t lanes;
   int64_t* shape;
-  int64_t* strides;  // in elements; may be null: row after row
+  int64_t* strides;  // in elements; null: C-contiguous
   uint64_t byte_offset;
 };
 struct Exchange {
@@ -64,7 +64,7 @@ std::optional<DType> dtype_of(const Described& seen) {
   }
 }
 
-// The number of elements when they lie row after row, or -1.
+// The number of elements if they are C-contiguous, or -1.
 int64_t contiguous_numel(const Described& seen) {
   int64_t numel = 1;
   bool dense = true;
@@ -75,7 +75,7 @@ int64_t contiguous_numel(const Described& seen) {
   return dense || numel == 0 ? numel : -1;
 }
 
-// Names that are looked up in every call: made once, and found by identity.
+// Names that are looked up in every call: interned once, so that they are found by identity.
 struct Names {
   PyObject* exchange = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
   PyObject* is_neg = PyUnicode_InternFromString("is_neg");
@@ -86,15 +86,15 @@ const Names& names() {
   return made;
 }
 
-// What a method without arguments answers; anything but False counts as true.
+// The result of a method without arguments; everything but False, an error too, counts as true.
 bool answers_true(nb::handle tensor, PyObject* method) {
   const nb::object answer = nb::steal(PyObject_CallMethodNoArgs(tensor.ptr(), method));
   if (!answer.is_valid()) PyErr_Clear();
   return answer.ptr() != Py_False;
 }
 
-// Lazy conjugates and negatives: their memory holds something else than they say. What has no such
-// methods is no tensor of torch, and may be read-only without a way to tell.
+// Whether the memory does not hold the tensor's values: a lazy conjugate or negative. An object without these
+// methods is not a tensor of torch; it counts as lazy, because it may be read-only and does not say so.
 bool lazy(nb::handle tensor, DType dtype) {
   const bool complex = dtype == DType::kC64 || dtype == DType::kC128;
   return answers_true(tensor, names().is_neg) || (complex && answers_true(tensor, names().is_conj));
@@ -113,7 +113,7 @@ const Exchange* exchange_of(nb::handle type) {
 
 }  // namespace
 
-// A wrapper around other tensors, or a recording of what would be done with one, has no memory.
+// nullopt also for tensors without memory of their own: wrapper subclasses, and fake tensors of a trace.
 std::optional<BufferView> look_at_tensor(nb::handle tensor) {
   const Exchange* const exchange = exchange_of(reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr())));
   if (exchange == nullptr) return std::nullopt;

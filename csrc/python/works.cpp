@@ -1,4 +1,4 @@
-// Asynchronous collectives as Python sees them.
+// Python's asynchronous collectives.
 #include <nanobind/stl/string.h>
 
 #include <cstring>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kForever = std::numeric_limits<double>::infinity();
 
-// Frames of these packages are not where the caller's program made a call.
+// Frames of these packages do not belong to the caller's program.
 bool ours(PyObject* globals) {
   static PyObject* const name = PyUnicode_InternFromString("__name__");
   PyObject* const module = PyDict_GetItemWithError(globals, name);
@@ -42,14 +42,14 @@ int offset_in(PyFrameObject* frame) {
 #endif
 }
 
-// Reads a code object, which nothing changes: also in a thread without the GIL.
+// Reads only an immutable code object, so it may run without the GIL.
 std::string file_and_line(const CallSite& site) {
   auto* const code = static_cast<PyCodeObject*>(const_cast<void*>(site.code));
   const std::string place = std::string(site.file) + ":" + std::to_string(PyCode_Addr2Line(code, site.at));
   return site.note == nullptr ? place : place + " with " + site.note;
 }
 
-// The innermost frame that is neither Unisono's nor PyTorch's. `code` keeps alive what it points into.
+// The innermost frame that is neither Unisono's nor PyTorch's. `code` keeps alive what the result points to.
 CallSite here(nb::object& code) {
   static PyObject* last = nullptr;  // the last caller; held, so that no other code has its address
   nb::object frame = nb::steal(reinterpret_cast<PyObject*>(PyThreadState_GetFrame(PyThreadState_Get())));
@@ -90,7 +90,7 @@ void CollectiveWork::start(Call&& call, const nb::object& note) {
     call.site = site_;
     ticket_ = engine().start(std::move(call));
   } catch (...) {
-    ticket_ = 0;  // the engine did not take it: any engine is past it
+    ticket_ = 0;  // the engine did not accept the call; ticket 0 is always done
     throw;
   }
 }
@@ -100,7 +100,7 @@ int CollectiveWork::ended(double timeout_s) {
   Engine& engine = this->engine();
   int kind = waiting(engine, brief_,
                      [&](HeldLock& held) { return engine.wait(ticket_, deadline_after(timeout_s), &held); });
-  if (kind == static_cast<int>(FaultKind::kTimeout) && done())  // it ended in this very moment
+  if (kind == static_cast<int>(FaultKind::kTimeout) && done())  // it has ended since
     kind = static_cast<int>(engine.wait(ticket_, INT64_MAX));
   return kind;
 }
@@ -115,7 +115,7 @@ void CollectiveWork::wait(nb::handle timeout) {
   const double timeout_s = seconds(timeout, kForever, planner_);
   const int kind = ended(timeout_s);
   if (kind == 0) {
-    keep_ = {};  // the engine is past them: they are the caller's alone again
+    keep_ = {};  // the engine no longer uses the buffers
     return;
   }
   const bool goes_on =
@@ -146,17 +146,17 @@ nb::object CollectiveWork::described(nb::handle self) const { return planner_.at
 
 void bind_works(nb::module_& m) {
   nb::class_<CollectiveWork>(m, "CollectiveWork",
-                             "A collective that was started: done when the engine has come to its ticket.")
-      .def("done", &CollectiveWork::done, "Whether it has ended, well or not.")
+                             "An asynchronous collective: done when the engine has run its ticket.")
+      .def("done", &CollectiveWork::done, "Whether it has ended, with or without an error.")
       .def("wait", &CollectiveWork::wait, nb::arg("timeout").none() = nb::none(),
-           "Wait until it has ended, and raise what went wrong; see `Work.wait`.")
+           "Wait until it has ended, and raise its error; see `Work.wait`.")
       .def("exception", &CollectiveWork::exception, nb::sig("def exception(self) -> BaseException | None"),
-           "What went wrong, None when nothing did or it is still under way.")
+           "Its error; None if it has none or is still under way.")
       .def("result", &CollectiveWork::result, nb::sig("def result(self) -> typing.Any"),
-           "Wait for it; then the array that the call allocated, None where it was given one.")
+           "Wait; then return the array that the call allocated, or None if the caller gave one.")
       .def("let_go", &CollectiveWork::let_go,
-           "After its end: keep its buffers for ever if a rank that was stopped may still write to them.")
-      .def("_what", &CollectiveWork::text, "The operation, for people.")
+           "After its end: keep its buffers for ever if a stopped rank may still write to them.")
+      .def("_what", &CollectiveWork::text, "The operation, for messages.")
       .def("__repr__",
            [](nb::handle_t<CollectiveWork> self) {
              return nb::str(nb::inst_ptr<CollectiveWork>(self)->described(self));
