@@ -5,16 +5,6 @@
 #include <new>
 
 namespace unisono {
-namespace {
-
-bool tags_match(int wanted, int got) { return wanted == kAnyTag || wanted == got; }
-bool ranks_match(int wanted, int got) { return wanted == kAnyRank || wanted == got; }
-
-Envelope envelope(int source, const MessageHeader& header) {
-  return {source, header.tag, header.form(), header.nbytes};
-}
-
-}  // namespace
 
 Channels::Channels(World& world, const Peers& peers, int rank, WaitPolicy patience, WaitPolicy background,
                    std::vector<int> sockets, Control* control)
@@ -84,7 +74,7 @@ void Channels::push(int peer) {
 
 std::shared_ptr<Request> Channels::match(int peer, const Header& header) {
   const auto found = std::find_if(receives_.begin(), receives_.end(), [&](const auto& request) {
-    return ranks_match(request->peer, peer) && tags_match(request->tag, header.tag);
+    return matches(request->peer, request->tag, peer, header.tag);
   });
   if (found == receives_.end()) return nullptr;
   std::shared_ptr<Request> request = std::move(*found);
@@ -117,8 +107,7 @@ void Channels::refuse(Request& request, int peer, const Header& header) {
 // for a receive.
 bool Channels::take_unexpected(Request& request) {
   for (auto kept = unexpected_.begin(); kept != unexpected_.end(); ++kept) {
-    if (!ranks_match(request.peer, kept->peer) || !tags_match(request.tag, kept->header.tag)) continue;
-    if (!kept->whole) continue;
+    if (!kept->whole || !matches(request.peer, request.tag, kept->peer, kept->header.tag)) continue;
     deliver(request, kept->peer, kept->header, kept->bytes.data());
     forget(kept);
     return true;

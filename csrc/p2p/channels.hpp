@@ -61,6 +61,14 @@ struct Envelope {
   uint32_t form;
   uint64_t nbytes;
 };
+inline Envelope envelope(int source, const MessageHeader& header) {
+  return {source, header.tag, header.form(), header.nbytes};
+}
+
+// Whether a receive from `wanted_peer` with `wanted_tag` matches a message.
+inline bool matches(int wanted_peer, int wanted_tag, int peer, int tag) {
+  return (wanted_peer == kAnyRank || wanted_peer == peer) && (wanted_tag == kAnyTag || wanted_tag == tag);
+}
 
 class Channels {
  public:

@@ -5,34 +5,24 @@
 #include "p2p/channels.hpp"
 
 namespace unisono {
-namespace {
-
-bool fits(int wanted_peer, int wanted_tag, int peer, int tag) {
-  return (wanted_peer == kAnyRank || wanted_peer == peer) && (wanted_tag == kAnyTag || wanted_tag == tag);
-}
-
-}  // namespace
 
 // Whether an earlier receive will get this message.
 bool Channels::asked_for(int peer, int tag) const {
   return std::ranges::any_of(
-      receives_, [&](const auto& request) { return fits(request->peer, request->tag, peer, tag); });
+      receives_, [&](const auto& request) { return matches(request->peer, request->tag, peer, tag); });
 }
 
 // Of each peer's messages only the last can still be arriving, so whole messages come first.
 std::optional<Envelope> Channels::first_come(int peer, int tag) const {
-  const auto envelope_of = [](int source, const Header& header) {
-    return Envelope{source, header.tag, header.form(), header.nbytes};
-  };
   for (const bool whole : {true, false})
     for (const UnexpectedMessage& kept : unexpected_)
-      if (kept.whole == whole && fits(peer, tag, kept.peer, kept.header.tag) &&
+      if (kept.whole == whole && matches(peer, tag, kept.peer, kept.header.tag) &&
           (whole || !asked_for(kept.peer, kept.header.tag)))
-        return envelope_of(kept.peer, kept.header);
+        return envelope(kept.peer, kept.header);
   for (int source = 0; source < static_cast<int>(incoming_.size()); ++source) {
     const Incoming& one = incoming_[static_cast<size_t>(source)];
-    if (one.open && one.held && fits(peer, tag, source, one.header.tag))
-      return envelope_of(source, one.header);
+    if (one.open && one.held && matches(peer, tag, source, one.header.tag))
+      return envelope(source, one.header);
   }
   return std::nullopt;
 }

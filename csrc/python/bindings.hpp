@@ -19,6 +19,8 @@ void bind_calibrate(nanobind::module_& m);
 void bind_codecs(nanobind::module_& m);
 // The index of the first value below zero, or `numel`. -0 and NaN are not below zero.
 size_t first_negative(const float* values, size_t numel);
+// Throws std::invalid_argument where the codec has no blocks of this size (0: no blocks).
+void check_block(unisono::Codec codec, size_t block);
 void bind_fields(nanobind::module_& m);
 void bind_futures(nanobind::module_& m);
 void bind_memory(nanobind::module_& m);

@@ -22,14 +22,15 @@ const KernelTable& table_of(const std::string& isa) {
   throw nb::value_error("this processor has no such instruction set");
 }
 
-const CodecKernels& codec_of(int codec, const std::string& isa) {
+const CodecKernels& codec_of(int codec, size_t block, const std::string& isa) {
   if (codec < 0 || static_cast<size_t>(codec) >= kCodecCount) throw nb::value_error("no such codec");
+  check_block(static_cast<Codec>(codec), block);
   return table_of(isa).codecs[static_cast<size_t>(codec)];
 }
 
 size_t encode_values(int codec, size_t block, Address out, Address in, size_t numel, bool stochastic,
                      uint64_t seed, uint64_t first, const std::string& isa) {
-  const CodecKernels& kernels = codec_of(codec, isa);
+  const CodecKernels& kernels = codec_of(codec, block, isa);
   const nb::gil_scoped_release no_gil;
   return kernels.encode(reinterpret_cast<void*>(out), reinterpret_cast<const float*>(in), numel,
                         {block, stochastic, seed, first});
@@ -37,7 +38,7 @@ size_t encode_values(int codec, size_t block, Address out, Address in, size_t nu
 
 void decode_values(int codec, size_t block, Address out, Address in, size_t numel, bool accumulate,
                    const std::string& isa) {
-  const CodecKernels& kernels = codec_of(codec, isa);
+  const CodecKernels& kernels = codec_of(codec, block, isa);
   const nb::gil_scoped_release no_gil;
   (accumulate ? kernels.accumulate : kernels.decode)(reinterpret_cast<float*>(out),
                                                      reinterpret_cast<const void*>(in), numel, block);
@@ -52,6 +53,12 @@ size_t adam_step(Address parameter, Address gradient, Address mean, Address vari
 }
 
 }  // namespace
+
+void check_block(Codec codec, size_t block) {
+  const bool blocks = codec == Codec::kInt8 || codec == Codec::kInt4;
+  if (blocks ? block == 0 || block % 16 != 0 || block > kMostBlock : block != 0)
+    throw std::invalid_argument("the codec has no blocks of this size");
+}
 
 size_t first_negative(const float* values, size_t numel) {
   const auto negative = [](float value) { return value < 0; };

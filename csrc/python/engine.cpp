@@ -51,9 +51,7 @@ Coder coder_of(int codec, size_t block, const Program& program, DType dtype) {
   if (codec < 0 && !program.coded()) return {};
   if (codec < 0 || static_cast<size_t>(codec) >= kCodecCount || dtype != DType::kF32)
     throw std::invalid_argument("a plan whose edges carry codes has a codec, and f32");
-  const bool blocks = static_cast<Codec>(codec) == Codec::kInt8 || static_cast<Codec>(codec) == Codec::kInt4;
-  if (blocks ? block == 0 || block % 16 != 0 || block > kMostBlock : block != 0)
-    throw std::invalid_argument("no such block");
+  check_block(static_cast<Codec>(codec), block);
   return {&kernels().codecs[static_cast<size_t>(codec)], static_cast<Codec>(codec), block};
 }
 

@@ -341,6 +341,17 @@ def test_wrong_arguments_are_refused(call, error, text):
     assert (X == 1).all()
 
 
+@pytest.mark.parametrize(("codec", "block"), [(un.codecs.int8(), 0), (un.codecs.int4(), 24), (Codec("bf16"), 16)])
+def test_the_kernels_refuse_an_impossible_block(codec: Codec, block: int) -> None:
+    """A block of 0 values would never end."""
+    room = np.zeros(64, np.float32).ctypes.data
+    number = NUMBERS[codec.name]
+    with pytest.raises(ValueError, match="no blocks of this size"):
+        _native.codec_encode(number, block, room, room, 0, False, 0, 0)
+    with pytest.raises(ValueError, match="no blocks of this size"):
+        _native.codec_decode(number, block, room, room, 0, False)
+
+
 def test_the_package_loads_without_codecs():
     code = "import sys, unisono; assert not {'numpy', 'torch', 'unisono.codecs'} & set(sys.modules)"
     code += "; unisono.codecs.bf16"

@@ -6,7 +6,7 @@ planning.py   a new call: checked -> plan -> lowered -> bound            layout.
 coalesced.py  many buffers in one call   messages.py  between two ranks  objects.py  Python objects
 results.py    allocated results          canon.py     reproducible order work.py     operations under way
 waiting.py    wait for several works         external.py  a group over another library: checks, refusals
-external_work.py  its operations under way   outside.py   init_process_group for those
+external_work.py  its operations under way   outside.py   init_process_group for such groups
 """
 
 from __future__ import annotations

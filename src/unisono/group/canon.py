@@ -1,7 +1,7 @@
-"""Reproducible reductions: the same bits whatever the size, the algorithm and where the ranks are.
+"""Reproducible reductions: the same bits for every size, algorithm and placement of ranks.
 
 The canonical order is that of ranks: contributions 0, 1, ... p-1 are combined in one accumulation, without
-rounding in between. An algorithm whose plan is proved to do this gives the bits of every other such one.
+rounding in between. All algorithms that are proved to do this give the same bits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["Canon"]
 
 
 class Canon:
-    """Which algorithms keep to the canonical order in a group of `size` ranks."""
+    """Which algorithms combine in the canonical order in a group of `size` ranks."""
 
     def __init__(self, size: int, hosts: tuple[int, ...]) -> None:
         self._size = size
@@ -20,13 +20,13 @@ class Canon:
         self._canonical: dict[tuple[str, str, int], bool] = {}
 
     def algorithm(self, collective: str, wanted: str, root: int, asked: bool) -> str:
-        """`wanted` if it is canonical; otherwise, unless the caller asked for it, the first that is.
+        """`wanted` if it is canonical; otherwise the first that is, unless the caller has named `wanted`.
 
         Raises:
-            ValueError: the caller asked for an algorithm that is not, or none is.
+            ValueError: the caller has named an algorithm that is not canonical, or none is.
         """
         contract = CONTRACTS[collective]
-        combines = contract.reduces and contract.counts  # a barrier combines nothing that has bits
+        combines = contract.reduces and contract.counts  # a barrier combines no values
         if not combines or self._is_canonical(collective, wanted, root):
             return wanted
         fit = [name for name in ALGORITHMS[collective] if self._is_canonical(collective, name, root)]

@@ -1,9 +1,8 @@
-"""Many buffers in one call: small ones travel together, large ones one after the other.
+"""Many buffers in one call: small ones are packed, large ones run one after another.
 
-Each call gives what the collective would give on one buffer after the other. Small buffers of one dtype are
-copied together, and cost one operation; whether one is small depends on nothing but its size. All are checked
-before the first byte moves. Ranks compare their lists: other sizes, other dtypes or another order is a
-`Mismatch`.
+The result is that of the collective on each buffer. Small buffers of one dtype are packed into one, and take
+one operation; only its size decides whether a buffer is small. All are checked before the first byte moves.
+Ranks compare their lists: other sizes, other dtypes or another order is a `Mismatch`.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from unisono.reduction import Op, PremulSum
 __all__ = ["between", "in_place"]
 
 TOGETHER_BYTES = 64 * 1024
-"""A buffer up to this size costs less to copy twice than to send by itself."""
+"""Copying a buffer of up to this size twice takes less time than an operation of its own."""
 PACKED_BYTES = 1 << 20
-"""What travels together at most."""
+"""The most bytes that are packed into one buffer."""
 Coding = tuple[Any, Any]
 
 LISTED = 8
-"""So many buffers are shown in an error."""
+"""The most buffers that an error lists."""
 
 
 class _Piece(NamedTuple):
-    """One buffer of a call, or its output and its input. `numel`: of what a rank contributes."""
+    """One buffer of a call, or an output and its input. `numel`: the elements that a rank contributes."""
 
     dtype: int
     numel: int
@@ -57,7 +56,7 @@ def in_place(
     reproducible: bool = False,
     coding: Coding = (None, None),
 ) -> list[_native.BoundCall]:
-    """The calls that stand for a collective of each of `xs`, all checked. coding: codec, between_hosts."""
+    """The bound calls for a collective on each of `xs`, all checked. coding: codec, between_hosts."""
     name = f"{collective}_coalesced"
     pieces = []
     xs = [planner.seen(name, x) for x in listed(xs, f"{name}: xs")]
@@ -80,7 +79,7 @@ def between(
     reproducible: bool = False,
     coding: Coding = (None, None),
 ) -> list[_native.BoundCall]:
-    """The calls that stand for a collective of each of `givens` into that of `outs`, all checked."""
+    """The bound calls for a collective from each of `givens` into its `outs`, all checked."""
     sides, name = SIDES[collective], f"{collective}_coalesced"
     outs, givens = listed(outs, f"{name}: outs"), listed(givens, f"{name}: inputs")
     outs, givens = ([planner.seen(name, x) for x in side] for side in (outs, givens))
@@ -152,7 +151,7 @@ def _bind(
 
 
 def _batches(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
-    """What travels together: small buffers of one dtype, up to a limit. The same on every rank."""
+    """The buffers that are packed together: small, of one dtype, up to a limit. The same on every rank."""
     for (large, _), some in groupby(sorted(pieces, key=_order), key=_order):
         batch: list[_Piece] = []
         nbytes = 0
@@ -166,13 +165,13 @@ def _batches(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
 
 
 def _listed(pieces: list[_Piece]) -> str:
-    """The list of a call, as a Mismatch shows it."""
+    """The list of buffers, for a Mismatch."""
     each = [f"{DTYPES[piece.dtype]}[{piece.numel}]" for piece in pieces[:LISTED]]
     return ", ".join([*each, "..."] if len(pieces) > LISTED else each)
 
 
 def _order(piece: _Piece) -> tuple[bool, int]:
-    """Small ones before large ones, and dtype by dtype; otherwise in the order given."""
+    """The sort key: small buffers before large ones, then by dtype. The sort is stable."""
     return piece.nbytes > TOGETHER_BYTES, piece.dtype
 
 
@@ -185,7 +184,7 @@ def _block_counts(collective: str, size: int) -> tuple[int, int]:
 
 
 def _by_block(sides: list[Extents], count: int, item: int) -> Extents:
-    """Block 0 of every buffer, then block 1 of every buffer ...: what the engine cuts into `count`."""
+    """Block 0 of every buffer, then block 1 of every buffer, and so on: the engine cuts this into `count`."""
     cut = [_cut(side, count, item) for side in sides]
     return [blocks[number] for number in range(count) for blocks in cut]
 
@@ -203,7 +202,7 @@ def _naming(call: str) -> Iterator[None]:
 
 
 def _check_apart(call: str, pieces: list[_Piece], counts: tuple[int, int]) -> None:
-    """What is written shares no memory with anything else of the call, but for a buffer's own block."""
+    """Check that no written memory is shared with another buffer, except a buffer's own block."""
     reaches: list[tuple[int, int, bool]] = []  # (start, end, written)
     for piece in pieces:
         item = ITEMSIZES[piece.dtype]

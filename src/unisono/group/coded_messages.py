@@ -1,4 +1,4 @@
-"""Messages between two ranks whose values travel as codes."""
+"""Messages between two ranks with encoded values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pass_coded(
     timeout: Seconds,
     codec: Codec | str,
 ) -> Status:
-    """Send float32 values as codes, or receive as many; the status of what has come.
+    """Send float32 values as codes, or receive them; returns the status of the received message.
 
     Raises:
         ValueError, TypeError: an argument is wrong; nothing was sent.

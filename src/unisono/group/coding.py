@@ -1,4 +1,4 @@
-"""The codec of a call: what a caller may ask for, and which edges of the plan carry its codes."""
+"""The codec of a call: its arguments, and which edges of the plan carry codes."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ __all__ = [
 AUTO = "auto"
 
 AUTO_CODECS = (Codec("bf16"), Codec("int8", 64), Codec("int4", 64))
-"""What "auto" chooses from: those whose error is a share of the magnitude for every finite f32."""
+"""The choices of "auto": codecs whose error is relative to the magnitude for every finite f32."""
 
 BLOCK_OF_ALL = 1 << 16
-"""Values of which the bytes per value are taken: a multiple of every block."""
+"""The number of values for which bytes per value are computed: a multiple of every block."""
 
 _F32 = DTYPES.index("float32")
 _OPS = (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX)
@@ -45,10 +45,11 @@ _FED_BACK = ("all_reduce", "reduce_scatter", "broadcast", "all_to_all")
 
 
 class CodedAs(NamedTuple):
-    """How the edges of a call carry what it sends.
+    """How the edges of a call encode values.
 
     Attributes:
-        codec: of the codes.  edges: which carry them.  feedback: what is lost is kept, and added next time.
+        codec: of the codes.  edges: which carry codes.  feedback: the error is kept and added in the next
+            call.
     """
 
     codec: Codec
@@ -57,7 +58,7 @@ class CodedAs(NamedTuple):
 
     @property
     def number(self) -> int:
-        """Stands for all of it where ranks compare their calls; never 0."""
+        """Identifies it when ranks compare their calls; never 0."""
         digest = blake2b(f"{self.codec} {self.edges} {self.feedback}".encode(), digest_size=8)
         return int.from_bytes(digest.digest(), "little") or 1
 
@@ -68,12 +69,12 @@ class CodedAs(NamedTuple):
 
 
 class CodecChoice(NamedTuple):
-    """What a codec would give for one message; `Group.explain` makes them.
+    """One codec for a message, as `Group.explain` returns it.
 
     Attributes:
         codec: None: no codec.  seconds: of a call, by the cost model.
-        error: the plan's bound, as a share of the largest magnitude that the result can have.
-        gain: how many times as fast as without a codec.  chosen: by codec="auto" with this `max_error`.
+        error: the plan's bound, relative to the largest magnitude that the result can have.
+        gain: the speed-up over no codec.  chosen: codec="auto" takes it with this `max_error`.
     """
 
     codec: Codec | None
@@ -89,7 +90,7 @@ class CodecChoice(NamedTuple):
 
 
 class Feedback(NamedTuple):
-    """The buffer in which a call keeps what encoding has lost, and what pins it."""
+    """The buffer in which a call keeps the encoding error, and the object that pins it."""
 
     address: int
     numel: int
@@ -97,7 +98,7 @@ class Feedback(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What a call says of codecs, as its caller has it, and whether it is to be reproducible."""
+    """The codec arguments of a call as the caller gave them, and whether it has to be reproducible."""
 
     codec: Any
     between_hosts: Any = None
@@ -109,10 +110,10 @@ class Wanted(NamedTuple):
 def asked(
     collective: str, plan: str, codec: Any, between_hosts: Any, feedback: Any, max_error: Any
 ) -> Codec | str | None:
-    """The codec that a call asks for, by its arguments alone: None, a codec, or "auto".
+    """The codec argument, checked with the other arguments alone: None, a codec, or "auto".
 
     Raises:
-        ValueError, TypeError: it is none, the call cannot have one, or an argument lacks it.
+        ValueError, TypeError: it is no codec, the collective has none, or an argument needs one.
     """
     if codec is None:
         for name, value in (
@@ -139,10 +140,10 @@ def asked(
 
 
 def codec_for(call: str, codec: Any) -> Codec:
-    """The codec of a call, which may be given by its name.
+    """The codec of a call, from a codec or its name.
 
     Raises:
-        ValueError, TypeError: there is none of this name, or it is no codec.
+        ValueError, TypeError: no codec has this name, or it is no codec.
     """
     try:
         return codec_of(codec)
@@ -161,10 +162,10 @@ def coded_as(
     op: Op,
     reproducible: bool,
 ) -> CodedAs:
-    """How the edges of a call carry what it sends.
+    """How the edges of a call encode values.
 
     Raises:
-        ValueError, TypeError: it cannot have this codec.
+        ValueError, TypeError: the call cannot have this codec.
     """
     if dtype != _F32:
         raise TypeError(f"{collective}: a codec takes float32, got {DTYPES[dtype]}; convert it first")
@@ -184,10 +185,10 @@ def coded_as(
 
 
 def feedback_of(collective: str, buffer: Any, laid: Laid) -> Feedback:
-    """Look at the buffer in which a call keeps what encoding has lost.
+    """Check the buffer in which a call keeps the encoding error.
 
     Raises:
-        ValueError, TypeError: it is no float32 buffer of the length of what is sent, or overlaps it.
+        ValueError, TypeError: it is no float32 buffer as long as the data that is sent, or overlaps that.
     """
     if collective not in _FED_BACK:
         raise ValueError(f"{collective}: no feedback=; {', '.join(_FED_BACK)} have it")
@@ -213,7 +214,7 @@ def feedback_of(collective: str, buffer: Any, laid: Laid) -> Feedback:
 
 
 def sent_side(plan: str, rank: int, root: int) -> str:
-    """The side of a call that this rank sends of: "out", "in" or neither."""
+    """The side of a call from which this rank sends: "out", "in", or "" for neither."""
     contract = CONTRACTS[plan]
     if not contract.gives(rank, root) or (plan == "broadcast" and rank != root):
         return ""
@@ -221,10 +222,10 @@ def sent_side(plan: str, rank: int, root: int) -> str:
 
 
 def check_signs(collective: str, sent: Extents, name: str) -> None:
-    """Refuse numbers below zero, for a codec that has none.
+    """Refuse negative numbers, for a codec without them.
 
     Raises:
-        ValueError: there is one; the text has its place.
+        ValueError: there is one; the text has its index.
     """
     for number, (address, numel) in enumerate(sent):
         place = _native.first_negative(address, numel)

@@ -1,4 +1,4 @@
-"""The codecs of a group's calls: what edges carry, what is proved, what is lost, what "auto" takes."""
+"""The codecs of a group's calls: the encoding of edges, its proof, its error, and the choice of "auto"."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _F32 = DTYPES.index("float32")
 
 
 class Codings:
-    """Of one rank, in a group of `size` ranks on these hosts; `chooser` has the cost model."""
+    """The codecs of one rank, in a group of `size` ranks on these hosts; `chooser` has the cost model."""
 
     def __init__(self, rank: int, size: int, hosts: tuple[int, ...], chooser: Chooser) -> None:
         self._rank = rank
@@ -51,7 +51,7 @@ class Codings:
         self._proofs: dict[tuple[object, ...], Proof] = {}
         self._chosen: dict[tuple[object, ...], Codec | None] = {}
 
-    # ---- of a call -------------------------------------------------------------------------------------
+    # ---- one call --------------------------------------------------------------------------------------
 
     def of_call(
         self,
@@ -63,12 +63,12 @@ class Codings:
         op: Op,
         root: int,
     ) -> tuple[CodedAs | None, Feedback | None, Laid]:
-        """What the edges of a call carry (None: values), where it keeps what is lost, and its buffers.
+        """The encoding of a call's edges (None: values), its feedback buffer, and its buffers.
 
         Args:
             given: codec, between_hosts, feedback, max_error.  out: the buffer of `laid.target`.
         Raises:
-            ValueError, TypeError: it cannot have this codec, or its codec has not its numbers.
+            ValueError, TypeError: it cannot have this codec, or the codec cannot encode its values.
         """
         plan, wanted = kind_of(kind).plan, Wanted(*given, reproducible)
         if isinstance(wanted.codec, str) and wanted.codec == AUTO:
@@ -80,9 +80,8 @@ class Codings:
         coded = self._coded(kind, wanted, laid.dtype, op, root, (laid.target, laid.source))
         if coded is None:
             return None, None, laid
-        if plan == "broadcast" and not laid.writes:  # the root keeps what the others decode
-            view(out, True, f"{kind}: x")
-            laid = laid._replace(writes=True)
+        if plan == "broadcast" and not laid.writes:  # the root stores the decoded values, as the other ranks
+            do view(out, True, f"{kind}: x") laid = laid._replace(writes=True)
         kept = None if wanted.feedback is None else feedback_of(kind, wanted.feedback, laid)
         return coded, kept, laid
 
@@ -96,7 +95,7 @@ class Codings:
         reproducible: bool,
         sides: tuple[Extents, Extents],
     ) -> CodedAs | None:
-        """What the edges of a call carry, whose buffers are `sides`; None: values.
+        """The encoding of the edges of a call with the buffers `sides`; None: values.
 
         coding: codec, between_hosts.
 
@@ -111,7 +110,7 @@ class Codings:
         """As `coded`.
 
         Raises:
-            ValueError, TypeError: it cannot have this codec, or its codec has not its numbers.
+            ValueError, TypeError: it cannot have this codec, or the codec cannot encode its values.
         """
         plan = kind_of(kind).plan
         codec = asked(kind, plan, *wanted[:4])
@@ -135,24 +134,24 @@ class Codings:
             check_signs(kind, sent, "x" if side == "out" or plan == "all_gather" else "inputs")
         return coded
 
-    # ---- what is proved --------------------------------------------------------------------------------
+    # ---- the proof -------------------------------------------------------------------------------------
 
     def way(
         self, collective: str, algorithm: str | None, root: int, coded: CodedAs, nbytes: int
     ) -> tuple[str, bool, str]:
-        """The algorithm of a call, whether it asks for hosts, and which side has no numbers below zero."""
+        """The algorithm of a call, whether it depends on hosts, and which side must not be negative."""
         name, placed = coded_algorithm(collective, algorithm, coded.edges, nbytes)
         return name, placed, "" if coded.codec.signed else sent_side(collective, self._rank, root)
 
     def prove(self, collective: str, algorithm: str | None, root: int, coded: CodedAs) -> Proof:
-        """What is proved of the plan of such a call.
+        """The proof of the plan of such a call.
 
         Raises:
             PlanError: its edges cannot carry these codes; the text says why.
         """
-        from unisono.plans.proof import prove  # most ranks prove nothing
+        from unisono.plans.proof import prove  # imported late: most ranks prove nothing
 
-        idempotent = coded.codec.idempotent and not coded.feedback  # what a rank kept would be added again
+        idempotent = coded.codec.idempotent and not coded.feedback  # a kept error would be added again
         key = (collective, algorithm, root, coded.edges, idempotent)
         if key in self._proofs:
             return self._proofs[key]
@@ -204,7 +203,7 @@ class Codings:
     def _asked(
         self, collective: str, codec: Any, op: Op, between_hosts: Any, feedback: Any = None
     ) -> CodedAs:
-        """What a call of this collective would carry."""
+        """The encoding of a call of this collective."""
         if instance(collective, str, "collective") not in CODED:
             raise ValueError(f"{collective}: no codec; {', '.join(CODED)} have one")
         if type(op) not in (ReduceOp, PremulSum):
@@ -215,7 +214,7 @@ class Codings:
             raise TypeError("codec is None, expected a codec or its name")
         return coded
 
-    # ---- what is chosen --------------------------------------------------------------------------------
+    # ---- the choice ------------------------------------------------------------------------------------
 
     def explain(
         self, collective: str, nbytes: int, op: Op, between_hosts: Any, max_error: Any
@@ -243,7 +242,7 @@ class Codings:
         return tuple(each._replace(chosen=each is best) for each in found)
 
     def _choose(self, kind: str, laid: Laid, op: Op, wanted: Wanted) -> Codec | None:
-        """What codec="auto" stands for; all ranks choose alike."""
+        """The codec of codec="auto"; all ranks choose the same one."""
         most = positive(wanted.max_error, f"{kind}: max_error")
         if laid.dtype != _F32 or not self._several_hosts or wanted.reproducible:
             return None
@@ -259,7 +258,7 @@ class Codings:
 
 
 def coded_algorithm(collective: str, algorithm: str | None, edges: str, nbytes: int = 0) -> tuple[str, bool]:
-    """The algorithm of a call whose edges carry codes, and whether it asks where ranks are."""
+    """The algorithm of a call whose edges carry codes, and whether it depends on hosts."""
     flat, placed = CODED[collective]
     if algorithm is not None:
         return algorithm, True

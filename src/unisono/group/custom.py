@@ -1,4 +1,4 @@
-"""Algorithms of the caller's own, as one group knows them: each is proved once."""
+"""The caller's own algorithms in one group: each is proved once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CustomAlgorithms:
         self._rank = rank
         self._size = size
         self._hosts = hosts
-        # Weakly: a function may lead back to the group, whose finalizer leads here.
+        # Weak keys: a function may refer to the group, whose finalizer refers to this object.
         self._known: WeakKeyDictionary[StepFunction, dict[tuple[str, int], Known]] = WeakKeyDictionary()
 
     def plan(self, collective: str, function: StepFunction, root: int) -> Known:
@@ -35,7 +35,7 @@ class CustomAlgorithms:
 
         Raises:
             PlanError: it is wrong; the message shows the rank and the step.
-            TypeError: it gives no steps, or cannot be remembered.
+            TypeError: it returns no steps, or cannot be a weak reference.
         """
         try:
             plans = self._known.setdefault(function, {})

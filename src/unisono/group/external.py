@@ -1,7 +1,7 @@
-"""A `Group` over another library: MPI, Gloo or NCCL carry its bytes, see `unisono.backends`.
+"""A `Group` over another library: MPI, Gloo or NCCL moves its bytes, see `unisono.backends`.
 
-The methods, argument checks, result shapes, objects and subgroups are those of every `Group`. What runs a
-checked call is another library. What that cannot do is refused by `NotSupported` before a byte moves.
+The methods, argument checks, result shapes, objects and subgroups are those of every `Group`. Another library
+runs a checked call. What it cannot do raises `NotSupported` before a byte moves.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from unisono.reduction import Op
 __all__ = ["ExternalGroup", "ExternalPlanner"]
 
 CLOSING_S = 1.0
-"""How long a rank that closes waits for the operations it has under way."""
+"""How long `close` waits for the operations under way."""
 
 MOST_SAID = 300
-"""So many characters of a library's error text are shown; the rest is in the exception it comes from."""
+"""The most characters shown of a library's error text; the rest is in the original exception."""
 
 _NUMBERS = (bool, int, float, complex)
 Seconds = float | timedelta | None
 
 
 class ExternalPlanner(Planner):
-    """Checks the calls of one rank, and hands them to its driver."""
+    """Checks the calls of one rank, and passes them to its driver."""
 
     def __init__(self, driver: Driver, name: str, timeout_s: float, hosts: tuple[str, ...]) -> None:
         engine = cast("_native.Engine", driver)
@@ -54,7 +54,7 @@ class ExternalPlanner(Planner):
 
     @property
     def driver(self) -> Driver:
-        """The driver, in the place of the engine.
+        """The driver, which takes the place of the engine.
 
         Raises:
             GroupClosed: the group was closed.
@@ -62,14 +62,14 @@ class ExternalPlanner(Planner):
         return cast("Driver", self.engine)
 
     def close(self) -> _native.Engine | None:
-        """See `Planner.close`. What is under way gets a moment to end."""
+        """See `Planner.close`. Waits up to CLOSING_S for operations under way."""
         works, self._under_way = self._under_way, []
         if os.getpid() == self._pid and not self._all_end(works):
             keep_for_ever(self._engine, works)
         return super().close()
 
     def _all_end(self, works: list[ExternalWork | ExternalMessage]) -> bool:
-        """Whether all of them end within CLOSING_S; receives are taken back where the library can."""
+        """Whether all of them end within CLOSING_S; receives are cancelled where the library can."""
         end = time.monotonic() + CLOSING_S
         for work in works:
             with contextlib.suppress(*self.driver.failures):
@@ -96,7 +96,7 @@ class ExternalPlanner(Planner):
         feedback: Any = None,
         max_error: Any = None,
     ) -> ExternalCall:
-        """See `Planner.plan`: the same checks, and what the driver needs to run it."""
+        """See `Planner.plan`: the same checks, and a call for the driver."""
         if any(each is not None for each in (codec, between_hosts, feedback, max_error)):
             self.codings  # noqa: B018 (raises)
         root = self.member(kind, root, "the root")
@@ -120,17 +120,17 @@ class ExternalPlanner(Planner):
 
     @property
     def codings(self) -> Any:
-        """Raises NotSupported: values travel as the library has them."""
+        """Raises NotSupported: the library does not encode values."""
         raise unsupported(self.driver, "codecs", "the library moves values as they are", NATIVE)
 
     def agree(self, kind: str, ranks: tuple[int, ...]) -> Any:  # noqa: ARG002
-        """Nothing: the libraries do not compare what ranks say."""
+        """Do nothing: the libraries do not compare the ranks' calls."""
         return lambda later, timeout: None  # noqa: ARG005
 
     def own_list(
         self, collective: str, pieces: list[Any], keep: Any, op: Op, root: int, reproducible: bool
     ) -> Any:
-        """The calls for a list of buffers, one after the other; a list, for there may be none."""
+        """The calls for a list of buffers, one after another; a list, because there may be none."""
         name = f"{collective}_coalesced"
         check_op(name, op)
         self._refuse(name, None, reproducible)
@@ -143,10 +143,10 @@ class ExternalPlanner(Planner):
         return [ExternalCall(self, name, calls, keep, None)] if calls else []
 
     def seen(self, kind: str, array: Any, internal: bool = False) -> Any:
-        """An array, or a list of them, as the checks can look at it.
+        """An array, or a list of them, in a form that the checks can read.
 
         Raises:
-            ValueError: it is in other memory than the backend moves.
+            ValueError: it is in memory that the backend does not move.
         """
         device = self.driver.device
         if array is None or device == "cpu":
@@ -180,7 +180,7 @@ class ExternalPlanner(Planner):
         if isinstance(algorithm, str):
             plan = kind_of(kind).plan
             if algorithm not in ALGORITHMS[plan]:
-                make(plan, algorithm, self.size, 0, self.hosts)  # which says so
+                make(plan, algorithm, self.size, 0, self.hosts)  # raises for an unknown name
             raise unsupported(self.driver, f"algorithm={algorithm!r}", "the library chooses the algorithm")
         if algorithm is not None:
             why = "the library runs its own algorithms only"
@@ -196,7 +196,7 @@ class ExternalPlanner(Planner):
             raise unsupported(self.driver, "timeout=", why)
 
     def limit_s(self, timeout: Seconds) -> float | None:
-        """Seconds for an operation; None: as long as the library waits of itself."""
+        """Seconds for an operation; None: as long as the library waits."""
         if timeout is None and self.timeout_s == self._usual_s:
             return None
         return seconds(timeout, self.timeout_s)
@@ -227,7 +227,7 @@ class ExternalPlanner(Planner):
         (array,) = self._flat([place[:2]], DTYPES[place[2]], keep)
         return ExternalMessage(self, name, array, place[2], rank, tag, timeout, keep, receiving)
 
-    # ---- the rest ----------------------------------------------------------------------------------------
+    # ---- other -------------------------------------------------------------------------------------------
 
     def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> Choice:  # noqa: ARG002
         """Refuse: see `Planner.choice`."""
@@ -235,17 +235,17 @@ class ExternalPlanner(Planner):
         raise unsupported(self.driver, "choice()", why, NATIVE)
 
     def keep(self, work: ExternalWork | ExternalMessage) -> None:
-        """Keep what is under way, with its buffers."""
+        """Keep a work and its buffers until it has ended."""
         self._under_way = [one for one in self._under_way if not one.done()]
         self._under_way.append(work)
 
     @contextlib.contextmanager
     def translating(self, kind: str) -> Iterator[None]:
-        """Makes the library's errors Unisono's.
+        """Translates the library's errors into Unisono's.
 
         Raises:
             Timeout, Mismatch, GroupError: an operation failed.  Aborted: the group was closed meanwhile.
-            RuntimeError: this is a fork's child, which lacks the library's threads.
+            RuntimeError: this is a forked child, which does not have the library's threads.
         """
         where = f"group={self.name} rank={self.rank}/{self.size}"
         if self._engine is None:
@@ -258,7 +258,7 @@ class ExternalPlanner(Planner):
             )
         try:
             yield
-        except UnisonoError:  # is a RuntimeError, as those of libraries are
+        except UnisonoError:  # a subclass of RuntimeError, which the libraries raise
             raise
         except driver.failures as failure:
             said = " / ".join(line.strip() for line in str(failure).strip().splitlines())[:MOST_SAID]
@@ -348,7 +348,7 @@ class ExternalGroup(Group):
 
 
 def _unwrapped(result: Callable[[], Any] | None) -> Callable[[], Any] | None:
-    """A result that was allocated, as its caller knows it."""
+    """An allocated result in the form that the caller gets."""
     if result is None:
         return None
 

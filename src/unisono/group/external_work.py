@@ -24,7 +24,7 @@ Seconds = float | timedelta | None
 
 
 class ExternalCall:
-    """A checked call, or several that are one for the caller."""
+    """A checked call, or several that the caller made as one."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class ExternalCall:
         self._planner, self._kind, self._calls, self._keep, self._result = planner, kind, calls, keep, result
 
     def __call__(self, later: bool, timeout: Seconds) -> Any:
-        """Run it, and return what its caller gets; or start it, and return the work."""
+        """Run it and return the caller's result; or start it and return the work."""
         planner = self._planner
         planner.refuse_timeout(timeout)
         work = ExternalWork(planner, self._kind, self._keep, self._result, timeout)
@@ -46,14 +46,14 @@ class ExternalCall:
             if not later:
                 return work.outcome()
         except BaseException:
-            planner.keep(work)  # the library goes on with it, and writes to its buffers
+            planner.keep(work)  # the library continues, and writes to its buffers
             raise
         planner.keep(work)
         return work
 
 
 class ExternalWork(Work):
-    """Collectives under way. They go on while somebody waits for them, or asks."""
+    """Collectives under way. They progress while a caller waits for them or tests them."""
 
     def __init__(
         self,
@@ -116,12 +116,12 @@ class ExternalWork(Work):
             self._keep = None
 
     def _first_failed(self, error: GroupError) -> None:
-        """Go on with the others: the library still uses their buffers."""
+        """Continue with the other works: the library still uses their buffers."""
         self._error = self._error or error
         del self._pending[0]
 
     def outcome(self) -> Any:
-        """Wait; then what the call returns."""
+        """Wait; then return the result of the call."""
         self.wait()
         return None if self._result is None else self._result()
 
@@ -160,7 +160,7 @@ class ExternalMessage(MessageWork):
         self._begun = self._settled = self._cancelled = False
         self._error: GroupError | None = None
         self._pending: Pending
-        # Two ranks that both send first must not wait for each other, whatever the library keeps for them.
+        # Two ranks that both send first must not wait for each other, whatever the library buffers.
         self._buffered = name in ("send", "send_object") and planner.driver.device == "cpu"
 
     def start(self) -> None:
@@ -269,7 +269,7 @@ class ExternalMessage(MessageWork):
 
 
 def device_arrays(keep: Any) -> Iterator[DeviceArray]:
-    """Those among what a call keeps alive."""
+    """The device arrays among the objects that a call keeps alive."""
     if isinstance(keep, DeviceArray):
         yield keep
     elif isinstance(keep, (list, tuple)):

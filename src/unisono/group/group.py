@@ -53,37 +53,39 @@ Algorithm = str | StepFunction | None
 class Group(_native.Calls):
     """Ranks that communicate. Made by `init_process_group`; also a context manager that closes it.
 
-    There is no hidden default group: the group is the object you call. Several threads may use it;
-    their operations are run one after the other, and all ranks must then agree on the order.
+    There is no hidden default group: the group is the object you call. Several threads may use it. Their
+    operations run one after another, and the order must be the same on all ranks.
 
-    Arrays are NumPy arrays, torch CPU tensors or other contiguous CPU buffers. Of all collectives:
+    Arrays are NumPy arrays, torch CPU tensors or other contiguous CPU buffers. The collectives share these
+    arguments and errors:
 
     Args:
         algorithm: a name of `unisono.plans.ALGORITHMS`, or a function (rank, size, root) -> the steps of that
-            rank, which is proved before it is run; None chooses by size, ranks and hosts.
+            rank, which is proved before it runs; None chooses by size, ranks and hosts.
         reproducible: contributions are combined in the order of ranks, in one accumulation, whatever the
-            size and placement: the bits are those of NumPy's fold from rank 0 to p-1 (16-bit floats are
-            widened and rounded once). An `algorithm` that does not is refused.
-        codec: of `unisono.codecs`, or its name: what edges carry in place of float32. Sums are in float32;
-            all ranks get the same bits; `error_bound` has the error. "auto": the one that the cost model
-            finds fastest, with an error of at most `max_error` of what the result can be; on one host none.
-        between_hosts: only edges between hosts carry codes, which is so where there are several hosts;
-            False: all edges do.
-        feedback: float32, as long as what is sent, see `unisono.codecs.feedback_for`: what encoding loses is
-            kept there and added in the next call. Not for PRODUCT, MIN and MAX.
-        async_op: return a `Work` at once. The buffers are the operation's until it is done.
+            size and placement. The bits are those of NumPy's fold from rank 0 to p-1 (16-bit floats are
+            widened and rounded once). An `algorithm` with another order is refused.
+        codec: a codec of `unisono.codecs`, or its name: how edges encode float32. Sums are in float32, and
+            all ranks get the same bits; `error_bound` gives the error. "auto": the codec that the cost model
+            finds fastest, with an error of at most `max_error` of the largest possible result; on one host
+            none.
+        between_hosts: True: only edges between hosts carry codes; False: all edges do. None: True where
+            there are several hosts.
+        feedback: a float32 buffer as long as the data that is sent, see `unisono.codecs.feedback_for`. The
+            encoding error is kept there and added in the next call. Not for PRODUCT, MIN and MAX.
+        async_op: return a `Work` at once. Do not use the buffers until it is done.
         timeout: seconds (or a timedelta) for the whole operation; None: the group's.
     Raises:
-        ValueError, TypeError: a wrong argument; no byte has moved and the group is fine.
+        ValueError, TypeError: a wrong argument; no byte has moved and the group can still be used.
         Timeout, PeerLost, Mismatch, Aborted: the operation failed; the group is aborted.
 
     Attributes:
         rank: of this process, 0..size-1.  size: number of ranks.  name: for error texts.
-        timeout_s: seconds for an operation that names no timeout of its own.
-        reproducible: all reductions are, as if each were called with reproducible=True; set it on all ranks.
-        sequence: collectives issued by this rank up to now, those under way included.
+        timeout_s: seconds for an operation without a timeout of its own.
+        reproducible: all reductions run as with reproducible=True; set it on all ranks.
+        sequence: collectives issued by this rank up to now, including those under way.
 
-    An error of an operation nobody waits for is not lost: it has aborted the group, and the next call
+    The error of an operation that nobody waits for is not lost: it aborts the group, and the next call
     raises it.
     """
 
@@ -110,7 +112,7 @@ class Group(_native.Calls):
         self._kept = Kept()
         if len(set(self._hosts)) > 1:
             close_in_children(self._planner.close_copies)
-        # At exit, too, the others must learn that this rank has gone, and no thread may be left.
+        # Also at exit: the other ranks must learn that this rank has left, and no thread may remain.
         self._finalizer = weakref.finalize(self, end_group, self._planner, self._kept, meeting, os.getpid())
         at_failure(self, self._finalizer)
 
@@ -126,12 +128,12 @@ class Group(_native.Calls):
 
     @property
     def name(self) -> str:
-        """The group's name, as error texts say it."""
+        """The group's name, as in error texts."""
         return self._planner.name
 
     @property
     def timeout_s(self) -> float:
-        """Seconds an operation may take that names no timeout of its own."""
+        """Seconds for an operation without a timeout of its own."""
         return self._planner.timeout_s
 
     @timeout_s.setter
@@ -141,7 +143,9 @@ class Group(_native.Calls):
 
     @property
     def sequence(self) -> int:
-        """How many collectives this rank has called, asynchronous ones included. Equal numbers are one call.
+        """How many collectives this rank has called, including asynchronous ones.
+
+        The call with the same number is the same call on every rank.
 
         Raises:
             GroupClosed: the group was closed.
@@ -165,9 +169,10 @@ class Group(_native.Calls):
 
     @property
     def link_bytes_per_s(self) -> float:
-        """What the cost model takes for a host's link: the calibration's, or what the program sets.
+        """The bandwidth of a host's link in the cost model: from the calibration, or set by the program.
 
-        Algorithms between hosts and codec="auto" are chosen by it: set it on all ranks alike, between calls.
+        It decides the algorithms between hosts and codec="auto". Set the same value on all ranks, between
+        calls.
         Example: group.link_bytes_per_s = 1e9 / 8  # 1 Gbit/s
         """
         return self._planner.machine.tcp
@@ -180,7 +185,7 @@ class Group(_native.Calls):
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The ranks of the world that form this group: members[i] is what rank i of the group is there."""
+        """The world ranks of this group: members[i] is the world rank of rank i of the group."""
         return self._members
 
     # ---- collectives: every rank calls them, in the same order --------------------------------------
@@ -200,7 +205,8 @@ class Group(_native.Calls):
         async_op: bool = False,
         timeout: Seconds = None,
     ) -> Any:
-        """Reduce `x` over the group; every rank gets the same bits, in place. A number gives a number.
+        """Reduce `x` over the group, in place; every rank gets the same bits. For a number it returns a
+        number.
 
         Shapes: x [numel], the same numel and dtype on every rank.
         Cost: one_shot 1 round, p-1 reads; two_shot 2 rounds; ring 2(p-1) rounds and 2(p-1)/p * nbytes sent.
@@ -242,7 +248,7 @@ class Group(_native.Calls):
         async_op: bool = False,
         timeout: Seconds = None,
     ) -> Any:
-        """Reduce `x` over the group into `x` of rank `dst`; all other ranks' buffers stay as they were.
+        """Reduce `x` over the group into `x` of rank `dst`; the buffers of other ranks do not change.
 
         Shapes: x [numel], the same numel and dtype on every rank.
         Example (p=2, dst=0): [1, 2] and [3, 4] -> [4, 6] and [3, 4].
@@ -275,7 +281,7 @@ class Group(_native.Calls):
         async_op: bool = False,
         timeout: Seconds = None,
     ) -> Any:
-        """Reduce `x` over the ranks below this one, in place; rank 0 keeps what it had.
+        """Reduce `x` over the ranks below this one, in place; the `x` of rank 0 does not change.
 
         Example (p=3): [1], [2], [3] -> [1], [1], [3].
         """
@@ -284,7 +290,7 @@ class Group(_native.Calls):
     def barrier(
         self, *, algorithm: Algorithm = None, async_op: bool = False, timeout: Seconds = None
     ) -> Work | None:
-        """Wait until every rank has come here."""
+        """Wait until every rank has called it."""
 
     @collective(out="out", given="x")
     def all_gather(
@@ -302,7 +308,7 @@ class Group(_native.Calls):
         """Gather `x` of every rank into `out` on every rank. `all_gather(x)` allocates and returns `out`.
 
         Shapes: x [numel], the same on every rank; out [p, numel], or a list of p arrays [numel].
-        `x` may be this rank's own block of `out`. An allocated one has shape [p, *x.shape].
+        `x` may be this rank's own block of `out`. An allocated `out` has shape [p, *x.shape].
         Example (p=2): [1], [2] -> [[1], [2]] on both.
         """
 
@@ -316,7 +322,7 @@ class Group(_native.Calls):
         async_op: bool = False,
         timeout: Seconds = None,
     ) -> Work | None:
-        """As `all_gather`, for ranks whose `x` differ in size: `out` is a list of p arrays of those sizes.
+        """`all_gather` where `x` has another size on each rank: `out` is a list of p arrays of those sizes.
 
         Every rank passes the same list of sizes.
         """
@@ -332,10 +338,10 @@ class Group(_native.Calls):
         async_op: bool = False,
         timeout: Seconds = None,
     ) -> Any:
-        """Gather `x` of every rank into `out` on rank `dst`. `gather(x)` allocates and returns it there.
+        """Gather `x` of every rank into `out` on rank `dst`. There `gather(x)` allocates and returns `out`.
 
-        Shapes: x [numel]; out on `dst` [p, numel] or a list of p arrays (their sizes may differ, as the
-        ranks' do, unless an algorithm other than direct is asked for), elsewhere None.
+        Shapes: x [numel]; out on `dst` [p, numel] or a list of p arrays, elsewhere None. The sizes of a list
+        may differ from rank to rank, with algorithm="direct" or None.
         """
 
     @collective(out="out", given="inputs")
@@ -349,10 +355,10 @@ class Group(_native.Calls):
         async_op: bool = False,
         timeout: Seconds = None,
     ) -> Work | None:
-        """Hand block i of `inputs` on rank `src` to rank i.
+        """Send block i of `inputs` on rank `src` to rank i.
 
-        Shapes: out [numel]; inputs on `src` [p, numel] or a list of p arrays (their sizes may differ, as
-        the ranks' do, unless an algorithm other than direct is asked for), elsewhere None.
+        Shapes: out [numel]; inputs on `src` [p, numel] or a list of p arrays, elsewhere None. The sizes of a
+        list may differ from rank to rank, with algorithm="direct" or None.
         """
 
     @collective(out="out", given="inputs")
@@ -371,7 +377,7 @@ class Group(_native.Calls):
         async_op: bool = False,
         timeout: Seconds = None,
     ) -> Any:
-        """Reduce block i of `inputs` over the group into `out` of rank i. The inputs stay as they were.
+        """Reduce block i of `inputs` over the group into `out` of rank i. The inputs do not change.
         `reduce_scatter(inputs)` allocates and returns `out`.
 
         Shapes: out [numel], inputs [p, numel] or a list of p arrays [numel], the same on every rank.
@@ -393,11 +399,11 @@ class Group(_native.Calls):
         async_op: bool = False,
         timeout: Seconds = None,
     ) -> Any:
-        """Hand block i of `inputs` to rank i, into its block of this rank's number. `all_to_all(inputs)`
-        allocates and returns `out`.
+        """Send block i of `inputs` to rank i, which stores it in the sender's block of its `out`.
+        `all_to_all(inputs)` allocates and returns `out`.
 
-        Shapes: out and inputs [p, numel] each, or lists of p arrays; in a list sizes may differ, when
-        block i here has the size of this rank's block there.
+        Shapes: out and inputs [p, numel] each, or lists of p arrays. The sizes of a list may differ: block i
+        of `inputs` has the size of the block that rank i expects from this rank.
         Example (p=2): [[1], [2]] and [[3], [4]] -> [[1], [3]] and [[2], [4]].
         """
 
@@ -445,7 +451,7 @@ class Group(_native.Calls):
         async_op: bool = False,
         timeout: Seconds = None,
     ) -> Work | None:
-        """`all_gather` of each of `xs` into that of `outs`."""
+        """`all_gather` of xs[i] into outs[i], for every i."""
         coding = (codec, between_hosts)
         planned = coalesced.between(self._planner, "all_gather", outs, xs, SUM, coding=coding)
         return self._run_all(planned, async_op, timeout)
@@ -462,7 +468,7 @@ class Group(_native.Calls):
         async_op: bool = False,
         timeout: Seconds = None,
     ) -> Work | None:
-        """`reduce_scatter` of each of `inputs` into that of `outs`."""
+        """`reduce_scatter` of inputs[i] into outs[i], for every i."""
         coding = (codec, between_hosts)
         planned = coalesced.between(self._planner, "reduce_scatter", outs, inputs, op, reproducible, coding)
         return self._run_all(planned, async_op, timeout)
@@ -474,7 +480,7 @@ class Group(_native.Calls):
     ) -> None:
         """Send `x` to rank `dst`. Returns when `x` may be changed; it may not have been received yet.
 
-        codec: as which the float32 values of `x` travel; the receiver names the same one.
+        codec: how the float32 values of `x` are encoded; the receiver gives the same codec.
         """
         if codec is not None:
             _coded_messages().pass_coded(self._kept, self._planner, "send", x, dst, tag, timeout, codec)
@@ -495,15 +501,15 @@ class Group(_native.Calls):
         codec: CodecName = None,
         timeout: Seconds = None,
     ) -> Status:
-        """Receive into `x` from rank `src`, or from anybody (None); what has come.
+        """Receive into `x` from rank `src`, or from any rank (None); returns the message's `Status`.
 
-        A message may be shorter than `x`: it fills the beginning, `status.numel` elements of it.
+        A message may be shorter than `x`: then it fills the first `status.numel` elements.
 
         Args:
-            tag: of the message; `ANY_TAG` takes any.
-            codec: of the sender's `send`. Such a message fills `x`.
+            tag: of the message; `ANY_TAG` accepts any.
+            codec: of the sender's `send`. Such a message has to fill `x`.
         Raises:
-            Mismatch: a longer message came, or one of another dtype or codec.
+            Mismatch: the message is longer than `x`, or has another dtype or codec.
         Example: status = group.recv(x); group.send(reply, status.source, status.tag)
         """
         if codec is not None:
@@ -519,7 +525,7 @@ class Group(_native.Calls):
         return work.came()
 
     def isend(self, x: Any, dst: int, tag: int = 0, *, timeout: Seconds = None) -> MessageWork:
-        """Begin to send `x`; it is the operation's until the work is done."""
+        """Begin to send `x`. Do not change `x` until the work is done."""
         return begin(
             self._kept, self._planner, checked(self._planner, "isend", x, dst, tag, timeout, receiving=False)
         )
@@ -527,31 +533,31 @@ class Group(_native.Calls):
     def irecv(self, x: Any, src: int | None = None, tag: int = 0, *, timeout: Seconds = None) -> MessageWork:
         """Begin to receive into `x`; when done, the work's `status` is what `recv` returns.
 
-        `work.cancel()` takes it back while no message has met it.
+        `work.cancel()` cancels it while no message has matched it.
         """
         return begin(
             self._kept, self._planner, checked(self._planner, "irecv", x, src, tag, timeout, receiving=True)
         )
 
     def _irecv_whole(self, x: Any, src: int | None, tag: int) -> MessageWork:
-        """As `irecv`; a message that does not fill `x` is a Mismatch, as in PyTorch."""
+        """`irecv`, but a message that does not fill `x` is a Mismatch, as in PyTorch."""
         work = checked(self._planner, "irecv", x, src, tag, None, receiving=True, exact=True)
         return begin(self._kept, self._planner, work)
 
     def sendrecv(
         self, x: Any, dst: int, out: Any, src: int | None = None, tag: int = 0, *, timeout: Seconds = None
     ) -> Status:
-        """Send `x` to `dst` and receive into `out` from `src` at once; what has come, see `recv`."""
+        """Send `x` to `dst` and receive into `out` from `src` at the same time; returns the `Status`."""
         incoming = checked(self._planner, "sendrecv", out, src, tag, timeout, receiving=True)
         outgoing = checked(self._planner, "sendrecv", x, dst, tag, timeout, receiving=False)
         run(self._kept, self._planner, timeout, incoming, outgoing)
         return incoming.came()
 
     def probe(self, src: SupportsIndex | None = None, tag: int = 0, *, timeout: Seconds = None) -> Status:
-        """Wait for a message from rank `src`, or from anybody (None), and leave it there; what has come.
+        """Wait for a message from rank `src` (None: any rank), do not receive it, and return its `Status`.
 
         Raises:
-            Timeout: none came. Nothing has changed; the group goes on.
+            Timeout: none arrived. Nothing has changed; the group continues.
             PeerLost: that rank, or every other one, has ended or left without a message.
         Example: status = group.probe(tag=ANY_TAG); x = np.empty(status.numel, status.dtype)
             group.recv(x, status.source, status.tag)
@@ -559,18 +565,18 @@ class Group(_native.Calls):
         return probe(self._planner, src, tag, timeout)
 
     def iprobe(self, src: SupportsIndex | None = None, tag: int = 0) -> Status | None:
-        """What a `recv` from rank `src`, or from anybody (None), would get now; None: nothing has come.
+        """The `Status` of the message that a `recv` from rank `src` (None: any rank) would get now, or None.
 
         Raises:
-            PeerLost: as `probe`.
+            PeerLost: see `probe`.
         """
         return iprobe(self._planner, src, tag)
 
     def batch(self, messages: Sequence[SendTo | RecvFrom], *, timeout: Seconds = None) -> list[MessageWork]:
-        """Begin to send and receive all of `messages`; their works, in the same order.
+        """Begin to send and receive all of `messages`; returns their works, in the same order.
 
-        All are checked before the first is posted, and receives are posted first, so any pattern of sends
-        and receives that match across ranks completes, whatever the order they are listed in.
+        All are checked before the first is posted, and receives are posted first. So every list completes
+        whose sends and receives match across ranks, in any order.
 
         Example (p=2): un.wait_all(group.batch([SendTo(x, peer), RecvFrom(y, peer)]))
         """
@@ -661,10 +667,10 @@ class Group(_native.Calls):
     def recv_object(
         self, src: SupportsIndex | None = None, tag: int = 0, *, pickle: bool = False, timeout: Seconds = None
     ) -> Any:
-        """Receive an object from rank `src`, or from anybody (None).
+        """Receive an object from rank `src`, or from any rank (None).
 
         Raises:
-            Mismatch: an array came in its place.
+            Mismatch: the message is an array.
         """
         length = objects.lengths([0])
         head = self._receive(length, src, tag, timeout)
@@ -689,7 +695,7 @@ class Group(_native.Calls):
         return [objects.decoded(part, pickle=pickle) for part in parts]
 
     def _move(self, kind: str, out: Any, given: Any, root: int, timeout: Seconds) -> None:
-        """One of the two operations of a call of this kind: lengths, then bytes."""
+        """One of the two operations of an object call: lengths, then bytes."""
         self._call(kind, out, given, SUM, root, None, False, False, timeout)
 
     # ---- groups of some of the ranks ----------------------------------------------------------------
@@ -697,8 +703,9 @@ class Group(_native.Calls):
     def subgroup(self, ranks: Sequence[int]) -> Group | None:
         """A group of some of this group's ranks, in the order given; None on the ranks that are not in it.
 
-        Every rank of this group calls it, with the same ranks: the new group's ranks wait until all have, the
-        others do not. The new group has an order of operations of its own, and is closed on its own.
+        Every rank of this group calls it, with the same ranks. The members of the new group wait until all
+        have called it; the other ranks do not. The new group numbers its own operations, and is closed
+        separately.
 
         Example (p=4): subgroup([2, 0]) is a group on ranks 0 and 2, whose ranks there are 1 and 0.
         """
@@ -707,7 +714,7 @@ class Group(_native.Calls):
         return self._form(chosen)
 
     def _form(self, chosen: tuple[int, ...]) -> Group | None:
-        """The group of some ranks, on which all have agreed."""
+        """Make the group of the ranks on which all have agreed."""
         self._subgroups += 1
         name = f"{self.name}/{self._subgroups}"
         if self.rank not in chosen:
@@ -733,7 +740,7 @@ class Group(_native.Calls):
             raise RendezvousError(f"{where}: {error}") from None
 
     def split(self, color: int | None, key: int = 0) -> Group | None:
-        """Cut this group into one group for every `color`; None for a rank whose color is None.
+        """Split this group into one group for every `color`; None for a rank whose color is None.
 
         Ranks of the new groups are in the order of `key`, then of their ranks here. Every rank calls it.
 
@@ -744,12 +751,12 @@ class Group(_native.Calls):
         mine: Group | None = None
         first = self._subgroups
         try:
-            for one in colors:  # everybody makes all of them, so that everybody counts alike
+            for one in colors:  # every rank counts all of them, so that their numbers agree
                 chosen = [rank for rank, wish in enumerate(wishes) if wish[0] == one]
                 group = self._form(tuple(sorted(chosen, key=lambda rank: (wishes[rank][1], rank))))
                 mine = mine or group
         finally:
-            self._subgroups = first + len(colors)  # also where one of them, or the wait for it, failed
+            self._subgroups = first + len(colors)  # also where making one of them failed
         return mine
 
     def _check_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
@@ -761,20 +768,20 @@ class Group(_native.Calls):
             raise ValueError(f"subgroup: ranks are {list(chosen)}, expected at least one, each once")
         return chosen
 
-    # ---- what is known of it, and its end -----------------------------------------------------------
+    # ---- information, and the end -------------------------------------------------------------------
 
     def host_of(self, rank: int) -> str:
-        """The name of the host a rank runs on. Ranks have one host when they share memory; two hosts of one
-        name are told apart: "node", "node#2".
+        """The name of the host on which a rank runs. Ranks are on one host when they share memory. Hosts with
+        equal names get numbers: "node", "node#2".
         """
         return self._hosts[self._planner.member("host_of", rank)]
 
     def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> Choice:
-        """Which algorithm a collective takes here, and how long it should take by the cost model.
+        """The algorithm that a collective takes here, and its time by the cost model.
 
         Args:
             nbytes: of the whole buffer; of the larger one where input and output differ.
-            algorithm: the one to price; None: the one that is taken.
+            algorithm: the algorithm to price; None: the one that a call would take.
         Raises:
             ValueError: there is no such collective or algorithm.
         """
@@ -792,20 +799,21 @@ class Group(_native.Calls):
         feedback: Any = None,
         root: SupportsIndex = 0,
     ) -> float:
-        """How far a result of a call with this codec may be from the exact one, on any rank, at most.
+        """The largest error of a result with this codec, on any rank.
 
-        It follows from the proved plan: what is encoded, how often, and what float32 rounds. No byte moves.
+        The bound follows from the proved plan: what is encoded, how often, and what float32 rounds. No byte
+            moves.
 
         Args:
-            data: the largest magnitude of any rank's contribution; or float32 values, whose largest it is.
-            feedback: the same of what the feedback buffer holds.
-            root: of a broadcast or a reduce: it matters where it is.
+            data: the largest magnitude of any rank's contribution; or float32 values that contain it.
+            feedback: the same for the feedback buffer.
+            root: of a broadcast or a reduce.
         Returns:
             A magnitude; infinite where a value may overflow, or `data` is not finite.
         Raises:
-            ValueError, TypeError: as the call would.  PlanError: that plan cannot carry these codes.
-        Example (p=2): error_bound("all_reduce", 1.0, "bf16") is 0.0117: 2**-8 of what is sent to the rank
-            that adds, 2**-7 of the sum that it sends back, and what float32 rounds.
+            ValueError, TypeError: as in the call.  PlanError: the plan cannot carry these codes.
+        Example (p=2): error_bound("all_reduce", 1.0, "bf16") is 0.0117: 2**-8 for the value sent to the rank
+            that adds, 2**-7 for the sum that it sends back, and the rounding of float32.
         """
         at = self._planner.member("error_bound", root, "the root")
         return self._planner.codings.bound(
@@ -821,7 +829,7 @@ class Group(_native.Calls):
         op: Op = SUM,
         between_hosts: bool | None = None,
     ) -> tuple[CodecChoice, ...]:
-        """What each codec would gain for a float32 buffer, and which of them codec="auto" takes.
+        """The gain of each codec for a float32 buffer, and which one codec="auto" takes.
 
         Args:
             nbytes: as in `choice`.  max_error: as in a call.
@@ -834,7 +842,7 @@ class Group(_native.Calls):
         )
 
     def last_seen(self, rank: int) -> str:
-        """Where a rank was, as error texts say it: "in barrier #40", "after barrier #40"."""
+        """The newest operation of a rank, as in error texts: "in barrier #40", "after barrier #40"."""
         rank = self._planner.member("last_seen", rank)
         return last_seen(self._planner.engine.record_of(rank))
 
@@ -845,10 +853,10 @@ class Group(_native.Calls):
         engine.abort()
 
     def close(self) -> None:
-        """Leave the group. Never blocks for long, always works, may be called twice.
+        """Leave the group. It never blocks for long, always works, and may be called twice.
 
-        What this rank has sent can still be received. A rank that waits for more from it gets `PeerLost`,
-        which tells of the exception that is under way here, if one is.
+        Other ranks can still receive what this rank has sent. A rank that waits for more from it gets
+        `PeerLost`, whose text names the exception that is under way here, if any.
         """
         self._leave(reason())
 
@@ -864,7 +872,7 @@ class Group(_native.Calls):
             self._release()
 
     def _unreported(self) -> BaseException | None:
-        """What ended an asynchronous collective, when no call and no wait has raised it yet."""
+        """The error of an asynchronous collective that no call and no wait has raised yet."""
         if self.closed or self._planner.reported or not self._planner.engine.faulted:
             return None
         works = self._works
@@ -873,12 +881,12 @@ class Group(_native.Calls):
         return next((error for work in works if (error := work.exception()) is not None), None)
 
     def _place(self, hosts: tuple[int, ...]) -> None:
-        """Plan as if ranks were on these hosts (numbers, one for each rank); the same on every rank."""
+        """Plan as if the ranks were on these hosts (one number for each rank); the same on every rank."""
         self._planner.place(hosts)
         self._forget(self.timeout_s)
 
     def _run_all(self, planned: list[_native.BoundCall], async_op: bool, timeout: Seconds) -> Work | None:
-        """Run what stands for one call; the last work stands for all, since they end in order."""
+        """Run the operations of one coalesced call. Returns the last work: operations end in order."""
         if not planned and async_op:
             return DoneWork()
         return cast("Work | None", self._execute(planned, async_op, timeout))
@@ -889,7 +897,7 @@ class Group(_native.Calls):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close; when the block ended well, raise the error of asynchronous work that no wait has raised."""
+        """Close. If the block raised nothing, raise the error of asynchronous work that no wait raised."""
         unheard = self._unreported() if kind is None else None
         self._leave(error)  # not what a handler around the block has caught before
         if unheard is not None:
@@ -910,7 +918,7 @@ def _coded_messages() -> ModuleType:
 
 
 def end_group(planner: Planner, kept: Kept, meeting: Rendezvous | None, pid: int) -> None:
-    """Close a group that nobody has closed: it was forgotten, or the program ends."""
+    """Close a group that the program did not close: it is garbage, or the program ends."""
     _close(planner, kept, meeting, pid, reason())
 
 
@@ -918,26 +926,26 @@ def _close(
     planner: Planner, kept: Kept, meeting: Rendezvous | None, pid: int, error: BaseException | None
 ) -> None:
     engine = planner.close()
-    if os.getpid() != pid:  # a fork's copy: the parent's group is not the child's to leave
+    if os.getpid() != pid:  # a forked child's copy: only the parent may leave the group
         if engine is not None:
             engine.abandon()
         return
     try:
         if engine is not None:
             _leave_engine(engine, kept, why(error))
-    finally:  # whatever becomes of it, as by Ctrl-C
+    finally:  # also after Ctrl-C
         if meeting is not None:
             meeting.close()
 
 
 def _leave_engine(engine: _native.Engine, kept: Kept, cause: str) -> None:
-    """Stop: tell the others, end the threads, forget the memory. cause: the exception, if any."""
+    """Tell the other ranks, end the threads, release the buffers. cause: the exception, if any."""
     try:
         if cause:
             tell_cause(engine, cause)
     finally:
         engine.leave()
-        kept.close()  # only now no thread is left that moves bytes of their buffers
+        kept.close()  # not earlier: a thread may still move bytes of these buffers
 
 
 def connect(
@@ -951,12 +959,12 @@ def connect(
     reproducible: bool = False,
     parent: Parent | None = None,
 ) -> Group:
-    """A group of ranks that already share a store and know their numbers. The store stays the caller's.
+    """Make a group of ranks that already share a store and know their numbers. The caller keeps the store.
 
-    Everything is kept under the prefix `name`, which therefore must be new in the store.
+    All keys have the prefix `name`, which therefore must be new in the store.
 
     Args:
-        parent: the group that all these ranks are in already: its end ends the waiting.
+        parent: the group that contains all these ranks. If it ends, the waiting ends.
     """
     settings = env.read(strict=False)
     uncaught.install(settings)

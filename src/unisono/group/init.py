@@ -34,26 +34,26 @@ def init_process_group(
     """Meet the other ranks and form a group with them.
 
     Args:
-        backend: whose code moves the bytes: None or "native": Unisono's engine. "mpi", "gloo", "nccl": that
-            library, see docs/backends.md. "auto": the engine; where only `mpiexec` knows the ranks, mpi4py
-            tells them where to meet.
+        backend: what moves the bytes. None or "native": Unisono's engine. "mpi", "gloo", "nccl": that
+            library, see docs/backends.md. "auto": the engine; under `mpiexec` without further settings,
+            mpi4py distributes the address of the rendezvous.
         init_method: `env://` (default), `tcp://host:port` or `file:///path`; excludes `store`.
         timeout: seconds for the meeting and for every operation; default UNISONO_TIMEOUT_S, 300 s.
         world_size, rank: -1 takes them from the URL or the environment.
-        store: an open store to meet in; it stays the caller's.
+        store: an open store for the rendezvous; the caller keeps it.
         group_name: appears in error texts.
         reproducible: of the group and its subgroups, see `Group`.
     Raises:
         ValueError: an argument, the URL or an environment variable is wrong.
-        NotSupported: the backend is not here, or cannot do what an argument asks for.
-        RendezvousError: the ranks did not come together; says who is missing.
+        NotSupported: the backend is not available, or cannot do what an argument asks for.
+        RendezvousError: the rendezvous failed; the text names the missing ranks.
     """
     chosen = "native" if backend is None else instance(backend, str, "backend")
     world_size, rank = whole(world_size, "world_size"), whole(rank, "rank")
     text(group_name, "group_name")
     flag(reproducible, "reproducible")
     if chosen in ("mpi", "gloo", "nccl"):
-        from unisono.group.outside import meet_outside  # libraries that a native group does not need
+        from unisono.group.outside import meet_outside  # imports libraries that a native group does not need
 
         return meet_outside(
             chosen,
@@ -111,10 +111,10 @@ def form(
     group_name: str,
     reproducible: bool,
 ) -> Group:
-    """`init_process_group` with settings that may be others than the environment's, as under Ray.
+    """`init_process_group` with given settings instead of the environment's, as under Ray.
 
     Args:
-        where: an init_method, or what one is parsed to.
+        where: an init_method, or a parsed one.
     """
     with making(world_size):
         meeting = rendezvous(
@@ -146,7 +146,7 @@ def form(
 
 
 def _warn_of_unknown(settings: env.Settings) -> None:
-    if settings.launcher != "unisono run":  # which has said it once for all ranks
+    if settings.launcher != "unisono run":  # the launcher has warned once for all ranks
         for line in env.unknown():
             warnings.warn(line, stacklevel=4)
 

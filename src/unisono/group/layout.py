@@ -1,4 +1,5 @@
-"""How the buffers of a call lie: argument checks of the collectives that have an input and an output.
+"""The buffers of a call: argument checks of the collectives, most of all of those with an input and an
+output.
 
 A side is a list of (address, numel): of one buffer, or of one for each rank. `out` and `inputs` may be one
 array with a leading axis of p, which the engine cuts, or a list of p arrays.
@@ -15,15 +16,15 @@ __all__ = ["SIDES", "Extents", "Laid", "Sides", "blocks", "check_alike", "lay_ou
 
 Extents = list[tuple[int, int]]
 
-_LISTS = (list, tuple)  # written as a union it would be made anew in every call
+_LISTS = (list, tuple)  # a constant: the expression `list | tuple` would be evaluated in every call
 
 
 class Sides(NamedTuple):
-    """What the two sides of a collective look like.
+    """The two sides of a collective.
 
     Attributes:
-        out, given: what its arguments are called.  out_blocks, given_blocks: which side has p blocks.
-        equal: all blocks are of one size; otherwise only this rank's own has to fit.
+        out, given: the names of its arguments.  out_blocks, given_blocks: whether that side has p blocks.
+        equal: all blocks have one size; otherwise only this rank's own block has to fit.
         root: the argument that names the only rank with p blocks; "" where every rank has both sides.
     """
 
@@ -52,10 +53,10 @@ class Laid(NamedTuple):
     """The buffers of a call, checked.
 
     Attributes:
-        dtype: its code.  target, source: what is written, or works in place, and what is read.
-        numel: elements that all ranks must agree on; 0 where they may differ.
+        dtype: its code.  target: what is written, or used in place.  source: what is read.
+        numel: elements, which must be equal on all ranks; 0 where they may differ.
         typical: elements by which an algorithm is chosen, the same on every rank.
-        blocks: those that may differ in size.  writes: this rank's first side is written.
+        blocks: the blocks that may differ in size.  writes: this rank's first side is written.
     """
 
     dtype: int
@@ -68,7 +69,7 @@ class Laid(NamedTuple):
 
 
 def lay_out(collective: str, out: Any, given: Any, size: int, rank: int, root: int) -> Laid:
-    """Look at the buffers of any collective; one that works in place has `out` only, a barrier none.
+    """Check the buffers of a collective. One that works in place has `out` only, a barrier none.
 
     Raises:
         ValueError, TypeError: an array, its size, dtype or place in memory is wrong.
@@ -121,7 +122,7 @@ def two_sides(
 
 
 def blocks(arrays: Any, size: int, writable: bool, name: str) -> tuple[int, Extents]:
-    """Dtype and place of p blocks: a list or tuple of p arrays, or one array of p equal blocks."""
+    """Dtype and extents of p blocks: a list or tuple of p arrays, or one array of p equal blocks."""
     if isinstance(arrays, _LISTS):
         if len(arrays) != size:
             raise ValueError(f"{name} has {len(arrays)} arrays, expected {size}: one for every rank")
@@ -136,7 +137,7 @@ def blocks(arrays: Any, size: int, writable: bool, name: str) -> tuple[int, Exte
 
 
 def check_alike(collective: str, blocks: Extents) -> None:
-    """Blocks may differ in size where each goes straight to its rank; others on the way cannot know."""
+    """Check that only a direct algorithm has blocks of different sizes: others do not know the sizes."""
     sizes = {numel for _, numel in blocks}
     if len(sizes) > 1:
         raise ValueError(
@@ -154,7 +155,7 @@ def spread(extents: Extents, count: int, item: int) -> Extents:
 
 
 def _away_from_root(sides: Sides, out: Any, given: Any, rank: int, root: int) -> tuple[int, Extents, Extents]:
-    """Only the root has the side of p blocks; the others have the other one."""
+    """The sides of a rank that is not the root: only the root has the side of p blocks."""
     name, surplus = (sides.out, out) if sides.out_blocks else (sides.given, given)
     if surplus is not None:
         raise ValueError(f"{name}= is given on rank {rank}, which is not {sides.root}={root}")
@@ -180,7 +181,7 @@ def _check_blocks(
     equal: bool,
     names: tuple[str, str],
 ) -> None:
-    """The blocks of one side fit the one buffer of the other, and share at most this rank's block with it."""
+    """Check that the blocks of one side fit the other side, and that only this rank's block shares memory."""
     address, numel = single
     if len(several) == 1:
         if several[0][1] != numel * size:
@@ -198,7 +199,7 @@ def _check_blocks(
 
 
 def _check_exchange(sides: Sides, out: Extents, given: Extents, dtype: int, size: int, rank: int) -> None:
-    """What a rank gives itself fits, and the two sides share no memory."""
+    """Check that a rank's block for itself fits, and that the two sides share no memory."""
     item = ITEMSIZES[dtype]
     got, gave = _block(out, size, rank, item)[1], _block(given, size, rank, item)[1]
     if got != gave:
@@ -214,7 +215,7 @@ def _misfit(names: tuple[str, str], found: int, rank: int, numel: int) -> str:
 
 
 def _check_disjoint(extents: Extents, dtype: int, name: str) -> None:
-    """No two arrays that are written share memory."""
+    """Check that no two written arrays share memory."""
     item = ITEMSIZES[dtype]
     for (low, numel), (high, _) in pairwise(sorted(extent for extent in extents if extent[1])):
         if low + numel * item > high:

@@ -1,7 +1,7 @@
-"""How far a result may be from the exact one, by the way a plan combines it and the bound of its codec.
+"""The error bound of a result, from the order in which a plan combines it and the bound of its codec.
 
-A contribution has at most a magnitude that the caller gives. What is encoded is at most as large as its exact
-value and the error so far together; the codec's bound for that adds to the error. f32 rounds every sum.
+The caller gives the largest magnitude of a contribution. An encoded value is at most as large as the exact
+value plus the error so far; the codec's bound for it adds to the error. f32 rounds every sum.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from unisono.reduction import Op, PremulSum, ReduceOp
 __all__ = ["Loss", "loss"]
 
 ROUNDING = 2.0**-24
-"""Of an f32 operation, relative to its result."""
+"""The rounding error of an f32 operation, relative to its result."""
 LEAST = 2.0**-149
-"""The smallest f32: what a product or a quotient may lose besides."""
+"""The smallest f32: the further error of a product or a quotient near zero."""
 LARGEST = (2 - 2.0**-23) * 2.0**127
 
 
 class Loss(NamedTuple):
-    """The largest magnitude an exact value may have, and by how much what is held may differ from it."""
+    """The largest magnitude of an exact value, and the largest error of the computed one."""
 
     magnitude: float
     error: float
@@ -33,10 +33,10 @@ class Loss(NamedTuple):
 def loss(
     order: object, largest: float, bound: Callable[[float], float], op: Op, size: int, kept: float = 0.0
 ) -> Loss:
-    """Of a result that is combined in this order, see `proof.Proof.results`.
+    """The loss of a result that is combined in this order, see `proof.Proof.results`.
 
     Args:
-        largest: magnitude of any contribution.  bound: the codec's, of values up to a magnitude.
+        largest: magnitude of any contribution.  bound: the codec's error bound for values up to a magnitude.
         size: the number of ranks.  kept: the largest magnitude in a feedback buffer.
     """
     assert isinstance(order, tuple)
@@ -62,7 +62,7 @@ def _combined(parts: list[Loss], op: Op, size: int) -> Loss:
     if op is ReduceOp.PRODUCT:
         magnitude = math.prod(part.magnitude for part in parts)
         held = math.prod(part.magnitude + part.error for part in parts)
-        most = math.prod(max(1.0, part.magnitude + part.error) for part in parts)  # of them on the way, too
+        most = math.prod(max(1.0, part.magnitude + part.error) for part in parts)  # includes partial products
         lost = held * roundings + len(parts) * LEAST * most if len(parts) > 1 else 0.0
         return Loss(magnitude, held - magnitude + lost if most <= LARGEST else math.inf, contributions)
     magnitude = sum(part.magnitude for part in parts)
@@ -76,6 +76,6 @@ def _combined(parts: list[Loss], op: Op, size: int) -> Loss:
 
 
 def _finite(found: Loss) -> Loss:
-    """Beyond the largest f32 nothing is known."""
+    """Infinite where a value may exceed the largest f32."""
     fits = found.magnitude + found.error <= LARGEST
     return found if fits else found._replace(error=math.inf)

@@ -1,11 +1,11 @@
 """Point-to-point messages of a group.
 
 Messages between two ranks with the same tag arrive in the order they were sent. A message has the dtype that
-its receiver expects, and at most its size; another one raises `Mismatch`. Two ranks that both send first do
-not deadlock, whatever the size: who waits here takes in what arrives.
+its receiver expects, and at most its size; otherwise the receive raises `Mismatch`. Two ranks that both send
+first do not deadlock, whatever the size: a rank that waits also accepts other messages.
 
-A message that comes before it is asked for is kept, up to 64 MiB from each rank; those beyond wait in their
-sender, and with them what it sends behind them. A rank that sends n bytes itself keeps n more.
+An unexpected message is kept, up to 64 MiB from each rank. Beyond that, messages wait in the sender, and so
+do all later messages of that sender. A rank that itself sends n bytes keeps n more.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SendTo(NamedTuple):
 
 
 class RecvFrom(NamedTuple):
-    """For `batch`: receive into `x` from rank `src`, or from anybody (None)."""
+    """For `batch`: receive into `x` from rank `src`, or from any rank (None)."""
 
     x: Any
     src: SupportsIndex | None = None
@@ -58,11 +58,11 @@ def checked(
     exact: bool = False,
     form: int | None = None,
 ) -> MessageWork:
-    """Check the arguments of one message; its work, which has not been posted.
+    """Check the arguments of one message; returns its work, not yet posted.
 
     Args:
-        exact: a shorter message is a Mismatch, too; so it is for objects.
-        form: of a message of bytes that are codes; None: that of the array.
+        exact: a shorter message is a Mismatch, too, as for objects.
+        form: the form of a message of codes; None: that of the array.
     """
     x = planner.seen(name, x)
     keep = pinned(x)  # before its address is read
@@ -79,7 +79,8 @@ def checked(
     is_object = name.endswith("_object")
     nbytes = numel * ITEMSIZES[dtype]
     dtype = dtype if form is None else form
-    where = site() if name in ("isend", "irecv", "batch") else ""  # the others are still there when asked
+    # Blocking calls: the caller's frame still exists when an error needs its line.
+    where = site() if name in ("isend", "irecv", "batch") else ""
     operation = f"{name}(tag={tag})" if tag > 0 else name
     if receiving:
         exact = exact or is_object
@@ -130,7 +131,7 @@ def iprobe(planner: Planner, src: SupportsIndex | None, tag: int) -> Status | No
 
 
 def run(kept: Kept, planner: Planner, timeout: Seconds, *works: MessageWork) -> None:
-    """Post all of them, then wait for the last one first."""
+    """Post all works, then wait for them, the last one first."""
     timeout_s = seconds(timeout, planner.timeout_s)
     try:
         for work in works:
@@ -138,14 +139,14 @@ def run(kept: Kept, planner: Planner, timeout: Seconds, *works: MessageWork) -> 
         for work in reversed(works):
             if work.wait_or_abort(timeout_s):
                 raise work.failure()
-    except BaseException:  # a fault, or Ctrl-C at any point: their bytes may be moved yet
+    except BaseException:  # a fault, or Ctrl-C at any point: the engine may still move their bytes
         for work in works:
             kept.keep(work)
         raise
 
 
 def begin(kept: Kept, planner: Planner, work: MessageWork) -> MessageWork:
-    """Post it; it is kept until it is done."""
+    """Post a work, and keep it until it is done."""
     try:
         work.start()
         if not work.done():

@@ -1,8 +1,8 @@
-"""Python objects over a group: their encoded bytes travel as arrays of bytes, their lengths first.
+"""Python objects over a group: first their lengths are sent, then their encoded bytes as arrays.
 
-What can be sent is listed in `unisono.encoding`; anything else is a TypeError that names it. With
-`pickle=True` everything that pickles can be sent, and the receiver runs what the sender wrote: only among
-processes that trust each other.
+`unisono.encoding` lists the types that can be sent; another type is a TypeError that names it. With
+`pickle=True` everything that pickles can be sent. The receiver then runs code that the sender chose: use it
+only among processes that trust each other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["allocate", "decoded", "encoded", "length", "lengths"]
 
 def encoded(call: str, obj: Any, pickle: bool) -> Bytes:
     """The bytes of an object, for a call of this name."""
-    import numpy as np  # here and below: ranks that send no objects start sooner
+    import numpy as np  # imported late: ranks that send no objects start faster
 
     from unisono import encoding
 
@@ -33,7 +33,7 @@ def encoded(call: str, obj: Any, pickle: bool) -> Bytes:
 
 
 def length(encoded: Bytes) -> Lengths:
-    """How many bytes an object takes, as an array to send."""
+    """The number of bytes of an object, as an array to send."""
     return lengths([encoded.size])
 
 
@@ -52,7 +52,7 @@ def allocate(nbytes: int) -> Bytes:
 
 
 def decoded(data: Any, *, pickle: bool) -> Any:
-    """The object that these bytes say."""
+    """The object that these bytes encode."""
     from unisono import encoding
 
     return encoding.decode(data, pickle=pickle)

@@ -1,4 +1,4 @@
-"""`init_process_group` for the backends that are not the own engine, and addresses that MPI hands out."""
+"""`init_process_group` for backends other than the engine, and a rendezvous address that MPI distributes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def meet_outside(
     """Make a group over MPI, Gloo or NCCL. See `init_process_group`.
 
     Raises:
-        NotSupported: the backend is not here, or has no use for an argument.
+        NotSupported: the backend is not available, or does not have an argument.
         ValueError, RendezvousError: as `init_process_group`.
     """
     if reproducible:
@@ -99,14 +99,14 @@ def _opened(make: type[Driver], meeting: Rendezvous, timeout_s: float) -> Driver
 
 
 def started_by_mpi() -> bool:
-    """Whether `mpiexec` has started this process, nobody says where to meet, and mpi4py is there."""
+    """Whether `mpiexec` has started this process, no rendezvous address is set, and mpi4py is installed."""
     settings = env.read(strict=False)
     led = settings.store_address is not None or settings.master_addr is not None
     return settings.launcher in MPI_LAUNCHERS and not led and importlib.util.find_spec("mpi4py") is not None
 
 
 def address_over_mpi() -> str:
-    """Where rank 0 will serve the store, as an init_method: MPI tells it to all ranks, on any hosts."""
+    """The init_method of a store on rank 0: MPI broadcasts its address to all ranks, on any hosts."""
     comm = importlib.import_module("mpi4py.MPI").COMM_WORLD
     hosts = comm.allgather(socket.gethostname())
     url = None

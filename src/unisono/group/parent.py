@@ -1,4 +1,4 @@
-"""While a group is made: what may end the waiting for its ranks, besides a rank's own failure."""
+"""While a subgroup is made: the parent's faults that end the wait for its ranks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["Parent", "making", "watching"]
 
 
 class Parent:
-    """What a new group's ranks have to know of the one they are in already.
+    """The parent of a new group, as its ranks need it while the group is made.
 
     Args:
-        operation: what is being done, for errors: "subgroup([0, 2])".
-        ranks: those of the parent that the new group may consist of.
-        needed: so many of them it takes; None: all.
+        operation: for errors: "subgroup([0, 2])".
+        ranks: the parent's ranks that may be in the new group.
+        needed: how many of them the new group needs; None: all.
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class Parent:
         self._needed = len(self._ranks) if needed is None else needed
 
     def check(self) -> None:
-        """Look whether the new group can still come about.
+        """Check that the new group can still be made.
 
         Raises:
-            PeerLost: too few of its ranks are left: one has closed the parent or ended.
+            PeerLost: too few of its ranks are alive: one has closed the parent or ended.
             GroupError: the parent was aborted.  GroupClosed: this rank has closed it.
         """
         planner = self._planner
@@ -50,7 +50,8 @@ class Parent:
             raise error(read(planner.scene(engine, self._operation, planner.timeout_s), found))
 
     def abort(self) -> None:
-        """Abort the parent if too few are left, as each of its operations would: all report the same rank.
+        """Abort the parent if too few are alive, as each of its operations would: all ranks report the same
+        one.
 
         Raises:
             GroupClosed: this rank has closed it.
@@ -59,7 +60,7 @@ class Parent:
 
 
 def making(size: int) -> AbstractContextManager[None]:
-    """Explains the limits that end the making of a group of so many ranks; -1: not known yet."""
+    """Explains limits of the system that prevent a group of `size` ranks; -1: the size is not known yet."""
     takes = (
         f"a group of {size} ranks takes up to {3 * size + 16}" if size > 0 else "a group takes some per rank"
     )

@@ -1,6 +1,6 @@
-"""A call is checked, its plan chosen and lowered, and bound to its buffers: what the engine runs.
+"""Checks a call, chooses and lowers its plan, and binds it to its buffers for the engine.
 
-The native half of `Group` asks `Planner.plan` for every call that it does not remember.
+The native base class of `Group` calls `Planner.plan` for every call that it does not remember.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OP_NAMES = ", ".join(f"un.{op.name}" for op in ReduceOp)
 
 
 class Prepared(NamedTuple):
-    """An operation of the engine, ready to be bound to buffers. note: what a Mismatch shows of it, too."""
+    """An operation of the engine, ready to be bound to buffers. note: a further text for a Mismatch."""
 
     operation: _native.Operation
     name: str
@@ -51,13 +51,13 @@ class Prepared(NamedTuple):
 
 
 class Planner:
-    """Checks and plans the calls of one rank of one group, and makes the errors of those that fail.
+    """Checks and plans the calls of one rank of one group, and makes the errors of failed calls.
 
     Attributes:
-        name, rank, size: of the group.  timeout_s: of an operation that names none.
-        hosts: the number of the host of each rank, by which algorithms are chosen; alike on all ranks.
-        reproducible: all reductions are, whether they ask for it or not.
-        machine: what algorithms are chosen by; `place` makes a change count.
+        name, rank, size: of the group.  timeout_s: of an operation without its own.
+        hosts: the number of the host of each rank, by which algorithms are chosen; the same on all ranks.
+        reproducible: all reductions are reproducible.
+        machine: the calibration by which algorithms are chosen; call `place` after a change.
         reported: whether a call has raised what aborted the group.
     """
 
@@ -116,14 +116,14 @@ class Planner:
         return Codings(self.rank, self.size, self.hosts, self._chooser)
 
     def close(self) -> _native.Engine | None:
-        """Let go of the engine; it, unless that has happened before."""
+        """Drop the engine and return it; None if it was dropped before."""
         engine, self._engine = self._engine, None
         self._prepared.clear()
         self._agreements.clear()
         return engine
 
     def close_copies(self) -> None:
-        """In a fork's child: close its copies of connections, which would hide the parent's death."""
+        """In a forked child: close its copies of connections, which would hide the parent's death."""
         if self._engine is not None:
             self._engine.close_copies()
 
@@ -183,10 +183,10 @@ class Planner:
         )
 
     def lay_out(self, kind: str, out: Any, given: Any, root: int) -> tuple[Laid, Any, Result]:
-        """The buffers of a call, checked; what keeps them as they are; what gives the caller's result.
+        """The checked buffers of a call, the objects that pin them, and a function for the caller's result.
 
         Raises:
-            ValueError, TypeError: as `plan`.
+            ValueError, TypeError: see `plan`.
         """
         try:
             out, given, result = allocate(kind, out, given, self.size, self.rank, root)
@@ -209,10 +209,10 @@ class Planner:
         """The operation for a call.
 
         Args:
-            algorithm: a name of the catalogue, or a function that gives the steps; None chooses by size.
+            algorithm: a name of the catalogue, or a function that returns the steps; None chooses by size.
             numel: elements per rank, by which an algorithm is chosen; the same on every rank.
-            reproducible: it has to combine contributions in the order of ranks.
-            coded: what its edges carry; None: values.
+            reproducible: contributions must be combined in the order of ranks.
+            coded: the encoding of its edges; None: values.
         Raises:
             ValueError: there is no such root or algorithm.  TypeError: the dtype has no such operation.
             GroupClosed: the group was closed.
@@ -248,7 +248,7 @@ class Planner:
         root: int,
         coded: CodedAs,
     ) -> Prepared:
-        """The operation for a call with codes; an algorithm that it asks for is proved."""
+        """The operation for a call with codes; a named algorithm is proved."""
         if callable(algorithm):
             raise ValueError(f"{collective}: codec= needs a named algorithm, or none")
         engine, plan, codec = self.engine, kind_of(collective).plan, coded.codec
@@ -275,12 +275,12 @@ class Planner:
         return found
 
     def agree(self, kind: str, ranks: tuple[int, ...]) -> _native.BoundCall:
-        """A call in which all ranks compare a list of ranks: those in it wait for everybody, the others only
-        tell.
+        """A call in which all ranks compare a list of ranks: the listed ranks wait for all others, the others
+        only report their list.
         """
         first = ranks[0]
         others = sorted(ranks[1:]) if self.rank == first else [self.rank] * (self.rank in ranks)
-        key: tuple[str | int, ...] = (kind, first, *others)  # all that its own steps depend on
+        key: tuple[str | int, ...] = (kind, first, *others)  # this rank's steps depend on nothing else
         operation = self._agreements.get(key)
         if operation is None:
             code = lower_agreement(self.rank, self.size, (first, *others))
@@ -288,18 +288,18 @@ class Planner:
             self._agreements[key] = operation
         return _native.BoundCall(kind, operation, len(ranks), number_of_ranks(ranks), 1.0, [], [], None)
 
-    # ---- what a group over another library does in its own way ----------------------------------------
+    # ---- overridden by a group over another library ---------------------------------------------------
 
     def seen(self, kind: str, array: Any) -> Any:  # noqa: ARG002
-        """An array, or a list of them, as the checks can look at it."""
+        """An array, or a list of them, in a form that the checks can read."""
         return array
 
     def own_message(self, *message: Any) -> Any:  # noqa: ARG002
-        """The work of a checked message; None: the engine passes it."""
+        """The work of a checked message; None: the engine runs it."""
         return None
 
     def own_list(self, *buffers: Any) -> Any:  # noqa: ARG002
-        """The calls that stand for one of many checked buffers; None: the engine runs them."""
+        """The calls for a list of checked buffers; None: the engine runs them."""
         return None
 
     def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> Choice:
@@ -317,7 +317,7 @@ class Planner:
     def _prepare_custom(
         self, collective: str, function: StepFunction, dtype: int, op: Op, root: int, reproducible: bool
     ) -> Prepared:
-        """The operation for an algorithm of the caller's own, which is proved when it is first seen."""
+        """The operation for the caller's own algorithm, which is proved at its first use."""
         engine = self.engine
         root = self.member(collective, root, "the root")
         check_reducible(collective, dtype, op)
@@ -339,7 +339,7 @@ class Planner:
     def _lowered(
         self, collective: str, algorithm: str, root: int, coding: str = "", placed: bool = True
     ) -> list[int]:
-        """This rank's code of a plan; the same for every dtype and operation. placed: it asks for hosts."""
+        """This rank's code of a plan; the same for every dtype and operation. placed: it depends on hosts."""
         key = (collective, algorithm, root, coding, placed)
         code = self._code.get(key)
         if code is None:
@@ -349,7 +349,7 @@ class Planner:
         return code
 
     def member(self, operation: str, rank: SupportsIndex, name: str = "the rank") -> int:
-        """A rank of this group as a plain int: it may be one of NumPy's, as `argmax` gives it.
+        """A rank of this group as an int; it may be a NumPy integer, as from `argmax`.
 
         Raises:
             TypeError: it is no integer.  ValueError: there is no such rank.
@@ -366,7 +366,7 @@ class Planner:
     # ---- errors ----------------------------------------------------------------------------------------
 
     def scene(self, engine: _native.Engine, operation: str, timeout_s: float, where: str = "") -> Scene:
-        """What an error of an operation has to say of its place."""
+        """Where an operation fails: its group, rank, timeout and source line, for an error."""
         return Scene(engine, self.name, self.rank, self.size, self._host_names, operation, timeout_s, where)
 
     def failure(
@@ -377,7 +377,7 @@ class Planner:
         return error(read(self.scene(engine or self.engine, operation, timeout_s, where)))
 
     def fail(self, operation: str, timeout_s: float, note: Callable[[], str] | None) -> NoReturn:
-        """Raise the error for what aborted the group. note: for what a Mismatch shows of it."""
+        """Raise the error for what aborted the group. note: makes a further text for a Mismatch."""
         if self._engine is None:  # closed by a signal handler or another thread, while the call was under way
             where = f"group={self.name} rank={self.rank}/{self.size}"
             what = f"{operation} failed: this rank closed the group during the call"
@@ -385,18 +385,18 @@ class Planner:
         raise self.failure(operation, timeout_s, None, f"{site()} with {note()}" if note else "")
 
     def late(self, operation: str, waited_s: float, engine: _native.Engine, where: str) -> GroupError:
-        """The error of a wait that ran out of time while its operation goes on."""
+        """The error of a wait that timed out while its operation continues."""
         return error(read_late(self.scene(engine, operation, waited_s, where), waited_s))
 
     def describe(self, work: Work) -> str:
-        """A work for people."""
+        """The repr of a work."""
         return Work.__repr__(work)
 
     def seconds(self, timeout: float | timedelta) -> float:
-        """The seconds of a timeout that a call names.
+        """The seconds of a timeout argument.
 
         Raises:
-            ValueError, TypeError: it is none.
+            ValueError, TypeError: it is no timeout.
         """
         return seconds(timeout, self.timeout_s)
 
@@ -408,7 +408,7 @@ def check_algorithm(kind: str, algorithm: Any) -> None:
 
 
 def check_op(kind: str, op: Any) -> None:
-    """Raises TypeError: it is no operation."""
+    """Raises TypeError: it is no reduction operation."""
     if type(op) not in _OPS:
         raise TypeError(f"{kind}: op is {op!r}, expected {_OP_NAMES} or premul_sum(factor)")
 

@@ -1,4 +1,4 @@
-"""Results that a call allocates: where its caller gives an input and no output, or a number."""
+"""Results that a call allocates: for an input without an output, or for a number."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Result = Callable[[], Any] | None
 
 
 def allocate(kind: str, out: Any, given: Any, size: int, rank: int, root: int) -> tuple[Any, Any, Result]:
-    """(output, input, result) of a call; `result` gives what it returns, None where the caller has it.
+    """(output, input, result) of a call; `result` makes its return value; None: the caller gave the output.
 
     Example: ("all_gather", x, None) with x of shape [3] and 2 ranks -> an array of shape [2, 3], x
     """
@@ -49,7 +49,7 @@ def allocate(kind: str, out: Any, given: Any, size: int, rank: int, root: int) -
 
 def _shape(x: Any) -> tuple[int, ...]:
     if hasattr(x, "shape") and hasattr(x, "dtype"):
-        view(x, False)  # a broadcast array's shape may be of more elements than any memory has
+        view(x, False)  # refuses broadcast arrays, whose shape may have more elements than memory holds
         return tuple(x.shape)
     raise TypeError(
         f"got {type(x).__name__} and no output; an array's result can be allocated, not this one's"

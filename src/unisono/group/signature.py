@@ -1,4 +1,4 @@
-"""The signature of a collective is that of its method; this tells the engine's half how to read it."""
+"""Makes a method of `Group` a native collective: the native code reads its arguments by its signature."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ _ROOTS = ("src", "dst")
 
 
 def collective(*, out: str = "", given: str = "") -> Callable[[F], F]:
-    """Make a method of `Group` a collective: its name, parameters and text are all that it has to say.
+    """Make a method of `Group` a collective, from its name, its parameters and its docstring.
 
-    A call goes to the engine at once where it repeats an earlier one; otherwise `Planner.plan` checks it.
-    The body is never run.
+    A repeated call goes to the engine at once; `Planner.plan` checks a new one. The body never runs.
 
     Args:
-        out: the parameter that is its buffer, or its output.  given: its input, where it has one.
+        out: the parameter of its buffer, or of its output.  given: the parameter of its input, if any.
     Example: `@collective(out="out", given="x")` on `def all_gather(self, out, x, *, async_op=False)`
     """
 

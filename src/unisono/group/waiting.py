@@ -18,14 +18,14 @@ LONGEST_NAP_S = 1e-3
 
 
 def wait_all(works: Iterable[Work], *, timeout: float | timedelta | None = None) -> None:
-    """Wait until all of `works` have ended, and raise what went wrong first.
+    """Wait until all of `works` have ended, and raise the first error.
 
     Args:
         works: of collectives and messages, of any groups.
         timeout: seconds for all of them together; None: each has its own.
     Raises:
-        Timeout: one has not ended by then. They all go on; wait again.
-        PeerLost, Mismatch, Aborted: what ended one of them.
+        Timeout: one has not ended by then. They all continue; wait again.
+        PeerLost, Mismatch, Aborted: the error of one of them.
     """
     ours = _checked("wait_all", works)
     end = None if timeout is None else time.monotonic() + seconds(timeout, inf)
@@ -37,14 +37,14 @@ def wait_all(works: Iterable[Work], *, timeout: float | timedelta | None = None)
 
 
 def wait_any(works: Iterable[Work], *, timeout: float | timedelta | None = None) -> int:
-    """Wait until one of `works` has ended, and raise what went wrong with it; its place in the list.
+    """Wait until one of `works` has ended; returns its index in the list, or raises its error.
 
-    The first in the list counts where several have. It is asked for at least every millisecond.
+    If several have ended, the first in the list counts. It polls at least every millisecond.
 
     Raises:
         ValueError: there are no works.
-        Timeout: none has ended within `timeout` seconds. They all go on; wait again.
-        PeerLost, Mismatch, Aborted: what ended it.
+        Timeout: none has ended within `timeout` seconds. They all continue; wait again.
+        PeerLost, Mismatch, Aborted: the error of that work.
     Example: first = un.wait_any([group.irecv(x, 1), group.irecv(y, 2)])
     """
     ours = _checked("wait_any", works)

@@ -1,4 +1,4 @@
-"""`Work`: an operation that goes on while the caller does something else."""
+"""`Work`: an asynchronous operation."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ def seconds(timeout: float | timedelta | None, default_s: float) -> float:
 
 
 class Work(ABC):
-    """An operation under way. Its buffers belong to it until it is done; it keeps them alive."""
+    """An operation under way. It keeps its buffers alive; do not use them until it is done."""
 
     @abstractmethod
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether it has ended, with or without an error."""
 
     @abstractmethod
     def wait(self, timeout: float | timedelta | None = None) -> None:
-        """Wait until it has ended, and raise what went wrong.
+        """Wait until it has ended, and raise its error.
 
         Raises:
-            Timeout: it has not ended within `timeout` seconds. It goes on; wait again.
-            PeerLost, Mismatch, Aborted: what ended it.
+            Timeout: it has not ended within `timeout` seconds. It continues; wait again.
+            PeerLost, Mismatch, Aborted: the operation failed.
         """
 
     def exception(self) -> BaseException | None:
-        """What went wrong, None when nothing did or it is still under way."""
+        """Its error; None if it has none or is still under way."""
         if not self.done():
             return None
         try:
@@ -49,33 +49,34 @@ class Work(ABC):
         return None
 
     def result(self) -> Any:
-        """Wait for it; then what a call returned that allocates its output, otherwise None."""
+        """Wait; then return the output that the call allocated, or None if the caller gave one."""
         self.wait()
 
     @property
     def status(self) -> Status | None:
-        """What has come, see `Group.recv`; None of anything but a receive that has ended well."""
+        """The status of a receive that has ended without an error, see `Group.recv`; otherwise None."""
         return None
 
     def cancel(self) -> bool:
-        """Take back a receive that no message has met; whether that was so. Nothing else can be taken back.
+        """Cancel a receive that no message has matched; returns whether it did. Nothing else can be
+        cancelled.
 
-        Afterwards it is done, `wait` returns at once, `status` is None, and its buffer is the caller's again.
+        Afterwards it is done, `wait` returns at once, `status` is None, and its buffer may be used again.
         """
         return False
 
     @property
     def cancelled(self) -> bool:
-        """Whether `cancel` has taken it back."""
+        """Whether `cancel` has cancelled it."""
         return False
 
     @abstractmethod
     def let_go(self) -> None:
-        """After its end: keep its buffers for ever if a rank that was stopped may still write to them."""
+        """After its end: keep its buffers for ever if a stopped rank may still write to them."""
 
     @abstractmethod
     def _what(self) -> str:
-        """The operation, for people."""
+        """The operation, for messages."""
 
     def __repr__(self) -> str:
         state = "under way"
@@ -87,7 +88,7 @@ class Work(ABC):
 
 
 class DoneWork(Work):
-    """Work that had ended before it was handed out."""
+    """Work that had ended before it was returned."""
 
     def _what(self) -> str:
         return "of nothing"
@@ -100,17 +101,17 @@ class DoneWork(Work):
         """Return at once."""
 
     def let_go(self) -> None:
-        """There are no buffers."""
+        """Does nothing: there are no buffers."""
 
 
 Work.register(CollectiveWork)
 
 
 class MessageWork(Work):
-    """A send or receive on its way.
+    """A send or a receive under way.
 
-    It is made before it is posted, so that whoever posts it can keep it when a signal handler raises. One
-    whose request was lost in this way is not done before the group's end.
+    It is made before it is posted, so that the caller can keep it when a signal handler raises. A work whose
+    request was lost in this way is not done before the end of the group.
     """
 
     __slots__ = ("_begun", "_engine", "_keep", "_post", "_receiving", "_request", "_scene")
@@ -124,7 +125,7 @@ class MessageWork(Work):
         scene: Scene,
         receiving: bool,
     ) -> None:
-        """`post`: hands it to the engine; `keep`: its buffer."""
+        """`post`: passes it to the engine; `keep`: its buffer."""
         self._receiving = receiving
         self._begun = False
         self._engine = engine
@@ -143,7 +144,7 @@ class MessageWork(Work):
         return f"{self._scene.operation}, {other} of group {self._scene.group!r}"
 
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether it has ended, with or without an error."""
         return self._begun and self._request.done
 
     def wait(self, timeout: float | timedelta | None = None) -> None:
@@ -156,19 +157,19 @@ class MessageWork(Work):
         if kind:
             self.let_go()
             raise error(read(self._scene))
-        self._keep = None  # it is the caller's alone again
+        self._keep = None  # the engine no longer uses the buffer
 
     def let_go(self) -> None:
         """See `Work.let_go`."""
         self._engine.hold(self._keep)
 
     def failure(self) -> BaseException:
-        """The error for what went wrong."""
+        """The error of the operation."""
         self.let_go()
         return error(read(self._scene))
 
     def wait_or_abort(self, timeout_s: float) -> int:
-        """Wait for its end; the kind of fault, 0 for none. Running out of time aborts the group."""
+        """Wait for its end; returns the kind of fault, 0 for none. A timeout aborts the group."""
         return self._engine.wait_request(self._request, timeout_s, True)
 
     @property
@@ -179,7 +180,7 @@ class MessageWork(Work):
         return self._request.status
 
     def came(self) -> Status:
-        """The status of a receive that has been waited for."""
+        """The status of a receive whose wait has returned."""
         return self._request.status
 
     def cancel(self) -> bool:
@@ -193,17 +194,17 @@ class MessageWork(Work):
 
     @property
     def source(self) -> int:
-        """The rank a received message came from. Only of meaning when done."""
+        """The rank that sent the received message; meaningful only when done."""
         return self._request.peer
 
 
 class Kept:
-    """Messages that were posted, kept with their buffers until they are done, whatever the caller does."""
+    """Keeps posted messages and their buffers until they are done, whatever the caller does."""
 
     def __init__(self) -> None:
         self._works: list[Work] = []
-        self._lock = threading.RLock()  # a signal handler may close the group while this thread has it
-        self._closed = False
+        self._lock = threading.RLock()  # reentrant: a signal handler may close the group while this thread
+        holds it self._closed = False
 
     def keep(self, work: Work) -> None:
         """Keep a work until it is done."""
@@ -219,7 +220,7 @@ class Kept:
                 self.close()
 
     def close(self) -> None:
-        """Let go of all, once no thread is left that moves bytes of their buffers."""
+        """Release all. Call when no thread moves bytes of their buffers any more."""
         with self._lock:
             self._closed = True
             works, self._works = self._works, []
