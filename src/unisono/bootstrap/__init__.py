@@ -1,11 +1,12 @@
-"""How ranks come together: from an address to an engine that reaches every other rank.
+"""How ranks form a group: from an address to an engine that reaches every other rank.
 
-rendezvous.py   the whole of it        target.py       where to meet: URL, arguments, environment
-opening.py      the store is opened    numbering.py    which process is which rank
+rendezvous.py   the whole rendezvous     target.py       the address: URL, arguments, environment
+opening.py      opens the store          numbering.py    which process is which rank
 membership.py   the processes of the ranks, and which share a host
-memory.py       the memory of a host is handed out          admission.py  which process gets it
-connections.py  ranks of other hosts are connected          connecting.py many at once, until all are there
-liveness.py     a death is noticed while others wait        failures.py   the first failure is told to all
-engine.py       the engine is made     interfaces.py  which address others reach this host by
-tls_relay.py    encryption between hosts                    sockets.py    sockets that are being handed over
+memory.py       shares the memory of a host                 admission.py  limits unauthenticated peers
+connections.py  connects ranks of different hosts           connecting.py several connections at once
+liveness.py     detects deaths while ranks wait             failures.py   reports the first failure to all
+engine.py       makes the engine         interfaces.py   which address of this host others use
+launchers.py    the address under MPI and Slurm
+tls_relay.py    encryption between hosts                    sockets.py    sockets until the engine takes them
 """

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 __all__ = ["Dialler", "started"]
 
 THREADS = 8  # a connection without an answer must not delay the others
-CALL_S = 2.0  # of one attempt to connect; a thread that is to stop notices within this time
+CALL_S = 2.0  # for one attempt to connect; a thread sees within this time that it has to stop
 
 
 class Dialler:
@@ -25,7 +25,7 @@ class Dialler:
         self._connected: list[socket.socket] = []
 
     def each(self, dial: Callable[[int, str], None], calls: list[tuple[int, str]]) -> None:
-        """Run `dial(peer, kind)` for all calls, and raise what the first raised that failed: it ends all."""
+        """Run `dial(peer, kind)` for all calls. The first failure ends all of them, and is raised."""
         left = iter(calls)
         failures: list[BaseException] = []
         threads: list[threading.Thread] = []
@@ -34,7 +34,7 @@ class Dialler:
             threads.extend(started(self._work, dial, left, failures) for _ in range(count))
             for thread in threads:
                 thread.join()
-        except BaseException:  # no more threads can be started, or the user interrupts
+        except BaseException:  # no more threads can be started, or Ctrl-C
             self._hang_up()
             for thread in threads:
                 thread.join()
@@ -43,12 +43,12 @@ class Dialler:
             if failures:
                 raise failures[0]
         finally:
-            failures.clear()  # which a failure's traceback leads to
+            failures.clear()  # breaks the reference cycle through a failure's traceback
 
     def _work(
         self, dial: Callable[[int, str], None], left: Iterator[tuple[int, str]], failures: list[BaseException]
     ) -> None:
-        """One thread's part: all take from the same calls, until one has failed."""
+        """One thread: all threads take calls from the same list, until one has failed."""
         try:
             for peer, kind in left:
                 if self._stopped.is_set():
@@ -61,7 +61,7 @@ class Dialler:
     def _hang_up(self) -> None:
         self._stopped.set()
         for sock in list(self._connected):
-            with contextlib.suppress(OSError):  # it is closed, or belongs to the engine
+            with contextlib.suppress(OSError):  # already closed, or owned by the engine
                 sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads from it
 
     def connect(self, host: str, port: int, limit_s: float, source: str | None) -> socket.socket | None:
@@ -88,7 +88,7 @@ class Dialler:
 
 
 def started(target: Callable[..., None], *args: object) -> threading.Thread:
-    """A thread that runs."""
+    """A started thread."""
     thread = threading.Thread(target=target, args=args)
     thread.start()
     return thread

@@ -1,13 +1,12 @@
-"""Connects every rank with those on other hosts.
+"""Connects every rank with the ranks on other hosts.
 
-Each rank listens on one port and publishes it in the store; of two ranks the lower connects to the higher,
+Each rank listens on one port and publishes it in the store. Of two ranks the lower connects to the higher,
 once for each kind of connection. Both prove that they know a secret of this group before any other byte is
-used. When all ranks have all their connections, no rank listens any more: nobody else can connect to a group
-at work.
+used. When all ranks have all connections, no rank listens any more: nobody can connect to a running group.
 
-Kinds: `control` (who is where, who left or died; the engine reads it at all times), `data` (collectives),
-`messages` (point to point). A connection that is full says nothing of its peer, so only `control` carries the
-timeouts that detect a lost host.
+Kinds: `control` (status, closes and deaths; the engine reads it at all times), `data` (collectives),
+`messages` (point to point). A full connection says nothing about its peer, so only `control` has the timeouts
+that detect a lost host.
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ __all__ = ["connect_hosts"]
 HANDSHAKE_S = 2.0  # for a peer to authenticate itself
 UNAUTHENTICATED = 64  # connections at one time
 PATIENCE_S = 0.5  # the least time an unauthenticated peer gets while others wait
-DIAL_S = 20.0  # until a connection is given up that nobody answers
-DIAL_SHARE = 0.75  # of the time left: a rank without an answer reports it before the others give up
-FULL_S = 1.0  # without a free descriptor; unauthenticated peers have been disconnected by then
+DIAL_S = 20.0  # for a connection that nobody answers
+DIAL_SHARE = 0.75  # of the time left: a rank without an answer reports it before the others time out
+FULL_S = 1.0  # pause without a free descriptor; unauthenticated peers are disconnected by then
 WELCOME = b"\1"
 
 
@@ -79,12 +78,12 @@ def connect_hosts(
     """The connections of `rank` to all ranks on other hosts.
 
     Args:
-        master: name or address of the host that everybody reaches; tells which interface to use.
+        master: name or address of a host that every rank reaches; it decides the interface.
         peer_timeout_s: seconds after which a host that does not answer counts as lost.
-        buffer_bytes: of the kernel's buffers; 0: as the kernel sees fit.
+        buffer_bytes: size of the kernel's buffers; 0: the kernel's choice.
         settings: interfaces, ports and the job's token; None: any and none.
     Raises:
-        RendezvousError: two ranks cannot reach each other; all ranks raise it, naming the two.
+        RendezvousError: two ranks cannot reach each other; all ranks raise it, and it names the two.
         ValueError: TLS without a token.
     """
     settings = settings or Settings()
@@ -128,7 +127,7 @@ class _Connector:
         self._dialler = Dialler(self._stopped)
 
     def connect(self) -> Sockets:
-        """Listen, publish where, connect and accept, and wait until all ranks have done so."""
+        """Listen, publish the address, connect and accept, and wait until all ranks have done so."""
         try:
             with contextlib.ExitStack() as listening:
                 listeners = [listening.enter_context(each) for each in self._listen()]
@@ -153,7 +152,7 @@ class _Connector:
                 self._relays.close()
         return self._sockets
 
-    # -- where to listen
+    # -- listening
 
     def _listen(self) -> list[socket.socket]:
         """One listening socket for each interface."""
@@ -169,7 +168,7 @@ class _Connector:
         return listeners
 
     def _exchange(self, mine: list[Endpoint]) -> list[list[Endpoint]]:
-        """Everybody's endpoints, by rank."""
+        """The endpoints of all ranks, by rank."""
         encoded = msgspec.msgpack.encode(mine)
         found = gather(self._store, "endpoint", self._rank, self._size, encoded, self._deadline)
         if self._rank == 0:
@@ -180,7 +179,7 @@ class _Connector:
         return msgspec.msgpack.decode(self._await("endpoints"), type=list[list[Endpoint]])
 
     def _refuse_loopback(self, endpoints: list[list[Endpoint]]) -> None:
-        """A loopback address means another host on every host."""
+        """Refuse loopback addresses of other hosts: on every host they mean that host."""
         if self._membership.in_one_network():
             return
         for rank, places in enumerate(endpoints):
@@ -203,8 +202,8 @@ class _Connector:
     def _dial(self, peer: int, kind: str, places: list[Endpoint]) -> None:
         """Connect, until the other side confirms the connection.
 
-        A busy peer may close it before the handshake is done; then connect once more. Where hosts have
-        several interfaces, the pairs of ranks take turns.
+        A busy peer may close it before the handshake is done; then connect again. Where hosts have several
+        interfaces, the pairs of ranks are spread over them.
         """
         turn = self._rank + peer
         endpoint = places[turn % len(places)]
@@ -248,7 +247,7 @@ class _Connector:
         return met.channel
 
     def _refuse_limit(self, error: BaseException) -> None:
-        """Fail, where it is a limit of this process that has been met, and no fault of the network."""
+        """Fail if the error is a limit of this process, and not of the network."""
         if is_limit(error):
             connections = len(KINDS) * (len(self._lower) + len(self._higher))
             takes = f"the ranks on other hosts take {connections} here"
@@ -266,7 +265,7 @@ class _Connector:
             )
         )
 
-    # -- being connected to by lower ranks
+    # -- connections from lower ranks
 
     def _accept(self, listener: socket.socket) -> None:
         listener.settimeout(POLL_S)
@@ -279,7 +278,7 @@ class _Connector:
                     sock, _ = listener.accept()
                 except TimeoutError:
                     continue
-                except OSError as error:  # that one has gone, or there are no descriptors for now
+                except OSError as error:  # that peer has disconnected, or no descriptor is free
                     full_since = (full_since or time.monotonic()) if is_limit(error) else 0.0
                     if full_since and time.monotonic() > full_since + FULL_S:
                         with contextlib.suppress(RendezvousError, StoreError):  # the store reports it to all
@@ -295,7 +294,7 @@ class _Connector:
             each.join()
 
     def _receive(self, sock: socket.socket, unauthenticated: UnauthenticatedPeers) -> None:
-        """Keep a connection that proves to be of a lower rank; close every other one."""
+        """Keep the connection of an authenticated lower rank; close every other one."""
         try:
             name, channel = handshake(
                 sock,
@@ -329,7 +328,7 @@ class _Connector:
                 remedy = "Look at its output, or raise timeout=."
                 self._fail(message(f"rank {names} did not connect to {me} in time", remedy=remedy))
 
-    # -- all together
+    # -- all ranks
 
     def _await_everybody(self) -> None:
         if self._store.add("connected", 1) == self._size:
@@ -337,7 +336,7 @@ class _Connector:
         self._await("all connected")
 
     def _await(self, key: str) -> bytes:
-        """The value of a key, unless somebody fails first."""
+        """The value of a key, unless a rank fails first."""
         try:
             return await_key(self._store, key, self._size, self._deadline + GRACE_S)
         except StoreTimeout as error:
@@ -364,7 +363,7 @@ class _Connector:
 
 
 def _relays(token: bytes, peer_timeout_s: float) -> Relays:
-    from unisono.bootstrap.tls_relay import Relays  # the TLS library takes its time to load
+    from unisono.bootstrap.tls_relay import Relays  # imported late: the TLS library is slow to load
 
     return Relays(token, peer_timeout_s)
 
@@ -372,5 +371,5 @@ def _relays(token: bytes, peer_timeout_s: float) -> Relays:
 def _is_loopback(host: str) -> bool:
     try:
         return is_loopback(host)
-    except ValueError:  # a name, as UNISONO_ADVERTISE may give
+    except ValueError:  # a name, from UNISONO_ADVERTISE
         return host == "localhost"

@@ -1,4 +1,4 @@
-"""Makes the engine of a rank: who is there, the memory of its host, the connections to other hosts."""
+"""Makes the engine of a rank: membership, the memory of its host, the connections to other hosts."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ __all__ = ["EngineSettings", "Opened", "open_engine"]
 
 
 class EngineSettings(msgspec.Struct, frozen=True):
-    """What of the settings the engine takes.
+    """The settings of the engine.
 
     Attributes:
         master: a host that every rank reaches; None: unknown.
-        socket_bytes: of the kernel's buffers of a connection; 0: as the kernel sees fit.
+        socket_bytes: size of the kernel's buffers of a connection; 0: the kernel's choice.
         network: interfaces and ports to use, and the job's token.
         lending: large messages within a host may go from one rank's memory straight to another's.
-        placement: threads that wait may be moved to other cores of those they are allowed.
-        machine: what is known of this machine; that of rank 0 counts.
+        placement: waiting threads may move to another of their allowed cores.
+        machine: the calibration of this machine; that of rank 0 counts.
     """
 
     staging_bytes: int
@@ -50,7 +50,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, settings: Settings, master: str | None = None) -> EngineSettings:
-        """From the environment's settings, and the master where something else names it."""
+        """From the environment's settings; master: if it does not come from there."""
         page = 4096
         staging = max(16 * page, -(-settings.staging_bytes // page) * page)
         status_fd = -1 if settings.status_fd is None else settings.status_fd
@@ -72,7 +72,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
 
 
 class Opened(NamedTuple):
-    """An engine, the name of every rank's host, and the figures by which all ranks choose."""
+    """An engine, the name of every rank's host, and the calibration that all ranks use."""
 
     engine: _native.Engine
     hosts: tuple[str, ...]
@@ -80,11 +80,11 @@ class Opened(NamedTuple):
 
 
 def open_engine(store: Store, rank: int, size: int, *, timeout_s: float, settings: EngineSettings) -> Opened:
-    """The engine of `rank`, once all ranks of the group have come.
+    """The engine of `rank`, after all ranks of the group have joined.
 
     Raises:
-        RendezvousError: somebody did not come in time, ended, failed, or cannot be reached. What is
-            raised here, of any kind, the others raise as this.
+        RendezvousError: a rank did not join in time, ended, failed, or cannot be reached. An error of any
+            kind on one rank is this error on the others.
     """
     deadline = time.monotonic() + timeout_s
     with reported(store, rank):
@@ -93,13 +93,13 @@ def open_engine(store: Store, rank: int, size: int, *, timeout_s: float, setting
         local_ranks = membership.local_ranks(rank)
         with contextlib.closing(Liveness(membership, local_ranks)) as liveness:
             opened = _opened(store, membership, rank, liveness, deadline, settings)
-    with contextlib.suppress(StoreError):  # it has gone with the rank that serves it
+    with contextlib.suppress(StoreError):  # the rank that serves the store has ended
         _forget(store, membership)
     return opened
 
 
 def _forget(store: Store, membership: Membership) -> None:
-    """Count this rank as done with the keys of this group; the last one removes them."""
+    """Count this rank as finished with the keys of this group; the last rank deletes them."""
     size = len(membership.cards)
     if store.add("made", 1) < size:
         return
@@ -143,7 +143,7 @@ def _opened(
             return Opened(engine, membership.names(), membership.machine)
         finally:
             if sockets is not None:
-                sockets.close()  # what the engine has not taken over
+                sockets.close()  # those that the engine has not taken over
 
 
 def _connected(
@@ -152,7 +152,7 @@ def _connected(
     """The connections to other hosts; None: there are none."""
     if membership.on_one_host():
         return None
-    from unisono.bootstrap.connections import connect_hosts  # only here: many ranks on one host start sooner
+    from unisono.bootstrap.connections import connect_hosts  # imported late: ranks on one host start faster
 
     return connect_hosts(
         store,

@@ -1,7 +1,7 @@
 """Failures while a group is made: the first one is reported to all ranks.
 
-It is in the group's store, under "failed". Only a rank that waits reads it: ranks that meet quickly pay
-nothing for it.
+It is in the group's store, under "failed". Only a rank that waits reads it, so a fast rendezvous takes no
+extra time.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ __all__ = ["await_key", "fail", "first_failure", "left", "patience_s", "raise_if
 
 FAILED = "failed"
 POLL_S = 0.2
-ASK_S = 2.0  # at most, between two looks at who failed: less than the store outlives a failure
+ASK_S = 2.0  # longest pause between two reads of the key: shorter than the store exists after a failure
 TELL_S = 2.0
-GRACE_S = 1.0  # who waits for another rank's result waits longer by this: that rank knows the cause better
+GRACE_S = 1.0  # further wait for another rank's result: that rank knows the cause better
 
 
 def patience_s(size: int) -> float:
@@ -31,7 +31,7 @@ def patience_s(size: int) -> float:
 
 
 def left(deadline: float) -> float:
-    """Seconds until the deadline, at least 1 ms: what is there already is still read."""
+    """Seconds until the deadline, at least 1 ms: a key that is already set is still read."""
     return max(deadline - time.monotonic(), 0.001)
 
 
@@ -39,7 +39,7 @@ def await_key(store: Store, key: str, size: int, deadline: float) -> bytes:
     """The value of a key, unless one of the `size` ranks fails first.
 
     Raises:
-        RendezvousError: one did.  StoreTimeout: the deadline came first.
+        RendezvousError: a rank failed.  StoreTimeout: the deadline has passed.
     """
     while True:
         try:
@@ -61,7 +61,7 @@ def first_failure(store: Store, within_s: float) -> str:
     """The first failure, which may be reported within `within_s`; "": none."""
     try:
         return store.get(FAILED, within_s).decode()
-    except StoreError:  # also where the store went with the rank that serves it
+    except StoreError:  # also if the rank that serves the store has ended
         return ""
 
 
@@ -72,19 +72,19 @@ def fail(store: Store, text: str) -> NoReturn:
 
 @contextlib.contextmanager
 def reported(store: Store, rank: int) -> Iterator[None]:
-    """Report what this block raises, so that the other ranks stop waiting."""
+    """Report an exception of this block, so that the other ranks stop waiting."""
     try:
         yield
     except BaseException as error:
         gone = isinstance(error, StoreError) and not isinstance(error, StoreTimeout)
-        if not gone:  # another world's store may be at its address by now
-            with contextlib.suppress(StoreError):  # the first error is the one to tell
+        if not gone:  # otherwise another world's store may be at its address now
+            with contextlib.suppress(StoreError):  # the first error is the one to raise
                 store.compare_set(FAILED, b"", _text(error, rank), timeout_s=TELL_S)
         raise
 
 
 def _text(error: BaseException, rank: int) -> str:
-    """The text for the other ranks. Errors of these kinds name a rank already."""
+    """The text for the other ranks. Some kinds of errors already name a rank."""
     if isinstance(error, (RendezvousError, GroupError)):
         return str(error)
     why = described(error)

@@ -1,7 +1,7 @@
-"""Which of this host's addresses others reach it by, and listening there.
+"""The addresses of this host that other hosts use, and listening on them.
 
-The interface is the one the route to the master leaves by, unless UNISONO_SOCKET_IFNAME (or Gloo's or NCCL's
-variable) names others. Nothing here sends a packet.
+The interface is that of the route to the master, unless UNISONO_SOCKET_IFNAME (or Gloo's or NCCL's variable)
+names others. Nothing here sends a packet.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 SIOCGIFFLAGS, SIOCGIFADDR = 0x8913, 0x8915
 IFF_UP = 1
 LINK_LOCAL_SCOPE, HOST_SCOPE = 0x20, 0x10
-NOWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}  # documentation's own: default route
+NOWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}  # take the default route
 
 
 class Interface(NamedTuple):
@@ -48,7 +48,7 @@ def interfaces() -> list[Interface]:
     up = set()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # it has gone meanwhile, or has no address
+            with contextlib.suppress(OSError):  # it was removed meanwhile, or has no address
                 if _request(sock, SIOCGIFFLAGS, name)[16] & IFF_UP:
                     up.add(name)
                 packed = _request(sock, SIOCGIFADDR, name)[20:24]
@@ -66,10 +66,10 @@ def _request(sock: socket.socket, request: int, name: str) -> bytes:
 
 
 def chosen(settings: Settings) -> list[Interface]:
-    """The interfaces the settings name, in the order they name them.
+    """The interfaces in the settings, in their order.
 
     Raises:
-        RendezvousError: there is none; lists what there is.
+        RendezvousError: none of them exists; the text lists the existing ones.
     """
     everything = interfaces()
     pattern = settings.socket_ifname.strip()
@@ -92,17 +92,18 @@ def chosen(settings: Settings) -> list[Interface]:
 
 
 def _matches(word: str, name: str) -> bool:
-    """As in NCCL: "eth" is every name that begins so, "=eth0" exactly that one."""
+    """As in NCCL: "eth" matches every name with this prefix, "=eth0" exactly that name."""
     return name == word[1:] if word.startswith("=") else name.startswith(word)
 
 
 def local_addresses(master: str | None, settings: Settings) -> list[str]:
-    """Addresses of this host to listen on and connect from: one for each interface that is to be used.
+    """Addresses of this host to listen on and connect from: one for each interface in use.
 
     Args:
-        master: name or address of the master's host; None: whatever leads to the default route.
+        master: name or address of the master's host; None: the default route decides.
     Raises:
-        RendezvousError: the interfaces named do not exist, or have no address of the master's kind.
+        RendezvousError: the interfaces in the settings do not exist, or have no address of the master's
+        family.
         StoreError: the master's name does not resolve.
     """
     family, target = _resolved(master)
@@ -125,7 +126,7 @@ def local_addresses(master: str | None, settings: Settings) -> list[str]:
 
 
 def local_address(master: str | None, settings: Settings) -> str:
-    """The first of `local_addresses`: what to listen on when it is one."""
+    """The first of `local_addresses`, to listen on only one."""
     return local_addresses(master, settings)[0]
 
 
@@ -141,7 +142,7 @@ def _resolved(master: str | None) -> tuple[int, str]:
 
 
 def _towards(family: int, target: str) -> str:
-    """The address packets to `target` leave from. Connecting a datagram socket only looks the route up."""
+    """The source address of packets to `target`. Connecting a datagram socket only looks up the route."""
     with socket.socket(family, socket.SOCK_DGRAM) as sock:
         try:
             sock.connect((target, 9))
@@ -159,12 +160,12 @@ def _towards(family: int, target: str) -> str:
 
 
 def _first_of_ours() -> str:
-    """The first address that others can have a route to; loopback on a host on its own."""
+    """The first address that is not loopback; loopback on a host without a network."""
     return next((each.address for each in interfaces() if not is_loopback(each.address)), "127.0.0.1")
 
 
 def via(target: str) -> str:
-    """The interface and address by which this host sends to `target`, for errors: "eth0 (10.0.0.1)"."""
+    """The interface and address from which this host sends to `target`, for errors: "eth0 (10.0.0.1)"."""
     try:
         address = _towards(*_resolved(target))
     except (OSError, RendezvousError, StoreError):
@@ -181,16 +182,16 @@ def is_loopback(address: str) -> bool:
 def listen(settings: Settings, address: str) -> socket.socket:
     """A listening, non-blocking socket on that address.
 
-    Its port is one of UNISONO_PORT_RANGE; else the one that UNISONO_ADVERTISE names for this rank; else any.
+    Its port is from UNISONO_PORT_RANGE; otherwise that of UNISONO_ADVERTISE for this rank; otherwise any.
 
     Raises:
-        RendezvousError: every port of the range is taken, or the address is none of this host's.
+        RendezvousError: every port of the range is taken, or this host does not have the address.
     """
     first, last = settings.port_range or (0, 0)
     if settings.port_range is None and settings.advertise is not None:
         first = last = advertised_port(settings)
     count = last - first + 1
-    start = int.from_bytes(os.urandom(4), "big")  # ranks that begin together do not queue for the same ones
+    start = int.from_bytes(os.urandom(4), "big")  # random: ranks that start together try different ports
     for step in range(count):
         try:
             return listen_at(address, first + (start + step) % count)
@@ -203,7 +204,7 @@ def listen(settings: Settings, address: str) -> socket.socket:
 
 
 def advertised(settings: Settings, listener: socket.socket) -> tuple[str, int]:
-    """Host and port to tell others: where `listener` listens, or what UNISONO_ADVERTISE says instead."""
+    """Host and port to publish: those of `listener`, or of UNISONO_ADVERTISE."""
     if settings.advertise is not None:
         return settings.advertise[0], advertised_port(settings)
     host, port = listener.getsockname()[:2]
@@ -211,5 +212,5 @@ def advertised(settings: Settings, listener: socket.socket) -> tuple[str, int]:
 
 
 def advertised_port(settings: Settings) -> int:
-    """The port of UNISONO_ADVERTISE, plus the local rank: a host has one such variable and several ranks."""
+    """The port of UNISONO_ADVERTISE plus the local rank: the ranks of a host share one such variable."""
     return settings.advertise[1] + (settings.local_rank or 0) if settings.advertise is not None else 0

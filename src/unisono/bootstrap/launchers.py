@@ -1,6 +1,6 @@
-"""Where the ranks of another launcher meet when MASTER_ADDR is not set.
+"""The rendezvous address under another launcher when MASTER_ADDR is not set.
 
-MPI's launchers and Slurm give no address, but they say on how many hosts the ranks are, and name the job:
+MPI's launchers and Slurm set no address, but they say on how many hosts the ranks are, and name the job:
 
     launcher     on how many hosts               the job's name
     Open MPI     OMPI_COMM_WORLD_LOCAL_SIZE      PMIX_NAMESPACE
@@ -30,7 +30,8 @@ STARTER = "hydra_pmi_proxy"  # the process of MPICH and Intel MPI that starts th
 
 
 def meeting_place(settings: Settings) -> Target | None:
-    """Where rank 0 serves, and the job's name; None where the launcher does not tell enough.
+    """The address at which rank 0 serves the store, and the job's name; None where the launcher sets too
+    little.
 
     Raises:
         ValueError: a variable of the launcher is malformed.
@@ -46,7 +47,7 @@ def meeting_place(settings: Settings) -> Target | None:
 
 
 def remedy(settings: Settings) -> str:
-    """What the user of this launcher sets where `meeting_place` is None; "" for no launcher that we know."""
+    """What the user has to set where `meeting_place` is None; "" for an unknown launcher."""
     host = "MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port of it"
     several = (
         "The ranks are on several hosts" if _job(settings) and not _one_host(settings) else "Where to meet"
@@ -96,7 +97,7 @@ def _starter() -> str:
     while True:
         try:
             text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-        except OSError:  # beyond what this process may see
+        except OSError:  # this process may not see it
             return ""
         own, _, rest = text.partition(" (")
         name, _, tail = rest.rpartition(") ")
@@ -114,7 +115,7 @@ def _reachable(host: str, settings: Settings) -> str:
         return host
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:  # the name is known to the others; here the route says who we are
+    except OSError:  # unknown here; the other hosts may know it
         return local_address(None, settings)
     outside = [str(address[0]) for *_, address in found if not is_loopback(str(address[0]))]
     return host if len(outside) == len(found) else (outside or [local_address(None, settings)])[0]

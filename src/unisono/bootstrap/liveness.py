@@ -1,4 +1,4 @@
-"""Watches the processes of one host while their ranks make a group, so that no wait outlasts a death."""
+"""Watches the processes of one host while their ranks make a group, so that a death ends every wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unisono.errors import RendezvousError, message
 
 __all__ = ["Liveness"]
 
-END_S = 1.0  # from the end of a dying process's connections to its own
+END_S = 1.0  # from the end of a dying process's connections to the end of the process
 
 
 class Liveness:
@@ -41,16 +41,16 @@ class Liveness:
                 return
         except (ProcessLookupError, FileNotFoundError):
             pass
-        except OSError as error:  # which says nothing of that rank
+        except OSError as error:  # the error does not name the rank
             text = f"cannot watch the process of rank {card.rank} (pid {card.pid}): {error.strerror}"
             raise OSError(error.errno, text) from error
         raise RendezvousError(_ended(card))
 
     def wait_for(self, sock: socket.socket, deadline: float) -> None:
-        """Wait until there is something to read, or nothing more will come.
+        """Wait until the socket can be read, or has ended.
 
         Raises:
-            RendezvousError: a process has ended.  TimeoutError: the deadline came first.
+            RendezvousError: a process has ended.  TimeoutError: the deadline has passed.
         """
         poll = select.poll()
         for fd in (sock.fileno(), *self._cards):
@@ -64,7 +64,7 @@ class Liveness:
     def check(self, joined: Callable[[int], bool] = lambda rank: False) -> None:  # noqa: ARG005
         """Raise RendezvousError when one of them has ended.
 
-        Ranks that had `joined` the group are left out: the engine reports their end as any later one.
+        Ranks that have `joined` the group are excluded: the engine reports their end.
         """
         poll = select.poll()
         for fd in self._cards:
@@ -74,7 +74,7 @@ class Liveness:
                 raise RendezvousError(_ended(self._cards[fd]))
 
     def check_end(self, rank: int) -> None:
-        """Raise RendezvousError when `rank`, whose connection has ended, ends within a moment as well."""
+        """Raise RendezvousError if the process of `rank`, whose connection has ended, ends within END_S."""
         for fd, card in self._cards.items():
             if card.rank == rank:
                 poll = select.poll()
@@ -83,7 +83,7 @@ class Liveness:
                     raise RendezvousError(_ended(card))
 
     def detach(self) -> list[int]:
-        """By rank: its pidfd, or -1 where it is not watched. The caller closes them."""
+        """The pidfds by rank, -1 where it is not watched. The caller closes them."""
         cards, self._cards = self._cards, {}
         fds = {card.rank: fd for fd, card in cards.items()}
         return [fds.get(rank, -1) for rank in range(self._size)]

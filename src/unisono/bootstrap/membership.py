@@ -1,4 +1,4 @@
-"""Who the ranks of a group are, and which of them share a host.
+"""The membership of a group: its ranks, and which of them share a host.
 
 Every rank puts its card into the store. Rank 0 gathers the cards and publishes the membership; all ranks read
 it. Two ranks are on one host when they can map the same memory. They then have one kernel, one user, one
@@ -28,10 +28,10 @@ _NONCE_BYTES = 32
 
 
 class Build(msgspec.Struct, frozen=True, array_like=True):
-    """How a card begins in all versions of Unisono; a rank of another version can read this part.
+    """The first fields of a card in all versions of Unisono; a rank of another version can read them.
 
     Attributes:
-        layout: the version of what ranks read of each other; see `version`.
+        layout: the version of shared memory, frames and algorithms; see `version`.
         name: of its host.
     """
 
@@ -41,14 +41,14 @@ class Build(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Card(Build, frozen=True, array_like=True):
-    """A rank as the others see it.
+    """What a rank publishes about itself.
 
     Attributes:
         born: start time of the process in clock ticks, so that a reused pid is recognised.
         network: equal for ranks that reach each other over loopback.
         home: equal for ranks that share memory.
         landmark: the address that ranks of this host read to test access to its memory; 0: no test.
-        cores: on which it may run, a bit for each, in hexadecimal digits.
+        cores: the cores on which it may run, as a hexadecimal bit mask.
     """
 
     pid: int
@@ -61,12 +61,12 @@ class Card(Build, frozen=True, array_like=True):
 
 
 class Membership(msgspec.Struct, frozen=True, array_like=True):
-    """All cards by rank, and what all must agree on.
+    """All cards by rank, and the values that must be equal on all ranks.
 
     Attributes:
-        nonce: a random number of this group; a peer that knows it read the store.
-        staging_bytes: staging memory per rank, as rank 0 has it.
-        machine: the figures by which all choose algorithms, as rank 0 has them.
+        nonce: a random number of this group; only clients of the store know it.
+        staging_bytes: staging memory per rank, from rank 0.
+        machine: the calibration by which all ranks choose algorithms, from rank 0.
     """
 
     cards: list[Card]
@@ -83,14 +83,14 @@ class Membership(msgspec.Struct, frozen=True, array_like=True):
         return len({card.home for card in self.cards}) == 1
 
     def in_one_network(self) -> bool:
-        """Whether loopback leads from every rank to every other."""
+        """Whether every rank reaches every other one over loopback."""
         return len({card.network for card in self.cards}) == 1
 
     def cores(self, rank: int) -> int:
-        """How many cores the ranks of the host of `rank` have together; all of them find the same number.
+        """How many cores the ranks of the host of `rank` have together; all of them compute the same number.
 
-        Hosts that share a machine share its cores by their ranks. Where some ranks have to share fewer cores
-        than others, it is as if all were as short of them.
+        Hosts that share a machine divide its cores by their ranks. If some ranks have fewer cores each than
+        others, the lower number counts for all.
 
         Example: of four ranks three are bound to core 0, the fourth to core 1 -> 1.
         """
@@ -102,7 +102,7 @@ class Membership(msgspec.Struct, frozen=True, array_like=True):
         return max(1, min(places.bit_count() * local_ranks // ranks for places, ranks in bound.items()))
 
     def names(self) -> tuple[str, ...]:
-        """The name of every rank's host; hosts of one name are told apart by a number."""
+        """The name of every rank's host; hosts with equal names get a number."""
         seen: dict[str, list[str]] = {}
         names = []
         for card in self.cards:
@@ -115,9 +115,9 @@ class Membership(msgspec.Struct, frozen=True, array_like=True):
 
 
 def write_card(rank: int, ranks_per_host: int, lending: bool = True) -> Card:
-    """This process's card. At most `ranks_per_host` successive ranks share memory; 0: as many as can.
+    """This process's card. At most `ranks_per_host` successive ranks share memory; 0: as many as possible.
 
-    `lending`: others may read this process's own memory, where the system lets them.
+    `lending`: other ranks may read this process's memory, where the system allows it.
     """
     kernel = _kernel()
     network = f"{kernel} {os.stat('/proc/self/ns/net').st_ino}"
@@ -131,17 +131,17 @@ def write_card(rank: int, ranks_per_host: int, lending: bool = True) -> Card:
 
 
 def version(algorithms: Mapping[str, Iterable[str]]) -> int:
-    """The number that all ranks must share: of the engine, and of these algorithms by collective.
+    """The number that must be equal on all ranks: of the engine, and of these algorithms by collective.
 
-    The catalogue is a part of it because ranks tell each other the numbers of algorithms, and one more or one
-    less renumbers those behind it.
+    It includes the catalogue because ranks exchange numbers of algorithms, and one algorithm more or less
+    changes the numbers of those after it.
     """
     names = (f"{collective}/{name}" for collective in algorithms for name in algorithms[collective])
     return _native.LAYOUT ^ zlib.crc32(" ".join(sorted(names)).encode())
 
 
 def _kernel() -> str:
-    """What tells this running kernel from every other."""
+    """Identifies the running kernel."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
@@ -150,7 +150,7 @@ def _kernel() -> str:
 
 
 def born(pid: int) -> int:
-    """When a process was started, in clock ticks since the kernel was."""
+    """The start time of a process, in clock ticks since the start of the kernel."""
     with open(f"/proc/{pid}/stat", "rb") as stat:
         return int(stat.read().rpartition(b")")[2].split()[19])
 
@@ -158,11 +158,10 @@ def born(pid: int) -> int:
 def meet(
     store: Store, card: Card, size: int, deadline: float, staging_bytes: int, machine: Calibration = DEFAULTS
 ) -> Membership:
-    """Publish the own card and read the membership.
+    """Publish this rank's card and read the membership.
 
     Raises:
-        RendezvousError: somebody's did not come in time, or is of another build; or somebody
-            failed.
+        RendezvousError: a card did not arrive in time, or is of another build; or a rank failed.
     """
     cards = gather(store, "card", card.rank, size, msgspec.msgpack.encode(card), deadline)
     if card.rank == 0:
@@ -187,7 +186,7 @@ def meet(
             )
         ) from error
     found: str | Membership = msgspec.msgpack.decode(value, type=str | Membership)
-    if isinstance(found, str):  # why there is none
+    if isinstance(found, str):  # the reason why there is none
         raise RendezvousError(found)
     return found
 
@@ -210,15 +209,15 @@ def _unlike(first: Card, cards: list[bytes]) -> str:
 def _build(rank: int, card: bytes) -> Build:
     try:
         return msgspec.msgpack.decode(card, type=Build)
-    except msgspec.DecodeError:  # it is older than this beginning of a card
+    except msgspec.DecodeError:  # a build from before `Build` existed
         return Build(0, rank, "unknown")
 
 
 def gather(store: Store, what: str, rank: int, size: int, mine: bytes, deadline: float) -> list[bytes]:
-    """Put `mine` into the store; on rank 0, everybody's by rank.
+    """Put `mine` into the store; on rank 0, return the values of all ranks.
 
     Raises:
-        RendezvousError: somebody's did not come in time, or somebody failed.
+        RendezvousError: a value did not arrive in time, or a rank failed.
     """
     if rank:
         store.set(f"{what}/{rank}", mine)

@@ -31,14 +31,14 @@ from unisono.store import Store
 __all__ = ["given_up_on_failure", "memory_key", "share_memory"]
 
 MOST_BYTES = 200  # of the reason that is reported through the memory
-SAYS_S = 2.0  # for a rank that gave up to report why
-INTRODUCTION_S = 10.0  # in which a process of this user that has connected says which rank it is
+SAYS_S = 2.0  # for a rank that gave up to report its reason
+INTRODUCTION_S = 10.0  # for a connected process of this user to send its rank
 _LENDS, _LENDS_NOT = b"\1", b"\0"
 _PEER_CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
 
 class _Offer(msgspec.Struct):
-    """Where the first rank listens, and what it made."""
+    """Where the first rank listens, and the memory that it made."""
 
     address: bytes
     staging_bytes: int
@@ -61,10 +61,10 @@ def share_memory(
     """The memory of the ranks `local_ranks` (this one among them), mapped by all of them.
 
     Args:
-        liveness: of these ranks, so that nobody waits for one that has ended.
-        lending: this rank can read the own memory of the others; they lend it when that goes for all.
+        liveness: of these ranks, so that no rank waits for one that has ended.
+        lending: this rank can read the memory of the others; the ranks lend if all can.
     Raises:
-        RendezvousError: one of them did not come in time, ended, failed, or cannot map it.
+        RendezvousError: one of them did not join in time, ended, failed, or cannot map the memory.
     """
     if len(local_ranks) == 1:
         return _native.Region(-1, 1, staging_bytes, True)
@@ -110,7 +110,7 @@ def _share(
         address = b"\0unisono-" + os.urandom(16).hex().encode()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(address)
-            # Other users may connect, too; they must not fill the queue.
+            # Other users can connect, too; they must not fill the queue.
             listener.listen(len(local_ranks) + 128)
             store.set(memory_key(local_ranks[0]), msgspec.msgpack.encode(_Offer(address, staging_bytes)))
             with given_up_on_failure(region, 0):
@@ -128,7 +128,7 @@ def _send_memory(
     deadline: float,
     lending: bool,
 ) -> bool:
-    """Send the memory to all ranks; whether all can read each other's own."""
+    """Send the memory to all ranks; returns whether all can read each other's memory."""
     connections: dict[int, socket.socket] = {}
 
     def naming(other: int) -> AbstractContextManager[None]:
@@ -144,7 +144,7 @@ def _send_memory(
         for other, sock in connections.items():
             with naming(other):
                 socket.send_fds(sock, [b"\0"], [memory])
-        for other, sock in connections.items():  # leave only when all have it
+        for other, sock in connections.items():  # not before all have it
             with naming(other):
                 lending &= _received(sock, liveness, deadline) == _LENDS
         for other, sock in connections.items():
@@ -164,7 +164,7 @@ def _receive(
     deadline: float,
     known: dict[int, socket.socket],
 ) -> tuple[socket.socket, int]:
-    """The next rank that connects. Connections of other users, or with garbage, are closed."""
+    """The next rank that connects. Connections of other users, or with invalid bytes, are closed."""
     while True:
         listener.settimeout(left(deadline))
         try:
@@ -177,7 +177,7 @@ def _receive(
             continue
         sock.settimeout(min(INTRODUCTION_S, left(deadline)))
         try:
-            if _same_user(sock):  # checked before a byte is read
+            if _same_user(sock):  # before a byte is read
                 introduction = msgspec.msgpack.decode(sock.recv(256), type=_Introduction)
                 if introduction.rank in local_ranks[1:]:
                     return sock, introduction.rank
@@ -209,7 +209,7 @@ def _join(
     store: Store, rank: int, local_ranks: list[int], liveness: Liveness, deadline: float, lending: bool
 ) -> tuple[_native.Region, bool]:
     first = local_ranks[0]
-    deadline += GRACE_S  # for what the first rank reports at its deadline
+    deadline += GRACE_S  # the first rank reports its failure at its own deadline
     offer = _offer(store, local_ranks, liveness, deadline)
     late = f"rank {rank} waited for the group's shared memory, but not all ranks opened it in time"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as host:
@@ -260,7 +260,7 @@ def _connect(host: socket.socket, address: bytes, deadline: float) -> None:
 
 @contextlib.contextmanager
 def _naming(store: Store, liveness: Liveness, peer: int, pair: tuple[int, int], late: str) -> Iterator[None]:
-    """Turn errors of a connection into ones that name the peer and what happened to it.
+    """Turn errors of a connection into errors that name the peer and its failure.
 
     Args:
         pair: the first rank, and the rank that connects.  late: the text for a missed deadline.
@@ -293,7 +293,7 @@ def _received(peer: socket.socket, liveness: Liveness, deadline: float) -> bytes
 def _gave_up(store: Store, peer: int, liveness: Liveness) -> RendezvousError:
     """Why the other end closed its connection."""
     try:
-        liveness.check()  # it may have failed because another one died
+        liveness.check()  # it may have failed because another rank died
         liveness.check_end(peer)
     except RendezvousError as error:
         return error

@@ -20,7 +20,7 @@ GOODBYE_S = 2.0
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
-    """A rank as the others see it."""
+    """The process of a rank, as it is published."""
 
     rank: int
     host: str
@@ -45,7 +45,7 @@ class Meeting:
         self.claimed = False
 
     def meet(self) -> tuple[PrefixStore, tuple[Member, ...]]:
-        """Claim the rank, wait for the verdict; the world's part of the store, and its members by rank."""
+        """Claim the rank and wait for the verdict; returns the world's part of the store, and its members."""
         keys = self._claim()
         try:
             return keys, self._come(keys)
@@ -66,22 +66,22 @@ class Meeting:
         return members
 
     def _give_up(self, keys: Store, error: BaseException) -> None:
-        """Let nobody wait for this rank or count it as present; it may try again."""
+        """Withdraw the claim, so that no rank waits for this one; it may try again."""
         if isinstance(error, StoreError) and not isinstance(error, StoreTimeout):
-            return  # the store has gone; what is at its address by now may be another world's
+            return  # the store has ended; another world's store may be at its address now
         with contextlib.suppress(StoreError):  # the first error is the one to report
             why = f"{type(error).__name__}: {error}".rstrip(": ")
             text = f"{self._me} gave up while the ranks joined: {why}"
             keys.compare_set("verdict", b"", text, timeout_s=GOODBYE_S)
             keys.set(f"bye/{self._rank}", b"", timeout_s=GOODBYE_S)
 
-    def see_everybody_off(self, keys: Store) -> None:
+    def await_readers(self, keys: Store) -> None:
         """Wait briefly until all ranks have read the verdict. For the rank that serves the store."""
-        with contextlib.suppress(StoreTimeout):  # a rank died since: not this rank's business
+        with contextlib.suppress(StoreTimeout):  # a rank has died since; other ranks report it
             keys.wait(["all know"], timeout_s=GOODBYE_S)
 
     def _claim(self) -> PrefixStore:
-        """Take this rank in the first generation it has not been part of."""
+        """Claim this rank in the first generation in which it has not taken part."""
         mine = msgspec.msgpack.encode(self._me)
         while True:
             keys = PrefixStore(f"unisono/meet/{self.generation}", self._base)
@@ -113,7 +113,7 @@ class Meeting:
             )
 
     def _fail(self, keys: Store, what: str, remedy: str) -> NoReturn:
-        """Report it to all ranks that still wait, and raise."""
+        """Report an error to all ranks that still wait, and raise it."""
         text = message(what, remedy=remedy)
         keys.compare_set("verdict", b"", text)
         raise RendezvousError(text)
@@ -122,7 +122,7 @@ class Meeting:
         missing: list[int] = []
         try:
             verdict = keys.get("verdict", self._left()).decode()
-        except StoreTimeout:  # a later rank is too late: all must report the same
+        except StoreTimeout:  # write a verdict, so that later ranks report the same
             ranks = range(self._world_size)
             missing = [rank for rank in ranks if not keys.check([f"rank/{rank}"], timeout_s=GOODBYE_S)]
             text = self._who_is_missing(missing)

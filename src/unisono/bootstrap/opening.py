@@ -26,7 +26,7 @@ PROBES = 16
 
 
 def open_store(target: Target, place: Place, deadline: float, settings: Settings) -> FileStore | TCPStore:
-    """The store `target` leads to, served or joined by this rank; raises as `rendezvous` does."""
+    """The store of `target`, served or joined by this rank. Raises: see `rendezvous`."""
     left = max(0.0, deadline - time.monotonic())
     if target.scheme == "file":
         from unisono.store import FileStore
@@ -50,7 +50,7 @@ def open_store(target: Target, place: Place, deadline: float, settings: Settings
                 return _serve(host, port, deadline, safe)
             return safe.store(host, port, timeout_s=left)
         except StoreError as error:
-            # The names of pods may be published later than the pods start; elsewhere a bad name stays bad.
+            # The names of pods may appear after the pods start. Elsewhere an unknown name fails at once.
             unknown_name = isinstance(error.__cause__, socket.gaierror)
             if not (unknown_name and settings.kubernetes and time.monotonic() < deadline):
                 raise
@@ -64,7 +64,7 @@ class Safety(msgspec.Struct, frozen=True):
     tls: bool
 
     def store(self, host: str, port: int, **options: Any) -> TCPStore:
-        """A `TCPStore` that proves the token and demands it."""
+        """A `TCPStore` in which client and server prove that they know the token."""
         if options.get("is_server") and not self.token:
             _warn_if_open(host)
         return TCPStore(host, port, token=self.token, tls=self.tls, **options)
@@ -88,9 +88,9 @@ def _warn_if_open(host: str) -> None:
 
 
 def _serve(host: str, port: int, deadline: float, safe: Safety, job: str = "") -> TCPStore:
-    """Serve a store on that port; where one of the same job is there already, be its client.
+    """Serve a store on that port. If a store of the same job is already there, become its client.
 
-    The claim of the rank then shows whose it is. A store that is closing is waited for.
+    Claiming the rank then shows whether two processes have the same one. If a store is closing, wait for it.
     """
     give_up = min(deadline, time.monotonic() + 1.0)
     while True:
@@ -113,7 +113,7 @@ def _serve(host: str, port: int, deadline: float, safe: Safety, job: str = "") -
 
 
 def probe_ports(job: str) -> tuple[int, ...]:
-    """Ports on which the store of `job` may be, in order; below those the kernel gives to clients."""
+    """Ports on which the store of `job` may be, in order; below the kernel's range for clients."""
     digest = hashlib.shake_128(job.encode()).digest(4 * PROBES)
     numbers = (int.from_bytes(digest[4 * i : 4 * i + 4], "big") for i in range(PROBES))
     return tuple(10_000 + number % 22_000 for number in numbers)

@@ -3,17 +3,17 @@
 `init_method` says where the store is:
 
     env://             (default) MASTER_ADDR and MASTER_PORT; rank 0 serves the store, or the launcher does.
-                       Without the two, where the launcher says enough: see `launchers`
+                       Without these two, the launcher's variables: see `launchers`
     tcp://host:port    rank 0 serves the store there
     file:///path       a file all ranks can reach
 
-`?rank=0&world_size=2` may follow any of them. Where rank and world size are not given so, nor as arguments,
-they come from the environment (see `env`). What rank 0 serves is listened to on the master's address only.
+`?rank=0&world_size=2` may follow any of them. Without it, and without arguments, rank and world size come
+from the environment (see `env`). Rank 0 listens on the master's address only.
 
 Under torchrun MASTER_PORT belongs to torchrun's agent, which speaks another protocol. Rank 0 then serves on
 one of sixteen ports that every rank computes from the job's identity (run id, restart count, master's address
-and port). It takes the first it can bind; the others try them in turn until the server that answers names
-this very job. A port of another program, or of another job, is passed over. See `probe_ports`.
+and port). It uses the first port that it can bind. The other ranks try them in order until a server answers
+that names this job; they skip ports of other programs and other jobs. See `probe_ports`.
 
 In the store, under "unisono/meet/<generation>/" (the world's own keys: "unisono/world/<generation>/"):
 
@@ -25,7 +25,7 @@ In the store, under "unisono/meet/<generation>/" (the world's own keys: "unisono
     members          all members by rank; "know" counts the ranks that have read it, then "all know" is set
     bye/2            rank 2 has closed
 
-A store may be used for one world after the other: a rank that said bye in one generation goes to the next.
+A store may be used for several worlds in succession: a rank that has closed in one generation joins the next.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Rendezvous(msgspec.Struct, frozen=True):
     """A finished rendezvous.
 
     Attributes:
-        store: for this world alone; its timeout is that of the rendezvous.
+        store: for this world only; its timeout is that of the rendezvous.
         members: the process of every rank, by rank.
         master: name or address of a host that all ranks reach; None: unknown.
     """
@@ -70,11 +70,11 @@ class Rendezvous(msgspec.Struct, frozen=True):
     _owned: TCPStore | FileStore | None
 
     def close(self) -> None:
-        """Say goodbye, and close the store if it was opened here. Bounded in time, and never an error.
+        """Write the close message, and close the store if it was opened here. Bounded in time; never raises.
 
-        The rank that serves the store waits up to 5 s for the others to say goodbye.
+        The rank that serves the store waits up to 5 s for the close messages of the others.
         """
-        with contextlib.suppress(StoreError):  # the store has ended, or was closed before
+        with contextlib.suppress(StoreError):  # the store has ended, or is closed
             self._keys.set(f"bye/{self.rank}", b"", timeout_s=GOODBYE_S)
         if isinstance(self._owned, TCPStore):
             self._owned.close(world_size=self.world_size)
@@ -94,14 +94,14 @@ def rendezvous(
     """Meet the other ranks.
 
     Args:
-        init_method: a URL as above, or what one is parsed to; None is "env://".
-        store: an open store to meet in, instead of `init_method`. It stays the caller's to close.
+        init_method: a URL as above, or a parsed one; None is "env://".
+        store: an open store, instead of `init_method`. The caller closes it.
         rank, world_size: -1 takes them from the URL or the environment.
-        timeout_s: seconds for everything.
+        timeout_s: seconds for the whole rendezvous.
     Raises:
         ValueError: an argument, the URL or a variable is wrong.
-        RendezvousError: something is missing in the environment, two ranks have one number, the ranks
-            disagree on the world size, or not all came in time (it names those missing).
+        RendezvousError: a variable is missing, two processes have one rank, the ranks disagree on the world
+            size, or a rank did not join in time (the text names the missing ranks).
         StoreError: the store cannot be reached.
     """
     deadline = time.monotonic() + timeout_s
@@ -128,7 +128,7 @@ def rendezvous(
         try:
             return _meet(meeting, opened, place, opened, target.host or None)
         except Exception as error:
-            # A quick rank may come back while rank 0 is still closing the store of the world before.
+            # A fast rank may return while rank 0 is still closing the previous world's store.
             early = meeting.generation > 0 or not meeting.claimed
             outlived = early and place.rank > 0 and type(error) is StoreError
             served = isinstance(opened, TCPStore)
@@ -136,7 +136,7 @@ def rendezvous(
             _linger(opened, min(left, FAILED_LINGER_S), place)
             if not outlived or time.monotonic() >= deadline:
                 raise
-        except BaseException:  # an interrupt does not wait
+        except BaseException:  # after Ctrl-C do not wait
             opened.close(linger_s=0.0)
             raise
 
@@ -146,12 +146,12 @@ def _parsed(init_method: str | None, store: Store | None) -> Target:
 
 
 def _led(settings: Settings) -> bool:
-    """Whether the environment says where to meet. A world of one rank needs no such place."""
+    """Whether the environment has an address. A world of one rank needs none."""
     return settings.store_address is not None or settings.master_addr is not None
 
 
 def _linger(opened: TCPStore | FileStore, seconds: float, place: Place) -> None:
-    """Close, but first let ranks that are still to come read what went wrong: it is nowhere else."""
+    """Close the store, but first give later ranks time to read the error: it is nowhere else."""
     if isinstance(opened, TCPStore):
         opened.close(linger_s=seconds, world_size=place.world_size)
     else:
@@ -167,7 +167,7 @@ def _meet(
 ) -> Rendezvous:
     keys, members = meeting.meet()
     if isinstance(owned, TCPStore) and owned.serves:
-        meeting.see_everybody_off(keys)
+        meeting.await_readers(keys)
     store = PrefixStore(f"unisono/world/{meeting.generation}", base)
     store.timeout_s = keys.timeout_s
     return Rendezvous(store, members, *place, master, keys, owned)

@@ -1,4 +1,4 @@
-"""The connections of one rank to those on other hosts, while they are being made."""
+"""The connections of one rank to ranks on other hosts, until the engine takes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["KINDS", "Sockets", "prepare"]
 
 KINDS = ("control", "data", "messages")
 TCP_RTO_MAX_MS = 44  # of Linux since 6.15
-MOST_KEEPALIVE_S = 32767  # that the kernel takes
+MOST_KEEPALIVE_S = 32767  # the kernel's limit
 
 
 class Sockets:
@@ -23,7 +23,7 @@ class Sockets:
         self._closed = False
 
     def put(self, kind: str, peer: int, sock: socket.socket) -> None:
-        """Keep a connection; one that comes twice replaces the first, one that comes too late is closed."""
+        """Keep a connection. A second one replaces the first; one that arrives too late is closed."""
         with self._changed:
             former = sock if self._closed else self._held.pop((kind, peer), None)
             if not self._closed:
@@ -33,7 +33,7 @@ class Sockets:
             former.close()
 
     def missing(self, peers: list[int], wait_s: float) -> list[int]:
-        """Those of `peers` that are not connected in every kind, after `wait_s` seconds at most."""
+        """Wait at most `wait_s` seconds; returns the `peers` without connections of every kind."""
         with self._changed:
             self._changed.wait_for(lambda: not self._lacking(peers), wait_s)
             return self._lacking(peers)
@@ -42,13 +42,13 @@ class Sockets:
         return [peer for peer in peers if any((kind, peer) not in self._held for kind in KINDS)]
 
     def detach(self, kind: str) -> list[int]:
-        """Descriptors by rank, -1 where there is none; they are the caller's from now on."""
+        """Descriptors by rank, -1 where there is none; the caller owns them from now on."""
         with self._changed:
             found = [self._held.pop((kind, peer), None) for peer in range(self._size)]
         return [-1 if sock is None else sock.detach() for sock in found]
 
     def close(self) -> None:
-        """Close what has not been detached."""
+        """Close all sockets that are not detached."""
         with self._changed:
             held, self._held = self._held, {}
             self._closed = True
@@ -57,7 +57,7 @@ class Sockets:
 
 
 def prepare(sock: socket.socket, kind: str, *, peer_timeout_s: float, buffer_bytes: int) -> None:
-    """Set the options of a connection of that kind; 0 bytes: buffers as the kernel sees fit."""
+    """Set the options of a connection of that kind; 0 bytes: the kernel chooses the buffers."""
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
@@ -68,10 +68,10 @@ def prepare(sock: socket.socket, kind: str, *, peer_timeout_s: float, buffer_byt
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, min(max(1, seconds // 4), MOST_KEEPALIVE_S))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, min(max(1, seconds // 8), MOST_KEEPALIVE_S))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 8)
-    # What was lost while a link was down is sent again soon after it is up. The kernel gives up after
-    # fifteen times, which has to be later than the peer is given up.
+    # The kernel then resends soon after a broken link works again. It gives up after fifteen attempts, which
+    # has to be later than the peer timeout.
     longest_ms = min(max(1000, round(1000 * peer_timeout_s / 8)), 120_000)
-    with contextlib.suppress(OSError):  # an older kernel, whose times double up to two minutes
+    with contextlib.suppress(OSError):  # an older kernel: its intervals double up to two minutes
         sock.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, longest_ms)
     if kind == "control":
         milliseconds = max(1, round(1000 * peer_timeout_s))

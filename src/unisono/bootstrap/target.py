@@ -31,7 +31,7 @@ class Place(NamedTuple):
 
 def parse(url: str) -> Target:
     """Raises ValueError for anything but the three forms of URL."""
-    from urllib.parse import unquote, urlsplit  # most jobs have no URL
+    from urllib.parse import unquote, urlsplit  # imported late: most jobs have no URL
 
     try:
         parts = urlsplit(url)
@@ -71,10 +71,10 @@ def _query(url: str, text: str) -> dict[str, int]:
 
 
 def find_place(target: Target, rank: int, world_size: int, settings: Settings, remedy: str = "") -> Place:
-    """Rank and world size from the arguments, else the URL, else the environment.
+    """Rank and world size from the arguments, otherwise the URL, otherwise the environment.
 
     Args:
-        remedy: what the user of this launcher sets when an address is missing; "": the general advice.
+        remedy: what the user of this launcher has to set when an address is missing; "": the general advice.
     """
     given_rank = _given("rank", rank, target, settings)
     given_world = _given("world_size", world_size, target, settings)

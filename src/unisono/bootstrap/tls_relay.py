@@ -1,12 +1,13 @@
-"""TLS for the engine's connections: a process beside the rank that encrypts what it passes on.
+"""TLS for the engine's connections: a relay process beside the rank that encrypts all bytes.
 
-The engine reads and writes plain sockets, and Python's `ssl` does not hand out the keys that the kernel's TLS
-would need. So the rank gives the engine one end of a socket pair, and its connection with the other end to
-this process, which speaks TLS 1.3 on it. The end of either side is passed on to the other, in order, so a
-death is seen as it is without TLS. It costs a copy into a pipe and one core's work at each end.
+The engine uses plain sockets, and Python's `ssl` does not export the keys that the kernel's TLS would need.
+So the rank makes a socket pair and gives one end to the engine. This process gets the other end and the
+connection, and speaks TLS 1.3 on the connection. It forwards the end of either side to the other, in order,
+so a death is detected as without TLS. The price is a copy through a socket and the work of one core at each
+end.
 
-The process ends with its last connection. It is a grandchild: its end is no business of the program. When the
-rank has ended, a connection whose peer takes nothing any more is given up, as the kernel does without TLS.
+The process ends with its last connection. It is a grandchild, so the program need not reap it. When the rank
+has ended, a connection whose peer does not read is given up, as the kernel does without TLS.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from unisono.timeouts import LONGEST_S
 __all__ = ["Relays", "main"]
 
 PIECE = 256 * 1024
-LINGER = 6  # times the timeout for silent hosts: what a peer has to take what was sent before the rank ended
+LINGER = 6  # times the timeout for silent hosts: a peer's time to read what was sent before the rank ended
 SERVER, CLIENT = b"s", b"c"
-START_S = 60.0  # until the process is given up that does not start,
-ANSWER_S = 10.0  # or does not answer
-ROUNDS = 32  # what one connection may move before the others, and new ones, have their turn
+START_S = 60.0  # for the process to start
+ANSWER_S = 10.0  # for the process to answer
+ROUNDS = 32  # reads or sends of one connection before the turn of the others and of new ones
 TAKEN = b"taken"
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 class Relays:
-    """Starts the process when it is first needed, and gives it connections. Used by several threads."""
+    """Starts the process when it is first needed, and passes it connections. Used by several threads."""
 
     def __init__(self, token: bytes, peer_timeout_s: float) -> None:
         """Raises ValueError without a token."""
@@ -52,10 +53,10 @@ class Relays:
         self._control: socket.socket | None = None
 
     def carry(self, sock: socket.socket, *, server: bool, channel: str) -> socket.socket:
-        """The end for the engine of a connection that is encrypted from now on. `sock` is used up.
+        """The engine's end of a connection that is encrypted from now on. The process takes over `sock`.
 
         Raises:
-            OSError: the process does not start, has ended, or cannot take one more; says which.
+            OSError: the process does not start, has ended, or cannot take another one; the text says which.
         """
         near, far = socket.socketpair()
         near.setblocking(False)
@@ -69,19 +70,19 @@ class Relays:
         return near
 
     def _hand_over(self, introduction: bytes, descriptors: list[int]) -> bytes:
-        """Bring the process a connection, and return its answer. With the lock held."""
+        """Pass a connection to the process, and return its answer. Called with the lock held."""
         control = self._control = self._control or _start(self._token, self._peer_timeout_s)
         try:
             control.settimeout(ANSWER_S)
             socket.send_fds(control, [introduction], descriptors)
             return control.recv(4096)
-        except BaseException:  # the answer may be still to come: no later connection's
+        except BaseException:  # the answer may arrive later, and must not count for another connection
             self._control = None
             control.close()
             raise
 
     def close(self) -> None:
-        """Give no more; the process stays as long as its connections."""
+        """Pass no more connections; the process ends with its last one."""
         if self._control is not None:
             self._control.close()
 
@@ -110,7 +111,7 @@ def _start(token: bytes, peer_timeout_s: float) -> socket.socket:
 
 
 class Flow:
-    """One direction: what was read from `source` and is not all sent to `sink`."""
+    """One direction: bytes read from `source` and not yet sent to `sink`."""
 
     def __init__(self, source: socket.socket, sink: socket.socket) -> None:
         self._source, self._sink = source, sink
@@ -123,7 +124,7 @@ class Flow:
         return self._first < self._last
 
     def move(self) -> bool:
-        """Read or send once; whether anything moved. Raises OSError when one of the two is gone."""
+        """Read or send once; returns whether bytes moved. Raises OSError when one of the two is gone."""
         if self.over:
             return False
         try:
@@ -140,10 +141,10 @@ class Flow:
         return True
 
     def _send(self) -> int:
-        """How much was taken.
+        """Send; returns the number of bytes that were accepted.
 
-        What a rank that has ended is still sent goes nowhere, but is read: a connection that is closed unread
-        is reset, and what went the other way may be lost with it.
+        Bytes to a rank that has ended are read and dropped: closing a connection with unread bytes resets it,
+        and bytes in the other direction may be lost.
         """
         try:
             return self._sink.send(self._buffer[self._first : self._last])
@@ -162,16 +163,16 @@ class Pair:
         self._outwards, self._inwards = Flow(inner, outer), Flow(outer, inner)
 
     def events(self) -> tuple[int, int]:
-        """What to wait for on `outer` and on `inner`."""
+        """The events to wait for on `outer` and on `inner`."""
         return (
             _wanted(self._inwards, READ, full=False) | _wanted(self._outwards, WRITE, full=True),
             _wanted(self._outwards, READ, full=False) | _wanted(self._inwards, WRITE, full=True),
         )
 
     def move(self) -> None:
-        """Pass on what can be, without waiting; not all of a stream that never ends.
+        """Forward bytes without waiting, at most ROUNDS times.
 
-        A selector sees what is left: a read takes a whole TLS record, so none stays in the library.
+        A selector reports further bytes: a read takes a whole TLS record, so none stays in the library.
         """
         try:
             for _ in range(ROUNDS):
@@ -179,13 +180,13 @@ class Pair:
                     break
             if self._outwards.over and self._inwards.over:
                 self.close()
-        except OSError:  # one side is gone: the other must see an end
+        except OSError:  # one side is gone: end the other, too
             self.close()
 
     def limit(self, peer_timeout_s: float) -> None:
-        """If the rank has ended, its peer has so long left to take what it was sent.
+        """If the rank has ended, limit the time in which its peer has to read the remaining bytes.
 
-        The end itself may not have been read yet: it stands behind what the peer does not take.
+        The rank's end may not have been read yet: it comes after bytes that the peer does not read.
         """
         hung_up = select.poll()
         hung_up.register(self.inner, 0)
@@ -205,7 +206,7 @@ def _wanted(flow: Flow, event: int, *, full: bool) -> int:
 
 
 def serve(control: socket.socket, peer_timeout_s: float) -> None:
-    """Carry connections until there are none, and no rank can bring any."""
+    """Serve connections until there are none, and no rank can pass another one."""
     token = control.recv(4096)
     contexts = {SERVER: context(token, server=True), CLIENT: context(token, server=False)}
     looked = time.monotonic()
@@ -238,17 +239,17 @@ def _advance(selector: selectors.BaseSelector, pair: Pair) -> None:
 def _admit(
     selector: selectors.BaseSelector, control: socket.socket, contexts: dict[bytes, ssl.SSLContext]
 ) -> bool:
-    """Take a connection that the rank brings, and answer. False when it brings no more."""
+    """Accept a connection from the rank, and answer. False when the rank passes no more."""
     try:
         introduction, descriptors, flags, _ = socket.recv_fds(control, 256, 2)
-    except ConnectionError:  # the rank has ended without hearing an answer
+    except ConnectionError:  # the rank has ended before the answer
         return False
     if not introduction:
         return False
     pair, answer = None, TAKEN
     try:
         pair = _pair(introduction, descriptors, flags, contexts)
-    except OSError as error:  # of this connection: the others go on
+    except OSError as error:  # of this connection: the others continue
         answer = str(error).encode()
     with contextlib.suppress(OSError):  # the rank may have ended
         control.send(answer)
@@ -281,18 +282,18 @@ def _pair(
 
 
 def _open_many_files() -> None:
-    """Raise the limit to the highest allowed: with 170 ranks on other hosts there are a thousand files."""
+    """Raise the limit of open files to the maximum: 170 ranks on other hosts take a thousand files."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # more than the system allows anybody
+    with contextlib.suppress(ValueError, OSError):  # above the system's limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def main() -> None:
-    """Serve in the background. Arguments: the descriptor that brings connections, the timeout for hosts."""
+    """Serve in the background. Arguments: the descriptor that passes connections, the timeout for hosts."""
     if os.fork():
         os._exit(0)
     os.setsid()
-    nothing = os.open(os.devnull, os.O_WRONLY)  # the reader of the rank's output waits for the rank alone
+    nothing = os.open(os.devnull, os.O_WRONLY)  # a reader of the rank's output must not wait for this process
     os.dup2(nothing, 1)
     os.dup2(nothing, 2)
     _open_many_files()

@@ -80,8 +80,9 @@ class Codings:
         coded = self._coded(kind, wanted, laid.dtype, op, root, (laid.target, laid.source))
         if coded is None:
             return None, None, laid
-        if plan == "broadcast" and not laid.writes:  # the root stores the decoded values, as the other ranks
-            do view(out, True, f"{kind}: x") laid = laid._replace(writes=True)
+        if plan == "broadcast" and not laid.writes:  # the root stores decoded values, too
+            view(out, True, f"{kind}: x")
+            laid = laid._replace(writes=True)
         kept = None if wanted.feedback is None else feedback_of(kind, wanted.feedback, laid)
         return coded, kept, laid
 

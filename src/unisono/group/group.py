@@ -802,7 +802,7 @@ class Group(_native.Calls):
         """The largest error of a result with this codec, on any rank.
 
         The bound follows from the proved plan: what is encoded, how often, and what float32 rounds. No byte
-            moves.
+        moves.
 
         Args:
             data: the largest magnitude of any rank's contribution; or float32 values that contain it.

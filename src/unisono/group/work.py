@@ -203,8 +203,8 @@ class Kept:
 
     def __init__(self) -> None:
         self._works: list[Work] = []
-        self._lock = threading.RLock()  # reentrant: a signal handler may close the group while this thread
-        holds it self._closed = False
+        self._lock = threading.RLock()  # a signal handler may close the group while this thread holds it
+        self._closed = False
 
     def keep(self, work: Work) -> None:
         """Keep a work until it is done."""

@@ -1,8 +1,8 @@
-"""PyTorch's arguments turned into the Group's: tensors, options, reduce operations, dtypes.
+"""Translates PyTorch's arguments into the Group's: tensors, options, reduce operations, dtypes.
 
-A `Call` collects the buffers of one collective. A contiguous CPU tensor goes to the Group as it is. One
-that is not is copied in before the call, and the result is copied back after it; a dtype the engine cannot
-reduce still moves, as bytes. What cannot work at all is a ValueError here, before a byte moves.
+A `Call` collects the buffers of one collective. A contiguous CPU tensor goes to the Group unchanged. Another
+layout is copied before the call, and the result is copied back after it. A dtype that the engine cannot
+reduce can still be moved, as bytes. Wrong arguments are a ValueError here, before a byte moves.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = ["PLAIN", "PLAIN_OR_NONE", "REDUCE_OPS", "Call", "options", "reduce_op", "single"]
 
-# By PyTorch's number, which is the hash of its ReduceOp. PREMUL_SUM carries a factor: see `reduce_op`.
+# By PyTorch's number, which is the hash of its ReduceOp. PREMUL_SUM has a factor: see `reduce_op`.
 REDUCE_OPS = (un.SUM, un.AVG, un.PRODUCT, un.MIN, un.MAX, un.BAND, un.BOR, un.BXOR)
 
-# The types whose memory is where data_ptr() says. Other subclasses may be wrappers around tensors.
+# The types whose memory is at data_ptr(). Other subclasses may be wrappers around tensors.
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 PLAIN_OR_NONE = PLAIN | {type(None)}
 
@@ -54,9 +54,10 @@ def reduce_op(op: Any) -> Any:
 
 
 def options(kind: type[Options], given: Any, **fields: Any) -> Options:
-    """Return PyTorch's options: `given` where it is some, otherwise new ones with `fields` (None: default).
+    """Return PyTorch's options: `given` if it is an options object, otherwise new ones with `fields`.
 
-    ProcessGroup methods are called as f(tensors, opts) and as f(tensor, op, timeout), and so on.
+    A field that is None keeps its default. ProcessGroup methods are called as f(tensors, opts) and as
+    f(tensor, op, timeout).
     """
     if isinstance(given, kind):
         return given
@@ -68,7 +69,7 @@ def options(kind: type[Options], given: Any, **fields: Any) -> Options:
 
 
 def single(what: str, given: Any) -> Any:
-    """Take the one element of a list of one. PyTorch's lists date from several GPUs in one process."""
+    """The tensor of a list of one. PyTorch's lists date from several GPUs in one process."""
     if isinstance(given, torch.Tensor):
         return given
     if len(given) != 1:
@@ -79,7 +80,7 @@ def single(what: str, given: Any) -> Any:
 
 
 class Call:
-    """The buffers of one collective, ready for the Group, and what is to be copied back afterwards.
+    """The buffers of one collective, ready for the Group, and the copies to be made afterwards.
 
     Example: `call = Call("broadcast"); group.broadcast(call.inout(x), src=0); call.after and call.after()`
     """
@@ -91,7 +92,7 @@ class Call:
         self._movable = moves_only
         self._back: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._averaged: tuple[torch.Tensor, int] | None = None
-        self.inputs: list[torch.Tensor] | None = [] if profiling.is_on() else None  # for its event
+        self.inputs: list[torch.Tensor] | None = [] if profiling.is_on() else None  # for the profiler's event
 
     def read(self, x: torch.Tensor) -> torch.Tensor:
         """Prepare a buffer that is read."""
@@ -119,10 +120,10 @@ class Call:
         return self._bytes(x if _in_place(x) else self._staged(x, torch.empty(x.shape, dtype=x.dtype)))
 
     def op(self, given: Any, x: torch.Tensor, ranks: int, *, here: bool = True) -> Any:
-        """Translate the reduce operation; `x` gets the result where it is `here`.
+        """Translate the reduce operation. here: this rank gets the result, in `x`.
 
-        AVG of integers, which the Group refuses, is what it is in NCCL: the sum divided by `ranks`, the
-        fraction dropped. [1, -1] and [2, -2] -> [3, -3] / 2 -> [1, -1].
+        The Group refuses AVG of integers. As in NCCL it is the sum divided by `ranks`, rounded towards zero:
+        [1, -1] and [2, -2] -> [3, -3] / 2 -> [1, -1].
         """
         op = reduce_op(given)
         if op is not un.AVG or x.dtype not in _INTEGERS:
@@ -150,7 +151,7 @@ class Call:
 
     @property
     def after(self) -> Callable[[], None] | None:
-        """What to call once the results are there; None when they already are where they belong."""
+        """A function to call after the operation: it copies results back. None: nothing to copy."""
         return partial(_finish, self._back, self._averaged) if self._back or self._averaged else None
 
     def _staged(self, x: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
@@ -163,7 +164,7 @@ class Call:
         return x.view(-1).view(torch.uint8)
 
     def _dense(self, x: torch.Tensor) -> torch.Tensor:
-        """Refuse what has no CPU memory to move; look into PyTorch's lazy results."""
+        """Refuse tensors without CPU memory; unwrap PyTorch's lazy results."""
         if type(x) not in PLAIN and hasattr(x, "trigger_wait"):
             x = x.trigger_wait()
         if x.is_cuda and virtual.enabled():
@@ -196,7 +197,7 @@ class Call:
 
 
 def _ready(x: torch.Tensor) -> bool:
-    """Whether the Group can take `x` as it is: nearly always."""
+    """Whether the Group can take `x` unchanged: nearly always."""
     return type(x) in PLAIN and x.layout is _STRIDED and x.is_cpu and _in_place(x) and x.dtype in _NATIVE
 
 

@@ -1,4 +1,4 @@
-"""How the process group makes a call of its Group: at once, as a Work, several as one.
+"""How the process group calls its Group: blocking, as a Work, or several calls as one.
 
 `Collectives` translates PyTorch's arguments and calls these.
 """
@@ -40,16 +40,16 @@ def repeated(
     opts_at: int | None = None,
     fits: Callable[..., bool] | None = None,
 ) -> Callable[[Method], Method]:
-    """Let a method repeat a call that the Group remembers: no list, no copy, no Work.
+    """Make a fast path for calls that the Group remembers: no list, no copy, no Work.
 
-    `dist.all_reduce(x)` and its like repeat one call all day. A call that is new, asynchronous, with a
-    timeout or with a tensor of its own kind goes to the method; the Group then remembers it.
+    Programs repeat the same `dist.all_reduce(x)` many times. A call that is new, asynchronous, has a timeout
+    or an unusual tensor goes to the method; the Group then remembers it.
 
     Args:
-        kind: of PyTorch's options for this method.
+        kind: the class of PyTorch's options for this method.
         tensors: how many arguments are tensors: 0; 1, in place; 2, output and input.
         opts_at: the place of the options, where it is not behind the tensors.
-        fits: (process group, options, the method's arguments) -> whether the Group may take them as they are.
+        fits: (process group, options, the method's arguments) -> whether the Group can take them unchanged.
     """
     read = reader(kind)
     at = tensors if opts_at is None else opts_at
@@ -83,7 +83,7 @@ def repeated(
 
 
 class Calling:
-    """What every method of the process group that moves data is made with."""
+    """The base class of the methods that move data."""
 
     _group: Group
     _repeat: Callable[..., object]  # these three: see `_native.Calls`
@@ -94,30 +94,30 @@ class Calling:
     _rank: int
     _size: int
     _batch: list[UnisonoWork] | None
-    _backend: str  # the name it goes by
+    _backend: str  # the backend's name
     _work: type[UnisonoWork] = UnisonoWork
-    _moves_cuda = False  # the memory of virtual GPUs, that is: see nccl.py
-    _coalescing = False  # within a call that is several calls of the Group, and one event
+    _moves_cuda = False  # the memory of virtual GPUs: see nccl.py
+    _coalescing = False  # inside a call that makes several calls of the Group, with one event
     _recent: deque[UnisonoWork]
 
     # ---- several calls in one ----
 
     def _start_coalescing(self, device: torch.device | None) -> None:
-        """Begin to remember the works that are handed out."""
+        """Begin to collect the works that are returned."""
         if device is not None and device.type == "cuda" and not self._moves_cuda:
             self._cuda.group._start_coalescing(device)
         else:
             self._batch = []
 
     def _end_coalescing(self, device: torch.device | None) -> Work:
-        """Hand out one Work for all since `_start_coalescing`."""
+        """Return one Work for all since `_start_coalescing`."""
         if device is not None and device.type == "cuda" and not self._moves_cuda:
             work: Work = self._cuda.group._end_coalescing(device)
             return work
         batch, self._batch = self._batch or [], None
         return self._each(batch)
 
-    # ---- how a call is made ----
+    # ---- calls ----
 
     def _run(
         self,
@@ -128,7 +128,7 @@ class Calling:
         *args: Any,
         **kwargs: Any,
     ) -> Work:
-        """Call the Group; at once, or as a Work when PyTorch wants to wait later."""
+        """Call the Group, blocking or asynchronously as PyTorch asks."""
         timeout = seconds(opts.timeout)
         event = self._event(call.what, call.inputs)
         if event or opts.asyncOp:
@@ -147,7 +147,7 @@ class Calling:
     def _transfer(
         self, what: str, method: Callable[..., NativeWork], tensors: Any, peer: int | None, tag: int
     ) -> Work:
-        """Start a send or a receive; one that can be done at once is."""
+        """Start a send or a receive. If it can complete at once, it does."""
         x = single(what, tensors)
         if type(x) in PLAIN and not is_on() and peer is not None:
             at_once = self._send_now if what == "send" else self._recv_now
@@ -193,8 +193,8 @@ class Calling:
     def _handed_out(self, work: UnisonoWork) -> UnisonoWork:
         if self._batch is not None:
             self._batch.append(work)
-        # C++ that keeps a Work does not keep its Python half, without which `wait` is PyTorch's own, for
-        # ever. `Join(divide_by_initial_world_size=False)` does so with a count of one element.
+        # C++ code that keeps a Work does not keep its Python object. Without that, `wait` is PyTorch's own
+        # and never returns. `Join(divide_by_initial_world_size=False)` does so with a count of one element.
         if sum(x.numel() for x in work.outputs) <= 16:
             self._recent.append(work)
         return work

@@ -50,12 +50,12 @@ def _equal_parts(
 
 
 def _on_host(group: Calling, opts: Any, *_: Any) -> bool:
-    """Whether the group itself makes this barrier: no CUDA device is named, or it moves CUDA memory."""
+    """Whether this group runs the barrier: the options have no CUDA device, or it moves CUDA memory."""
     return opts.device is None or opts.device.type != "cuda" or group._moves_cuda
 
 
 class Collectives(Calling):
-    """The part of the process group that moves data. `_group` does the work."""
+    """The part of the process group that moves data, through `_group`."""
 
     _monitored: MonitoredBarrier
 
@@ -78,16 +78,16 @@ class Collectives(Calling):
         return self._run(self._group.all_reduce, opts, [x], call, call.inout(x), op)
 
     def all_reduce_coded(self, x: Tensor, codec: Codec, feedback: Tensor | None = None) -> Work:
-        """Begin to sum a dense f32 tensor in CPU memory over the group, in place; edges carry codes.
+        """Begin to sum a dense f32 CPU tensor over the group, in place, with encoded edges.
 
         Args:
-            codec, feedback: as of `Group.all_reduce`.
+            codec, feedback: see `Group.all_reduce`.
         """
         opts = AllreduceOptions()
         opts.asyncOp = True
         call = Call("all_reduce")
         buffer = call.inout(x)
-        call.inputs = [x.new_empty(codec.nbytes(x.numel()), dtype=torch.uint8)]  # what an event counts
+        call.inputs = [x.new_empty(codec.nbytes(x.numel()), dtype=torch.uint8)]  # for its event
         return self._run(self._group.all_reduce, opts, [x], call, buffer, codec=codec, feedback=feedback)
 
     @any_device
@@ -207,7 +207,7 @@ class Collectives(Calling):
         *,
         root: int | None = None,
     ) -> Work:
-        """Give the i-th of the root's tensors to rank i."""
+        """Send the i-th of the root's tensors to rank i."""
         opts = options(ScatterOptions, opts, rootRank=opts if root is None else root, timeout=timeout)
         out, call = single("scatter", output_tensors), Call("scatter", moves_only=True)
         inputs = [call.read(each) for each in flat(input_tensors)] or None
@@ -273,7 +273,7 @@ class Collectives(Calling):
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Work:
-        """Give inputs[i] to rank i and take outputs[i] from it."""
+        """Send inputs[i] to rank i and receive outputs[i] from it."""
         opts = options(AllToAllOptions, opts, timeout=timeout)
         call = Call("all_to_all", moves_only=True)
         read = [call.read(x) for x in inputs]
@@ -291,7 +291,7 @@ class Collectives(Calling):
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Work:
-        """Give the i-th part of `given` to rank i and take the i-th part of `output` from it."""
+        """Send the i-th part of `given` to rank i and receive the i-th part of `output` from it."""
         equal = not output_split_sizes and not input_split_sizes
         opts = options(AllToAllOptions, opts, timeout=timeout)
         call = Call("all_to_all", moves_only=True)
@@ -310,7 +310,7 @@ class Collectives(Calling):
 
     @repeated("barrier", BarrierOptions, tensors=0, fits=_on_host)
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        """Wait until every rank of the group is here; with a CUDA device in the options, on that."""
+        """Wait until every rank has called it; with a CUDA device in the options, on that device."""
         opts = options(BarrierOptions, opts, timeout=timeout)
         if not _on_host(self, opts):
             passed_on: Work = self._cuda.group.barrier(opts)
@@ -341,7 +341,7 @@ class Collectives(Calling):
 
 
 def flat(lists: Any) -> list[Tensor]:
-    """Take [[a, b]] and [a, b] alike; [] stays []."""
+    """[[a, b]] -> [a, b], [a, b] -> [a, b], [] -> []."""
     return list(lists[0] if lists and not isinstance(lists[0], torch.Tensor) else lists)
 
 

@@ -1,7 +1,7 @@
-"""CUDA tensors, passed on to a process group of NCCL's that is made on first use.
+"""Passes calls with CUDA tensors to an NCCL process group, which is made on first use.
 
-The first tensor of a call decides: on a CUDA device, the call goes as it came to the method of the same
-name of a `torch.distributed.ProcessGroup` with PyTorch's own ProcessGroupNCCL. Unisono moves CPU memory.
+The first tensor of a call decides. If it is on a CUDA device, the call goes unchanged to the method of the
+same name of a `torch.distributed.ProcessGroup` with PyTorch's own ProcessGroupNCCL. Unisono moves CPU memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CUDA = torch.device("cuda")
 
 
 def any_device(method: Method) -> Method:
-    """Let a method of the process group pass calls with CUDA tensors on. `direct`: the method as it was."""
+    """Make a method of the process group forward calls with CUDA tensors. `direct`: the original method."""
     name = method.__name__
 
     @functools.wraps(method)
@@ -38,7 +38,7 @@ def any_device(method: Method) -> Method:
         first: Any = args[0] if args else None
         if type(first) is list and len(first) == 1:
             first = first[0]
-        usual = type(first) in PLAIN and not first.is_cuda  # as nearly always: said before looking further
+        usual = type(first) in PLAIN and not first.is_cuda  # the usual case: no further check
         if not usual and is_cuda(args or tuple(kwargs.values())):
             return getattr(self._cuda.group, name)(*args, **kwargs)
         return method(self, *args, **kwargs)
@@ -63,7 +63,7 @@ def first_tensor(given: Any) -> Any:
 
 
 class CudaGroup:
-    """The NCCL half of a group: nothing until `group` is asked for. All ranks have to ask, as NCCL's do."""
+    """The NCCL part of a group, made by the first access to `group`, which all ranks have to make."""
 
     def __init__(self, store: c10d.Store, rank: int, size: int, timeout: timedelta) -> None:
         self._store = store
@@ -71,11 +71,11 @@ class CudaGroup:
         self._size = size
         self.timeout = timeout
         self._group: Any = None
-        self._making = threading.RLock()  # two groups over one store would never meet the other ranks'
+        self._making = threading.RLock()  # two threads that each made a group would not match the other ranks
 
     @property
     def made(self) -> bool:
-        """Whether it was asked for."""
+        """Whether the group was made."""
         return self._group is not None
 
     @property
@@ -83,7 +83,7 @@ class CudaGroup:
         """A process group for CUDA tensors.
 
         Raises:
-            RuntimeError: there is no CUDA or no NCCL here; says which.
+            RuntimeError: CUDA or NCCL is not available; the text says which.
         """
         if self._group is None:
             with self._making:
@@ -99,18 +99,18 @@ class CudaGroup:
             self._group.set_timeout(timeout)
 
     def shutdown(self) -> None:
-        """Close what was made."""
+        """Close the group, if it was made."""
         if self.made:
             self._group.shutdown()
 
     def abort(self) -> None:
-        """Abort what was made."""
+        """Abort the group, if it was made."""
         if self.made:
             self._group.abort()
 
 
 def why_not() -> str:
-    """What is missing here for CUDA tensors; empty if nothing is."""
+    """What is missing for CUDA tensors; empty if nothing is."""
     if virtual.enabled():
         return ""
     if not hasattr(c10d, "ProcessGroupNCCL"):

@@ -1,7 +1,7 @@
-"""NCCL refuses two ranks of a group on one GPU. On virtual GPUs the same mistake gets the same words.
+"""NCCL refuses two ranks of a group on one GPU. On virtual GPUs the same mistake gets NCCL's error text.
 
-Each rank notes its device in the group's store at its first call. After that call it looks at what the others
-noted: a rank that has not come yet finds the mistake itself.
+Each rank writes its device into the group's store at its first call. After that call it reads the devices of
+the others. A rank that has not called yet finds the mistake itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TEXT = (
 
 
 class DeviceOwners:
-    """Which device each rank of one group uses."""
+    """The device of each rank of one group."""
 
     def __init__(self, store: c10d.Store, rank: int, size: int) -> None:
         self._store = store
@@ -35,18 +35,18 @@ class DeviceOwners:
 
     @property
     def agreed(self) -> bool:
-        """Whether all ranks have come, each with a device of its own."""
+        """Whether all ranks have reported, each with a device of its own."""
         return not self._unseen
 
     def note(self, device: torch.device) -> None:
-        """Tell the others, at the first call."""
+        """Report this rank's device, at the first call."""
         if not self._mine:
             properties: Any = torch.cuda.get_device_properties(device)
             self._mine = f"{properties.pci_bus_id << 12} {socket.gethostname()}"
             self._store.set(self._key(self._rank), self._mine)
 
     def compare(self) -> None:
-        """Look at the ranks that have come since the last time.
+        """Check the ranks that have reported since the last time.
 
         Raises:
             DistBackendError: one of them uses the device of this rank.
@@ -58,12 +58,12 @@ class DeviceOwners:
                 raise dist.DistBackendError(TEXT.format(*sorted((rank, self._rank)), bus))
 
     def _noted(self, rank: int) -> str:
-        """Return the device of another rank; "" if it has not come."""
+        """Return the device of another rank; "" if it has not reported."""
         try:
             if not self._store.check([self._key(rank)]):
                 return ""
             theirs: str = self._store.get(self._key(rank)).decode()
-        except RuntimeError:  # the store has gone with the rank that keeps it: the job is at its end
+        except RuntimeError:  # the rank that serves the store has ended: so does the job
             theirs = ""
         self._unseen.remove(rank)
         return theirs

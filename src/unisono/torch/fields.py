@@ -1,10 +1,10 @@
-"""What PyTorch's options say of a call, read in a twentieth of the time that their attributes take.
+"""Reads PyTorch's options from memory, in a twentieth of the time of their attributes.
 
 `dist.all_reduce(x)` makes new options for every call. Three of their fields read as attributes take 2.4 us,
-three times what the engine needs for the reduction. So where a field lies in the C++ object is found out
-once, by writing to it and seeing which bytes change; from then on it is read there. This is done with the
-versions of PyTorch that the tests ran on, `TESTED`. With others, and where it is not as clear as it should
-be, the attributes are read.
+three times what the engine needs for the reduction. So the offset of each field in the C++ object is found
+once: this module writes to the field and compares the bytes. From then on native code reads it there. This is
+done only with the versions of PyTorch in `TESTED`. With others, and where an offset is not certain, the
+attributes are read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["by_attributes", "reader"]
 
 TESTED = ("2.13.0",)
-"""Versions, without what names a build of them ("+cpu"). Add one when tests/torch passes on it."""
+"""Versions without the build suffix ("+cpu"). Add one when tests/torch passes on it."""
 
 PLAIN_OPS = tuple(getattr(ReduceOp, op.name.upper()) for op in REDUCE_OPS)
 
@@ -35,9 +35,9 @@ PLAIN_OPS = tuple(getattr(ReduceOp, op.name.upper()) for op in REDUCE_OPS)
 def reader(kind: Any) -> Callable[[Any], int]:
     """Return a function that reads options of `kind`.
 
-    Its result is 256 x root rank + number of the reduce operation, 0 for what the kind does not have. It is
-    -1 for anything but a plain call: asynchronous, with a timeout, with an operation that carries a factor,
-    and for options of another kind.
+    Its result is 256 x root rank + number of the reduce operation, with 0 for a field that the kind does not
+    have. It is -1 for an asynchronous call, a timeout, an operation with a factor, and options of another
+    kind.
     """
     if torch.__version__.partition("+")[0] not in TESTED:
         return partial(by_attributes, kind)
@@ -49,7 +49,7 @@ def reader(kind: Any) -> Callable[[Any], int]:
 
 
 def by_attributes(kind: Any, opts: Any) -> int:
-    """Read options the ordinary way; see `reader`."""
+    """Read options by their attributes; see `reader`."""
     if type(opts) is not kind or opts.asyncOp or opts.timeout.days >= 0:
         return -1
     op = hash(opts.reduceOp) if hasattr(opts, "reduceOp") else 0
@@ -58,10 +58,10 @@ def by_attributes(kind: Any, opts: Any) -> int:
 
 
 def _places(kind: Any) -> dict[str, int]:
-    """Where the fields lie, in bytes.
+    """The offsets of the fields, in bytes.
 
     Raises:
-        LookupError: that is not certain.
+        LookupError: an offset is not certain.
     """
     options = kind()
     ours = type(kind).__module__ == "pybind11_builtins" and hasattr(options, "asyncOp")
@@ -77,7 +77,7 @@ def _places(kind: Any) -> dict[str, int]:
 
 
 def _place(options: Any, name: str, values: Mapping[Any, bytes]) -> int:
-    """The one place whose bytes follow what the attribute is set to, as `values` tells; -1: no such field."""
+    """The one offset whose bytes change with the attribute as in `values`; -1: there is no such field."""
     if not hasattr(options, name):
         return -1
     seen = []

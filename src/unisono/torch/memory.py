@@ -1,4 +1,4 @@
-"""Tensors in memory that the other ranks of a host read where it is; see `unisono.empty`."""
+"""Tensors in memory that the other ranks of a host read in place; see `unisono.empty`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["empty"]
 
 
 def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A new CPU tensor, as `torch.empty`, that collectives of any group read without copying it first.
+    """A new CPU tensor, as from `torch.empty`, that collectives of any group read without a copy.
 
     Example: `flat = unisono.torch.empty(model_numel, dtype=torch.bfloat16)`
 

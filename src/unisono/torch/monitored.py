@@ -1,7 +1,7 @@
 """`monitored_barrier`: which ranks are missing. It uses the store, so a failure leaves the group usable.
 
-Rank 0 finds out which ranks have arrived and gives the verdict; the other ranks wait for it. The errors have
-Gloo's words: programs and PyTorch's own tests look for them.
+Rank 0 checks which ranks have arrived and writes the verdict; the other ranks wait for it. The errors have
+Gloo's texts: programs and PyTorch's own tests search for them.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class MonitoredBarrier:
         self._count = 0
 
     def wait(self, timeout_s: float, wait_all_ranks: bool) -> None:
-        """Wait until every rank has come here.
+        """Wait until every rank has called it.
 
         Args:
-            wait_all_ranks: name all ranks that do not come, not only the first.
+            wait_all_ranks: report all ranks that do not arrive, not only the first.
         Raises:
-            Timeout: on rank 0, with the ranks that did not come; on the others, that rank 0 did not pass.
+            Timeout: on rank 0, with the missing ranks; on the others, that rank 0 did not pass.
         """
         self._count += 1
         deadline = time.monotonic() + timeout_s
@@ -53,7 +53,7 @@ class MonitoredBarrier:
         self._forget(self._count - 1)  # every rank that arrives here has read that verdict
 
     def _look(self, deadline: float, timeout_s: float, wait_all_ranks: bool) -> str:
-        """What is wrong; empty if all ranks have arrived."""
+        """The error; empty if all ranks have arrived."""
         if timeout_s <= 0:
             return f"Rank 0 timed out in monitoredBarrier after {timeout_s * 1000:.0f} ms."
         missing = [r for r in range(1, self._size) if not self._come(self._key(r), deadline)]
@@ -66,7 +66,7 @@ class MonitoredBarrier:
 
     def _await_verdict(self, deadline: float, timeout_s: float) -> None:
         verdict = "it did not arrive, or did not answer"
-        grace_s = min(1.0, timeout_s / 4)  # rank 0's clock started when it came
+        grace_s = min(1.0, timeout_s / 4)  # rank 0's time began when it arrived
         if self._come(self._key(0), deadline + grace_s):
             verdict = self._store.get(self._key(0)).decode()
         if verdict != PASSED:
@@ -76,7 +76,7 @@ class MonitoredBarrier:
             )
 
     def _come(self, key: str, deadline: float) -> bool:
-        """Wait for a key; short pauses let Ctrl-C through."""
+        """Wait for a key, in short pauses, so that Ctrl-C works."""
         pause_s = FIRST_PAUSE_S
         while not self._store.check([key]):
             if time.monotonic() >= deadline:

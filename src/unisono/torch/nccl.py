@@ -1,7 +1,8 @@
-"""The name "nccl" on virtual GPUs: a process group of Unisono that moves their memory.
+"""The backend "nccl" on virtual GPUs: a process group of Unisono that moves their memory.
 
-The memory of a virtual GPU is host memory, so the engine takes it where it lies. What NCCL refuses is refused
-in its words; what would hang there is an error here. On real GPUs this module is not used: see cuda.py.
+The memory of a virtual GPU is host memory, so the engine uses it in place. A call that NCCL refuses raises
+NCCL's error text; a call that would hang in NCCL is an error here. Real GPUs do not use this module: see
+cuda.py.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ WATCHDOG = "With NCCL: Watchdog caught collective operation timeout."
 
 
 class Watched(UnisonoWork):
-    """A Work whose timeout has NCCL's words, too: programs look for them."""
+    """A Work whose timeout has NCCL's error text, too: programs search for it."""
 
     __slots__ = ()
 
@@ -62,7 +63,7 @@ class Watched(UnisonoWork):
 
 
 def add_words(error: Timeout) -> None:
-    """Let the text of a timeout end with NCCL's words."""
+    """Append NCCL's text to that of a timeout."""
     if WATCHDOG not in str(error):
         error.args = (f"{error}\n{WATCHDOG}", *error.args[1:])
 
@@ -108,7 +109,7 @@ class ProcessGroupVirtual(ProcessGroupUnisono):
 
     @property
     def options(self) -> Any:
-        """What `ProcessGroupNCCL.Options` the group was made with."""
+        """The `ProcessGroupNCCL.Options` of the group."""
         return super().options if self._options is None else self._options
 
     def _check(self, kind: str) -> None:
@@ -124,10 +125,10 @@ class ProcessGroupVirtual(ProcessGroupUnisono):
 
 
 class _Uneven:
-    """What NCCL takes and others do not: another size from each rank."""
+    """Calls in which ranks have different sizes, which only NCCL accepts."""
 
     def allgather(self: Any, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
-        """Collect everybody's tensor; NCCL takes one of another size from each rank."""
+        """Collect the tensors of all ranks; their sizes may differ, as in NCCL."""
         lists, x = flat(outputs), single("all_gather", inputs)
         if all(out.numel() == x.numel() for out in lists) or any(out.dim() == 0 for out in lists):
             return PLAIN_METHODS["allgather"](self, outputs, inputs, opts, timeout)
@@ -139,7 +140,7 @@ class _Uneven:
     def reduce_scatter(
         self: Any, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, op: Any = None
     ) -> Any:
-        """Reduce a list of tensors, also of several sizes: as NCCL does it, one reduction to each rank."""
+        """Reduce a list of tensors; if their sizes differ, by one reduction to each rank, as NCCL does."""
         out, given = single("reduce_scatter", outputs), flat(inputs)
         opts = options(ReduceScatterOptions, opts, reduceOp=opts if op is None else op, timeout=timeout)
         if len(given) != self._size or all(x.numel() == out.numel() for x in given):
@@ -157,7 +158,7 @@ PLAIN_METHODS: dict[str, Any] = {}
 
 
 def _checked(name: str) -> Callable[..., Any]:
-    """Make a method that looks at its first tensor, and then is that of Collectives."""
+    """Make a method that checks its first tensor, and then calls that of Collectives."""
     method = getattr(Collectives, name)
     plain = PLAIN_METHODS[name] = getattr(method, "direct", method)
     made = INSTEAD.get(name, plain)
@@ -169,7 +170,7 @@ def _checked(name: str) -> Callable[..., Any]:
             return made(self, *args, **kwargs)
         self._check(tensor.device.type)
         if in_place and not tensor.is_inference():
-            increment_version(tensor)  # NCCL does not: a gradient that needed the old values is then wrong
+            increment_version(tensor)  # NCCL omits this, and gradients that need the old values are wrong
         met = not tensor.is_cuda or self._owners.agreed
         if not met:
             self._owners.note(tensor.device)
@@ -192,7 +193,7 @@ skip(ProcessGroupVirtual, _Uneven)
 
 
 class Options:
-    """`ProcessGroupNCCL.Options`: taken, and without effect but for the timeout."""
+    """`ProcessGroupNCCL.Options`: accepted; only the timeout has an effect."""
 
     def __init__(self, is_high_priority_stream: bool = False) -> None:
         self.is_high_priority_stream = is_high_priority_stream
@@ -206,17 +207,17 @@ class Options:
 
 
 class NCCLConfig(SimpleNamespace):
-    """`ProcessGroupNCCL.NCCLConfig`: taken, and without effect."""
+    """`ProcessGroupNCCL.NCCLConfig`: accepted, without effect."""
 
     def __init__(self) -> None:
         super().__init__(blocking=1, cga_cluster_size=4, min_ctas=1, max_ctas=32, net_name="", split_share=0)
 
 
 class StandIn(type):
-    """The type of what stands where PyTorch looks for the class ProcessGroupNCCL."""
+    """The metaclass of the class that replaces PyTorch's ProcessGroupNCCL."""
 
     def __call__(cls, store: Any, rank: int, size: int, options: Any = None) -> Any:
-        """Make a group that answers to the name "nccl"."""
+        """Make a group with the backend name "nccl"."""
         given = options if isinstance(options, (Options, timedelta)) else Options()
         timeout = given if isinstance(given, timedelta) else given._timeout
         everybody = c10d.GroupMember.WORLD
@@ -231,12 +232,12 @@ class StandIn(type):
         return group
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        """Say yes to the groups made here."""
+        """True for the groups made here."""
         return isinstance(instance, ProcessGroupVirtual)
 
 
 def _asked(frame: Any) -> tuple[tuple[str, ...], Any]:
-    """Return the devices PyTorch's caller wants one group for ("cpu:gloo,cuda:nccl"), and its `device_id`."""
+    """Return the device types of the caller's one group ("cpu:gloo,cuda:nccl"), and its `device_id`."""
     config = frame.f_locals.get("backend_config")
     kinds = tuple(config.get_device_backend_map()) if config is not None else ("cuda",)
     backends = set(config.get_device_backend_map().values()) if config is not None else {"nccl"}
@@ -249,7 +250,7 @@ def _hash_tensors(tensors: list[torch.Tensor], mode: int = 0) -> int:  # noqa: A
 
 
 def make() -> None:
-    """Let PyTorch find a ProcessGroupNCCL. Called once virtual GPUs are on."""
+    """Install the replacement of ProcessGroupNCCL. Called when virtual GPUs are turned on."""
     namespace = {"Options": Options, "NCCLConfig": NCCLConfig, "__module__": c10d.__name__}
     stand_in: Any = StandIn("ProcessGroupNCCL", (), namespace)
     low: Any = torch._C._distributed_c10d

@@ -1,9 +1,9 @@
-"""OpenMP's threads of several ranks on the cores of one host. Says so; changes nothing.
+"""Warns when the OpenMP threads of all ranks are more than the cores of the host. It changes nothing.
 
-An idle thread of OpenMP polls for its next work, for milliseconds. libgomp makes that short in a process with
-more threads than cores, and knows nothing of other processes: with ranks x threads above the cores, idle
-threads of one rank keep those of another from the cores. How to wait is read when libgomp is loaded, which is
-at `import torch`: the launcher must set it, as `unisono run` does.
+An idle OpenMP thread polls for its next work, for milliseconds. libgomp shortens this in a process with more
+threads than cores, but it does not know other processes. With ranks x threads above the cores, idle threads
+of one rank keep threads of another from running. libgomp reads its wait policy when it is loaded, at `import
+torch`: so the launcher must set it, as `unisono run` does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["warn_if_crowded"]
 def warn_if_crowded(hosts: Sequence[str], rank: int) -> None:
     """Warn where the ranks of this rank's host have more threads than cores, once for each host.
 
-    Not where the user has chosen the threads or how they wait. hosts: of every rank.
+    No warning where the user has set the threads or the wait policy. hosts: of every rank.
     """
     host = hosts[rank]
     ranks, threads = hosts.count(host), torch.get_num_threads()

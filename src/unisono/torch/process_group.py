@@ -1,8 +1,8 @@
-"""The process group PyTorch gets for backend "unisono": who it is, how it begins and ends.
+"""The process group of backend "unisono" in PyTorch: its identity, beginning and end.
 
 A Python subclass of `torch.distributed.ProcessGroup` returned by a backend's creator becomes the group
-itself. PyTorch asks for the same thing under several names (`group_name`, `getGroupName`): from Python,
-from C++ through the virtual methods, and through properties that belong to its backends.
+itself. PyTorch asks for one property under several names (`group_name`, `getGroupName`): from Python, from
+C++ through virtual methods, and through properties of its backends.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ def create(given: Any, backend_options: Any) -> ProcessGroupUnisono:  # noqa: AR
 
 
 class Within(NamedTuple):
-    """Where a group is made: in another one of Unisono's, if there is one, of some of these of its ranks."""
+    """The parent group in which a group is made, if any, and the parent's ranks that may be in it."""
 
     group: ProcessGroupUnisono | None
     ranks: Sequence[int]
 
     def parent(self, operation: str, size: int) -> Parent | None:
-        """What is watched while a group of `size` ranks is made."""
+        """The parent to watch while a group of `size` ranks is made."""
         return None if self.group is None else Parent(self.group._group._planner, operation, self.ranks, size)
 
 
@@ -89,7 +89,7 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         backend: str = "unisono",
         within: Within = NOWHERE,
     ) -> None:
-        super().__init__(rank, size)  # type: ignore[call-arg]  # the one with a store has no virtual methods
+        super().__init__(rank, size)  # type: ignore[call-arg]  # with a store: no virtual methods
         self._rank = rank
         self._size = size
         self._store = store
@@ -109,13 +109,13 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         )
         if within is NOWHERE:
             warn_if_crowded(group._hosts, rank)
-        # At exit, too, no thread may be left that completes a future.
+        # Also at exit: no thread may remain that completes a future.
         self._finalizer = weakref.finalize(self, _end, self._group, self._futures, os.getpid())
         self._repeat, self._send_now, self._recv_now = group._repeat, group._send_now, group._recv_now
         self._cuda = CudaGroup(keys, rank, size, timeout)
         self._monitored = MonitoredBarrier(keys, rank, size, self._group.last_seen)
 
-    # ---- who it is ----
+    # ---- identity ----
 
     def rank(self) -> int:
         """Return this process's rank in the group."""
@@ -126,21 +126,21 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         return self._size
 
     def getBackendName(self) -> str:  # noqa: N802
-        """Return "unisono". C++ asks; it takes a group of the name "gloo" for a C++ ProcessGroupGloo."""
+        """Return "unisono". For C++: it would cast a group named "gloo" to a C++ ProcessGroupGloo."""
         return "unisono"
 
     def name(self) -> str:
-        """Return "unisono", or "gloo" where the group stands in for that."""
+        """Return "unisono", or "gloo" where the group replaces Gloo."""
         return self._backend
 
     _get_backend_name = name
 
     def getGroupName(self) -> str:  # noqa: N802
-        """Return the name functional collectives look the group up by."""
+        """Return the name by which functional collectives find the group."""
         return self._group_name
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
-        """Take the name PyTorch gives."""
+        """Set the name, by PyTorch."""
         self._group_name = name
 
     group_name = property(getGroupName)
@@ -151,7 +151,7 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         return self._group_desc
 
     def setGroupDesc(self, desc: str) -> None:  # noqa: N802
-        """Take the description PyTorch gives."""
+        """Set the description, by PyTorch."""
         self._group_desc = desc
 
     group_desc = property(getGroupDesc)
@@ -177,7 +177,7 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         """Return the backend for `device`: itself for the CPU, PyTorch's ProcessGroupNCCL for CUDA.
 
         Raises:
-            RuntimeError: there is none; says what is missing.
+            RuntimeError: there is none; the text says what is missing.
         """
         kind = torch.device(device).type
         if kind == "cuda":
@@ -187,20 +187,20 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         return self
 
     def _backend_id(self, backend_type: Any) -> int:  # noqa: ARG002
-        """Return a number that tells groups apart."""
+        """Return a number that identifies the group."""
         return id(self)
 
-    supports_splitting = False  # there is nothing cheaper than a new group
-    supports_coalescing = False  # works are waited for one by one, which costs nothing here
+    supports_splitting = False  # a split would not be cheaper than a new group
+    supports_coalescing = False  # waiting for works one by one costs nothing here
     supports_time_estimate = False
     supports_shrinking = False
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:  # noqa: ARG002
-        """Say that any CPU memory is as good as another."""
+        """False: the backend needs no memory of its own."""
         return False
 
     def eager_connect_single_device(self, device: torch.device | None) -> None:
-        """Do nothing: the group is connected."""
+        """Do nothing: the group is already connected."""
 
     @property
     def options(self) -> Any:
@@ -208,7 +208,7 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         return c10d.Backend.Options(self._backend, self._timeout)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the timeout of the calls that do not bring their own."""
+        """Set the timeout of calls without a timeout of their own."""
         self._timeout = timeout
         self._group.timeout_s = timeout.total_seconds()
         self._cuda.set_timeout(timeout)
@@ -217,7 +217,7 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
     setTimeout = set_timeout  # noqa: N815
 
     def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> Choice:
-        """Which algorithm a collective takes; see `unisono.Group.choice`."""
+        """The algorithm of a collective; see `unisono.Group.choice`."""
         return self._group.choice(collective, nbytes, algorithm)
 
     def _set_sequence_number_for_group(self) -> None:
@@ -231,7 +231,7 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         return False
 
     def _register_on_completion_hook(self, hook: Any) -> None:  # noqa: ARG002
-        """Refuse: PyTorch has it for NCCL alone, whose watchdog calls the hook."""
+        """Refuse: PyTorch has such hooks for NCCL only, whose watchdog calls them."""
         raise RuntimeError(
             message(
                 "unisono calls no hook when a Work completes: PyTorch has these for NCCL only",
@@ -251,7 +251,7 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         group_desc: str | None = None,
         device_types: Any = None,  # noqa: ARG002
     ) -> ProcessGroupUnisono | None:
-        """Make a group of some of this group's ranks; None on the others. `new_group` is PyTorch's way."""
+        """Make a group of some of this group's ranks; None on the others. Programs use `new_group`."""
         ranks = list(new_ranks)
         if self._rank not in ranks:
             return None
@@ -271,18 +271,18 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         group_name: str | None = None,
         group_desc: str | None = None,
     ) -> ProcessGroupUnisono:
-        """Make a group of this one's ranks and those of groups that need not know of it.
+        """Make a group of the ranks of several groups.
 
-        Every rank of every group calls this. Ranks are numbered as they come, as PyTorch does it.
+        Every rank of every group calls this. Ranks are numbered in the order of arrival, as in PyTorch.
 
         Args:
-            store: that all ranks reach, or a part of it (PrefixStore), for this group only.
-            size: the ranks of all groups together.
-            timeout: for meeting and for the calls of the new group. None: this group's.
+            store: a store that all ranks reach, or a part of it (PrefixStore), for this group only.
+            size: the number of ranks of all groups together.
+            timeout: for the rendezvous and for the calls of the new group; None: this group's.
             group_name: the same on every rank.
         Raises:
-            ValueError: more ranks came than `size`, or the store has served for another group.
-            Timeout: not all came.
+            ValueError: more ranks arrived than `size`, or the store was used for another group.
+            Timeout: not all ranks arrived.
         """
         rank = store.add("unisono/merged", 1) - 1
         if rank >= size:
@@ -324,7 +324,7 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
     def shutdown(self) -> None:
         """Close the group; `destroy_process_group` calls this. Works that are not complete fail.
 
-        What NCCL raises as its half is closed comes last: the other ranks have been told by then.
+        An error of NCCL's shutdown is raised last, after the other ranks were told.
         """
         try:
             self._close()
@@ -332,7 +332,7 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
             self._cuda.shutdown()
 
     def abort(self) -> None:
-        """Abort the group: whatever waits in it, here or on another rank, raises."""
+        """Abort the group: every wait in it raises, on every rank."""
         try:
             self._group.abort()
         finally:
@@ -342,23 +342,23 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
                 self.shutdown()
 
     def _close(self) -> None:
-        """Close the half that moves CPU memory."""
+        """Close the part that moves CPU memory."""
         healthy = not self._group.closed and not self._group._planner.engine.faulted
         try:
             self._finalizer()
         finally:
             self._recent.clear()
-        if healthy:  # otherwise no server may answer
+        if healthy:  # otherwise the store's server may not answer
             self._begun.forget()
 
 
 def world() -> ProcessGroupUnisono | None:
-    """Unisono's part of the default group; None where there is none."""
+    """Unisono's process group in the default group, or None."""
     found: Any = distributed_c10d.GroupMember.WORLD
     if found is not None and not isinstance(found, ProcessGroupUnisono):
         try:
             found = found._get_backend(torch.device("cpu"))
-        except RuntimeError:  # it has none for the CPU
+        except RuntimeError:  # the default group has no CPU backend
             return None
     return found if isinstance(found, ProcessGroupUnisono) else None
 
@@ -369,7 +369,7 @@ def _end(group: unisono.group.Group, futures: Futures, pid: int) -> None:
     finally:
         if (
             os.getpid() == pid
-        ):  # a fork's copy has none of the threads, and perhaps a lock that one of them held
+        ):  # a forked child's copy has no threads, and perhaps a lock that one of them held
             futures.close()
 
 
@@ -377,15 +377,15 @@ skip(ProcessGroupUnisono, Collectives, Calling, UnisonoWork, TransferWork)
 
 
 class _Begun:
-    """How often a group was begun under one prefix of a store.
+    """Counts the groups made under one prefix of a store.
 
-    `destroy_process_group` followed by `init_process_group` over one store uses the same keys again. Each
-    rank counts its own beginnings, so all agree on a number without asking each other.
+    `destroy_process_group` followed by `init_process_group` over one store would use the same keys again.
+    Each rank counts its own groups, so all ranks get the same number without communication.
     """
 
     def __init__(self, store: c10d.Store, rank: int, within: ProcessGroupUnisono | None) -> None:
         self._store = store
-        self._era = "" if within is None else f"{within._begun.number}/"  # a new world counts anew
+        self._era = "" if within is None else f"{within._begun.number}/"  # a new world counts from 0
         self._key = f"unisono/begun/{self._era}{rank}"
         self.number: int = store.add(self._key, 1)
 
@@ -394,7 +394,7 @@ class _Begun:
         return c10d.PrefixStore(f"unisono/{self._era}{self.number}/", self._store)
 
     def forget(self) -> None:
-        """Leave no key behind for each group that was ever made in another one."""
+        """Delete the key of a subgroup, so that keys do not accumulate."""
         if self._era:
-            with contextlib.suppress(RuntimeError):  # the store has gone, or forgets nothing
+            with contextlib.suppress(RuntimeError):  # the store has ended, or cannot delete keys
                 self._store.delete_key(self._key)

@@ -1,6 +1,6 @@
-"""Events for PyTorch's profiler: one per call, "unisono:all_reduce", with the shapes of what goes in.
+"""Events for PyTorch's profiler: one per call, "unisono:all_reduce", with the shapes of the inputs.
 
-An event lasts from the call to its completion, and ends in a thread of the group, like those of PyTorch's own
+An event lasts from the call to its completion, and ends in a thread of the group, as in PyTorch's own
 backends: its profilers call such an event asynchronous. Nothing here runs unless a profiler is on.
 """
 
@@ -42,9 +42,9 @@ class Event:
         *,
         ordered: bool = True,
     ) -> Callable[[], None]:
-        """End when `native` completes, well or not.
+        """End when `native` completes, with or without an error.
 
-        Returns what to call once it has completed: it does `after`, then waits for the end of the event.
+        Returns a function to call after the completion: it runs `after`, then waits for the end of the event.
         """
         work = (UnisonoWork if ordered else TransferWork)(native, [], futures)
         completed: torch.futures.Future[None] = torch.futures.Future()

@@ -1,7 +1,7 @@
-"""Makes the names "unisono" and, if UNISONO_REPLACE says so, "gloo" lead to Unisono.
+"""Registers the backend "unisono" and, if UNISONO_REPLACE is set, replaces "gloo".
 
-This runs at every `import torch`, so it imports nothing of the engine: that waits for the first group.
-How "gloo" is replaced, and why so, is told in docs/adr/0005-replacing-gloo.md.
+This runs at every `import torch`, so it does not import the engine: the first group does.
+docs/adr/0005-replacing-gloo.md explains how and why "gloo" is replaced.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["ORIGINAL", "register"]
 
 ORIGINAL = "original_gloo"
-"""The name under which PyTorch's own Gloo can be had while "gloo" is replaced."""
+"""The name of PyTorch's own Gloo while "gloo" is replaced."""
 
 
 def register() -> None:
@@ -30,12 +30,12 @@ def register() -> None:
         ValueError: UNISONO_REPLACE is malformed.
     """
     c10d.Backend.register_backend("unisono", _create, extended_api=True, devices=["cpu", "cuda"])
-    module: Any = c10d  # a type checker knows its classes as constants
+    module: Any = c10d  # Any: for a type checker its classes are constants
     if virtual.enabled():
         from . import nccl
 
         nccl.make()
-    original = getattr(module, "ProcessGroupGloo", None)  # None: PyTorch without Gloo says so itself
+    original = getattr(module, "ProcessGroupGloo", None)  # None: PyTorch without Gloo raises its own error
     if env.replaced() == "gloo" and type(original) not in (StandIn, type(None)):
         module.Backend.register_backend(ORIGINAL, original, devices=["cpu"])
         module.ProcessGroupGloo = StandIn("ProcessGroupGloo", (), {"original": original})
@@ -48,26 +48,26 @@ def _create(given: Any, backend_options: Any) -> ProcessGroup:
 
 
 class StandIn(type):
-    """The type of what stands where distributed_c10d looks for the class ProcessGroupGloo.
+    """The metaclass of the class that replaces ProcessGroupGloo in distributed_c10d.
 
-    Called, it makes a process group of Unisono. In everything else it is PyTorch's class, and real Gloo
-    groups remain instances of it.
+    A call makes a process group of Unisono. Attributes are those of PyTorch's class, and real Gloo groups are
+    instances of it, too.
     """
 
     original: Any
 
     def __call__(cls, store: Store, rank: int, size: int, timeout: timedelta) -> ProcessGroup:
-        """Make a group that answers to the name "gloo"."""
+        """Make a group with the backend name "gloo"."""
         from .process_group import NOWHERE, ProcessGroupUnisono, Within, world
 
-        # Every rank must say the same here, and the group's own name comes only later, as do its ranks.
+        # Every rank must pass the same name here. The group's own name and ranks are set only later.
         everybody = c10d.GroupMember.WORLD
         within = NOWHERE if everybody is None else Within(world(), range(everybody.size()))
         name = "world" if everybody is None else "group"
         return ProcessGroupUnisono(store, rank, size, timeout, name, backend="gloo", within=within)
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        """Say yes to the groups made here as well, which is what distributed_c10d asserts of them."""
+        """True also for the groups made here: distributed_c10d asserts it."""
         from .process_group import ProcessGroupUnisono
 
         ours = isinstance(instance, ProcessGroupUnisono) and instance.name() == "gloo"

@@ -1,7 +1,7 @@
-"""All-reduce of sparse COO tensors: the indices and values of all ranks are gathered, and added up.
+"""All-reduce of sparse COO tensors: the indices and values of all ranks are gathered and summed.
 
-The ranks first tell each other how many entries they have, so an asynchronous call, too, waits until the
-others have made it; what follows goes on in the background. Gloo does the same with a thread of its own.
+The ranks first exchange how many entries they have, so also an asynchronous call waits until the other ranks
+have made it. The rest runs in the background. Gloo does the same with a thread of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["SparseSum"]
 
 
 class SparseSum:
-    """One sparse all-reduce: two gathers of this group, and what to do once they are complete.
+    """One sparse all-reduce: two gathers, and the sum after them.
 
     Example (p=2): {(0): 1, (2): 1} and {(2): 3} -> {(0): 1, (2): 4} on both.
     """
@@ -42,7 +42,7 @@ class SparseSum:
         self._timeout = timeout
 
     def start(self, async_op: bool) -> list[Any]:
-        """Gather; the works when asynchronous."""
+        """Begin the gathers; returns their works when asynchronous."""
         pairs: Sequence[tuple[Any, Any]] = (
             (self._indices, self._own.indices().contiguous()),
             (self._values, self._own.values().contiguous()),
@@ -53,12 +53,12 @@ class SparseSum:
         ]
 
     def finish(self) -> None:
-        """Add up what was gathered, into the tensor."""
+        """Store the sum of the gathered entries in the tensor."""
         total = torch.sparse_coo_tensor(
             torch.cat(self._indices, dim=1), torch.cat(self._values), self._own.shape, check_invariants=False
         )
         with torch.no_grad():
-            self._x.copy_(total.coalesce())  # a detached sparse tensor would keep this for itself
+            self._x.copy_(total.coalesce())  # on x.detach() it would not change x
 
     def _sizes(self, group: Group, timeout: float | None) -> list[int]:
         """The number of entries of each rank.

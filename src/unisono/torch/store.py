@@ -1,7 +1,7 @@
-"""A `torch.distributed.Store` seen as a `unisono.store.Store`.
+"""A `torch.distributed.Store` as a `unisono.store.Store`.
 
-PyTorch brings its own store to a backend; the group that Unisono builds meets over it.
-This module only translates: operations, timeouts and errors. It opens no connection of its own.
+PyTorch passes its store to a backend, and the group uses it for the rendezvous. This module only translates
+operations, timeouts and errors. It opens no connection.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.1
 
 
 class TorchStore(Store):
-    """The store PyTorch gave to the backend. Closing it leaves PyTorch's open."""
+    """The store that PyTorch passed to the backend. `close` leaves PyTorch's store open."""
 
     def __init__(self, inner: c10d.Store, *, timeout_s: float) -> None:
         super().__init__(timeout_s)
-        self._inner: Any = inner  # PyTorch's stubs say str where it takes and gives bytes
+        self._inner: Any = inner  # Any: PyTorch's stubs have str where it uses bytes
 
     def describe(self) -> str:
         """Return "PyTorch's PrefixStore"."""
@@ -45,7 +45,7 @@ class TorchStore(Store):
             raise StoreError(text) from error
 
     def _when_there(self, op: ops.Get | ops.Wait, timeout_s: float) -> Reply:
-        """Wait for the keys of `op`; `Reply.missing` when they do not come in time."""
+        """Wait for the keys of `op`; `Reply.missing` when they are not set in time."""
         keys = [op.key] if isinstance(op, ops.Get) else list(op.keys)
         if not self._come(keys, timeout_s):
             missing = tuple(key for key in keys if not self._inner.check([key]))
@@ -54,10 +54,10 @@ class TorchStore(Store):
         return Reply(value=self._inner.get(op.key)) if isinstance(op, ops.Get) else Reply()
 
     def _come(self, keys: Sequence[str], timeout_s: float) -> bool:
-        """Wait for `keys`; whether they came in time.
+        """Wait for `keys`; returns whether they were set in time.
 
-        PyTorch's own wait is deaf to Ctrl-C until it is over, and its TCPStore warns on stderr whenever one
-        ends without the keys, so slices of it would be loud. The pauses grow to a tenth of the wait so far.
+        PyTorch's own wait ignores Ctrl-C until it ends, and its TCPStore prints a warning for each wait that
+        ends without the keys. So this polls. The pauses grow to a tenth of the wait so far.
         """
         began = time.monotonic()
         while not self._inner.check(keys):
@@ -69,7 +69,7 @@ class TorchStore(Store):
         return True
 
     def _now(self, op: Op, payload: bytes) -> Reply:
-        """Answer what never waits."""
+        """Run an operation that never waits."""
         if isinstance(op, ops.Set):
             self._inner.set(op.key, payload)
             return Reply()

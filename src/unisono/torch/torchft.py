@@ -1,11 +1,11 @@
-"""Unisono for torchft: training that goes on when a replica dies.
+"""Unisono for torchft: training that continues when a replica dies.
 
     from unisono.torch.torchft import ProcessGroupUnisono
 
     manager = torchft.Manager(pg=ProcessGroupUnisono(timeout=timedelta(seconds=10)), ...)
 
-torchft makes the group again, over a store of its own, whenever replicas leave or come. Needs the package
-torchft.
+torchft makes the group again, over a store of its own, whenever replicas leave or join. This module needs the
+package torchft.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Keeps torch.compile out of the process group's methods.
 
-PyTorch's C++ (DDP's reducer, for one) calls them in the middle of a compiled region, where Dynamo would trace
-every Python frame it has not been told to skip, and fail on the group itself. This tells it, per code object,
-at no cost to a call.
+PyTorch's C++, such as DDP's reducer, calls them inside a compiled region. There Dynamo traces every Python
+frame that is not marked, and would fail on the group. This module marks their code objects, at no cost per
+call.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ __all__ = ["skip"]
 
 
 def skip(*classes: type) -> None:
-    """Let Dynamo run the methods that these classes define, and what those call, as they are."""
-    module: Any = dynamo  # PyTorch's stub leaves the actions out
+    """Make Dynamo run the methods of these classes, and everything they call, uncompiled."""
+    module: Any = dynamo  # Any: PyTorch's stub lacks the actions
     leave = module._FrameExecStrategy(module._FrameAction.SKIP, module._FrameAction.SKIP)
     for one in classes:
         for method in vars(one).values():

@@ -1,4 +1,4 @@
-"""What an asynchronous collective hands to PyTorch: `UnisonoWork`, and its future.
+"""What an asynchronous collective returns to PyTorch: `UnisonoWork`, and its future.
 
 `wait()` waits on the engine's own Work, in the calling thread, with the GIL released. A future is made
 only when PyTorch asks for one (DDP does): `Futures` completes it from a Python thread of the group, which
@@ -39,20 +39,20 @@ PYTORCHS_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks."
 
 
 class NativeWork(Protocol):
-    """What the adapter asks of `unisono.Work`."""
+    """The part of `unisono.Work` that is used here."""
 
     def wait(self, timeout: float | None = None) -> None:
-        """Block until complete; raise what went wrong."""
+        """Block until complete; raise its error."""
 
     def done(self) -> bool:
         """Say whether it is complete."""
 
     def exception(self) -> BaseException | None:
-        """Return what went wrong; None if nothing did, or while under way."""
+        """Return its error; None if it has none or is still under way."""
 
 
 def seconds(timeout: timedelta | None) -> float | None:
-    """Read PyTorch's timeouts: None, zero and anything negative mean "the default".
+    """Convert PyTorch's timeouts: None, zero and negative values mean the default.
 
     Example: timedelta(milliseconds=1500) -> 1.5, timedelta(milliseconds=-1) -> None.
     """
@@ -100,7 +100,7 @@ class UnisonoWork(Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Say whether it is complete, well or not. Does not block."""
+        """Whether it is complete, with or without an error. Does not block."""
         if not self._native.done():
             return False
         if self._after and self.exception() is None:
@@ -108,11 +108,11 @@ class UnisonoWork(Work):
         return True
 
     def is_success(self) -> bool:
-        """Say whether it is complete and went well."""
+        """Whether it is complete without an error."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
-        """Return what went wrong, None as long as nothing did."""
+        """Return its error, or None."""
         try:
             return self._native.exception()
         except UnisonoError as error:  # the group was closed
@@ -126,8 +126,8 @@ class UnisonoWork(Work):
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """Return a future of the output tensors; made now, and complete at once if the work is.
 
-        PyTorch makes a RuntimeError of what a future failed with. In a backward pass of DDP the error itself
-        is raised, before DDP looks at the future.
+        PyTorch turns the error of a future into a RuntimeError. In a backward pass of DDP this method raises
+        the original error, before DDP reads the future.
         """
         caller = sys._getframe().f_back
         if _is_fp16_compress(self, caller):
@@ -147,7 +147,7 @@ class UnisonoWork(Work):
 
 
 class TransferWork(UnisonoWork):
-    """A send or a receive. These complete in no particular order."""
+    """A send or a receive. They complete in any order."""
 
     ordered = False
 
@@ -188,10 +188,10 @@ class Together:
 
 
 def _is_ddp(caller: FrameType | None) -> bool:
-    """Say whether DDP asks for a future in a backward pass: its C++, or one of PyTorch's communication hooks.
+    """Whether DDP asks for a future in a backward pass: its C++, or one of PyTorch's communication hooks.
 
-    Not so for another's hook: that may know what to do about an error. Nor in a backward pass within another,
-    as checkpoints make them: the inner one has its end before DDP's.
+    False for a hook of the user: it may handle an error. False in a nested backward pass, as in
+    checkpointing: the inner pass ends before DDP's.
     """
     while caller is not None and caller.f_globals.get("__name__", "").startswith(PYTORCHS_HOOKS):
         caller = caller.f_back
@@ -204,17 +204,17 @@ def _is_ddp(caller: FrameType | None) -> bool:
 
 
 def _is_fp16_compress(work: UnisonoWork, caller: FrameType | None) -> bool:
-    """Say whether DDP's built-in FP16_COMPRESS asks: for float16, and from C++ in a backward pass."""
+    """Whether DDP's built-in FP16_COMPRESS asks: for float16, and from C++ in a backward pass."""
     if not work.outputs or work.outputs[0].dtype is not torch.float16:
         return False
     return caller is None or caller.f_code is _engine_run_backward.__code__
 
 
 def _as_cpp_makes_it(work: UnisonoWork) -> Any:
-    """Return a future whose value is a list of tensors in C++, too, once it has completed.
+    """Return a completed future whose value is a list of tensors also in C++.
 
-    What a future made in Python holds is a Python object in C++, which FP16_COMPRESS does not take. The
-    type is that of a value that is there, so this waits.
+    In C++ the value of a future made in Python is a Python object, which FP16_COMPRESS does not accept.
+    PyTorch takes the type from an existing value, so this waits for the work.
     """
     work.wait()
     return torch._C.fork(lambda: work.outputs)
@@ -236,7 +236,7 @@ def _named(outputs: list[torch.Tensor]) -> str:
 
 
 class _Done(Work):
-    """The answer of every synchronous call: it was complete before it was asked for."""
+    """The Work of every synchronous call: complete from the beginning."""
 
     def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002
         return True
@@ -272,10 +272,10 @@ DONE = _Done()
 class Futures:
     """Makes and completes the futures of one group's works.
 
-    One thread waits for one work after the other: collectives complete in issue order. Completing a future
-    runs its callbacks, and those may wait for further works (PowerSGD's do), so before that the waiting is
-    left to another thread, which is started if there is none. A point-to-point work completes in no order
-    (`ordered = False`); its future gets a thread of its own. Nothing in PyTorch asks for those in a loop.
+    One thread waits for one work after another: collectives complete in issue order. Completing a future runs
+    its callbacks, which may wait for further works, as in PowerSGD. So before that another thread takes over
+    the waiting; it is started if there is none. Point-to-point works complete in any order (`ordered =
+    False`): each future of theirs gets a thread of its own. PyTorch does not make such futures in a loop.
     """
 
     def __init__(self, name: str) -> None:
@@ -290,9 +290,9 @@ class Futures:
     def of(self, work: UnisonoWork) -> torch.futures.Future[list[torch.Tensor]]:
         """Return a future of `work`; made now, and complete at once if the work is.
 
-        An error reaches whoever waits in C++, so it must be an error of the future, not a value of it: a
-        callback that raises makes one. PyTorch hands it on as a RuntimeError with the text, and with every
-        frame of Python below the callback: hence one that has none, here and below the callbacks of others.
+        An error must reach a caller that waits in C++. So it must be an error of the future, not a value: a
+        callback raises it. PyTorch turns it into a RuntimeError whose text lists all Python frames below the
+        callback. So the callback here is native, and so is the code that runs the callbacks of others.
         """
         start: torch.futures.Future[None] = torch.futures.Future()
         future: torch.futures.Future[list[torch.Tensor]] = start.then(
@@ -306,7 +306,7 @@ class Futures:
         return future
 
     def set_after(self, work: UnisonoWork, complete: Callable[[], object]) -> None:
-        """Call `complete` once `work` is done, well or not; always in another thread."""
+        """Call `complete` once `work` is done, with or without an error; always in another thread."""
         if work.ordered:
             with self._changed:
                 self._items.append((work, complete))
@@ -315,10 +315,10 @@ class Futures:
             self._thread(_completion(work, complete)).start()
 
     def close(self) -> None:
-        """Complete what is left and end the threads. Call it once no work can stay incomplete.
+        """Complete all remaining futures and end the threads. Call it when every work is sure to complete.
 
-        What comes later is completed, too. A signal handler may close while the thread it runs in starts one
-        of the threads, with the lock that they need: hence the limit. They go on, and end when they can.
+        Later works are completed, too. The wait is limited: a signal handler may call this while its own
+        thread starts one of the threads and holds the lock that they need. The threads then end later.
         """
         with self._changed:
             self._closing = True
@@ -330,7 +330,7 @@ class Futures:
                 thread.join(max(0.0, deadline - time.monotonic()))
 
     def _call_somebody(self) -> None:
-        """See to it that the next item is taken. With the lock held."""
+        """Make a thread take the next item. Called with the lock held."""
         if self._taken or not self._items:
             return
         if self._idle:
@@ -357,13 +357,13 @@ class Futures:
                 self._idle -= 1
 
     def _completions(self) -> Iterator[Callable[[], object]]:
-        """What completes one work after the other, each as soon as its work is done."""
+        """Yield the function that completes each future, when its work is done."""
         while item := self._next():
             work, complete = item
             _wait_out(work)
             with self._changed:
                 self._taken = False
-                with suppress(RuntimeError, MemoryError):  # no thread to be had: this one takes the next, too
+                with suppress(RuntimeError, MemoryError):  # no new thread: this one continues
                     self._call_somebody()
             yield complete
             del item, work, complete  # a work keeps its tensors alive
