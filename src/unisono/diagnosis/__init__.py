@@ -1,10 +1,10 @@
-"""One account of a failure: what happened, to whom, where every rank was.
+"""One record of a failure: what happened, to which rank, and the status of every rank.
 
 report    FaultReport, the record of a fault
 read      engine -> FaultReport
 render    FaultReport -> text and exception
-calls     a call by its numbers; which ranks called something else than most
-cause     why a rank leaves its group
+calls     the text of a call from its numbers; which ranks made another call than most
+cause     the close reason: why a rank leaves its group
 site      where in the caller's source a call was made
 uncaught  an error that ends a rank -> the launcher
 """

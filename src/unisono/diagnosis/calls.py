@@ -1,4 +1,4 @@
-"""Calls and messages as text, and which ranks called something else than most. Knows no engine."""
+"""Calls and messages as text, and which ranks made another call than most. It does not use the engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
     "odd_ones",
 ]
 
-_LISTED = 8  # ranks of a subgroup that a call's number has room for, a byte each
+_LISTED = 8  # ranks of a subgroup that fit into a call's number, a byte each
 _HASH_BYTES = 6
 _CODEC_SHIFT = 4
 _DTYPE = (1 << _CODEC_SHIFT) - 1
@@ -34,7 +34,7 @@ _CODECS: tuple[str, ...] = tuple(name for name, _ in codecs())
 OWN = "the caller's own"
 
 KIND_SHIFT = 8
-"""Of the form of a message: below it the dtype, above it 1 where it is part of an object."""
+"""In the form of a message: below it the dtype, above it 1 for a part of an object."""
 
 
 def kind_name(kind: int) -> str:
@@ -43,7 +43,7 @@ def kind_name(kind: int) -> str:
 
 
 def called(call: CallRecord) -> Called:
-    """The call that the engine remembers in numbers, as error texts show it."""
+    """The engine's record of a call, in the form for error texts."""
     name = kind_name(call.kind)
     if name not in KINDS:
         return Called(name, ())
@@ -64,7 +64,7 @@ def called(call: CallRecord) -> Called:
 
 
 def _buffers(name: str, dtype: int, numel: int) -> list[str]:
-    """What of its buffers a call shows."""
+    """The buffers of a call, for its text."""
     if name == "barrier" or name == "split" or name.endswith("_object"):
         return []
     if name.endswith("_coalesced"):
@@ -74,12 +74,12 @@ def _buffers(name: str, dtype: int, numel: int) -> list[str]:
 
 
 def form_of_codes(codec: int, block: int) -> int:
-    """The form of a message whose bytes are the codes of a codec, by its number."""
+    """The form of a message of codes. codec: its number."""
     return DTYPES.index("uint8") | codec + 1 << _FORM_CODEC | block // 16 << _FORM_BLOCK
 
 
 def message_text(form: int, nbytes: int) -> str:
-    """A message as text. form: the code of its dtype, and above that 1 where it is part of an object."""
+    """A message as text. form: the code of its dtype, and above that 1 for a part of an object."""
     dtype, is_object = form & ((1 << KIND_SHIFT) - 1), form >> KIND_SHIFT & 1
     if codec := form >> _FORM_CODEC & 15:
         block = (form >> _FORM_BLOCK) * 16
@@ -90,13 +90,13 @@ def message_text(form: int, nbytes: int) -> str:
 
 
 def number_of_list(buffers: Sequence[tuple[int, int]]) -> int:
-    """The number that stands for a list of (dtype, numel) in its order: their count above, a hash below."""
+    """A number for a list of (dtype, numel) in its order: the count in the upper bits, a hash below."""
     numbers = array("q", [number for pair in buffers for number in pair])
     return min(len(buffers), 0xFFFF) << 8 * _HASH_BYTES | _hash(numbers)
 
 
 def number_of_ranks(ranks: Sequence[int]) -> int:
-    """The number that stands for a list of ranks in its order: they themselves where it has room, or a hash.
+    """A number for a list of ranks in its order: the ranks themselves if they fit, otherwise a hash.
 
     Example: [2, 0] -> 0x0103
     """
@@ -116,8 +116,8 @@ def _hash(numbers: array[int]) -> int:
 
 
 def odd_ones(calls: Sequence[Called | None]) -> str:
-    """Who called something else than most, in a sentence; "" where more than half do not agree on a call,
-    or those that differ from it differ among themselves.
+    """The ranks that made another call than most, as a sentence. "" if no call has a majority, or if the
+    other ranks differ among themselves.
 
     Args:
         calls: of every rank; None: not known.

@@ -1,4 +1,4 @@
-"""The text of why a rank leaves its group, for the other ranks. Sends nothing."""
+"""The close reason: the text of why a rank leaves its group, for the other ranks. It sends nothing."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ MOST_BYTES = 200
 """The longest text of an exception; a remark holds more."""
 
 MOST_CHARACTERS = 1 << 16
-"""Longer arguments of an exception are not looked through."""
+"""Longer arguments of an exception are not formatted."""
 
 MOST_BITS = 256
-"""Of a number that is put into digits."""
+"""The most bits of a number that is formatted."""
 
 
 def why(error: BaseException | None) -> str:
-    """The type and the first line of the exception that makes this rank leave; "" when it leaves of itself.
+    """The type and the first line of the exception that makes this rank leave; "" if it leaves without one.
 
-    Takes no time worth speaking of, and never raises: neither a tensor is waited for nor a list formatted.
+    It is fast and never raises: it does not wait for a tensor, and does not format a list.
 
     Example: ValueError("bad loss") -> "ValueError: bad loss"; ValueError([1, 2]) -> "ValueError"
     """
@@ -33,10 +33,10 @@ def why(error: BaseException | None) -> str:
     if isinstance(error, SystemExit) and _is_plain(error.code):
         if not error.code:
             return ""
-        if type(error.code) is int:  # as multiprocessing's ways of reporting an error end a process
+        if type(error.code) is int:  # multiprocessing ends a failed process with one
             error = error.__context__ or error
     first_line = ""
-    with contextlib.suppress(Exception):  # attributes of a class of the caller's
+    with contextlib.suppress(Exception):  # the caller's class may have such attributes
         first_line = _text(error).strip().partition("\n")[0]
     text = f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
     encoded = text.encode("utf-8", "replace")
@@ -51,9 +51,9 @@ def reason() -> BaseException | None:
 
 
 def at_failure(owner: object, leave: Callable[[], object]) -> None:
-    """Let `leave` run when an exception ends a child of `multiprocessing`, while that is being handled.
+    """Run `leave` when an exception ends a child of `multiprocessing`, while the exception is handled.
 
-    A spawned child has forgotten it at the interpreter's exit, and a forked one never comes there.
+    At the interpreter's exit the exception of a spawned child is gone, and a forked child has no such exit.
     """
     process, util = map(sys.modules.get, ("multiprocessing.process", "multiprocessing.util"))
     if process is not None and util is not None and process.parent_process() is not None:
@@ -66,24 +66,24 @@ def _at_failure(leave: Callable[[], object]) -> None:
 
 
 def uncaught() -> BaseException | None:
-    """What has ended the program; None before its end, for then it was caught somewhere."""
-    if threading.main_thread().is_alive() or hasattr(sys, "ps1"):  # an interactive one went on after it
+    """The exception that has ended the program; None before its end: then it was caught."""
+    if threading.main_thread().is_alive() or hasattr(sys, "ps1"):  # an interactive program continues after it
         return None
     error: BaseException | None = getattr(sys, "last_value", None)
     return error
 
 
 def _text(error: BaseException) -> str:
-    """What the exception says, where it takes no code but the interpreter's own to say it."""
+    """The text of the exception, if no code except the interpreter's has to run for it."""
     if not all(_is_plain(arg) for arg in error.args):
         return ""
     if isinstance(type(error).__str__, WrapperDescriptorType):
         return str(error)
-    return BaseException.__str__(error)  # its own __str__ may take any time: its arguments, then
+    return BaseException.__str__(error)  # not its own __str__, which may take any time
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a value has a quick text. A subclass may define its own."""
+    """Whether a value can be formatted quickly; not a subclass, which may define its own text."""
     if type(value) in (str, bytes):
         return len(value) <= MOST_CHARACTERS  # type: ignore[arg-type]
     if type(value) is int:

@@ -19,16 +19,16 @@ from unisono.limits import described
 __all__ = ["Scene", "last_seen", "read", "read_late", "read_nothing_came", "tell_cause"]
 
 REMARK_PATIENCE_S = 0.5
-"""How long a rank that reports a mismatch waits for the others to report where they are."""
+"""How long a rank that reports a mismatch waits for the others' source lines."""
 
 LEAVING_PATIENCE_S = 2.0
 """How long a survivor waits for the end of a process that leaves because of an exception."""
 
 LEAVING = 2**64 - 1
-"""The number of a remark that says why its rank leaves. Any other number is that of a collective."""
+"""The number of a remark that is a close reason. Any other number is that of a collective."""
 
 MOST_MESSAGES = 4
-"""So many of the messages that no receive has asked for are listed."""
+"""The most unexpected messages that are listed."""
 
 _NAMES: dict[int, report.FaultKind] = {
     FaultKind.TIMEOUT: "timeout",
@@ -48,7 +48,7 @@ class Scene(NamedTuple):
 
     Attributes:
         operation: what this rank was doing, if anything.
-        called_at: where in the caller's source; "" when the call is still on the stack of the asking thread.
+        called_at: where in the caller's source; "" when the call is still on the stack of this thread.
     """
 
     engine: _native.Engine
@@ -62,7 +62,7 @@ class Scene(NamedTuple):
 
 
 def read(scene: Scene, record: FaultRecord | None = None) -> FaultReport:
-    """The report of the fault that aborted the group, or of that of `record`."""
+    """The report of the fault that aborted the group, or of the fault in `record`."""
     fault = scene.engine.read_fault(refresh=True) if record is None else record
     own_end = fault.kind == FaultKind.PEER_LEFT and fault.about == scene.rank
     if own_end or fault.kind == FaultKind.NONE:
@@ -103,7 +103,7 @@ def read_late(scene: Scene, waited_s: float) -> FaultReport:
 
 
 def read_nothing_came(scene: Scene) -> FaultReport:
-    """The report of a probe to which no message came; it ends nothing."""
+    """The report of a probe that found no message; the group continues."""
     record = scene.engine.read_fault(refresh=False)
     return _report_unexpected(scene, "nothing_came", record, scene.timeout_s)
 
@@ -124,7 +124,7 @@ def _report_unexpected(
 
 
 def tell_cause(engine: _native.Engine, cause: str) -> None:
-    """Report to the others the exception that makes this rank leave, unless there is a fault already."""
+    """Report to the other ranks why this rank leaves, unless there is a fault already."""
     if not engine.faulted:
         engine.remark(LEAVING, cause)
 
@@ -149,7 +149,7 @@ def _report(
     timeout_s: float | None = None,
     **more: Any,
 ) -> FaultReport:
-    """The report, with every rank's standing. rank: whose process it is about."""
+    """The report, with the status of every rank. rank: the rank that it is about."""
     ranks = tuple(_state(scene, each, sequence) for each in record.ranks)
     return FaultReport(
         kind=kind,
@@ -203,7 +203,7 @@ def _peer(scene: Scene, fault: FaultRecord) -> FaultReport:
     cause = ""
     if fault.kind == FaultKind.PEER_LEFT:
         cause = _cause(fault.ranks[fault.about])
-        if cause:  # where several processes end, the first one's error is what people are shown
+        if cause:  # several processes may end: the launcher shows the first one's error
             patience = min(LEAVING_PATIENCE_S, scene.timeout_s or LEAVING_PATIENCE_S)
             scene.engine.await_end(fault.about, patience)
     return _report(
@@ -231,7 +231,7 @@ def _message_timeout(scene: Scene, fault: FaultRecord) -> FaultReport:
 
 
 def _unexpected(scene: Scene) -> tuple[tuple[Waiting, ...], int]:
-    """Messages that have come here and wait, with other tags or from others than asked for; how many more."""
+    """The unexpected messages, with other tags or sources than the receives; and how many more there are."""
     if scene.operation.partition("(")[0] in ("send", "isend", "send_object"):
         return (), 0
     found = scene.engine.unexpected()
@@ -275,10 +275,10 @@ def _sizes(fault: FaultRecord) -> SizeFault:
 
 
 def _passed_on(fault: FaultRecord) -> tuple[int | None, int | None, int | None]:
-    """Whose block did not fit, where one of the two ranks only passes it on and has no say in its size; and
-    where it came from or was going to.
+    """The block that did not fit, its origin and its destination, if one of the two ranks only forwards it
+    and does not decide its size.
 
-    The number of a chunk is the rank whose block it is. Only where a scatter ends it is 0.
+    The number of a chunk is the rank of its block, except that it is 0 at the end of a scatter.
     """
     misfit = fault.misfit
     call = fault.ranks[fault.by].call(misfit.seq)
@@ -295,7 +295,7 @@ def _passed_on(fault: FaultRecord) -> tuple[int | None, int | None, int | None]:
 
 
 def _after_remarks(scene: Scene, ranks: Iterable[int]) -> FaultRecord:
-    """The record once these ranks have reported where they are: each is in its call, and reports as we do."""
+    """The record after these ranks have reported their source lines; each of them is in its call."""
     end = time.monotonic() + REMARK_PATIENCE_S
     for rank in ranks:
         while not scene.engine.record_of(rank).remarked and time.monotonic() < end:
@@ -323,7 +323,7 @@ def _message_mismatch(scene: Scene, fault: FaultRecord) -> FaultReport:
 
 
 def _first_difference(fault: FaultRecord) -> int:
-    """Where ranks first differed: one that could finish alone may have gone on before it was found."""
+    """The first collective in which ranks differed: a rank that could finish it alone may be further."""
     found_at = fault.misfit.seq or fault.seq
     for seq in range(max(1, found_at - _native.HISTORY + 2), found_at):
         if len({_numbers(each.call(seq)) for each in fault.ranks} - {None}) > 1:
@@ -332,7 +332,7 @@ def _first_difference(fault: FaultRecord) -> int:
 
 
 def _numbers(call: CallRecord | None) -> tuple[int, ...] | None:
-    """All of a call, to compare: its text shows less."""
+    """All numbers of a call, for a comparison: its text shows fewer."""
     if call is None:
         return None
     return call.kind, call.dtype, call.op, call.root, call.numel, call.algorithm

@@ -1,4 +1,4 @@
-"""`FaultReport` -> the text for people, and the exception that is raised with it. Reads nothing else."""
+"""Makes the text and the exception of a `FaultReport`, from the report alone."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _doing(report: FaultReport) -> str:
 
 
 def _process(report: FaultReport, rank: int) -> str:
-    """Which process a rank is: its id, and where there are several hosts, its host."""
+    """The process of a rank: its pid, and its host if there are several."""
     state = report.ranks[rank]
     pid = f"pid {state.pid}"
     return f"host {state.host}, {pid}" if len({each.host for each in report.ranks}) > 1 else pid
@@ -211,7 +211,7 @@ def _row(report: FaultReport, state: RankState) -> str:
 
 
 def _uneven(sizes: SizeFault) -> str:
-    """Whose sizes do not fit whose: "rank 0 sent 5 elements to rank 1, which expected 4"."""
+    """The sizes that do not fit: "rank 0 sent 5 elements to rank 1, which expected 4"."""
     if sizes.sent is None or sizes.expected is None:
         return f"rank {sizes.sender} sent more elements to rank {sizes.receiver} than that expected"
     count = f"{sizes.sent}{' or more' if sizes.at_least else ''} elements{_block(sizes)}"
@@ -227,7 +227,7 @@ def _block(sizes: SizeFault) -> str:
 
 
 def _away(report: FaultReport, state: RankState) -> str:
-    """Where a rank is that has not made this call, made it too late, or has forgotten it."""
+    """Where a rank is whose call is not known: not made yet, made too late, or no longer remembered."""
     if state.started < report.sequence and state.place and not state.place_is_later:
         return "called when the group had already failed"
     where = "not there yet" if state.started < report.sequence else "already further"
@@ -235,7 +235,7 @@ def _away(report: FaultReport, state: RankState) -> str:
 
 
 def _place(state: RankState) -> str:
-    """Where in its source a rank made the call, or where it was when it received the report."""
+    """The source line of a rank's call, or where it was when it received the report."""
     if state.cause:
         return f"  (left{_because(state.cause)})"
     if not state.place:

@@ -1,6 +1,6 @@
-"""`FaultReport`: everything that is known of a fault, as one immutable record. It makes no text.
+"""`FaultReport`: one immutable record of a fault. It makes no text.
 
-Errors carry it (`error.report`), `render` turns it into text, the launcher receives it as JSON.
+Errors carry it (`error.report`), `render` turns it into text, and the launcher receives it as JSON.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _KINDS = get_args(FaultKind)
 
 
 class Called(NamedTuple):
-    """A call as error texts show it: "all_reduce", ("float64[4]", "SUM", "algorithm=ring")."""
+    """A call in the form for error texts: "all_reduce", ("float64[4]", "SUM", "algorithm=ring")."""
 
     name: str
     arguments: tuple[str, ...]
@@ -53,9 +53,9 @@ class RankState(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         started, finished: numbers of its last collective begun and ended, 0: none.
         last_seen: the same as text: "in barrier #40".
-        call: what it called as the collective of the report; None: not there, or forgotten.
-        place: file and line of that call; "" where it is not known.
-        place_is_later: `place` is where the rank was afterwards, when it learned of the fault.
+        call: its call with the report's sequence number; None: not made, or not remembered.
+        place: file and line of that call; "" if unknown.
+        place_is_later: `place` is where the rank was later, when it got the report.
         cause: the exception that made it leave, "ValueError: bad loss".
     """
 
@@ -75,10 +75,10 @@ class SizeFault(msgspec.Struct, frozen=True, omit_defaults=True):
     """A message of a collective of another size than its receiver expected, in elements.
 
     Attributes:
-        sent, expected: both None where only is known that there were too many.
+        sent, expected: both None if it is only known that there were too many.
         at_least: there may have been more than `sent`.
-        block: the rank whose block it was, where `sender` or `receiver` only passes it on.
-        origin, destination: where that block came from or was going to, if it was either.
+        block: the rank whose block it was, if `sender` or `receiver` only forwards it.
+        origin, destination: the rank that made that block, or its final receiver, if known.
     """
 
     sender: int
@@ -92,12 +92,12 @@ class SizeFault(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class MessageFault(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A message between two ranks that its receiver did not expect so.
+    """A message between two ranks that differs from what its receiver expected.
 
     Attributes:
         sent, expected: "float32[3]", "an object".
-        other_kind: an object met an array.
-        place: what the receiver called and where: "recv at train.py:41".
+        other_kind: one is an object, the other an array.
+        place: the receiver's call: "recv at train.py:41".
     """
 
     sender: int
@@ -110,7 +110,7 @@ class MessageFault(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """A message that has arrived and that no receive has asked for."""
+    """An unexpected message: it has arrived, and no receive matches it."""
 
     source: int
     tag: int
@@ -119,24 +119,24 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 class FaultReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is known of a fault on the rank that reports it.
+    """A fault, on the rank that reports it.
 
     Attributes:
         kind: what happened; see `FaultKind`.
         group, size: the group and its number of ranks.
         reporter: the rank that reports.  found_by: the rank that found the fault.
         operation: what the reporter was doing.
-        timeout_s: the limit of that operation, its `timeout=`. Of kind "late", whose operation goes on: how
-            long the reporter has waited for it. 0: the reporter was in no operation.
+        timeout_s: the limit of that operation, its `timeout=`. For kind "late", whose operation continues:
+            how long the reporter has waited for it. 0: the reporter was in no operation.
         sequence: the number of the collective concerned; 0: a message between two ranks, or none.
-        rank, host, pid: the process that died, left, did not come or does not answer; None, "", 0: nobody.
-        signal, exit_code: how that process ended, None where it is not known.
+        rank, host, pid: the process that died, left, did not arrive or does not answer; None, "", 0: none.
+        signal, exit_code: how that process ended; None: unknown.
         missing: ranks that had not begun the collective.
         cause: the exception that made a rank leave or abort.
         detail: what was wrong with a frame, or which limit was reached.
-        ranks: every rank's standing, in order.
+        ranks: the status of every rank, in order.
         sizes, message: for sizes that do not fit.
-        unexpected: messages that no receive has asked for, the first of them; more_unexpected: how many more.
+        unexpected: the first unexpected messages; more_unexpected: how many more.
 
     Raises:
         ValueError: a number is none of a rank of this group, or the kind is unknown.
@@ -178,21 +178,21 @@ class FaultReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     @property
     def standing(self) -> RankState:
-        """The reporter's own."""
+        """The status of the reporter."""
         return self.ranks[self.reporter]
 
 
 class Uncaught(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An error that ended a rank, as the rank hands it to its launcher.
+    """An error that ended a rank, as the rank sends it to its launcher.
 
     Attributes:
-        at: when it came to nobody who catches it, seconds since the epoch.
+        at: when it reached the top of the program uncaught, seconds since the epoch.
         type: "unisono.errors.Mismatch".  message: the last lines of its traceback, type first.
         frames, all_frames: the lines before, without and with Unisono's own frames.
-        lost: it says that another rank is gone, or that another one aborted: a consequence.
+        lost: it is a consequence: another rank is gone, or has aborted.
         printed: the rank itself has printed it, too.
-        missing: the ranks it waited for in vain.
-        report: what is known of the fault, where the engine found it.
+        missing: the ranks that did not arrive.
+        report: the report of the fault, if the engine found it.
     """
 
     rank: int

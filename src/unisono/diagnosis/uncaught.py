@@ -1,8 +1,8 @@
-"""An uncaught error goes to the launcher, which shows an error of many ranks once.
+"""Sends an uncaught error to the launcher, which shows the same error of many ranks once.
 
-`install` puts a hook before Python's own. It hands every uncaught error to the launcher on the socket that
-the rank inherited. An error of Unisono is then shown by the launcher alone; any other one is also printed
-here at once, and so is each that cannot be handed over.
+`install` sets a hook before Python's own. It sends every uncaught error to the launcher, on the socket that
+the rank inherited. Only the launcher then shows an error of Unisono. Any other error is also printed here at
+once, and so is an error that cannot be sent.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ MOST_NBYTES = 96 << 10
 """The longest record; a longer one is sent without its report and with shortened texts."""
 
 MOST_CHARACTERS = 16 << 10
-HAND_OVER_S = 2.0  # for a launcher that is behind
+HAND_OVER_S = 2.0  # for a slow launcher
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
 
 _handed_on: deque[UnisonoError] = deque(maxlen=8)
-"""Of the process, as the hook is. A group fails once, and few fail before it ends."""
+"""One list for the process, like the hook. A group fails once, so it stays short."""
 
 
 class _HandOver:
@@ -56,7 +56,7 @@ class _HandOver:
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         quiet = handed = False
-        with contextlib.suppress(Exception):  # an error of the caller's class may raise in its __str__
+        with contextlib.suppress(Exception):  # __str__ of the caller's error class may raise
             quiet = isinstance(_meant(error), UnisonoError) and self._before is sys.__excepthook__
             handed = os.getpid() == self._pid and self._hand_over(error, printed=not quiet)
         if not (quiet and handed):
@@ -66,7 +66,7 @@ class _HandOver:
         data = _encoded(uncaught(error, self._rank, printed=printed))
         status = os.fstat(self._fd)
         if not stat.S_ISSOCK(status.st_mode) or status.st_ino != self._inode:
-            return False  # closed, and something else has its number
+            return False  # it was closed, and another file has its number
         with socket.socket(fileno=os.dup(self._fd)) as launcher:
             launcher.settimeout(HAND_OVER_S)
             launcher.send(data)
@@ -74,20 +74,20 @@ class _HandOver:
 
 
 def install(settings: Settings) -> None:
-    """Let uncaught errors of this process go to its launcher, if that asks for them."""
+    """Send uncaught errors of this process to its launcher, if the launcher asks for them."""
     if settings.report_fd is None or settings.rank is None or isinstance(sys.excepthook, _HandOver):
         return
     sys.excepthook = _HandOver(*settings.report_fd, settings.rank, sys.excepthook)
 
 
 def hand_on(error: Exception) -> None:
-    """Remember an error of ours of which another library keeps the text alone: PyTorch's C++ does."""
+    """Remember an error of ours of which another library, such as PyTorch's C++, keeps only the text."""
     if isinstance(error, UnisonoError):
         _handed_on.append(copy.copy(error))  # without its frames, which hold buffers
 
 
 def _meant(error: BaseException) -> BaseException:
-    """The error of ours that a RuntimeError repeats; any other one itself."""
+    """The error of ours whose text a RuntimeError repeats; otherwise the error itself."""
     if type(error) is not RuntimeError:
         return error
     said = str(error)
@@ -127,7 +127,7 @@ def _before_message(summary: TracebackException, message: str) -> str:
 
 
 def _hide_own_frames(summary: TracebackException) -> None:
-    """Leave out the frames of this package, in the errors it is chained to, too."""
+    """Remove the frames of this package, also in chained errors."""
     from traceback import StackSummary
 
     left: list[TracebackException | None] = [summary]

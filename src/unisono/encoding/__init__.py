@@ -1,10 +1,10 @@
-"""Objects to bytes and back, typed and safe: decoding runs no code of the sender's.
+"""Encodes objects as bytes and decodes them, typed and safe: decoding runs no code from the sender.
 
-    kinds.py     what a message is made of: its numbers and limits
-    writer.py    objects -> nodes, values and buffers        reader.py   and back
+    kinds.py     the kinds of nodes, and the limits
+    writer.py    objects -> nodes, values and buffers        reader.py   the reverse
     frame.py     nodes, values and buffers <-> one piece of memory
-    classes.py   dataclasses, Structs and enums, found among what the receiver has imported
-    elements.py  NumPy's element types as text               where.py    where in an object something sits
+    classes.py   dataclasses, Structs and enums, found among those that the receiver has imported
+    elements.py  NumPy's element types as text               where.py    the path to an item of an object
 
 docs/objects.md lists what can be sent, and draws the bytes.
 """
@@ -23,15 +23,15 @@ __all__ = ["decode", "encode"]
 
 
 def encode(obj: Any, *, pickle: bool = False) -> bytes:
-    """The bytes of an object; what they are made of is copied once.
+    """The bytes of an object; its contents are copied once.
 
     Args:
         obj: None, bool, int, float, complex, str, bytes, bytearray; list, tuple, dict, set, frozenset of
             such; NumPy arrays and scalars without Python objects in them; dataclasses, msgspec Structs
-            and enums whose class stands in a module. The class itself counts: no subclasses of these.
-        pickle: use pickle instead, which takes nearly everything and is decoded only on request.
+            and enums whose class is at the top level of a module. Subclasses of these types are refused.
+        pickle: use pickle instead, which accepts nearly everything and is decoded only on request.
     Raises:
-        TypeError: something in it cannot be sent; the text names it and where it sits.
+        TypeError: something in it cannot be sent; the text names it and its path.
         ValueError: it contains itself, or is nested too deep.
     """
     if pickle:
@@ -53,10 +53,10 @@ def decode(data: Any, *, pickle: bool = False) -> Any:
 
     Args:
         data: anything with the buffer protocol, contiguous.
-        pickle: accept a pickle too, and so run what its sender wrote: only from senders you trust.
+        pickle: accept a pickle, too. Unpickling runs code that the sender chose: only from senders you trust.
     Raises:
-        ValueError: these are not (all of) the bytes of an object; or of a pickle without pickle=True; or a
-            class in it is not among what this process has imported.
+        ValueError: these are not (all of) the bytes of an object; or they are a pickle, without pickle=True;
+            or this process has not imported a class in it.
     """
     message = split(data)
     if message.envelope == Envelope.TYPED:
@@ -82,7 +82,7 @@ def _pickled(obj: Any) -> bytes:
 
 
 def _unpickled(message: Message) -> Any:
-    """What the sender pickled; its buffers are writable, as those of a typed message are."""
+    """The unpickled object; its buffers are writable, as in a typed message."""
     pieces = [message.large.take(nbytes) for nbytes in message.sizes()]
     message.small.end()
     message.large.end()

@@ -1,7 +1,7 @@
 """Classes by name: dataclasses, msgspec Structs and enums.
 
-The name in a message only chooses among classes that the receiving process has imported itself. Nothing
-is imported, no module's `__getattr__` is asked, and nothing but these three sorts of class is accepted.
+The name in a message only selects among classes that the receiving process has already imported. Decoding
+imports nothing, calls no module's `__getattr__`, and accepts only these three kinds of classes.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def find(name: str) -> type:
     """The class that a message names.
 
     Raises:
-        ValueError: this process has not imported it, or it is not of a sort that is accepted.
+        ValueError: this process has not imported it, or its kind is not accepted.
     """
     cls = _look_up(name)
     if cls is None:
@@ -108,10 +108,10 @@ def _look_up(name: str) -> type | None:
 def make(cls: type, names: Sequence[str], values: Sequence[Any]) -> Any:
     """An instance with these fields.
 
-    A dataclass's `__init__` and `__post_init__` do not run; a Struct has no way around its `__post_init__`.
+    `__init__` and `__post_init__` of a dataclass do not run. For a Struct, `__post_init__` cannot be avoided.
 
     Raises:
-        ValueError: these are not the fields of the class here, or the class does not want these values.
+        ValueError: the class has other fields in this process, or refuses these values.
     """
     expected = field_names(cls)
     if expected is None or sorted(names) != sorted(expected):

@@ -37,7 +37,7 @@ class _Record(msgspec.Struct, forbid_unknown_fields=True):
 
 @lru_cache(maxsize=256)
 def describe(dtype: DType) -> str | None:
-    """The text of an element type; None when it has no fixed size, or says more than the text would."""
+    """The text of an element type; None when it has no fixed size, or the text would lose information."""
     text = _describe(dtype)
     try:
         return text if text is not None and restore(text) == dtype else None
@@ -70,7 +70,7 @@ def restore(text: str, depth: int = 0) -> DType:
     """The element type of a text.
 
     Raises:
-        ValueError: it is none, or of no size, or ml_dtypes is not installed here.
+        ValueError: it is no element type, it has no size, or ml_dtypes is not installed here.
     """
     if depth > _MAX_DEPTH:
         raise ValueError("cannot decode: an element type is nested too deep")

@@ -3,11 +3,11 @@
     header    "UO", version, envelope, 4 zero bytes, then three lengths in bytes (u64): nodes, values, small
     nodes     one byte per node (of a pickle: the pickle)
     values    msgpack: one array of None, bool, int, float and str
-    small     pieces of bytes below LARGE_NBYTES, one behind the other
+    small     byte strings below LARGE_NBYTES, one after another
     large     the others, each at a multiple of 64 bytes from the header; their lengths are among the values
 
-So large buffers are copied once when a message is made, never when it is read, and no limit of msgpack
-applies to them.
+So large buffers are copied once when a message is made, and never when it is read. Limits of msgpack do not
+apply to them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def garbage(what: str) -> ValueError:
 
 
 class Pieces:
-    """Hands out a segment's pieces of bytes one after the other."""
+    """Returns the byte strings of a segment one after another."""
 
     def __init__(self, segment: memoryview, alignment: int, origin: int) -> None:
         self._segment = segment
@@ -64,14 +64,14 @@ class Pieces:
         return self._segment[start : self._at]
 
     def end(self) -> None:
-        """Nothing may be left."""
+        """Check that no bytes are left."""
         if self._at != self._segment.nbytes:
             raise garbage(f"{self._segment.nbytes - self._at} bytes are left over")
 
 
 @dataclass(frozen=True)
 class Message:
-    """A message taken apart; nothing was copied but the values."""
+    """The parts of a message; only the values were copied."""
 
     envelope: int
     nodes: memoryview
@@ -80,7 +80,7 @@ class Message:
     large: Pieces
 
     def sizes(self) -> Iterator[int]:
-        """The values, where all of them have to be sizes."""
+        """The values, which all have to be sizes."""
         for value in self.values:
             if type(value) is not int:
                 raise garbage(f"{value!r} is no size")
@@ -106,10 +106,10 @@ def join(
 
 
 def split(data: Any) -> Message:
-    """Take a message apart.
+    """Split a message into its parts.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is no message.
     """
     memory = memoryview(data)
     memory = memory.cast("B") if memory.nbytes else memoryview(b"")
@@ -139,7 +139,7 @@ def split(data: Any) -> Message:
 
 
 def _unpack(packed: memoryview) -> list[Value]:
-    """The values. A list is made as long as msgpack says it is, so that is looked at before."""
+    """The values. msgpack allocates a list of the announced length, so that is checked before."""
     if packed.nbytes >= 5 and packed[0] == _ARRAY32 and int.from_bytes(packed[1:5], "big") > packed.nbytes:
         raise garbage("more values than bytes")
     try:

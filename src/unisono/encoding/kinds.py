@@ -1,4 +1,4 @@
-"""What a message is made of: the kinds of node, and the limits both sides keep."""
+"""The kinds of nodes in a message, and the limits of both sides."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from enum import IntEnum
 __all__ = ["INT64_MAX", "INT64_MIN", "LARGE_NBYTES", "MAX_DEPTH", "Kind"]
 
 LARGE_NBYTES = 4096
-"""From here on a piece of bytes gets its own, aligned place behind everything else."""
+"""Byte strings of at least this size get their own, aligned place after everything else."""
 
 MAX_DEPTH = 1000
-"""Containers inside containers. Deeper ones break elsewhere: in comparing, hashing and printing."""
+"""The nesting of containers. Deeper objects fail elsewhere: when compared, hashed or printed."""
 
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 
 
 class Kind(IntEnum):
-    """A node's kind. Behind each stand the values it takes, in order; bytes are a value too, their length.
+    """A node's kind. The comment lists the values it uses, in order; for bytes the value is their length.
 
-    Nodes stand in the order of a walk that shows a container before what it holds.
+    Nodes are in preorder: a container before its items.
     """
 
     VALUE = 0  # the value itself: None, bool, int of 64 bits, float, str

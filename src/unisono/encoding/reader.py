@@ -1,5 +1,5 @@
-"""Nodes, values and buffers to an object. Whatever they hold, reading them takes memory in proportion to
-their bytes, and ends in an object or in a ValueError.
+"""Decodes nodes, values and buffers. For any input the memory is proportional to its bytes, and the result is
+an object or a ValueError.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Order = Literal["C", "F"]
 
 
 class _Frame:
-    """A container that still waits for some of its items."""
+    """A container of which some items are still missing."""
 
     __slots__ = ("build", "items", "wanted")
 
@@ -36,7 +36,7 @@ class _Frame:
 
 
 class Reader:
-    """Puts one object together."""
+    """Builds one object."""
 
     def __init__(self, message: Message) -> None:
         self._message = message
@@ -49,7 +49,7 @@ class Reader:
         """The object.
 
         Raises:
-            ValueError: the message is damaged, or holds what this process does not know.
+            ValueError: the message is damaged, or contains something unknown to this process.
         """
         frames = self._frames
         for code in self._message.nodes:
@@ -101,7 +101,7 @@ class Reader:
         return count
 
     def _many(self) -> list[Value]:
-        """A number n, and the n values behind it."""
+        """Read a number n and the n values after it."""
         count = self._count()
         if count > len(self._values) - self._next:
             raise garbage(f"{count} values are announced, {len(self._values) - self._next} are left")
@@ -250,7 +250,7 @@ def _flag(cls: type, items: Items) -> Any:
 def _array(
     dtype: np.dtype[Any], shape: tuple[Any, ...], memory: memoryview, order: Order
 ) -> np.ndarray[Any, Any]:
-    """An array that can be written to: over `memory` itself when that is large and writable."""
+    """A writable array: it shares `memory` if that is large and writable."""
     if not all(type(length) is int and length >= 0 for length in shape):
         raise garbage(f"{shape!r:.80} is no shape")
     if math.prod(shape) * dtype.itemsize != memory.nbytes:

@@ -1,4 +1,4 @@
-"""Where in an object something sits, for an error. Walks the object again: only a refusal pays for it."""
+"""The path to an item of an object, for an error. It walks the object again, but only after a refusal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def path_to(root: Any, culprit: Any) -> str:
 
 
 def _children(obj: Any) -> Iterator[tuple[str, Any]]:
-    """What an object holds, in the order in which it is written; labelled as one would write it."""
+    """The items of an object in the order of encoding, each with its Python expression."""
     if type(obj) in (list, tuple):
         for index, child in enumerate(obj):
             yield f"[{index}]", child

@@ -1,4 +1,4 @@
-"""Objects to nodes, values and buffers. A walk without recursion, so that depth costs no stack."""
+"""Encodes objects as nodes, values and buffers. It does not recurse, so depth needs no stack."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHORT = LARGE_NBYTES // 4  # characters that surely take less than LARGE_NBYTES
 
 
 class Refused(Exception):
-    """Something cannot be written. `error` is the type of the exception for the caller."""
+    """An item cannot be encoded. `error`: the type of the exception for the caller."""
 
     def __init__(self, culprit: Any, what: str, why: str, error: type[Exception] = TypeError) -> None:
         super().__init__(what, why)
@@ -33,7 +33,7 @@ class Refused(Exception):
 
 
 class _End:
-    """Stands behind the contents of a container among what is still to be written."""
+    """Marks the end of a container on the stack of items to encode."""
 
     __slots__ = ("owner",)
 
@@ -42,7 +42,7 @@ class _End:
 
 
 class Writer:
-    """Takes one object apart.
+    """Encodes one object.
 
     Attributes:
         nodes, values, small, large: the parts of a message; see `frame` and `kinds`.
@@ -54,7 +54,7 @@ class Writer:
         self.small = bytearray()
         self.large: list[memoryview] = []
         self._pending: list[Any] = []
-        self._open: set[int] = set()  # containers we are inside of
+        self._open: set[int] = set()  # the containers around the current item
         self._known: set[type] = set()  # classes that were checked
 
     def write(self, root: Any) -> None:
@@ -213,7 +213,7 @@ _WRITERS: dict[type, Callable[[Writer, Any], None]] = {
 
 
 def _other(obj: Any) -> Callable[[Writer, Any], None]:
-    """How to write an object that is not exactly of one of the common types."""
+    """How to encode an object whose type is not exactly one of the common types."""
     if isinstance(obj, np.generic):
         return Writer._scalar
     if isinstance(obj, Enum):
@@ -225,7 +225,7 @@ def _other(obj: Any) -> Callable[[Writer, Any], None]:
 
 
 def _hint(obj: Any) -> str:
-    """What to do about an object that cannot be sent."""
+    """Advice for an object that cannot be sent."""
     if type(obj).__module__.partition(".")[0] == "torch" and hasattr(obj, "numpy"):
         return "send .detach().cpu().numpy() and make a tensor of it with torch.from_numpy"
     if isinstance(obj, np.ndarray):
@@ -241,7 +241,7 @@ def _hint(obj: Any) -> str:
 
 
 def _plain(children: Sequence[Any]) -> bool:
-    """Whether all of them are values as they are. Looks at types first, at the speed of C."""
+    """Whether all of them are plain values. It checks types first, at the speed of C."""
     types = set(map(type, children))
     if not types <= _PLAIN_TYPES:
         return False
@@ -256,7 +256,7 @@ def _plain(children: Sequence[Any]) -> bool:
 
 
 def _encodes(text: str) -> bool:
-    """Whether a text is proper Unicode: without lone surrogates, as those of odd file names."""
+    """Whether a text is valid Unicode: without lone surrogates, which unusual file names have."""
     if text.isascii():
         return True
     try:

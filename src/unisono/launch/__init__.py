@@ -1,14 +1,14 @@
 """`unisono run`: starts the ranks of a job on this machine, shows their output, ends them together.
 
 Several machines run it once each and form one job. It does not know what the ranks compute;
-it gives them their place in the job and a store to meet at.
+it gives each rank its place in the job, and a store for the rendezvous.
 
     job         the command line, and the environment of a rank
     front       the process the user started: signals, the store, the other nodes
     nodes       the messages between the nodes of a job
     supervisor  starts the ranks, waits for them, ends the job
     process     starting and ending processes, the status board
-    console     pipes -> screen, log files
+    console     from pipes to the screen and log files
     failures    which rank failed first and of what, reported once
 """
 
@@ -41,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _prepare_virtual_gpus() -> None:
-    """Build their library before the ranks start, while the screen is ours."""
+    """Build their library before the ranks start, while only the launcher writes to the screen."""
     from unisono.virtual.start import prepare
 
     try:

@@ -1,7 +1,7 @@
-"""From the ranks' pipes to the console and to log files; nothing is lost, no rank is starved.
+"""Copies output from the ranks' pipes to the console and to log files. It loses nothing and starves no rank.
 
-A log file gets exactly the bytes the rank wrote. The console gets lines of many ranks, each whole and behind
-its prefix, never two within one line. Bytes all the way: output need not be text.
+A log file gets exactly the bytes that the rank wrote. The console gets the lines of all ranks, each whole and
+with its prefix; lines are never mixed. All data are bytes: output need not be text.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _COLORS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 
 
 def prefix_of(rank: int, color: bool) -> bytes:
-    """Return what stands before each line of a rank. prefix_of(2, False) -> b"[rank 2] "."""
+    """Return the prefix of each line of a rank. prefix_of(2, False) -> b"[rank 2] "."""
     text = f"[rank {rank}]"
     return f"\x1b[{_COLORS[rank % len(_COLORS)]}m{text}\x1b[0m ".encode() if color else f"{text} ".encode()
 
 
 class _Writer(threading.Thread):
-    """The only one who writes to the console, in a thread of its own: a console may block for
-    hours (a pager, Ctrl-S), and meanwhile ranks must be reaped and signals answered."""
+    """The thread that writes to the console. No other thread does: a console may block for hours (a pager,
+    Ctrl-S), and meanwhile the launcher must reap ranks and handle signals."""
 
     def __init__(self, on_progress: Callable[[], None]) -> None:
         super().__init__(name="unisono-console", daemon=True)
@@ -80,10 +80,10 @@ class _Writer(threading.Thread):
 
 
 class Screen:
-    """The console as the user sees it: lines of many ranks, each whole and with its prefix.
+    """The console: lines of many ranks, each whole and with its prefix.
 
-    `show` takes complete lines, or an unfinished one: that stays open and its owner may continue it;
-    when another stream writes first, the open line is ended with a newline.
+    `show` takes complete lines, or an unfinished one. An unfinished line stays open, and its stream may
+    continue it. If another stream writes first, a newline ends the open line.
     """
 
     def __init__(self, *, color: bool, on_progress: Callable[[], None]) -> None:
@@ -94,7 +94,7 @@ class Screen:
         self.color = color and self.is_terminal[1] and self.is_terminal[2]
 
     def start(self) -> None:
-        """Begin to write; until then everything is kept."""
+        """Begin to write; until then all output is buffered."""
         self._writer.start()
 
     def show(self, fd: int, prefix: bytes, data: bytes) -> None:
@@ -102,7 +102,7 @@ class Screen:
         device = self._device[fd]
         owner = self._open.pop(device, None)
         head = b"" if owner == (fd, prefix) else (b"\n" if owner else b"") + prefix
-        if self.is_terminal[fd]:  # a progress bar goes back to the start of its line: keep its name there
+        if self.is_terminal[fd]:  # a progress bar returns to the start of its line: repeat the prefix there
             data = data.replace(b"\r", b"\r" + prefix)
         if data.endswith(b"\n"):
             body = data[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
@@ -117,7 +117,7 @@ class Screen:
         self._writer.put(2, ended + text.encode(errors="replace") + b"\n")
 
     def end_open_lines(self) -> None:
-        """Give every unfinished line its newline; the shell's prompt follows."""
+        """End every unfinished line with a newline, before the shell's prompt."""
         for fd, _ in list(self._open.values()):
             self._writer.put(fd, b"\n")
         self._open.clear()
@@ -129,7 +129,7 @@ class Screen:
 
     @property
     def broken(self) -> bool:
-        """True when the reader of our output went away (`| head`)."""
+        """True when the reader of the output has ended (`| head`)."""
         return self._writer.broken
 
 
@@ -148,7 +148,7 @@ def _is_terminal(fd: int) -> bool:
         return False
 
 
-LONGEST_LINE_NBYTES = 8 << 20  # a longer line is passed on in pieces
+LONGEST_LINE_NBYTES = 8 << 20  # a longer line is shown in pieces
 PARTIAL_AGE_S = 0.3  # on a terminal, an unfinished line (a prompt, a progress bar) is shown after this
 TAIL_NBYTES = 64 << 10  # of each rank's stderr, kept for the summary
 BACKLOG_HIGH_NBYTES = 4 << 20  # the console is that far behind: stop reading from the ranks
@@ -180,7 +180,7 @@ class RankStream:
         self._rest_since = 0.0
 
     def pump(self, limit_nbytes: int = 1 << 20) -> None:
-        """Move what the pipe holds, at most about `limit_nbytes` so that no stream starves another."""
+        """Read from the pipe, at most about `limit_nbytes`, so that no stream starves another."""
         moved = 0
         while self.open and moved < limit_nbytes:
             try:
@@ -213,7 +213,7 @@ class RankStream:
             self.show_partial()
 
     def log_only(self, data: bytes) -> None:
-        """Write to the log file what the launcher shows in the rank's stead."""
+        """Write to the log file a text that the launcher shows for the rank."""
         if self._log:
             self._write_log(data)
 
@@ -235,7 +235,7 @@ class RankStream:
         return self._rest_since + PARTIAL_AGE_S
 
     def show_partial(self) -> None:
-        """Show the unfinished line as far as it has come."""
+        """Show the unfinished line."""
         if self._rest:
             self._screen.show(self._fd, self._prefix, bytes(self._rest))
             self._rest.clear()
@@ -295,14 +295,14 @@ class Streams:
                 self._selector.unregister(waiting.pipe)
 
     def resume_if_drained(self) -> None:
-        """Read on once the console has caught up."""
+        """Continue to read when the console has caught up."""
         if self._paused and self._screen.backlog_nbytes <= BACKLOG_LOW_NBYTES:
             self._paused = False
             for stream in self.open():
                 self._watch(stream)
 
     def abandon(self) -> None:
-        """Read what the pipes hold and close them, although a process still has their other end."""
+        """Read the remaining bytes and close the pipes, although a process still has the other end."""
         for stream in [] if self._paused else list(self.open()):
             stream.pump()
             stream.finish()
@@ -310,7 +310,7 @@ class Streams:
             stream.pipe.close()
 
     def open(self) -> Iterator[RankStream]:
-        """The streams whose ranks (or what they left behind) may still write."""
+        """The streams to which a rank, or a process that it left behind, may still write."""
         return (stream for stream in self._streams if stream.open)
 
     def partial_due(self) -> float | None:

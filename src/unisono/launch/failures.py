@@ -1,4 +1,4 @@
-"""The failures of a job: taking errors from the ranks, deciding which failed first, and reporting each once.
+"""The failures of a job: receives errors from the ranks, decides which failed first, reports each once.
 
 The decision uses exit codes, signals and the records of ranks (`diagnosis.report.Uncaught`), never text that
 ranks print. A rank without a record (it ended before it had a group, or is no Python program) counts by
@@ -38,7 +38,7 @@ __all__ = [
     "together",
 ]
 
-FOLD_S = 2.0  # an error that was handed over is shown after so long, though not all ranks have ended yet
+FOLD_S = 2.0  # a received error is shown after this time, even if some ranks have not ended yet
 _LONGEST_RECORD_NBYTES = 1 << 18
 _HEADER = "Traceback (most recent call last):"
 _FATAL = "Fatal Python error:"
@@ -49,21 +49,21 @@ _CHAINED = (
 _COLOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _MAX_LINES = 60
 _MAX_LINE_CHARS = 2000
-_MAX_PLACES = 4  # that many different tracebacks are shown of ranks that failed of the same
+_MAX_PLACES = 4  # the most different tracebacks shown for one error
 
 
 class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
     """How one rank ended.
 
     Attributes:
-        rank: -1 where it is not known which.
+        rank: -1 if unknown.
         code: exit code, or the signal's number when `signaled`.
-        asked: the launcher had signalled it before; its end says nothing about its own fate.
+        asked: the launcher had signalled it before; so its end is not a failure of its own.
         order: 0 for the rank that ended first.
-        ended_at: seconds since the epoch; nodes' clocks agree well enough to choose between equals.
-        error: what it handed over.
-        stderr: its last lines, where it has handed over nothing.
-        note: how it ended, where that is neither an exit code nor a signal.
+        ended_at: seconds since the epoch; nodes' clocks agree well enough to order equal failures.
+        error: the error that it sent.
+        stderr: its last lines, if it sent no error.
+        note: how it ended, if neither by an exit code nor by a signal.
     """
 
     rank: int
@@ -79,17 +79,17 @@ class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def failed(self) -> bool:
-        """It ended badly, and not because the launcher ended it."""
+        """Whether it failed, and not because the launcher ended it."""
         return (self.signaled or self.code != 0) and not self.asked
 
     @property
     def consequence(self) -> bool:
-        """It failed because another rank was gone."""
+        """Whether it failed because another rank was gone."""
         return not self.signaled and self.error is not None and self.error.lost
 
     @property
     def failed_at(self) -> float:
-        """When it failed: an interpreter may take long from there to its end."""
+        """When it failed: the interpreter may end much later."""
         return self.error.at if self.error is not None and not self.signaled else self.ended_at
 
     def how(self) -> str:
@@ -99,12 +99,12 @@ class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class Rank:
-    """A rank as its supervisor knows it.
+    """A rank in the supervisor.
 
     Attributes:
         asked: the launcher has signalled it.
         end: (order, code, signaled) when it has ended.
-        error: what it has handed over.  reported: that is on the console.
+        error: the error that it sent.  reported: that is on the console.
     """
 
     local_rank: int
@@ -118,7 +118,7 @@ class Rank:
     reported: bool = False
 
     def ending(self) -> RankEnd:
-        """How it ended; of one that lives yet, what it has handed over."""
+        """How it ended; for a rank that still runs, the error that it sent."""
         order, code, signaled = self.end or (-1, 0, False)
         handed = self.error is not None and not signaled
         return RankEnd(
@@ -135,10 +135,9 @@ class Rank:
 
 
 class Inbox:
-    """Where ranks hand over the errors that end them: one message each, whole or not at all.
+    """The socket on which ranks send the errors that end them: one message each, whole or not at all.
 
-    `fd` is what the ranks inherit; `name` tells them which descriptor it is, and by its inode that it is
-    still the same one.
+    The ranks inherit `fd`. `name` contains the descriptor and its inode, by which a rank recognises it.
     """
 
     def __init__(self) -> None:
@@ -148,7 +147,7 @@ class Inbox:
         self.name = f"{self.fd}:{os.fstat(self.fd).st_ino}"
 
     def read(self) -> Iterator[Uncaught]:
-        """What has come since. What is no such record is passed over: its rank shows by its exit code."""
+        """The records received since the last call. Other messages are ignored: exit codes tell, too."""
         while True:
             try:
                 data = self.socket.recv(_LONGEST_RECORD_NBYTES)
@@ -169,13 +168,13 @@ class Failures:
 
     def __init__(self, job: Job, screen: Screen, ranks: Mapping[int, Rank]) -> None:
         self.inbox = Inbox()
-        self.due: float | None = None  # when to show what was handed over (monotonic seconds)
+        self.due: float | None = None  # when to show received errors (monotonic seconds)
         self._job = job
         self._screen = screen
         self._ranks = ranks
 
     def take(self) -> None:
-        """Keep what ranks have handed over, to show together what is alike."""
+        """Receive the errors of ranks and keep them, to show equal ones together."""
         ranks = {rank.rank: rank for rank in self._ranks.values()}
         for error in self.inbox.read():
             rank = ranks.get(error.rank)
@@ -187,12 +186,12 @@ class Failures:
                 self.due = self.due or time.monotonic() + FOLD_S
 
     def show_overdue(self, now: float) -> None:
-        """Show what has waited long enough for the errors of other ranks."""
+        """Show errors that have waited long enough for equal ones of other ranks."""
         if self.due is not None and now >= self.due:
             self._show(set())
 
     def _show(self, left_out: set[int]) -> None:
-        """Show what ranks have handed over and is not shown yet, each fault once."""
+        """Show the received errors that are not shown yet, each fault once."""
         self.due = None
         picked = [
             rank
@@ -215,11 +214,11 @@ class Failures:
 
     @property
     def first(self) -> RankEnd | None:
-        """The failure that started it all."""
+        """The first failure."""
         return first_failure(self._ends())
 
     def report(self) -> str:
-        """Show what is left to show; then the summary, "" when no rank failed."""
+        """Show the remaining errors; returns the summary, "" when no rank failed."""
         self.take()
         ends = self._ends()
         first = first_failure(ends)
@@ -237,7 +236,7 @@ class Failures:
         return follow_up(self._ends())
 
     def write_record(self, status: int) -> None:
-        """Write the file of `--json-errors`, if there is to be one."""
+        """Write the file of `--json-errors`, if asked for."""
         path = self._job.json_errors
         if not path:
             return
@@ -271,7 +270,7 @@ def first_failure(ends: Iterable[RankEnd]) -> RankEnd | None:
 
 
 def together(first: RankEnd, ends: Iterable[RankEnd]) -> list[RankEnd]:
-    """The ranks that failed of the same as `first`, which is one of them."""
+    """The ranks that failed with the same fault as `first`, including it."""
     if first.error is None or first.signaled:
         return [first]
     fault = _fault(first.error)
@@ -285,7 +284,7 @@ def together(first: RankEnd, ends: Iterable[RankEnd]) -> list[RankEnd]:
 
 
 def _fault(error: Uncaught) -> tuple[object, ...]:
-    """What two errors have in common when they come from one fault."""
+    """A key that is equal for errors of one fault."""
     report = error.report
     if report is None:
         return error.type, error.message
@@ -293,10 +292,10 @@ def _fault(error: Uncaught) -> tuple[object, ...]:
 
 
 def last_lines(stderr: bytes, rank: int, *, fatal: bool) -> tuple[str, ...]:
-    """The last traceback in a rank's stderr with those it is chained to, else its last lines.
+    """The last traceback in a rank's stderr with its chained ones, otherwise its last lines.
 
     Args:
-        fatal: a signal ended it, whose traceback begins with other words.
+        fatal: a signal ended it: the traceback has another header.
     """
     own = f"[rank{rank}]: "  # PyTorch puts this before each line of a traceback
     text = _COLOR.sub("", stderr.decode(errors="replace"))
@@ -316,7 +315,7 @@ def _shortened(lines: list[str]) -> list[str]:
 
 
 def _chain_start(lines: Sequence[str], start: int) -> int:
-    """Go from the last traceback back to the first of its "During handling of ..." chain."""
+    """The line of the first traceback in the "During handling of ..." chain of the last one."""
     while start >= 2 and any(lines[i] in _CHAINED for i in range(max(0, start - 2), start)):
         earlier = next((i for i in reversed(range(start - 2)) if lines[i].startswith(_HEADER)), None)
         if earlier is None:
@@ -326,7 +325,7 @@ def _chain_start(lines: Sequence[str], start: int) -> int:
 
 
 def blocks(ends: Iterable[RankEnd], *, full: bool) -> list[str]:
-    """The errors that ranks handed over and did not print, each fault once: "ranks 0-63:" and what they say.
+    """The errors that ranks sent and did not print, each fault once: "ranks 0-63:" and the error.
 
     Args:
         full: with Unisono's own frames.
@@ -339,7 +338,7 @@ def blocks(ends: Iterable[RankEnd], *, full: bool) -> list[str]:
 
 
 def _block(group: Sequence[RankEnd], *, full: bool) -> list[str]:
-    """One fault of all ranks in `group`: where each of them was, then the error."""
+    """One fault of all ranks in `group`: the traceback of each, then the error."""
     places: dict[str, list[RankEnd]] = {}
     for end in group:
         assert end.error is not None
@@ -359,14 +358,14 @@ def _indented(lines: Iterable[str]) -> list[str]:
 
 
 def _message(group: Sequence[RankEnd]) -> list[str]:
-    """The error of a fault, as the rank that found it has it; of several ranks, without the name of one."""
+    """The error of a fault, from the rank that found it; for several ranks, without the reporter's rank."""
     errors = [end.error for end in group if end.error is not None]
     found = next(
         (e for e in errors if e.report is not None and e.report.found_by == e.report.reporter), errors[0]
     )
     fault_text = found.message
     if found.report is not None and len(group) > 1:
-        from unisono.diagnosis.render import text  # not before a rank has failed
+        from unisono.diagnosis.render import text  # imported late: needed only after a failure
 
         fault_text = fault_text.replace(text(found.report), text(found.report, for_all=True))
     return fault_text.splitlines()
@@ -381,15 +380,15 @@ def report(
     reported: bool = False,
     full: bool = False,
 ) -> str:
-    """Write the summary: the first failure and its error, then in one line what followed from it.
+    """Write the summary: the first failure and its error, then its consequences in one line.
 
     unisono run: rank 2 failed first: exit code 1 (pid 4121)
       ValueError: label 10 is out of range
     unisono run: then ranks 0-1 failed because rank 2 was gone (exit code 1); rank 3 was ended by the launcher
 
     Args:
-        shown: the rank's standard error is on the console already, so its traceback is not repeated.
-        reported: the block of its fault is there already.
+        shown: the rank's standard error is already on the console, so its traceback is not repeated.
+        reported: the block of its fault is already on the console.
         full: with Unisono's own frames.
     """
     ends = list(ends)
@@ -414,7 +413,7 @@ def report(
 
 
 def _headline(first: RankEnd, group: Sequence[RankEnd]) -> str:
-    """The cause in one line: the rank that failed, or that did not arrive."""
+    """The cause in one line: the rank that failed, or did not arrive."""
     alone = len(group) == 1
     how = f"{first.how()} (pid {first.pid})" if alone else first.how()
     absent = sorted({rank for end in group if end.error is not None for rank in end.error.missing})
@@ -426,7 +425,7 @@ def _headline(first: RankEnd, group: Sequence[RankEnd]) -> str:
 
 
 def _error(lines: Sequence[str]) -> Sequence[str]:
-    """Of a traceback, the error it ends with; everything else as it is."""
+    """The error at the end of a traceback; other lines unchanged."""
     if not lines or not lines[0].startswith(_HEADER):
         return lines
     start = max(i for i, line in enumerate(lines) if line.startswith(_HEADER))
@@ -444,7 +443,7 @@ def foreign_report(first: RankEnd, node: int, host: str) -> str:
 
 
 def follow_up(ends: Sequence[RankEnd]) -> str:
-    """Say in one line what happened on this node, where nothing began."""
+    """Say in one line what happened on this node, if the first failure was elsewhere."""
     parts = _consequences(ends, ends)
     return f"unisono run: then on this node {parts}" if parts else ""
 
@@ -464,7 +463,7 @@ def _consequences(others: Sequence[RankEnd], ends: Sequence[RankEnd]) -> str:
 
 
 def _lost(end: RankEnd, ends: Iterable[RankEnd]) -> str:
-    """The lost process. A group numbers its ranks in its own way, so a process is known by its pid."""
+    """The lost process. It is identified by its pid, because a subgroup numbers its ranks itself."""
     report = end.error.report if end.error is not None else None
     pid = report.pid if report is not None else 0
     return next((f"rank {other.rank}" for other in ends if other.pid == pid), "a peer")
@@ -475,7 +474,7 @@ def _ranks(ends: Sequence[RankEnd]) -> str:
 
 
 def _named(numbers: Sequence[int]) -> str:
-    """Name ranks shortly: "rank 3", "ranks 0-2, 5"."""
+    """A short list of ranks: "rank 3", "ranks 0-2, 5"."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:

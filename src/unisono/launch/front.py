@@ -8,12 +8,12 @@ Two processes, so that no single kill leaves anything behind:
     the supervisor dies  the ranks get SIGKILL (PR_SET_PDEATHSIG),
                          their orphans become children of the front, which ends them
 
-The supervisor and every rank live in sessions of their own. A Ctrl-C of the terminal therefore reaches
-the front only, which passes it on once. The store's threads live here: the supervisor stays alone
-with one thread while it forks, and a busy store does not delay it.
+The supervisor and every rank have sessions of their own. So a Ctrl-C of the terminal reaches only the front,
+which forwards it once. The store's threads run here: the supervisor has only one thread while it forks, and a
+busy store does not delay it.
 
-With several nodes the front meets the others, tells them when something ends here, and tells its supervisor
-when something has ended there. `nodes` lists the messages.
+With several nodes the front meets the other fronts. It tells them when the job ends here, and tells its
+supervisor when it has ended there. `nodes` lists the messages.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-GOODBYE_S = 10.0  # node 0 serves the store so long after its own end, at most, for the others to read from it
+GOODBYE_S = 10.0  # how long node 0 serves the store after its own end, at most, so that others can read it
 
 
 def run(job: Job, base: Mapping[str, str]) -> int:
@@ -57,8 +57,8 @@ def run(job: Job, base: Mapping[str, str]) -> int:
     Args:
         base: the environment the ranks start from.
     Raises:
-        LaunchError: the system is too old, MASTER_PORT is taken, the store cannot listen, or the nodes did
-            not come together. Nothing was started then.
+        LaunchError: the system is too old, MASTER_PORT is taken, the store cannot listen, or the rendezvous
+            of the nodes failed. Then no rank was started.
     """
     _open_standard_descriptors()
     _check_pidfds()
@@ -68,7 +68,7 @@ def run(job: Job, base: Mapping[str, str]) -> int:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:  # started without one (`>&-`)
                 stream.flush()
-        on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would lose the exit code
+        on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored: no exit code
         previous = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
         supervisor = os.fork()
         if supervisor == 0:
@@ -87,14 +87,14 @@ def run(job: Job, base: Mapping[str, str]) -> int:
             except Interrupted as interrupted:
                 return 128 + interrupted.number
             finally:
-                os.close(life_write)  # a supervisor that still waits for its assignment ends by this
+                os.close(life_write)  # ends a supervisor that still waits for its assignment
                 signals.wait()
-                if on_child is not None:  # installed by C code: Python cannot put it back
+                if on_child is not None:  # None: installed by C code, Python cannot restore it
                     signal.signal(signal.SIGCHLD, on_child)
 
 
 def _open_standard_descriptors() -> None:
-    """Open /dev/null where 0, 1 or 2 is closed, before something else is opened there and gets our output."""
+    """Open /dev/null where 0, 1 or 2 is closed. Otherwise the next opened file would get our output."""
     fd = os.open(os.devnull, os.O_RDWR)
     while fd <= 2:
         os.set_inheritable(fd, True)
@@ -116,13 +116,13 @@ def _check_pidfds() -> None:
 
 
 def _supervise(job: Job, base: Mapping[str, str], life_read: int, news_write: int) -> int:
-    """The life of the supervisor process. The first line from the front is the assignment."""
+    """The body of the supervisor process. The first line from the front is the assignment."""
     try:
         os.setsid()
         supervisor = Supervisor(job, base, life_read, news_write)
-        line, _, more = os.read(life_read, 4096).partition(b"\n")  # `more`: the end is there already
+        line, _, more = os.read(life_read, 4096).partition(b"\n")  # `more`: the job has already ended
         return supervisor.run(Assignment(**json.loads(line)), ended=bool(more)) if line else 1
-    except BaseException:  # noqa: BLE001 - nobody is above us in this process: say it, then leave
+    except BaseException:  # noqa: BLE001 - the outermost frame of this process: report it, then exit
         traceback.print_exc()
         return 1
 
@@ -143,7 +143,7 @@ def _attend_alone(job: Job, life_write: int, master_port: int, signals: Signals)
 def _attend_all(
     job: Job, base: Mapping[str, str], life_write: int, news: IO[str], master_port: int, signals: Signals
 ) -> int:
-    """The same with other nodes; when that has ended, in whatever way, a signal raises nothing any more."""
+    """The same with other nodes. After its end, of any kind, a signal raises nothing any more."""
     try:
         return _attend(job, base, life_write, news, master_port, signals)
     finally:
@@ -154,8 +154,8 @@ def _attend_all(
 def _reserved_port(port: int) -> Iterator[int]:
     """Keep `port` (0: a free one) for the ranks: bound, never listening.
 
-    Linux gives it to nobody else by chance, and still lets a rank listen there that sets
-    SO_REUSEADDR, as torch's TCPStore and every asyncio server do.
+    Linux then gives it to no other process by chance. A rank that sets SO_REUSEADDR can still listen there,
+    as torch's TCPStore and every asyncio server do.
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -173,7 +173,7 @@ def _reserved_port(port: int) -> Iterator[int]:
 
 
 class Interrupted(Exception):
-    """A signal ended what has no supervisor to pass it on to."""
+    """A signal arrived when there was no supervisor to forward it to."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -181,26 +181,26 @@ class Interrupted(Exception):
 
 
 class Signals:
-    """Passes each signal on to the supervisor, which knows what it means.
+    """Forwards each signal to the supervisor, which handles it.
 
-    What was ignored when we were started (nohup, `&` in a script) stays ignored. While `direct` is set no
-    rank runs, and the first signal ends this process's waiting instead.
+    Signals that were ignored at the start (nohup, `&` in a script) stay ignored. While `direct` is set no
+    rank runs, and the first signal ends this process's wait instead.
     """
 
     def __init__(self, supervisor: int) -> None:
         self._supervisor = supervisor
-        self._pidfd = os.pidfd_open(supervisor)  # its number may be another's once `wait` has returned
+        self._pidfd = os.pidfd_open(supervisor)  # its pid may be reused after `wait` has returned
         self._status: int | None = None
         self._interrupted = False
         self.direct = False
 
     def _forward(self, number: int, _frame: FrameType | None) -> None:
         if self.direct and number in STOPPING and not self._interrupted:
-            self._interrupted = True  # what is cleaned up then is not interrupted once more
+            self._interrupted = True  # a second signal does not interrupt the clean-up
             raise Interrupted(number)
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, number)
-            if number in STOPPING:  # a stopped supervisor would not notice
+            if number in STOPPING:  # a stopped supervisor cannot handle it
                 signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)
             if number == signal.SIGTSTP:
                 os.kill(os.getpid(), signal.SIGSTOP)  # stop as asked; this returns when we are continued
@@ -208,7 +208,7 @@ class Signals:
 
     @contextlib.contextmanager
     def forwarded(self) -> Iterator[None]:
-        """Catch the signals in this block. Afterwards `wait` is over."""
+        """Catch the signals in this block."""
         self._wake_read, wake_write = socket.socketpair()
         numbers = [n for n in FORWARDED if n != signal.SIGCONT and signal.getsignal(n) != signal.SIG_IGN]
         with self._wake_read, wake_write:
@@ -225,10 +225,11 @@ class Signals:
                 os.close(self._pidfd)
 
     def wait(self) -> int:
-        """Wait for the end of the supervisor, passing signals on; its exit code, -n for signal n.
+        """Wait for the end of the supervisor and forward signals; returns its exit code, -n for signal n.
 
-        Not in `waitpid`: a signal that comes right before that call, or to another thread, would not end it,
-        and its handler would not run. What such a signal writes to the socket stays there until it is read.
+        It does not wait in `waitpid`: a signal right before that call, or to another thread, would not end
+        it, and its handler would not run. Such a signal also writes a byte to a socket, which stays until it
+        is read.
         """
         events = select.poll()
         events.register(self._pidfd, select.POLLIN)
@@ -244,7 +245,7 @@ class Signals:
 
 @contextlib.contextmanager
 def _in_main_thread_only() -> Iterator[None]:
-    """Threads started in this block get none of the signals: those are to end the main thread's waiting."""
+    """Threads started in this block get no signals, so that these end the main thread's wait."""
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     try:
         yield
@@ -254,7 +255,7 @@ def _in_main_thread_only() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _adopting_orphans() -> Iterator[None]:
-    """Be the parent of what a killed supervisor leaves."""
+    """Adopt the processes that a killed supervisor leaves."""
     become_subreaper()
     try:
         yield
@@ -269,7 +270,7 @@ def _assign(life_write: int, assignment: Assignment) -> None:
 
 
 def _outcome(status: int) -> int:
-    """The exit code for the shell, from the supervisor's; what a killed one left is ended."""
+    """The exit code for the shell, from the supervisor's. If it was killed, its processes are ended."""
     if status >= 0:
         return status
     end_children(STRAYS_IN_A_HURRY_S)
@@ -286,11 +287,11 @@ def _attend(
     master_port: int,
     signals: Signals,
 ) -> int:
-    """Meet the other nodes, see the job through on this one, agree with the others on how it ended.
+    """Meet the other nodes, run the job here to its end, and agree with the others on how it ended.
 
     Raises:
-        LaunchError, StoreError, AuthenticationError: the nodes did not come together.
-        Interrupted: a signal ended the waiting.
+        LaunchError, StoreError, AuthenticationError: the rendezvous of the nodes failed.
+        Interrupted: a signal ended the wait.
     """
     from unisono.launch.nodes import MEET_S, News, Nodes
     from unisono.store import TCPStore
@@ -314,7 +315,7 @@ def _attend(
         status = _outcome(signals.wait())
         signals.direct = True
         reader.thread.join(2.0)
-        if status and not reader.reported:  # it had no time to say how it ended
+        if status and not reader.reported:  # it could not report how it ended
             nodes.announce("the launcher was killed", status)
         ends = nodes.settle(reader.failure, reader.stopped)
         if job.node_rank == 0:
@@ -323,7 +324,7 @@ def _attend(
 
 
 def _serve(job: Job, base: Mapping[str, str]) -> StoreServer:
-    """The store of all nodes, on the master's address; where that is a router's, on this host's own."""
+    """The store of all nodes, on the master's address; if that is a router's, on this host's own address."""
     from unisono.bootstrap.interfaces import local_address
     from unisono.store import StoreServer
 

@@ -1,7 +1,7 @@
-"""A job: what the command line of `unisono run` asks for, and the environment that each rank gets from it.
+"""A job: the command line of `unisono run`, and the environment of each rank.
 
-The flags are ours and torchrun's spellings of them. Everything that can be wrong with a command line is
-reported here, in one line, before anything starts. Nothing here starts a process.
+The flags also accept torchrun's spellings. Every error of a command line is reported here, in one line,
+before anything starts. Nothing here starts a process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ STDERR = 2
 
 
 class VirtualGpus(NamedTuple):
-    """What `unisono.virtual` is asked for in every rank. `memory`: bytes of each, 0: no limit."""
+    """The settings of `unisono.virtual` in every rank. `memory`: bytes of each GPU, 0: no limit."""
 
     gpus: int
     memory: int
@@ -54,13 +54,13 @@ class Job:
         command: argv of every rank.
         shown: per rank the streams that reach the console, STDOUT | STDERR.
         logged: per rank the streams that are written to files in `log_dir`.
-        master_port: 0 lets the launcher choose a free one; of several nodes, where they meet.
-        nnodes, node_rank: how many machines, and which this is.
-        token: the job's; every connection of its processes proves it.
+        master_port: 0: the launcher chooses a free one; with several nodes, the port of their rendezvous.
+        nnodes, node_rank: how many machines, and which one this is.
+        token: the job's token; every connection of its processes proves it.
         advertise, tls: UNISONO_ADVERTISE and UNISONO_TLS of the ranks.
-        grace_s: seconds the others get to end by themselves after the first failure.
-        replace: the PyTorch backend whose place Unisono takes in the ranks; "" leaves it to the environment.
-        json_errors: the file that gets the record of how the job ended; "": none.
+        grace_s: seconds for the other ranks to end by themselves after the first failure.
+        replace: the PyTorch backend that Unisono replaces in the ranks; "": the environment decides.
+        json_errors: the file for the record of how the job ended; "": none.
         full_tracebacks: Unisono's own frames are shown, too.
         gpus: the virtual GPUs of this machine.
         stdin: rank 0 inherits the launcher's standard input (the other ranks read nothing).
@@ -88,7 +88,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What is known once all nodes have met.
+    """What is known after the rendezvous of the nodes.
 
     Attributes:
         store: host:port of the store, as this node reaches it.
@@ -104,7 +104,7 @@ class Assignment:
 
 
 def _foreign_placement() -> frozenset[str]:
-    """Names of the variables by which other launchers tell a process its place."""
+    """Names of the variables in which other launchers give a process its rank."""
     places = ("rank", "world_size", "local_rank", "local_world_size")
     return frozenset(
         variable.name
@@ -126,8 +126,8 @@ def rank_environment(
 ) -> dict[str, str]:
     """Build the environment of one rank.
 
-    Placement that another launcher left in `base` (SLURM_PROCID, ...) describes this launcher, not
-    the rank, and is dropped: a library that reads it would see n equal ranks.
+    Variables of another launcher in `base` (SLURM_PROCID, ...) describe this launcher, not the rank. They are
+    dropped: a library that reads them would see n equal ranks.
     """
     ours = ("UNISONO_TOKEN", "UNISONO_TOKEN_FILE") if job.token else ()
     dropped = _foreign_placement().union(ours)
@@ -164,10 +164,10 @@ def rank_environment(
 
 
 def _share_cores(environ: dict[str, str], ranks: int) -> None:
-    """Give every rank its part of the cores; where the user gives them more threads, let idle ones sleep.
+    """Give every rank its share of the cores. If the user sets more threads, make idle ones sleep.
 
-    OpenMP's threads wait for their next work by polling. With more of them than cores, they take the time
-    of the ranks that have work.
+    OpenMP's threads poll for their next work. With more threads than cores, they take time from ranks that
+    have work.
     """
     cores = usable_cores()
     threads = environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // ranks))).partition(",")[0].strip()
@@ -368,7 +368,7 @@ def _nnodes(text: str) -> int:
 
 
 def _master(args: argparse.Namespace, nnodes: int) -> dict[str, Any]:
-    """Where the nodes meet, or what one machine's ranks are told."""
+    """The address of the nodes' rendezvous, or that of the ranks of one machine."""
     port = args.master_port
     if nnodes == 1:
         number = 0 if port is None else _number("--master-port", port, 0, 65535)
@@ -381,7 +381,7 @@ def _master(args: argparse.Namespace, nnodes: int) -> dict[str, Any]:
 
 
 def _token(args: argparse.Namespace, environ: Mapping[str, str], nnodes: int, node_rank: int) -> Token:
-    """The job's token: given, or made for a job of one machine, or made by node 0 into the file."""
+    """The job's token: given, made for a job of one machine, or made by node 0 and written to the file."""
     path = args.token_file
     try:
         if path is not None:
@@ -419,7 +419,7 @@ def _grace(seconds: float) -> float:
 
 
 def _replaced(backend: str | None, environ: Mapping[str, str]) -> str:
-    """Refuse what would run over the very backend that is to be replaced, and say nothing."""
+    """Refuse settings with which the ranks would silently use the backend that should be replaced."""
     if backend and environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
         raise LaunchError(
             f"--replace {backend} needs PyTorch's autoloading: unset TORCH_DEVICE_BACKEND_AUTOLOAD."
@@ -490,7 +490,7 @@ def _log_dir(path: str | None) -> str | None:
 
 
 def _json_errors(path: str | None) -> str:
-    """Make the file now: one that cannot be written is no discovery for the end of a long job."""
+    """Make the file now, so that an unwritable one is an error before a long job and not after it."""
     if path is None:
         return ""
     try:

@@ -6,12 +6,12 @@
 In the store, under "unisono/launch/":
 
     nnodes       the first to come writes it, the others compare
-    node/1       who that is and how many ranks it brings; ranks are numbered node by node
+    node/1       the process of that node and its number of ranks; ranks are numbered node by node
     plan         made by node 0 when all have come: sizes of all, MASTER_PORT for the ranks
-    beat/1       a counter that moves while the node lives
+    beat/1       a counter that increases while the node runs
     end          why the job ends early, from the first node that knows; every node waits for it
     final/1      how it ended there; all wait for all, so that all name the same rank and exit alike
-    settled      how many have read that, or are not waited for: node 0 then ends the store
+    settled      how many nodes have read that, or are given up: then node 0 ends the store
 
 The supervisor sends the front lines of JSON about its own ranks:
 
@@ -43,10 +43,10 @@ __all__ = ["News", "NodeEnd", "Nodes"]
 
 MEET_S = 300.0
 BEAT_S = 1.0
-SILENT_S = 10.0  # a node that shows no sign of life for so long is given up
-ENDING_S = 8.0  # what the others get, after the grace, to end their ranks and say how
-UNHEARD = (StoreError, AuthenticationError)  # the store did not answer, or something else did in its place
-SAY_S = 8.0  # for node 0 to take in how a node ended: it may have been stopped for a while
+SILENT_S = 10.0  # a node without a heartbeat for so long is given up
+ENDING_S = 8.0  # time for the others, after the grace, to end their ranks and report how
+UNHEARD = (StoreError, AuthenticationError)  # the store did not answer, or another program did
+SAY_S = 8.0  # time for node 0 to accept a node's report: node 0 may have been stopped for a while
 
 
 class _Node(msgspec.Struct, frozen=True):
@@ -67,8 +67,8 @@ class NodeEnd(msgspec.Struct, frozen=True):
         status: the exit code when no rank's failure gives one. At its end: when a signal ended it, else 0.
         text: why it ends the job.
         failure: the first failure of the node's ranks.
-        given_up: node 0 wrote this for a node that is silent, and counts it among those that have read all
-            they need. It stays valid if the node comes back.
+        given_up: node 0 wrote this for a silent node, and counts the node as settled. It stays valid if the
+            node returns.
     """
 
     node: int
@@ -94,10 +94,10 @@ class Nodes:
         self.end: NodeEnd | None = None
 
     def meet(self, master_port: int) -> Assignment:
-        """Wait for the other nodes; this one's ranks and where they meet.
+        """Wait for the other nodes; returns the assignment of this one.
 
         Raises:
-            LaunchError: two nodes have one number, they disagree on how many there are, or some did not come.
+            LaunchError: two nodes have one number, they disagree on --nnodes, or some did not join.
         """
         job, store = self._job, self._store
         deadline = time.monotonic() + MEET_S
@@ -147,12 +147,12 @@ class Nodes:
     # while it runs
 
     def watch(self, on_end: Callable[[], None]) -> None:
-        """From now on call `on_end` once, in a thread, when another node ends the job or one is lost."""
+        """Start a thread that calls `on_end` once, when another node ends the job or is lost."""
         self._thread = threading.Thread(target=self._watch, args=(on_end,), name="unisono-nodes", daemon=True)
         self._thread.start()
 
     def _watch(self, on_end: Callable[[], None]) -> None:
-        unanswered = 0  # in a row: a node that was itself stopped for a while finds one, without meaning
+        unanswered = 0  # successive ones: after this node was stopped itself, a single one means nothing
         while not self._over.is_set():
             try:
                 self._beat(SILENT_S / 2)
@@ -175,7 +175,7 @@ class Nodes:
             self._keep_beating()
 
     def _keep_beating(self) -> None:
-        """Ending takes a while, in which this node must not seem lost."""
+        """Continue the heartbeat while this node ends its ranks, so that it does not count as lost."""
         while not self._over.wait(BEAT_S):
             with contextlib.suppress(*UNHEARD):  # the next may be
                 self._beat(SILENT_S)
@@ -188,7 +188,7 @@ class Nodes:
     def _look_for_silent(self) -> None:
         now = time.monotonic()
         if now - self._looked_at > SILENT_S / 2:
-            self._beats.clear()  # this node was stopped itself: the others' time begins anew
+            self._beats.clear()  # this node was stopped itself: measure the others again from now
         self._looked_at = now
         for number in range(1, self._job.nnodes):
             beat = self._store.get(f"beat/{number}", 0) if self._store.check([f"beat/{number}"]) else b""
@@ -211,7 +211,7 @@ class Nodes:
         self.end = NodeEnd(0, self._hosts[0], 1, text)
 
     def announce(self, text: str, status: int) -> None:
-        """End the job on all nodes, unless another node has done so. Never an error."""
+        """End the job on all nodes, unless another node has done so. Never raises."""
         record = msgspec.msgpack.encode(NodeEnd(self._job.node_rank, self._me.host, status, text))
         with contextlib.suppress(*UNHEARD):
             self._store.compare_set("end", b"", record, timeout_s=2.0)
@@ -219,7 +219,7 @@ class Nodes:
     # the end
 
     def settle(self, failure: RankEnd | None, stopped: int) -> list[NodeEnd]:
-        """Tell how it ended here and learn how it ended elsewhere; nodes that do not tell are left out."""
+        """Report how the job ended here, and read how it ended on other nodes; silent nodes are left out."""
         mine = NodeEnd(self._job.node_rank, self._me.host, stopped, failure=failure)
         finals = [mine]
         with contextlib.suppress(*UNHEARD):
@@ -238,13 +238,13 @@ class Nodes:
                         continue
                     finals.append(msgspec.msgpack.decode(raw, type=NodeEnd))
                     break
-            self._over.set()  # node 0 may be gone as soon as it hears the next
-            if not counted:  # it would be by now had it been given up
+            self._over.set()  # node 0 may end as soon as it has the following
+            if not counted:  # a node that was given up is counted already
                 self._store.add("settled", 1, timeout_s=SAY_S)
         return finals
 
     def await_settled(self, seconds: float) -> None:
-        """For the node that serves the store: until all others have read what they need, at most so long."""
+        """For the node that serves the store: wait until all others are settled, at most so long."""
         deadline = time.monotonic() + seconds
         with contextlib.suppress(*UNHEARD):
             while time.monotonic() < deadline:
@@ -258,7 +258,7 @@ class Nodes:
 
 
 class News:
-    """Reads, in a thread, what the supervisor says, and passes on what the other nodes must know at once."""
+    """Reads the supervisor's messages in a thread, and forwards what the other nodes must know at once."""
 
     def __init__(self, news: IO[str], nodes: Nodes) -> None:
         self.failure: RankEnd | None = None
@@ -291,7 +291,7 @@ class News:
             self.report, self.follow = found["report"], found["follow"]
 
     def _on_fragment(self, line: str) -> None:
-        """It was killed while it wrote: that is no success, whatever it was about to say."""
+        """The supervisor was killed while it wrote: the job has failed, whatever the message was."""
         how = f"the launcher's notice breaks off after {len(line)} characters"
         self.failure = RankEnd(rank=-1, pid=0, code=1, order=0, ended_at=time.time(), note=how)
         self.report = f"unisono run: {how}; how the ranks of this node ended is not known"

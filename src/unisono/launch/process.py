@@ -1,6 +1,6 @@
-"""The processes of a job: starting one that cannot outlive us, publishing how it ended, ending all of them.
+"""The processes of a job: starting one that cannot outlive the launcher, publishing how it ended, ending all.
 
-Three kernel facts do the work:
+It relies on three properties of the kernel:
 
 - PR_SET_PDEATHSIG: a rank gets SIGKILL when its parent dies, whatever the parent died of.
 - PR_SET_CHILD_SUBREAPER: orphans below us become our children, also daemonized ones.
@@ -60,31 +60,31 @@ _F_ADD_SEALS, _F_SEAL_SHRINK, _F_SEAL_GROW = 1033, 0x2, 0x4
 _SHARED_NBYTES = 1 << 20  # more than csrc/virtual/accounting.hpp maps
 
 AFTER_FAILURE_S = 3.0  # from SIGTERM to SIGKILL
-AFTER_SIGNAL_S = 1.8  # what ranks get to end by themselves after Ctrl-C or SIGTERM
+AFTER_SIGNAL_S = 1.8  # time for ranks to end by themselves after Ctrl-C or SIGTERM
 AFTER_INTERRUPT_S = 0.3  # from SIGTERM to SIGKILL after Ctrl-C; the job has to end within 3 s
-STRAYS_S = 0.5  # what ranks leave behind may end by itself, as multiprocessing's resource tracker does:
-STRAYS_IN_A_HURRY_S = 0.3  # it removes their shared memory first, so it must not be killed at once
-KILL_AGAIN = [(0.02, signal.SIGKILL)] * 250  # killing a process hands us its children
-KILL_ON_S = 0.5  # and so may the death of one that took longer
-TELL_S = 10.0  # a process that SIGKILL has not ended by then is named,
-LEAVE_S = 60.0  # and by then left: it waits in the kernel, or is another user's
-TRACKER_S = 4.0  # what a resource tracker gets to remove shared memory before it is killed
+STRAYS_S = 0.5  # time for left-behind processes to end by themselves: multiprocessing's resource tracker
+STRAYS_IN_A_HURRY_S = 0.3  # first removes shared memory, so it must not be killed at once
+KILL_AGAIN = [(0.02, signal.SIGKILL)] * 250  # killing a process makes its children ours
+KILL_ON_S = 0.5  # the interval after that: a slow death may give us more children
+TELL_S = 10.0  # a process that SIGKILL has not ended by then is reported,
+LEAVE_S = 60.0  # and by then left alone: it waits in the kernel, or belongs to another user
+TRACKER_S = 4.0  # time for a resource tracker to remove shared memory before it is killed
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def become_subreaper(enable: bool = True) -> None:
-    """From now on (or no longer) adopt every orphaned descendant of this process."""
+    """Adopt every orphaned descendant of this process from now on; enable=False: no longer."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(enable), 0, 0, 0)
 
 
 def start(
     command: Sequence[str], environ: Mapping[str, str], *, stdin: int | None, pass_fds: Sequence[int]
 ) -> subprocess.Popen[bytes]:
-    """Start `command` in a session of its own, bound to the life of the calling thread.
+    """Start `command` in a session of its own. It is killed when the calling thread ends.
 
-    Its own session keeps the terminal's signals away from it: what it gets, it gets from us, once.
+    The terminal sends no signals to another session: the process gets each signal once, from the launcher.
     """
     return subprocess.Popen(
         command,
@@ -102,25 +102,25 @@ def start(
 def _die_with_parent() -> Callable[[], None]:
     """Make the function that runs between fork and exec.
 
-    A preexec_fn is safe here: the caller has one thread, so no lock can be held by anybody else
-    at the fork, and what it calls is bound beforehand. A shim program that makes the call and then
-    executes the rank would cost an interpreter start per rank (15 ms each) for the same effect.
+    A preexec_fn is safe here: the caller has one thread, so no other thread can hold a lock at the fork, and
+    the function looks up nothing. A small program that makes the call and then executes the rank would cost
+    the start of an interpreter per rank (15 ms each).
     """
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
 
     def bind() -> None:
         prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent:  # it died before the call above
+        if os.getppid() != parent:  # the parent died before the call above
             os._exit(1)
 
     return bind
 
 
 def signal_rank(pid: int, number: int) -> None:
-    """Signal a rank that was not reaped yet, together with its process group.
+    """Signal a rank that is not reaped yet, and its process group.
 
-    SIGKILL is for the rank alone. In its group is multiprocessing's resource tracker, which removes
-    the rank's shared memory when the rank is gone; the rest of the group is ended as strays.
+    SIGKILL goes to the rank only. Its group contains multiprocessing's resource tracker, which removes the
+    rank's shared memory after the rank's end; the rest of the group is ended as strays.
     """
     with contextlib.suppress(ProcessLookupError, PermissionError):  # it has changed its user
         if number == signal.SIGKILL:
@@ -132,8 +132,8 @@ def signal_rank(pid: int, number: int) -> None:
 def children() -> list[int]:
     """Return the direct children of this process, zombies included.
 
-    A snapshot: a child that appears meanwhile may be missing. Whether any is left is for
-    `waitid` to say, this only names whom to signal.
+    It is a snapshot: a new child may be missing. Use it to choose whom to signal; `waitid` tells whether any
+    child is left.
     """
     me = os.getpid()
     try:
@@ -154,11 +154,11 @@ def _parent_of(pid: int) -> int:
 def signal_strays(number: int, waited_s: float) -> None:
     """Signal every child, the resource trackers of multiprocessing last.
 
-    A tracker ends by itself when it has removed its rank's shared memory. A busy machine may take long to let
-    it run, and no other process knows the names of what it removes.
+    A tracker ends by itself after it has removed its rank's shared memory. On a busy machine it may run late,
+    and no other process knows the names of that memory.
 
     Args:
-        waited_s: how long these children have been left to themselves.
+        waited_s: how long these children have had to end by themselves.
     """
     for pid in children():
         if waited_s < TRACKER_S and _is_tracker(pid):
@@ -176,13 +176,13 @@ def _is_tracker(pid: int) -> bool:
 
 
 def end_children(patience_s: float = 0.0, give_up_s: float = 5.0) -> None:
-    """SIGKILL and reap every child, then the orphans this leaves us, until there is none.
+    """SIGKILL and reap every child, then the orphans that become our children, until there is none.
 
-    Bounded, because a process in an uninterruptible wait of the kernel cannot be ended by anybody.
+    The time is bounded, because nothing ends a process in an uninterruptible wait of the kernel.
 
     Args:
-        patience_s: how long they may take to end by themselves first.
-        give_up_s: how long they may take to die; they are killed once in any case.
+        patience_s: time for them to end by themselves first.
+        give_up_s: time for them to die; each is killed at least once.
     """
     began = time.monotonic()
     waited_s = 0.0
@@ -199,10 +199,10 @@ def end_children(patience_s: float = 0.0, give_up_s: float = 5.0) -> None:
 
 
 class Escalation:
-    """Signals that become due one after the other until all processes have ended; the last repeats.
+    """Signals that become due one after another until all processes have ended; the last one repeats.
 
-    Each delay begins when the signal before it was taken, so that a process that was itself stopped
-    for a while leaves the others the time they are to have.
+    Each delay begins when the signal before it was sent. So the processes get their full time even if the
+    launcher was stopped for a while.
 
     Example: Escalation((0, SIGINT), (2, SIGTERM)): SIGINT now, SIGTERM 2 s after it, then every 0.5 s.
     """
@@ -216,7 +216,7 @@ class Escalation:
 
     @property
     def killing(self) -> bool:
-        """SIGKILL has been taken; there is nothing stronger to go on to."""
+        """Whether SIGKILL was sent; there is no stronger signal."""
         return self._killed
 
     def pop(self, now: float) -> signal.Signals | None:
@@ -245,7 +245,7 @@ class Escalation:
 
 
 def ends_of_strays(killed_after_s: float | None = None) -> Escalation:
-    """What the processes get that the ranks have left behind; asked first unless they are to be killed."""
+    """The signals for processes that ranks left behind; the first one asks, unless they are to be killed."""
     if killed_after_s is not None:
         return Escalation((killed_after_s, signal.SIGKILL), *KILL_AGAIN)
     return Escalation((STRAYS_S, signal.SIGTERM), (STRAYS_S, signal.SIGKILL), *KILL_AGAIN)
@@ -276,26 +276,26 @@ class StatusBoard:
         self._fields = memoryview(self._map).cast("i")
 
     def started(self, rank: int, pid: int) -> None:
-        """Note that `rank` runs as process `pid`."""
+        """Record that `rank` runs as process `pid`."""
         self._fields[rank * _FIELDS] = pid
         self._fields[rank * _FIELDS + 1] = RUNNING
 
     def ended(self, rank: int, *, code: int, signaled: bool) -> None:
-        """Note the exit code of `rank`, or the number of the signal that ended it."""
+        """Record the exit code of `rank`, or the number of the signal that ended it."""
         self._fields[rank * _FIELDS + 2] = code
         self._fields[rank * _FIELDS + 1] = SIGNALED if signaled else EXITED
 
     def close(self) -> None:
-        """Give the memory back; the ranks' own mappings live on."""
+        """Release the memory; the ranks keep their mappings."""
         self._fields.release()
         self._map.close()
         os.close(self.fd)
 
 
 def shared_file() -> str:
-    """Make memory that all processes of the job can open by name; it goes when this process does.
+    """Make memory that all processes of the job can open by name. It ends with this process.
 
-    Virtual GPUs note in it what each process uses of them.
+    Virtual GPUs record in it how much each process uses.
     """
     fd = os.memfd_create("unisono-virtual-gpus", os.MFD_CLOEXEC)
     os.ftruncate(fd, _SHARED_NBYTES)

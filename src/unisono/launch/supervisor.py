@@ -45,15 +45,15 @@ from unisono.limits import described, is_limit, usable_cores
 __all__ = ["FORWARDED", "STOPPING", "Supervisor", "tell"]
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # they end the job
-PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)  # they are the ranks' business
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)  # they are for the ranks
 FORWARDED = (*STOPPING, *PASSED_ON, signal.SIGTSTP)  # what the front process sends here
 
-REPEATED_S = 0.3  # a second signal within this is the first once more: terminal and wrapper both sent it
-DRAIN_S = 0.3  # an interrupted job waits this long for a console that takes nothing
+REPEATED_S = 0.3  # a second signal within this time is the same one: terminal and wrapper both sent it
+DRAIN_S = 0.3  # an interrupted job waits this long for a blocked console
 
 
 class Supervisor:
-    """Runs one job. Has to be alone in its process: it takes over signals and adopts orphans."""
+    """Runs one job. It needs a process of its own: it takes over signals and adopts orphans."""
 
     def __init__(self, job: Job, base: Mapping[str, str], front_fd: int, news_fd: int = -1) -> None:
         self._job = job
@@ -63,15 +63,15 @@ class Supervisor:
         self._ranks: dict[int, Rank] = {}
         self._ranks_ended = 0
         self._escalation = Escalation()
-        self._stopped_by: signal.Signals | None = None  # what the user sent
+        self._stopped_by: signal.Signals | None = None  # the user's signal
         self._stopped_at = 0.0
         self._start_failed = False
         self._childless = False
         self._strays: Escalation | None = None
         self._strays_since = 0.0
         self._left = False  # SIGKILL does not end a process, and the launcher no longer waits for it
-        self._give_up_at: float | None = None  # when to stop waiting for the ends of pipes and the console
-        self._late = False  # that time has come
+        self._give_up_at: float | None = None  # when to stop waiting for pipes and the console
+        self._late = False  # that time is over
         self._reported = False
         self._status = 0
         self._selector = selectors.DefaultSelector()
@@ -86,7 +86,7 @@ class Supervisor:
         become_subreaper()
 
     def _catch_signals(self) -> None:
-        """Let every signal wake the loop through a socket, which may be full: what they are is kept aside."""
+        """Make every signal wake the loop through a socket. It may be full, so signals are also stored."""
         self._signals: collections.deque[int] = collections.deque()
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
@@ -103,17 +103,17 @@ class Supervisor:
             self._wake_write.send(b"\0")
 
     def run(self, assignment: Assignment, *, ended: bool = False) -> int:
-        """Start the ranks, stay until nothing of them is left, report; return the exit code.
+        """Start the ranks, wait until no process of theirs is left, report; return the exit code.
 
         Args:
-            ended: another node has ended the job already.
+            ended: another node has already ended the job.
         """
         try:
             self._assignment = assignment
             self._start_ranks()
             if ended:
                 self._begin_the_end(self._job.grace_s)
-            self._screen.start()  # a thread; until here there was one, see process.start
+            self._screen.start()  # starts a thread: not before the ranks, see process.start
             self._reap()
             while not self._settled():
                 for key, _ in self._selector.select(self._timeout_s()):
@@ -161,7 +161,7 @@ class Supervisor:
             self._job.command, environ, stdin=stdin, pass_fds=(self._board.fd, self._failures.inbox.fd)
         )
         self._board.started(local_rank, process.pid)
-        process.returncode = 0  # waited for here and not by the Popen object
+        process.returncode = 0  # this class reaps it, not the Popen object
         assert process.stdout is not None and process.stderr is not None
         self._streams.add(local_rank, rank, process.stdout, 1)
         stderr = self._streams.add(local_rank, rank, process.stderr, 2)
@@ -200,7 +200,7 @@ class Supervisor:
             self._stop(number, Escalation((0, signal.SIGTERM), (AFTER_SIGNAL_S, signal.SIGKILL)))
 
     def _on_front(self, front_fd: int) -> None:
-        """The front says that another node ended the job; or it was killed, and everything goes."""
+        """The front reports that another node ended the job; or the front was killed: end everything."""
         if os.read(front_fd, 4096):
             self._begin_the_end(self._job.grace_s)
             return
@@ -218,7 +218,7 @@ class Supervisor:
             self._strays = ends_of_strays(0.0)
 
     def _reap(self) -> None:
-        """Note every child that has ended; the board first, survivors wait for it."""
+        """Record every child that has ended; first on the board, because survivors wait for it."""
         while True:
             try:
                 info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -245,7 +245,7 @@ class Supervisor:
             self._begin_the_end(self._job.grace_s)
 
     def _begin_the_end(self, grace: float) -> None:
-        """Give the ranks some time to end by themselves, unless that has begun."""
+        """Begin the time in which ranks may end by themselves, unless it has begun."""
         if self._stopped_by is None and self._escalation.due is None:
             self._escalation = Escalation((grace, signal.SIGTERM), (AFTER_FAILURE_S, signal.SIGKILL))
 
@@ -259,7 +259,7 @@ class Supervisor:
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _at_work(self) -> Escalation | None:
-        """What ends the remaining processes, if there are any."""
+        """The escalation for the remaining processes, if there are any."""
         if self._left or self._childless:
             return None
         return self._escalation if self._living() else self._strays
@@ -282,15 +282,15 @@ class Supervisor:
         return [rank for rank in self._ranks.values() if rank.end is None]
 
     def _signal_ranks(self, number: signal.Signals, *, asking: bool = True) -> None:
-        self._reap()  # a process that has ended before was not asked to
+        self._reap()  # so that a process that has already ended does not count as asked
         for rank in self._living():
             rank.asked |= asking
             signal_rank(rank.pid, number)
-            if number == signal.SIGTERM:  # a stopped process would not notice
+            if number == signal.SIGTERM:  # a stopped process cannot handle it
                 signal_rank(rank.pid, signal.SIGCONT)
 
     def _end_strays(self, now: float) -> None:
-        """End what the ranks left behind: data loader workers, daemons, adopted from wherever they were."""
+        """End the processes that ranks left behind, which this process has adopted: workers, daemons."""
         if self._strays is None:
             self._strays_since = now
             self._strays = ends_of_strays(STRAYS_IN_A_HURRY_S if self._stopped_by else None)
@@ -305,7 +305,7 @@ class Supervisor:
             self._give_up_on_undying(self._strays)
 
     def _give_up_on_undying(self, ending: Escalation) -> None:
-        """Name the processes that SIGKILL does not end; after a minute, end without them."""
+        """Report the processes that SIGKILL does not end; after a minute, stop waiting for them."""
         to_be_reported = ending.to_be_reported()
         if not to_be_reported and not ending.in_vain:
             return
@@ -326,7 +326,7 @@ class Supervisor:
     # the end
 
     def _settled(self) -> bool:
-        """No rank, no stray, no byte left. An interrupted job leaves unread output behind."""
+        """Whether no rank, stray or output byte is left. An interrupted job drops unread output."""
         if not self._childless and not self._left:
             return False
         now = time.monotonic()
@@ -359,7 +359,7 @@ class Supervisor:
         self._failures.write_record(self._status)
 
     def _tell(self, news: Mapping[str, object]) -> None:
-        """Let the front know, which tells the other nodes."""
+        """Tell the front, which tells the other nodes."""
         if self._news_fd >= 0:
             with contextlib.suppress(OSError):
                 tell(self._news_fd, news)
@@ -369,7 +369,7 @@ class Supervisor:
 
 
 def tell(fd: int, record: Mapping[str, object]) -> None:
-    """Write one line, the whole of it: a signal ends the write of a long one half way.
+    """Write one line completely: a signal may end a long write after a part.
 
     Raises:
         OSError: the reader has ended.

@@ -1,12 +1,12 @@
-"""Collectives as plans: data that is proved, priced and run. Standard library only.
+"""Collectives as plans: data that can be proved, priced and run. Standard library only.
 
 plan.py       the steps: Send, Recv, Reduce, Copy; Plan
 contracts.py  what each collective promises
 proof.py      shows that a plan keeps the promise, for a given number of ranks
 lowering.py   flattens a plan for the engine
-origins.py    follows one rank's results back, for lowering its code alone
-exposure.py   which messages may be read where they lie
-custom.py     algorithms of the caller's own
+origins.py    traces one rank's results back, to lower only its code
+exposure.py   which messages may be read in place
+custom.py     the caller's own algorithms
 catalog.py    all algorithms by name
 all other modules   the algorithms
 """
@@ -68,7 +68,7 @@ __all__ = [
 if not TYPE_CHECKING:  # to a type checker a name that does not exist is an error
 
     def __getattr__(name: str) -> Any:
-        if name in ("Proof", "prove"):  # ranks prove nothing, and start sooner without
+        if name in ("Proof", "prove"):  # imported late: most ranks prove nothing
             from unisono.plans import proof
 
             return getattr(proof, name)

@@ -1,7 +1,7 @@
-"""All-reduce in which one rank adds for all, as a switch does that adds on the way.
+"""All-reduce in which one rank adds for all ranks, like a switch that reduces in the network.
 
-Every host sends its sum once and takes the result once: half of what a ring needs, as long as the
-aggregator's own link is that much wider. Give it a host of its own and it is an extra process that only adds.
+Every host sends its sum once and receives the result once: half the bytes of a ring, if the aggregator's own
+link is wide enough. On a host of its own the aggregator is an extra process that only adds.
 Source: Graham et al., "Scalable hierarchical aggregation protocol (SHArP)", COMHPC 2016; CollNet in NCCL.
 """
 
@@ -24,7 +24,7 @@ def aggregator(hosts: tuple[int, ...]) -> int:
 
 
 def all_reduce(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:  # noqa: ARG001
-    """Ranks to their host's leader, leaders to the aggregator, and the sum back the same way."""
+    """Ranks send to their host's leader, leaders to the aggregator, and the sum returns the same way."""
     here = Here(rank, hosts, aggregator(hosts))
     above, under = here.tree(_star)
     if rank != here.leader:

@@ -1,4 +1,4 @@
-"""Some ranks wait until all have made a call; the rest only tell that they have.
+"""Some ranks wait until all have made a call; the other ranks only report theirs.
 
 Source: a gather to the first waiting rank and a broadcast from it, both flat.
 """
@@ -15,7 +15,7 @@ __all__ = ["agreement"]
 def agreement(rank: int, size: int, waiting: Sequence[int]) -> Iterator[Step]:
     """Every rank notifies the first of `waiting`, which then notifies the rest. Messages are empty.
 
-    Cost: p-1 messages in, len(waiting)-1 out. A rank that does not wait sends one and goes on.
+    Cost: p-1 messages in, len(waiting)-1 out. A rank that does not wait sends one and continues.
     Example (size=3, waiting=(2, 0)): 0 and 1 send to 2; 2 receives both, then sends to 0; 0 receives.
     """
     first, *rest = waiting

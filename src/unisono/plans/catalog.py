@@ -1,4 +1,4 @@
-"""Every algorithm there is, by collective and name. A new one takes its function and one line here."""
+"""All algorithms by collective and name. A new one needs its function and one line here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from unisono.plans.plan import MOST_RANKS, Plan, Step, StepFunction, build
 __all__ = ["ALGORITHMS", "FLAT", "PLACED", "algorithm_names", "make", "steps_of"]
 
 PlacedFunction = Callable[[int, tuple[int, ...], int], Iterable[Step]]
-"""An algorithm that asks where ranks are: (rank, host of every rank, root) -> the steps of that rank."""
+"""An algorithm that uses hosts: (rank, host of every rank, root) -> the steps of that rank."""
 
 FLAT: dict[str, dict[str, StepFunction]] = {
     "broadcast": {
@@ -65,7 +65,7 @@ FLAT: dict[str, dict[str, StepFunction]] = {
     "exclusive_scan": {"direct": direct.exclusive_scan},
     "barrier": {"direct": direct.barrier, "dissemination": dissemination.barrier},
 }
-"""Algorithms that see ranks only."""
+"""Algorithms that use rank numbers only."""
 
 PLACED: dict[str, dict[str, PlacedFunction]] = {
     "broadcast": {
@@ -94,7 +94,7 @@ PLACED: dict[str, dict[str, PlacedFunction]] = {
     },
     "barrier": {"leaders": hierarchical.barrier},
 }
-"""Algorithms that ask which host each rank is on."""
+"""Algorithms that use the host of each rank."""
 
 ALGORITHMS: dict[str, dict[str, StepFunction | PlacedFunction]] = {
     collective: {**algorithms, **PLACED.get(collective, {})} for collective, algorithms in FLAT.items()
@@ -102,16 +102,16 @@ ALGORITHMS: dict[str, dict[str, StepFunction | PlacedFunction]] = {
 
 
 def algorithm_names() -> list[str]:
-    """All names, each once, sorted; an algorithm's place here is its number in the engine.
+    """All names, each once, sorted; an algorithm's index here is its number in the engine.
 
-    One more renumbers those behind it, so all ranks need the same catalogue: `bootstrap.membership.version`
-    covers it.
+    A new algorithm renumbers those after it, so all ranks need the same catalogue:
+    `bootstrap.membership.version` includes it.
     """
     return sorted({name for algorithms in ALGORITHMS.values() for name in algorithms})
 
 
 def steps_of(collective: str, algorithm: str, size: int, hosts: tuple[int, ...] = ()) -> StepFunction:
-    """A catalogued algorithm for `size` ranks; `hosts` is the number of the host of each, () one host.
+    """A catalogued algorithm for `size` ranks. hosts: the number of the host of each; (): one host.
 
     Raises:
         PlanError: there is no such algorithm for this collective, or hosts are not those of `size` ranks.
@@ -139,7 +139,7 @@ def make(
     hosts: tuple[int, ...] = (),
     coding: str = "",
 ) -> Plan:
-    """Build the plan of a catalogued algorithm for `size` ranks; `hosts` is the host of each, () one host.
+    """Build the plan of a catalogued algorithm for `size` ranks. hosts: the host of each; (): one host.
 
     coding: which edges carry codes, see `coded`.
 

@@ -1,10 +1,10 @@
-"""Codes on the edges of a plan: which edges carry them, and what the sender of codes keeps.
+"""Codes on the edges of a plan: which edges carry them, and what a sender of codes stores.
 
-A codec turns a message into fewer bytes and loses a little. So that every rank ends with the same bits, the
-sender of codes replaces what it has sent by what its receivers decode, wherever it uses that later. A value
-that has come as codes is not encoded again, but for a complete sum: `proof` refuses what would.
+A codec encodes a message in fewer bytes, with a small error. All ranks must end with the same bits. So a
+sender of codes that uses the sent value later replaces it by the decoded value. A value that arrived as codes
+is not encoded again, except as part of a complete sum: `proof` refuses other plans.
 
-Edges that carry codes are all edges of a plan, or those between hosts.
+Either all edges of a plan carry codes, or only those between hosts.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ CODED: dict[str, tuple[str, str]] = {
     "reduce": ("direct", "one_hop"),
     "all_to_all": ("direct", "direct"),
 }
-"""The algorithms for codes by collective: where all edges carry them, and where those between hosts do."""
+"""The algorithms for codes by collective: if all edges carry codes, and if only those between hosts do."""
 
 IN_PIECES = {"all_reduce": "one_hop"}
-"""Those between hosts for buffers of IN_PIECES_BYTES or more: a link goes on while something is encoded."""
+"""Those between hosts for buffers of IN_PIECES_BYTES or more: a link works while a rank encodes."""
 IN_PIECES_BYTES = 4 << 20
 
 
@@ -66,15 +66,15 @@ def every(sender: int, receiver: int) -> bool:  # noqa: ARG001
 
 
 def between(hosts: Sequence[int]) -> Edges:
-    """Those between hosts do; `hosts` is the host of each rank, () one host."""
+    """Edges between hosts carry codes. hosts: the host of each rank; (): one host."""
     return lambda sender, receiver: bool(hosts) and hosts[sender] != hosts[receiver]
 
 
 def coded_edges(coding: str, hosts: Sequence[int]) -> Edges:
-    """Which edges carry codes.
+    """The edges that carry codes.
 
     Raises:
-        PlanError: there is no such choice of edges.
+        PlanError: `coding` is unknown.
     """
     if instance(coding, str, "coding") not in ("", BETWEEN, ALL):
         raise PlanError(f"coding is {coding!r}, expected '', 'between' or 'all'")
@@ -82,7 +82,7 @@ def coded_edges(coding: str, hosts: Sequence[int]) -> Edges:
 
 
 def apart(steps: StepFunction, edges: Edges) -> StepFunction:
-    """The same algorithm; what goes as codes to some ranks and as values to others goes as codes first."""
+    """The same algorithm; a chunk for ranks with codes and ranks with values is sent as codes first."""
 
     def cut(rank: int, size: int, root: int) -> Iterator[Step]:
         for step in steps(rank, size, root):
@@ -96,9 +96,9 @@ def apart(steps: StepFunction, edges: Edges) -> StepFunction:
 
 
 def rounds(collective: str, rank: int, root: int, steps: Sequence[Step], edges: Edges) -> list[bool]:
-    """For every step, whether it sends codes of a chunk that this rank uses later, and so keeps as decoded.
+    """For every step, whether it sends codes of a chunk that this rank uses later, and so stores as decoded.
 
-    A chunk is used where another step reads it before one writes it, or where it is a result.
+    A chunk is used if a later step reads it before one writes it, or if it is a result.
     """
     contract = CONTRACTS[collective]
     kept = contract.keeps(rank, root)
@@ -118,7 +118,7 @@ def rounds(collective: str, rank: int, root: int, steps: Sequence[Step], edges: 
 
 
 def _touched(rank: int, step: Copy | Recv | Reduce) -> Iterable[Chunk]:
-    """What a step writes, and then what it reads."""
+    """The chunk that a step writes, and then the chunks that it reads."""
     if isinstance(step, Copy):
         return step.dst, step.src
     if isinstance(step, Reduce) and rank in step.frm:

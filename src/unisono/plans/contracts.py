@@ -1,6 +1,6 @@
-"""What each collective promises: what its buffers hold before, and must hold after.
+"""The contract of each collective: what its buffers hold before, and must hold afterwards.
 
-A contribution is written (rank, block): what rank `rank` gave for block `block`.
+A contribution is a pair (rank, block): the data of rank `rank` for block `block`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def everybody_gives(rank: int, root: int) -> bool:  # noqa: ARG001
 
 
 class Contract(NamedTuple):
-    """A collective's promise.
+    """The contract of a collective.
 
     Attributes:
         in_place: Out starts as the rank's own data, cut into chunks; otherwise In holds it.
@@ -37,7 +37,7 @@ class Contract(NamedTuple):
         reduces: contributions are combined, in one order on every rank.
         counts: every contribution exactly once (a barrier only needs one signal from every rank).
         rooted: the root matters.
-        keeps: (rank, root) -> whether the rank gets no result and its buffer stays as it was.
+        keeps: (rank, root) -> whether the rank gets no result, and its buffer must not change.
     """
 
     in_place: bool
@@ -106,4 +106,4 @@ CONTRACTS: dict[str, Contract] = {
     "exclusive_scan": Contract(True, "0", "any", _below, reduces=True, keeps=lambda rank, _: rank == 0),
     "barrier": Contract(True, "0", "any", _everybody, reduces=True, counts=False),
 }
-"""Every collective; its place here is its number in the engine."""
+"""All collectives; the index of one is its number in the engine."""

@@ -1,6 +1,6 @@
-"""Algorithms of the caller's own: every step is looked at, the plan proved, and all of it lowered.
+"""The caller's own algorithms: every step is checked, the plan is proved, and all of it is lowered.
 
-What a program writes is trusted with nothing: it may yield anything, and for ever.
+The caller's function is not trusted: it may yield any object, without end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from unisono.plans.plan import Chunk, Copy, Plan, Recv, Reduce, Send, Step, Step
 __all__ = ["CustomPlan", "prepare", "write"]
 
 MOST_STEPS = 1 << 16
-"""Of one rank: a plan of so many takes minutes to prove."""
+"""Of one rank: a plan with this many steps takes minutes to prove."""
 
 MOST_CHUNKS = 1 << 16
 
@@ -28,7 +28,7 @@ class CustomPlan(NamedTuple):
 
     Attributes:
         name: of the function.  code: of every rank, see `lowering`.
-        number: stands for the whole plan where ranks compare their calls; never 0.
+        number: identifies the whole plan when ranks compare their calls; never 0.
         canonical: see `proof.Proof`.
     """
 
@@ -41,15 +41,15 @@ class CustomPlan(NamedTuple):
 def prepare(
     collective: str, function: StepFunction, size: int, root: int, hosts: tuple[int, ...] = ()
 ) -> CustomPlan:
-    """Write down what a function says for every rank, prove it and lower it.
+    """Collect the function's steps for every rank, prove the plan and lower it.
 
     Args:
-        function: (rank, size, root) -> the steps of that rank. What it raises goes on to the caller.
+        function: (rank, size, root) -> the steps of that rank. Its exceptions propagate to the caller.
     Raises:
         PlanError: the plan is wrong; the message shows the rank and the step.
-        TypeError: the function gives something that is no step.
+        TypeError: the function yields an object that is no step.
     """
-    from unisono.plans.proof import prove  # most ranks prove nothing
+    from unisono.plans.proof import prove  # imported late: most ranks prove nothing
 
     plan = write(collective, function, size, root, hosts)
     proof = prove(plan)
@@ -63,10 +63,10 @@ def prepare(
 
 
 def write(collective: str, function: StepFunction, size: int, root: int, hosts: tuple[int, ...] = ()) -> Plan:
-    """Write down what a function says for every rank; nothing is proved.
+    """Collect the function's steps for every rank, without a proof.
 
     Raises:
-        TypeError: the function gives something that is no step.  ValueError: it gives too many.
+        TypeError: the function yields an object that is no step.  ValueError: it yields too many.
     """
     name = str(getattr(function, "__name__", type(function).__name__))
     what = f"{collective}/{name} p={size}"
@@ -81,10 +81,10 @@ def _steps(what: str, rank: int, function: StepFunction, size: int, root: int) -
 
 
 def _checked(where: str, step: object) -> Step:
-    """A step with plain numbers in it.
+    """The step with plain integers.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is no step.
     """
     if isinstance(step, Send):
         return Send(_chunk(where, step.chunk), _ranks(where, step.to))

@@ -1,5 +1,5 @@
-"""Algorithms in which every rank talks to every other at once: the best ones inside one host,
-where sending to many costs one write.
+"""Algorithms in which every rank sends to all others at once. They are the best ones inside one host, where
+sending to many ranks costs one write.
 
 Source: the shared-memory schemes of Graham and Shipman, "MPI Support for Multi-core Architectures:
 Optimized Shared Memory Collectives", EuroPVM/MPI 2008; one-shot and two-shot are NCCL's words.
@@ -29,13 +29,13 @@ __all__ = [
 
 
 def all_reduce_one_shot(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
-    """Every rank sends its whole buffer to all ranks and reduces alone: one step, p times the work."""
+    """Every rank sends its whole buffer to all ranks and reduces all of them: one step, p times the work."""
     yield Send(Out(0), to=others(rank, size))
     yield Reduce(Out(0), frm=tuple(range(size)))
 
 
 def all_reduce_two_shot(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
-    """Rank q reduces chunk q and sends it to all ranks: two steps, no work done twice."""
+    """Rank q reduces chunk q and sends it to all ranks: two steps, each sum is computed once."""
     for peer in others(rank, size):
         yield Send(Out(peer), to=(peer,))
     yield Reduce(Out(rank), frm=tuple(range(size)))
@@ -117,7 +117,7 @@ def scan(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
 
 
 def exclusive_scan(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
-    """As scan, without the own contribution; rank 0 keeps what it had."""
+    """`scan` without the own contribution; the buffer of rank 0 does not change."""
     yield Send(Out(0), to=tuple(range(rank + 1, size)))
     if rank > 0:
         yield Reduce(Out(0), frm=tuple(range(rank)))

@@ -14,7 +14,7 @@ __all__ = ["barrier"]
 
 
 def barrier(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
-    """In round k a rank tells the one 2^k to its right what it knows. Cost: ceil(log2 p) rounds, no bytes."""
+    """In round k a rank notifies the rank 2^k to its right. Cost: ceil(log2 p) rounds, no bytes."""
     for k in range((size - 1).bit_length()):
         yield Send(Out(0), to=((rank + (1 << k)) % size,))
         yield Reduce(Out(0), frm=(rank, (rank - (1 << k)) % size))

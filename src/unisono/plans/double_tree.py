@@ -1,6 +1,7 @@
-"""Two binary trees, each for one half of the buffer: a rank that is a leaf of one is inside the other.
+"""Two binary trees, each for one half of the buffer: a leaf of one tree is an inner node of the other.
 
-So every rank sends and takes about as much as it holds, in 2 log2 p rounds, once segments fill the trees.
+So every rank sends and receives about the size of its buffer, in 2 log2 p rounds, once segments fill the
+trees.
 Source: Sanders, Speck, Traff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan",
 Parallel Computing 35 (2009); the second tree is the first one mirrored or shifted, as in NCCL.
 """
@@ -15,7 +16,7 @@ __all__ = ["all_reduce", "broadcast"]
 
 
 def parent(place: int, size: int) -> int:
-    """The place above `place` in the in-order tree over places 1..size; 0 above its root. Odd are leaves.
+    """The parent of `place` in the in-order tree over places 1..size; 0 for the root. Odd places are leaves.
 
     Example (size=6): 4 is the root; below it 2 and 6; 1 and 3 are below 2, 5 is below 6.
     """
@@ -42,7 +43,7 @@ class Tree:
 
 
 def all_reduce(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
-    """Each half of the buffer goes up its tree and down again. Leaves send first, and take last."""
+    """Each half of the buffer goes up its tree and down again. Leaves send first, and receive last."""
     trees = [Tree(number, rank, tuple(range(size))) for number in (0, 1)]
     leaves_first = sorted((0, 1), key=lambda number: len(trees[number].below))
     for number in leaves_first:
@@ -56,7 +57,7 @@ def all_reduce(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG0
 
 
 def broadcast(rank: int, size: int, root: int) -> Iterator[Step]:
-    """The root gives each half to the root of a tree over all others."""
+    """The root sends each half to the root of a tree over all other ranks."""
     ranks = tuple((root + distance) % size for distance in range(1, size))
     if rank == root:
         for number in (0, 1):

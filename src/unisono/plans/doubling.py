@@ -1,4 +1,4 @@
-"""Recursive doubling: in round k ranks at distance 2^k swap all they have, which then doubles.
+"""Recursive doubling: in round k ranks at distance 2^k exchange all their data, which then doubles.
 
 Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH",
 Int. J. High Perform. Comput. Appl. 19 (2005), section 4; `bruck`: Bruck, Ho, Kipnis, Upfal, Weathersby,
@@ -16,9 +16,10 @@ __all__ = ["Fold", "all_gather", "all_reduce", "bruck"]
 
 
 class Fold:
-    """Any number of ranks seen as a power of two: the first few places are shared by two ranks each.
+    """Maps any number of ranks to a power of two: each of the first few places has two ranks.
 
-    The first rank of a place works, the second one, its `extra`, hands over and is handed the result.
+    The first rank of a place works. The second one, its `extra`, sends its data to it and receives the
+    result.
 
     Example (size=6): 4 places, of ranks 0 and 1, 2 and 3, 4, 5. Fold(3, 6) is place 1, an extra of rank 2.
 
@@ -45,7 +46,7 @@ class Fold:
 
 
 def all_reduce(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
-    """Both of a pair combine both halves: the fewest rounds, for small buffers.
+    """Both ranks of a pair combine their buffers: the fewest rounds, for small buffers.
 
     Cost if p is a power of two: log2(p) (a + b L + g L); other p pay 2(a + b L) more.
     """
@@ -65,7 +66,7 @@ def all_reduce(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG0
 
 
 def all_gather(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
-    """On the hypercube: in round k swap 2^k blocks with the rank at distance 2^k.
+    """On the hypercube: in round k exchange 2^k blocks with the rank at distance 2^k.
 
     Cost if p is a power of two: log2(p) a + (p-1)/p b L; other p pay two more rounds.
     """
@@ -92,7 +93,7 @@ def all_gather(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG0
 
 
 def bruck(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
-    """In round k pass on to the left, 2^k away, all that came from the right; any number of ranks.
+    """In round k send all blocks so far to the rank 2^k to the left; for any number of ranks.
 
     Cost: ceil(log2 p) rounds and (p-1)/p * nbytes of the whole result sent per rank.
 

@@ -1,10 +1,10 @@
-"""Which messages may be read where their sender has them, without a copy: those whose chunk stays as it is
-until its receivers have taken them.
+"""Which messages may be read in the sender's memory, without a copy: those whose chunk does not change until
+its receivers have released the message.
 
-A chunk that is never written again does. So does one that its only receiver overwrites with an answer that it
-sends after it has taken the message; of a buffer that is reduced in place that is each part that somebody
-else reduces. Where ranks hand chunks around in a circle the same may follow from the steps of many others:
-that is not looked for, and a copy is made.
+This holds for a chunk that is never written again. It also holds for a chunk that is overwritten only by an
+answer of its only receiver, which sends the answer after it has released the message. In a buffer that is
+reduced in place these are the parts that other ranks reduce. Where chunks travel around a ring, the same may
+follow from the steps of many ranks: this is not analysed, and a copy is made.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ __all__ = ["exposed"]
 
 
 def exposed(rank: int, plan: Origins) -> list[bool]:
-    """For every step of a rank, whether it sends what may be read in place.
+    """For every step of a rank, whether it sends a message that may be read in place.
 
     Args:
-        plan: the steps of all ranks, of which only some are asked for.
+        plan: the steps of all ranks; only some of them are read.
     """
     steps = plan.steps(rank)
     found = [False] * len(steps)
@@ -35,7 +35,7 @@ def exposed(rank: int, plan: Origins) -> list[bool]:
 
 
 def _answered(rank: int, sent: int, taken: int, plan: Origins) -> bool:
-    """Whether what step `taken` receives was sent after the message of step `sent` was done with."""
+    """Whether the message that step `taken` receives was sent after that of step `sent` was released."""
     steps = plan.steps(rank)
     message, answer = steps[sent], steps[taken]
     if not isinstance(message, Send) or not isinstance(answer, Recv) or message.to != (answer.frm,):

@@ -1,4 +1,5 @@
-"""Recursive halving: swap one half of what is left with a rank ever nearer, keep and add the other.
+"""Recursive halving: in each round exchange half of the remaining data with a nearer rank, and reduce the
+other half.
 
 Source: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004. Ranks beyond a power
 of two are folded into their neighbours first (`doubling.Fold`).

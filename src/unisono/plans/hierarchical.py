@@ -1,8 +1,8 @@
-"""Algorithms for several hosts: as little as possible between them, the rest inside, where it is cheap.
+"""Algorithms for several hosts: they send as little as possible between hosts, where it is expensive.
 
-Hosts may hold any ranks, and any number of them. `hierarchical` algorithms are for large buffers: each host's
-link carries each byte once. `leaders` algorithms are for small ones: one rank per host speaks for it, in few
-rounds.
+A host may have any ranks, and any number of them. `hierarchical` algorithms are for large buffers: each
+host's link carries each byte once. `leaders` algorithms are for small ones: one rank per host communicates,
+in few rounds.
 
 Source: Karonis, de Supinski, Foster, Gropp, Lusk, Bresnahan, "Exploiting hierarchy in parallel computer
 networks to optimize collective operation performance", IPDPS 2000; Jia et al., "Highly scalable deep
@@ -49,18 +49,18 @@ __all__ = [
 ]
 
 Below = Callable[[int, int], Sequence[int]]
-"""A tree over hosts: (place, number of hosts) -> the places below it; place 0 is its root."""
+"""A tree over hosts: (place, number of hosts) -> the places of its children; place 0 is the root."""
 
 
 class Here:
-    """Where a rank stands among the hosts; places of hosts are counted from the root's on.
+    """The position of a rank among the hosts; places of hosts are counted from the root's host.
 
     Example: hosts (0, 0, 1, 1, 1), rank 3, root 0: place 1, ranks (2, 3, 4), near (2, 4), leader 2.
 
     Attributes:
         hosts: the ranks of each host, the root's host first.  place: of this rank's host.
-        ranks: of this host.  near: those but this one, the next one first.
-        leader: speaks for this host: the root, or the first rank.
+        ranks: of this host.  near: the other ranks of this host, the next one first.
+        leader: communicates with other hosts: the root, or the first rank.
     """
 
     def __init__(self, rank: int, hosts: tuple[int, ...], root: int = 0) -> None:
@@ -75,7 +75,7 @@ class Here:
         self.leader = self.leader_of(self.place)
 
     def leader_of(self, place: int) -> int:
-        """The rank that speaks for a host."""
+        """The leader of a host."""
         return self._root if place == 0 else self.hosts[place][0]
 
     def leaders(self) -> tuple[int, ...]:
@@ -90,7 +90,7 @@ class Here:
 
 
 def chain(place: int, count: int) -> Sequence[int]:
-    """One host after the other: every link carries every byte once in and once out."""
+    """A chain of hosts: every link carries every byte once in and once out."""
     return range(place + 1, min(place + 2, count))
 
 
@@ -111,7 +111,7 @@ def among(ranks: tuple[int, ...], steps: StepFunction, rank: int) -> Iterator[St
 
 
 def broadcast_along(rank: int, hosts: tuple[int, ...], root: int, below: Below) -> Iterator[Step]:
-    """Along a tree over the hosts, in each of them to all its ranks."""
+    """Along a tree over the hosts, and in each host to all its ranks."""
     here = Here(rank, hosts, root)
     if rank != here.leader:
         yield Recv(Out(0), frm=here.leader)
@@ -122,7 +122,7 @@ def broadcast_along(rank: int, hosts: tuple[int, ...], root: int, below: Below) 
 
 
 def reduce_along(rank: int, hosts: tuple[int, ...], root: int, below: Below) -> Iterator[Step]:
-    """Up a tree over the hosts, each of which adds its ranks."""
+    """Up a tree over the hosts, each of which reduces its ranks."""
     here = Here(rank, hosts, root)
     if rank != here.leader:
         yield Send(Out(0), to=(here.leader,))
@@ -138,22 +138,22 @@ def reduce_along(rank: int, hosts: tuple[int, ...], root: int, below: Below) -> 
 
 
 def broadcast(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:
-    """From host to host along a chain, in each of them to all its ranks: for large buffers."""
+    """From host to host along a chain, and in each host to all its ranks: for large buffers."""
     return broadcast_along(rank, hosts, root, chain)
 
 
 def leaders_broadcast(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:
-    """Along a binomial tree over the hosts, in each of them to all its ranks: for small buffers."""
+    """Along a binomial tree over the hosts, and in each host to all its ranks: for small buffers."""
     return broadcast_along(rank, hosts, root, children)
 
 
 def reduce(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:
-    """Every host adds its ranks and what the host before it sends: for large buffers."""
+    """Every host adds the message of the host before it to the sum of its ranks: for large buffers."""
     return reduce_along(rank, hosts, root, chain)
 
 
 def leaders_reduce(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:
-    """Up a binomial tree over the hosts, each of which adds its ranks: for small buffers."""
+    """Up a binomial tree over the hosts, each of which reduces its ranks: for small buffers."""
     return reduce_along(rank, hosts, root, children)
 
 
@@ -186,8 +186,9 @@ def barrier(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:  # 
 def all_reduce(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:  # noqa: ARG001
     """Reduce-scatter in every host, all-reduce between hosts chunk by chunk, all-gather in every host.
 
-    On every host a chunk has one owner; between hosts, it has one home, whose owner adds it up. With h hosts
-    every link carries 2(h-1)/h * nbytes in and as much out, however many ranks each host has.
+    On every host a chunk has one owner. One of the hosts is the chunk's home: its owner there computes the
+    sum. With h hosts every link carries 2(h-1)/h * nbytes in and as much out, for any number of ranks per
+    host.
 
         two hosts, ranks 0,1 and 2; chunks 0..3    rank 0   rank 1   rank 2
         owned: 0,1 | 2,3 | 0,1,2,3                 2,3 -> 1  0,1 -> 0
@@ -197,7 +198,7 @@ def all_reduce(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]: 
 
 
 def all_reduce_in_pieces(rank: int, hosts: tuple[int, ...], pieces: int) -> Iterator[Step]:
-    """As `all_reduce`; contributions to a piece leave before the result of the one before is taken."""
+    """`all_reduce` in pieces; contributions to a piece are sent before the previous result is received."""
     here = Here(rank, hosts)
     count = len(here.hosts)
     width = count * max(map(len, here.hosts))
@@ -224,12 +225,12 @@ def all_reduce_in_pieces(rank: int, hosts: tuple[int, ...], pieces: int) -> Iter
 
 
 class _Piece:
-    """Some chunks of an all-reduce on several hosts, as one rank has them.
+    """Some chunks of an all-reduce on several hosts, for one rank.
 
     Attributes:
-        away, stays: chunks whose home is on another host, or here; what must leave goes first.
-        mine: those that this rank owns on its host; mine_away, mine_here: as above.
-        up: what goes to homes on other hosts.
+        away, stays: chunks whose home is another host, or this one; those that must leave come first.
+        mine: the chunks that this rank owns on its host; mine_away, mine_here: as above.
+        up: the sends to homes on other hosts.
     """
 
     def __init__(self, here: Here, rank: int, chunks: range) -> None:
@@ -254,7 +255,7 @@ class _Piece:
         return tuple(self._owner(place, chunk) for place in range(self._count) if place != self._here.place)
 
     def given(self, part: list[int]) -> list[Send]:
-        """What goes to their owners on this host."""
+        """The sends to the owners on this host."""
         here = self._here
         return [
             Send(Out(chunk), to=(peer,))
@@ -264,21 +265,21 @@ class _Piece:
         ]
 
     def reduced(self) -> list[Reduce]:
-        """What this rank adds up for everybody."""
+        """The chunks whose final sum this rank computes."""
         return [Reduce(Out(c), frm=(*self._here.ranks, *self._abroad(c))) for c in self.mine_here]
 
     def results(self) -> list[Send]:
-        """That, to the other hosts."""
+        """The sends of these sums to the other hosts."""
         return [Send(Out(chunk), to=self._abroad(chunk)) for chunk in self.mine_here]
 
     def taken(self) -> list[tuple[int, int]]:
-        """(owner on this host, chunk) of what this rank gets from it."""
+        """(owner on this host, chunk) of the results that this rank receives from it."""
         here = self._here
         return [(p, c) for p in here.near for c in self._order if self._owner(here.place, c) == p]
 
 
 def carrier(ranks: tuple[int, ...], block: int, at_home: tuple[int, ...]) -> int:
-    """The rank of a host that passes a block on; a block's own rank on its own host."""
+    """The rank of a host that forwards a block; on the block's own host, its own rank."""
     return ranks[at_home.index(block) % len(ranks)]
 
 
@@ -309,7 +310,7 @@ def all_gather(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]: 
 
 
 def reduce_scatter(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:  # noqa: ARG001
-    """Sums travel around a ring of hosts, each of which adds its ranks', and end where they belong.
+    """Sums travel around a ring of hosts, each of which adds its ranks, and end at their destination.
 
     Every link carries every block of the other hosts once out, and all but the previous host's once in.
     """

@@ -1,4 +1,4 @@
-"""The simplest algorithms: the root, or the chain, does one thing after another. Yardsticks.
+"""The simplest algorithms: the root, or a chain, handles one rank after another. They serve for comparison.
 
 Source: Chan, Heimlich, Purkayastha, van de Geijn, "Collective communication: theory, practice, and
 experience", Concurrency Computat.: Pract. Exper. 19 (2007).

@@ -24,17 +24,17 @@ _OPCODES: dict[type, int] = {Send: 0, Recv: 1, Reduce: 2, Copy: 3}
 _SPACES = {"out": 0, "in": 1, "tmp": 2}
 _FINAL, _RAW, _LAST, _OPEN, _ROUNDS = 1, 2, 4, 8, 16
 _NOT, _SEGMENTS, _AHEAD = range(3)  # how a plan lends
-_CROWD = 64  # of more ranks than this only some steps are looked at: to see all of them takes long
+_CROWD = 64  # above this size only some steps are analysed: all of them take too long
 _CUSTOM = 255  # an algorithm that is not in the catalogue
 
 
 def lower(plan: Plan, *, idempotent: bool = False) -> list[list[int]]:
-    """Prove a plan; the code of every rank. idempotent: see `proof.prove`.
+    """Prove a plan; returns the code of every rank. idempotent: see `proof.prove`.
 
     Raises:
         PlanError: the plan is wrong.
     """
-    from unisono.plans.proof import run  # ranks lower their own code only, and prove nothing
+    from unisono.plans.proof import run  # imported late: ranks lower only their own code
 
     in_flight, findings = run(instance(plan, Plan, "plan"), idempotent=idempotent)
     edges = coded_edges(plan.coding, plan.hosts)
@@ -63,9 +63,9 @@ def lower_rank(
     hosts: tuple[int, ...] = (),
     coding: str = "",
 ) -> list[int]:
-    """The code of one rank of a catalogued plan, without writing down and proving the whole plan.
+    """The code of one rank of a catalogued plan, without building and proving the whole plan.
 
-    It is `lower(make(...))[rank]`: the tests compare the two, and prove what is in the catalogue.
+    It equals `lower(make(...))[rank]`: the tests compare the two, and prove the catalogue.
 
     Raises:
         PlanError: there is no such algorithm for this collective, or hosts are not those of `size` ranks.
@@ -109,9 +109,9 @@ def _everybody(size: int, ranks: int) -> bool:
 
 
 def _raw(rank: int, steps: Sequence[Step], given: str, keeps: Sequence[bool] = ()) -> list[bool]:
-    """For every step, whether what it reads as its own is still as the caller gave it.
+    """For every step, whether its own chunk still has the caller's values.
 
-    keeps: for every step, whether it sends codes and leaves what they decode to.
+    keeps: for every step, whether it sends codes and stores the decoded values.
     """
     touched: set[Chunk] = set()
     copies: set[Chunk] = set()
@@ -139,7 +139,7 @@ def _own(rank: int, step: Step) -> Chunk | None:
 def _header(
     collective: str, algorithm: str, size: int, steps: Iterable[Step], in_flight: int, lends: int
 ) -> list[int]:
-    """The header before the steps. It is the same on all ranks, but for their scratch memory."""
+    """The header before the steps. It is equal on all ranks, except for their scratch memory."""
     names, contract = algorithm_names(), CONTRACTS[collective]
     seen = dict.fromkeys(_SPACES, 0)
     for step in steps:
@@ -154,8 +154,8 @@ def _header(
 
 
 def _lends(collective: str, size: int, plan: Iterable[Iterable[Step]], hosts: tuple[int, ...]) -> int:
-    """Segments: a plan inside one host only moves what stays as it is, so that any size can be lent. Ahead:
-    and its messages may run ahead of their segments.
+    """Segments: a plan within one host sends only chunks that do not change, so any size can be lent. Ahead:
+    also, its messages may run ahead of their segments.
     """
     if CONTRACTS[collective].reduces or len(set(hosts)) > 1 or size > _CROWD:
         return _NOT
@@ -173,8 +173,8 @@ def _lends(collective: str, size: int, plan: Iterable[Iterable[Step]], hosts: tu
 
 
 def _may_run_ahead(steps: Sequence[Step]) -> bool:
-    """Whether each message has one receiver, none goes into scratch memory, which has room for a segment, and
-    nothing else writes their chunks or reads those that are still to come.
+    """Whether each message has one receiver, none goes into scratch memory, which holds only a segment, and
+    no other step writes their chunks or reads chunks that have not arrived.
     """
     messages = {step.chunk for step in steps if isinstance(step, (Send, Recv))}
     seen: set[Chunk] = set()
@@ -190,10 +190,10 @@ def _may_run_ahead(steps: Sequence[Step]) -> bool:
 
 
 def _last(steps: Sequence[Step], *, reduces: bool) -> list[bool]:
-    """For every step, whether it sends a chunk of the caller's that nothing is written over afterwards.
+    """For every step, whether it sends a chunk of the caller's that no later step writes.
 
-    Where contributions are combined, only one that a reduction has written: others are best staged, where
-    they are read in place.
+    If the collective reduces, only chunks that a reduction has written: the others are better staged, because
+    reductions read staging memory in place.
     """
     writes: dict[Chunk, int] = {}
     reduced: set[Chunk] = set()
@@ -251,7 +251,7 @@ def _encode_coded(
     keeps: list[bool],
     edges: Edges,
 ) -> list[int]:
-    """As `_encode`; nothing is lent, and what is sent as codes is not read in place."""
+    """`_encode` for a plan with codes: nothing is lent, and codes are not read in place."""
     none_ = [False] * len(steps)
     return _encode(rank, steps, raw, complete, none_, none_, keeps, edges, size)
 

@@ -1,9 +1,9 @@
-"""Algorithms for several hosts in which no value passes more than one edge between them.
+"""Algorithms for several hosts in which a value crosses only one edge between hosts.
 
-So edges between hosts can carry codes, see `coded`: what is encoded comes from the rank that had the value,
-or from its host's sum, and goes to the rank that adds it up, or to one rank of each host, which hands it on.
+So these edges can carry codes, see `coded`. An encoded value comes from its own rank or is a host's sum. It
+goes to the rank that computes the sum, or to one rank of each host, which forwards it.
 
-Source: as `hierarchical`; within each host and between hosts these are the direct algorithms.
+Source: see `hierarchical`; within hosts and between hosts these are the direct algorithms.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ __all__ = ["all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter"]
 
 
 def star(place: int, count: int) -> Sequence[int]:
-    """All hosts below the first."""
+    """A flat tree: all hosts below the first."""
     return range(1, count) if place == 0 else ()
 
 
 PIECES = 8
-"""While one is added up and encoded, the next is on its way."""
+"""The number of pieces: while one is summed and encoded, the next one is sent."""
 
 
 def all_reduce(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:  # noqa: ARG001
-    """As `all_reduce`, in pieces: the contributions to one leave before the result of the one before."""
+    """`all_reduce` in pieces: the contributions to one are sent before the result of the previous one."""
     return all_reduce_in_pieces(rank, hosts, PIECES)
 
 
 def broadcast(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:
-    """From the root to every other host, in each of them to all its ranks."""
+    """From the root to every other host, and in each host to all its ranks."""
     return broadcast_along(rank, hosts, root, star)
 
 
 def reduce(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:
-    """Every host adds its ranks and sends that to the root."""
+    """Every host reduces its ranks and sends the sum to the root."""
     return reduce_along(rank, hosts, root, star)
 
 
 def all_gather(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:  # noqa: ARG001
-    """Every rank sends its block to one rank of each other host, which hands it on.
+    """Every rank sends its block to one rank of each other host, which forwards it.
 
     Every link carries every block of the other hosts once in, and its own once out to each of them.
     """
@@ -70,7 +70,7 @@ def all_gather(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]: 
 
 
 def reduce_scatter(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]:  # noqa: ARG001
-    """Every host adds its ranks' blocks and sends each to the rank it is for, which adds them up.
+    """Every host reduces the blocks of its ranks and sends each sum to the block's rank, which adds them.
 
     Every link carries every block of the other hosts once out, and its own once in from each of them.
     """

@@ -1,8 +1,8 @@
-"""Whose contributions the results of one rank hold: its messages are followed back to where they began.
+"""Traces the results of one rank back to the contributions in them.
 
-The proof finds this for all ranks by running them all. One rank that only wants its own code asks here:
-of the others it writes down no more steps than lead to its own results, or to an answer to its own messages:
-a small part of most plans. It trusts the plan: a wrong one is refused by `proof.prove`, not here.
+The proof finds this for all ranks by running all of them. A rank that needs only its own code uses this
+module: it builds only those steps of other ranks that lead to its own results, or to answers to its own
+messages. In most plans these are few. It trusts the plan: `proof.prove` refuses wrong ones.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from unisono.plans.plan import Chunk, Copy, Recv, Reduce, Send, Step
 __all__ = ["Origins"]
 
 _Node = tuple[int, int]
-"""(rank, number of the step that wrote a value), number -1: what the rank started with."""
+"""(rank, number of the step that wrote a value); number -1: the rank's initial value."""
 
 
 class _Steps:
-    """A rank's steps, written down as far as somebody asked, and where its values and messages come from."""
+    """A rank's steps, built as far as needed, and the origins of its values and messages."""
 
     def __init__(self, steps: Iterable[Step]) -> None:
         self._coming = iter(steps)
@@ -31,7 +31,7 @@ class _Steps:
         self._writes: dict[Chunk, list[int]] = defaultdict(list)
 
     def read(self) -> bool:
-        """Write down one step more; whether there was one."""
+        """Build one more step; returns whether there was one."""
         step = next(self._coming, None)
         if step is None:
             return False
@@ -47,11 +47,11 @@ class _Steps:
         return True
 
     def sends(self, number: int, peer: int) -> int:
-        """How many messages to a peer come before a step."""
+        """How many messages to a peer are sent before a step."""
         return bisect_left(self.sent[peer], number, key=itemgetter(0))
 
     def takes(self, number: int, peer: int) -> int:
-        """How many messages of a peer are taken before a step."""
+        """How many messages of a peer are received before a step."""
         return bisect_left(self.taken[peer], number)
 
     def written(self, chunk: Chunk, before: int) -> int:
@@ -62,7 +62,7 @@ class _Steps:
 
 
 class Origins:
-    """Follows the values of a plan back.
+    """Traces the values of a plan back.
 
     Args:
         steps: rank -> its steps.
@@ -81,7 +81,7 @@ class Origins:
         return mine.steps
 
     def ranks(self, rank: int, number: int) -> int:
-        """Whose contributions the result of a rank's step holds: bit r stands for rank r."""
+        """The contributions in the result of a rank's step: bit r for rank r."""
         wanted: list[_Node] = [(rank, number)]
         while wanted:
             node = wanted[-1]
@@ -98,7 +98,7 @@ class Origins:
         return self._known[rank, number]
 
     def answered(self, rank: int, sent: int, taken: int, peer: int) -> bool:
-        """Whether a peer takes the message of step `sent` of a rank before it sends that of step `taken`."""
+        """Whether a peer receives a rank's message of step `sent` before it sends that of step `taken`."""
         mine, theirs = self._rank(rank), self._rank(peer)
         message, answer = mine.sends(sent, peer), mine.takes(taken, peer)
         takes, sends = theirs.taken[rank], theirs.sent[rank]

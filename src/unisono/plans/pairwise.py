@@ -1,4 +1,4 @@
-"""All-to-all in which every rank has one partner at a time, so that no port and no link is crowded.
+"""All-to-all in which every rank has one partner at a time, so that no port and no link is overloaded.
 
 Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH",
 Int. J. High Perform. Comput. Appl. 19 (2005), section 4.
@@ -14,7 +14,7 @@ __all__ = ["all_to_all"]
 
 
 def all_to_all(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
-    """In round k swap blocks with rank XOR k, or send to rank+k and take from rank-k.
+    """In round k exchange blocks with rank XOR k, or send to rank+k and receive from rank-k.
 
     Cost: p-1 rounds and (p-1)/p * nbytes sent per rank.
     """

@@ -1,15 +1,15 @@
-"""What a plan is: for every rank a short list of steps over chunks of a buffer.
+"""A plan: for every rank a short list of steps over chunks of a buffer.
 
-A plan says nothing of bytes, dtypes, segments or transports. It is built by a function that
-reads like the paper it comes from, proved by `proof.prove`, flattened by `lowering.lower` and
-run by the engine. This module only defines the steps.
+A plan does not depend on bytes, dtypes, segments or transports. A function that reads like its paper builds
+it, `proof.prove` proves it, `lowering.lower` flattens it, and the engine runs it. This module only defines
+the steps.
 
 Chunks live in three spaces:
 
     Out(i)   what the collective produces; for in-place ones (all_reduce, broadcast, reduce, scans)
-             also what it starts from
-    In(i)    what the caller gives, where that is another buffer; never written
-    Tmp(i)   scratch memory, as long as the chunk of the same number that it stands for
+             also the initial data
+    In(i)    the caller's input, if that is another buffer; never written
+    Tmp(i)   scratch memory, as long as the In or Out chunk of the same number
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Chunk(NamedTuple):
 
 
 def Out(index: int) -> Chunk:  # noqa: N802
-    """Chunk `index` of the result (and, in place, of the start)."""
+    """Chunk `index` of the result (in place: also of the initial data)."""
     return Chunk("out", index)
 
 
@@ -72,7 +72,7 @@ def Tmp(index: int) -> Chunk:  # noqa: N802
 
 
 class Send(NamedTuple):
-    """Hand a chunk to one or several ranks."""
+    """Send a chunk to one or several ranks."""
 
     chunk: Chunk
     to: tuple[int, ...]
@@ -82,7 +82,7 @@ class Send(NamedTuple):
 
 
 class Recv(NamedTuple):
-    """Take a chunk over from a rank."""
+    """Receive a chunk from a rank."""
 
     chunk: Chunk
     frm: int
@@ -94,8 +94,8 @@ class Recv(NamedTuple):
 class Reduce(NamedTuple):
     """Combine the contributions of `frm` in the written order into `chunk`.
 
-    This rank's own number among `frm` stands for its own contribution: `own`, or `chunk` itself
-    when `own` is None. If it is not among them, only the others' contributions are combined.
+    This rank's own number in `frm` means its own contribution: `own`, or `chunk` itself when `own` is None.
+    If it is not in `frm`, only the contributions of other ranks are combined.
     """
 
     chunk: Chunk
@@ -138,9 +138,9 @@ class Plan(_Plan):
 
     Attributes:
         collective: one of `contracts.CONTRACTS`.  algorithm: its name in `catalog.ALGORITHMS`.
-        size: the number of ranks.  root: the rank that is special, 0 where none is.
+        size: the number of ranks.  root: the root rank; 0 for collectives without a root.
         steps: steps[rank] is that rank's list, run in order.
-        hosts: the number of the host of each rank; () stands for one host.
+        hosts: the number of the host of each rank; (): one host.
         coding: which edges carry codes, see `coded`: "" none, "between" those between hosts, "all" all.
     """
 
@@ -150,7 +150,7 @@ class Plan(_Plan):
         return f"{self.collective}/{self.algorithm} p={self.size}{root}{coding}"
 
     def chunks(self, space: str) -> int:
-        """How many chunks of a space the plan speaks of."""
+        """How many chunks of a space the plan uses."""
         return self._chunks.get(space, 0)
 
     @cached_property
@@ -179,7 +179,7 @@ def build(
     hosts: tuple[int, ...] = (),
     coding: str = "",
 ) -> Plan:
-    """Write down an algorithm's steps for every rank of a group of `size`."""
+    """Build the plan: an algorithm's steps for every rank of a group of `size`."""
     whole(size, "size", 1, MOST_RANKS)
     if not callable(steps):
         raise TypeError(f"steps is a {type(steps).__name__}, expected a function of rank, size and root")
@@ -188,7 +188,7 @@ def build(
 
 
 def others(rank: int, size: int) -> tuple[int, ...]:
-    """All ranks but this one, its right-hand neighbour first: ranks differ in whom they ask first.
+    """All other ranks, the right-hand neighbour first, so that ranks begin with different peers.
 
     Example (size=4): others(1, 4) == (2, 3, 0)
     """
@@ -209,11 +209,11 @@ def by_host(hosts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
 
 
 def exchange(rank: int, sends: Iterable[Send], takes: Iterable[Recv | Reduce]) -> Iterator[Step]:
-    """All sends, then all takes, but in turns where an edge would hold more messages than it can.
+    """All sends, then all receives, but in turns where an edge would hold more messages than it can.
 
-    Sends that stand side by side and go to the same ranks travel together: they cost one latency.
-    Message n on an edge belongs to turn n // 8. When all ranks take turns, none is more than two ahead of
-    what was taken from it, so an edge holds 16 at most.
+    Successive sends to the same ranks overlap: together they cost one latency. Message n on an edge belongs
+    to turn n // 8. When all ranks take turns, a sender is at most two turns ahead of its receivers, so an
+    edge holds at most 16 messages.
     """
     given, taken = _turns(rank, sends), _turns(rank, takes)
     for turn in range(max(len(given), len(taken)) + 1):
@@ -226,7 +226,7 @@ def exchange(rank: int, sends: Iterable[Send], takes: Iterable[Recv | Reduce]) -
 def _turns(rank: int, steps: Iterable[Send | Recv | Reduce]) -> list[list[Step]]:
     turns: list[list[Step]] = [[]]
     seen: Counter[int] = Counter()
-    latest: dict[int, int] = {}  # what goes over one edge stays in order
+    latest: dict[int, int] = {}  # messages on one edge stay in order
     for step in steps:
         named = step.to if isinstance(step, Send) else (step.frm,) if isinstance(step, Recv) else step.frm
         turn = 0

@@ -1,15 +1,14 @@
 """Prove a plan by running it on symbols.
 
-Every chunk holds a value: whose contributions it combines, and in what order. The ranks' steps are
-run greedily over edges that hold a bounded number of messages and senders that can have a bounded
-number of messages outstanding, as the engine's do.
+Every chunk holds a value: the contributions that it combines, and their order. The ranks' steps are run
+greedily. As in the engine, an edge holds a bounded number of messages, and a sender can have a bounded number
+outstanding.
 
-Why one run proves every interleaving: a rank's steps are a fixed sequence, each of which waits for
-counters that only grow (messages arrived on an edge, messages taken from it). Such a system is
-confluent: whatever order the ranks run in, it ends in the same state, or is stuck in the same place
-(Kahn, "The semantics of a simple language for parallel programming", IFIP 1974). The same argument
-covers many operations and segments in a row: running them one after the other is one of the
-interleavings.
+Why one run proves every interleaving: a rank's steps are a fixed sequence, and each waits for counters that
+only grow (messages arrived on an edge, messages received from it). Such a system is confluent: in whatever
+order the ranks run, it ends in the same state, or blocks at the same place (Kahn, "The semantics of a simple
+language for parallel programming", IFIP 1974). The same argument covers several operations and segments in
+succession: running them one after another is one of the interleavings.
 """
 
 from __future__ import annotations
@@ -27,24 +26,24 @@ __all__ = ["CODES", "EDGE_CAPACITY", "Deadlock", "Finding", "Proof", "Value", "p
 
 
 CODES = "codes"
-"""(CODES, order): what the codes of a value decode to."""
+"""(CODES, order): the decoded codes of a value."""
 
 
 class Deadlock(PlanError):
-    """Ranks wait for each other in a circle."""
+    """Ranks wait for each other in a cycle."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """What a chunk holds.
+    """The value of a chunk.
 
     Attributes:
         order: how it was combined; equal orders mean equal bits. A contribution, or a tuple of orders.
         ranks: bit r is set when rank r contributed.  block: which block of theirs.
-        raw: it is one rank's contribution as that rank gave it: neither sent nor reduced yet
-            (PREMUL_SUM multiplies at that moment, once).
+        raw: it is one rank's untouched contribution: neither sent nor reduced yet (PREMUL_SUM multiplies at
+            the first send or Reduce, once).
         lossy: bit r is set when the contribution of rank r has been encoded.
-        decoded: it is what codes decode to, with nothing added since.
+        decoded: it is a decoded value, to which nothing was added since.
     """
 
     order: tuple[object, ...]
@@ -57,7 +56,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Finding:
-    """What the run saw at one step: the value it read as its own, and the one it left."""
+    """The values at one step: the own value that it read, and the one that it wrote."""
 
     own: Value | None
     result: Value | None
@@ -65,14 +64,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Proof:
-    """What holds of a plan beyond being right.
+    """Further properties of a correct plan.
 
     Attributes:
-        canonical: every reduction combines untouched contributions in the order of ranks, all at once:
-            the same bits as any other canonical plan, however the buffer is cut. Partial results that are
-            rounded and sent on, as around a ring, are not canonical.
-        encodings: how often a contribution is encoded on its way into a result, at most.
-        results: how results are combined, each way once; what has been encoded stands as (CODES, order).
+        canonical: every reduction combines untouched contributions in the order of ranks, all at once: the
+            bits equal those of any other canonical plan, however the buffer is cut. A plan that rounds and
+            forwards partial results, as around a ring, is not canonical.
+        encodings: how often a contribution is encoded before it is in a result, at most.
+        results: the orders in which results are combined, each once; an encoded value is (CODES, order).
     """
 
     canonical: bool
@@ -84,12 +83,12 @@ class Proof:
 class _Rank:
     chunks: dict[Chunk, Value]
     next_step: int = 0
-    outstanding: deque[list[int]] = field(default_factory=deque)  # per message: receivers still to take it
+    outstanding: deque[list[int]] = field(default_factory=deque)  # per message: receivers left
     findings: list[Finding] = field(default_factory=list)
 
 
 def start(plan: Plan, rank: int) -> dict[Chunk, Value]:
-    """What a rank holds before its first step."""
+    """The values of a rank before its first step."""
     contract = CONTRACTS[plan.collective]
     space = "out" if contract.in_place else "in"
     if not contract.gives(rank, plan.root):
@@ -126,7 +125,7 @@ class _Run:
     # ---- steps ---------------------------------------------------------------------------------------
 
     def advance(self, rank: int) -> bool:
-        """Run as many steps of a rank as can run now; whether there was one."""
+        """Run all steps of a rank that can run now; returns whether there was one."""
         state, steps, moved = self.ranks[rank], self.plan.steps[rank], False
         while state.next_step < len(steps) and self._ready(rank, steps[state.next_step]):
             self._do(rank, steps[state.next_step])
@@ -206,7 +205,7 @@ class _Run:
         self.ranks[rank].findings.append(Finding(own, result))
 
     def _encode(self, rank: int, value: Value) -> Value:
-        """What the codes of a value decode to; refuse what would lose more than once what a codec loses."""
+        """The decoded codes of a value; refuses an encoding that would add a second error."""
         if value.decoded and self.idempotent:
             return value
         if value.decoded:
@@ -305,12 +304,12 @@ class _Run:
 def run(
     plan: Plan, *, edge_capacity: int = EDGE_CAPACITY, idempotent: bool = False
 ) -> tuple[int, list[list[Finding]]]:
-    """Run a plan on symbols: (messages in flight, for every rank and step what it read and left).
+    """Run a plan on symbols: (messages in flight, the findings of every rank and step).
 
-    Messages in flight is what a sender must be able to have outstanding for the plan not to
-    deadlock; the engine sizes segments by it. As many as there are chunks cost nothing (a segment of
-    all of them fits into staging) and are enough for every algorithm of the catalogue; more are found
-    by doubling.
+    Messages in flight: how many a sender must be able to have outstanding so that the plan does not deadlock.
+    The engine chooses the size of segments by it. As many as there are chunks cost nothing (a segment of all
+    of them fits into staging memory), and are enough for every algorithm of the catalogue; a larger number is
+    found by doubling.
 
     Raises:
         PlanError: a deadlock, a read before a write, a contribution twice, a message that no rank receives.
@@ -336,17 +335,20 @@ def _finished(plan: Plan, edge_capacity: int, idempotent: bool) -> tuple[int, _R
 
 
 def prove(plan: Plan, *, edge_capacity: int = EDGE_CAPACITY, idempotent: bool = False) -> Proof:
-    """Show that a plan is right, or raise an error that shows the step where it is not.
+    """Prove that a plan is correct, or raise an error with the step where it is not.
 
-    Proved, for this number of ranks and any interleaving: every output chunk holds exactly the
-    contributions its contract names, each once; where ranks must agree they combined them in one
-    order, so that the bits agree; what a rank gets has gone through a Reduce, which PREMUL_SUM needs; nothing
-    is read before it is written; the caller's input is never written; no deadlock, with edges of
-    `edge_capacity` messages; no message is left over. Where edges carry codes: a contribution is encoded once
-    as itself, or in a host's sum, and once in the complete result; and all ranks get the same bits.
+    The proof holds for this number of ranks and any interleaving. It shows that
+
+    - every output chunk holds exactly the contributions of its contract, each once;
+    - where ranks must agree, all combine them in one order, so that the bits agree;
+    - every result has gone through a Reduce, which PREMUL_SUM needs;
+    - nothing is read before it is written, and the caller's input is never written;
+    - the plan does not deadlock, with edges of `edge_capacity` messages, and no message is left over;
+    - where edges carry codes, a contribution is encoded once by itself or in a host's sum, and once in the
+      complete result, and all ranks get the same bits.
 
     Args:
-        idempotent: what codes decode to has the same codes again, so that it may be passed on.
+        idempotent: encoding a decoded value gives the same codes again, so that it may be forwarded.
     Raises:
         PlanError: the plan is wrong; the message shows the rank and the step.
     """
@@ -371,7 +373,7 @@ def prove(plan: Plan, *, edge_capacity: int = EDGE_CAPACITY, idempotent: bool = 
 
 
 def _encodings(order: object) -> int:
-    """How often a contribution in it has been encoded, at most."""
+    """How often a contribution in this order has been encoded, at most."""
     if not isinstance(order, tuple) or isinstance(order[0], int):
         return 0
     if order[0] == CODES:

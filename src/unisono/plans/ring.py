@@ -1,4 +1,4 @@
-"""Ring algorithms: every rank talks to its two neighbours only, and every link carries the same.
+"""Ring algorithms: every rank communicates with its two neighbours only, and all links carry equally much.
 
 Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
 J. Parallel Distrib. Comput. 69 (2009).
@@ -17,7 +17,7 @@ def all_reduce(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG0
     """Reduce-scatter around the ring, then all-gather around it.
 
     Cost: 2(p-1) steps, 2(p-1)/p * nbytes sent per rank.
-    In step k of the first phase rank r sends partition r-k and takes over r-k-1; it ends with
+    In step k of the first phase rank r sends partition r-k and receives r-k-1; it ends with
     partition r+1 complete.
 
         p=3     step 0    step 1    | step 0    step 1
@@ -37,7 +37,7 @@ def all_reduce(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG0
 
 
 def reduce_scatter(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
-    """Partial sums travel around the ring and end, complete, where they belong.
+    """Partial sums travel around the ring and end, complete, at their destination.
 
     Cost: p-1 steps, (p-1)/p * nbytes sent per rank.
     """

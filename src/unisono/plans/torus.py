@@ -15,9 +15,9 @@ __all__ = ["all_reduce", "grid"]
 
 
 def grid(hosts: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The rows: hosts, where there are several of one size; else as square as the number of ranks allows.
+    """The rows: the hosts, if there are several of equal size; otherwise a grid as square as possible.
 
-    Example: six ranks of one host lie in rows (0, 1, 2) and (3, 4, 5).
+    Example: six ranks of one host are in rows (0, 1, 2) and (3, 4, 5).
     """
     rows = by_host(hosts)
     if len(rows) > 1 and len({len(row) for row in rows}) == 1:
@@ -32,7 +32,7 @@ def all_reduce(rank: int, hosts: tuple[int, ...], root: int) -> Iterator[Step]: 
     """Reduce-scatter along the row, all-reduce along the column, all-gather along the row.
 
     Cost on r rows of c ranks: 2(c-1 + r-1) a + 2(p-1)/p b L + (p-1)/p g L.
-    A row's ranks share the buffer in c groups of r chunks, a column's share a group.
+    The ranks of a row divide the buffer into c groups of r chunks; those of a column share one group.
     """
     rows = grid(hosts)
     height, width = len(rows), len(rows[0])

@@ -1,4 +1,4 @@
-"""Binomial trees: ceil(log2 p) rounds, in each of which the ranks that have something double.
+"""Binomial trees: ceil(log2 p) rounds, in each of which the number of ranks with data doubles.
 
 Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH",
 Int. J. High Perform. Comput. Appl. 19 (2005), section 4.
@@ -14,7 +14,7 @@ __all__ = ["all_reduce", "broadcast", "gather", "gather_broadcast", "reduce", "s
 
 
 def children(place: int, size: int) -> list[int]:
-    """Places below `place` in the tree over places 0..size-1, nearest first.
+    """The children of `place` in the tree over places 0..size-1, nearest first.
 
     A place's children are at distance 1, 2, 4 ... below its lowest set bit.
     Example (size=8): children(0) == [1, 2, 4], children(4) == [5, 6], children(6) == [7]
@@ -25,7 +25,7 @@ def children(place: int, size: int) -> list[int]:
 
 
 def broadcast(rank: int, size: int, root: int) -> Iterator[Step]:
-    """From the root down. Cost: ceil(log2 p) rounds, nbytes each."""
+    """Down the tree, from the root. Cost: ceil(log2 p) rounds, nbytes each."""
     place = (rank - root) % size
     if place:
         yield Recv(Out(0), frm=(place - (place & -place) + root) % size)
@@ -57,9 +57,9 @@ def all_reduce(rank: int, size: int, root: int) -> Iterator[Step]:
 
 
 def gather(rank: int, size: int, root: int) -> Iterator[Step]:
-    """From the leaves up: a rank hands on all blocks from below it at once. All blocks are equally long.
+    """Up the tree: a rank forwards all blocks of its subtree at once. All blocks are equally long.
 
-    Cost: ceil(log2 p) rounds; the root takes (p-1)/p of the whole.
+    Cost: ceil(log2 p) rounds; the root receives (p-1)/p of the whole.
     """
     place = (rank - root) % size
     held = Out if place == 0 else Tmp
@@ -77,7 +77,7 @@ def gather(rank: int, size: int, root: int) -> Iterator[Step]:
 
 
 def scatter(rank: int, size: int, root: int) -> Iterator[Step]:
-    """From the root down: a rank is handed all blocks of those below it at once. All are equally long.
+    """Down the tree: a rank receives all blocks of its subtree at once. All blocks are equally long.
 
     Cost: ceil(log2 p) rounds; the root sends (p-1)/p of the whole.
     """
@@ -96,7 +96,7 @@ def scatter(rank: int, size: int, root: int) -> Iterator[Step]:
 
 def gather_broadcast(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
     """All-gather: gather to rank 0, then broadcast the whole. Cost: 2 ceil(log2 p) rounds."""
-    for step in gather(rank, size, 0):  # what passes through on the way up comes back on the way down
+    for step in gather(rank, size, 0):  # blocks that are forwarded on the way up come back on the way down
         if isinstance(step, Recv):
             yield Recv(Out(step.chunk.index), frm=step.frm)
         elif isinstance(step, Send) and step.chunk.space == "tmp":
@@ -110,6 +110,6 @@ def gather_broadcast(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa
 
 
 def _subtree(place: int, size: int) -> range:
-    """The places of the tree below `place`, itself first. Example (size=7): 4, 5, 6 for place 4."""
+    """The places of the subtree of `place`, itself first. Example (size=7): 4, 5, 6 for place 4."""
     reach = place & -place if place else size
     return range(place, min(place + reach, size))

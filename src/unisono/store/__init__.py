@@ -1,11 +1,11 @@
-"""Key-value stores that bring ranks together.
+"""Key-value stores for the rendezvous of ranks.
 
 Four of them:
 
     HashStore     threads of one process             PrefixStore   its own keys in another store
     FileStore     processes that share a file        TCPStore      client of a `StoreServer`, anywhere
 
-Those that most ranks do without are loaded on first use.
+Stores that most ranks do not need are loaded on first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Addresses of stores: listening on exactly the one that was asked for, and writing one down."""
+"""Addresses of stores: listening on exactly the given one, and formatting one."""
 
 from __future__ import annotations
 
@@ -53,5 +53,5 @@ def _bind_text(host: str, port: int, failure: OSError) -> str:
 
 
 def shown(host: str, port: int) -> str:
-    """The address as people write it: "127.0.0.1:29500", "[::1]:29500"."""
+    """The address as text: "127.0.0.1:29500", "[::1]:29500"."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,9 +1,9 @@
-"""Authenticates the store's clients, and bounds what an unauthenticated peer may cost.
+"""Authenticates the store's clients, and limits the cost of unauthenticated peers.
 
-An unauthenticated peer has not yet sent its Hello or, where the job has a token, its proof. It may send
+An unauthenticated peer has not yet sent its Hello or, if the job has a token, its proof. It may send
 `wire.HELLO_LIMIT` bytes and stay for two seconds. When the limit of such peers is reached, the oldest one is
-dropped, once it had time enough for an honest handshake. Many silent connections therefore delay a new client
-by a fraction of a second, and authenticated clients by nothing.
+dropped, provided it had enough time for an honest handshake. So many silent connections delay a new client by
+a fraction of a second, and do not delay authenticated clients.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SERVER = "store"  # the server's name in the handshake
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """What is asked of clients, and how many may be unauthenticated; see `StoreServer`."""
+    """The requirements for clients, and the limit of unauthenticated ones; see `StoreServer`."""
 
     job: str
     token: bytes
@@ -64,7 +64,7 @@ class Admission:
         """The answer to the next frame of an unauthenticated peer. Raises `wire.Unreadable` for other bytes.
 
         Args:
-            full: whether a client of that name comes too late, because the job is ending.
+            full: whether a client of that name is too late, because the job is ending.
         """
         if caller.hello is not None:
             return self._judge(caller, caller.hello, wire.read_proof(head))
@@ -123,12 +123,12 @@ class Admission:
         return tls
 
     def has_deciphered(self, sock: Any) -> bool:
-        """Whether TLS holds bytes ready to be read, of which no selector tells."""
+        """Whether TLS has decrypted bytes ready, which no selector reports."""
         return self._tls is not None and isinstance(sock, _tls().TlsSocket) and sock.pending() > 0
 
 
 def _tls() -> Any:
-    """The module, loaded when it is used: the TLS library takes its time."""
+    """The module, imported late: the TLS library is slow to load."""
     from unisono.store import tls
 
     return tls

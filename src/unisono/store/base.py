@@ -1,4 +1,4 @@
-"""`Store`: what every key-value store offers. Where the bytes live is up to the subclasses."""
+"""`Store`: the interface of every key-value store. The subclasses store the bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Store(ABC):
     and opens its own.
 
     Args:
-        timeout_s: seconds any single call may take unless the call says otherwise.
+        timeout_s: seconds for a call without a timeout of its own.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -40,25 +40,25 @@ class Store(ABC):
         self._pid = os.getpid()
         self._closed = False
 
-    # What a subclass has to know: one question, one answer.
+    # What a subclass implements: one operation, one reply.
 
     @abstractmethod
     def _call(self, op: Op, payload: bytes, timeout_s: float) -> Reply:
-        """Answer `op`, waiting at most `timeout_s` for its keys; `Reply.missing` when they did not come."""
+        """Run `op`, waiting at most `timeout_s` for its keys; `Reply.missing`: those that did not appear."""
 
     @abstractmethod
     def describe(self) -> str:
         """Which store this is, for error texts: "TCPStore 127.0.0.1:29500"."""
 
     def close(self) -> None:
-        """Let go of everything held. A second call does nothing; waiting threads get a `StoreError`."""
+        """Release all resources. A second call does nothing; waiting threads get a `StoreError`."""
         self._closed = True
 
     # The public operations.
 
     @property
     def timeout_s(self) -> float:
-        """Seconds a call may take when it does not say otherwise."""
+        """Seconds for a call without a timeout of its own."""
         return self._timeout_s
 
     @timeout_s.setter
@@ -66,7 +66,7 @@ class Store(ABC):
         self._timeout_s = _seconds(seconds)
 
     def set(self, key: str, value: BytesLike, timeout_s: float | None = None) -> None:
-        """Store `value` under `key`, replacing what was there."""
+        """Store `value` under `key`; replaces an earlier value."""
         self._ask(ops.Set(_key(key)), _value(value), timeout_s)
 
     def get(self, key: str, timeout_s: float | None = None) -> bytes:
@@ -86,12 +86,12 @@ class Store(ABC):
         """Wait until every key exists.
 
         Raises:
-            StoreTimeout: names those that did not appear in time.
+            StoreTimeout: some did not appear in time; the text names them.
         """
         self._ask(ops.Wait(_keys(keys)), b"", timeout_s)
 
     def add(self, key: str, amount: int, timeout_s: float | None = None) -> int:
-        """Add `amount` to the decimal number under `key` (absent counts as 0); the sum.
+        """Add `amount` to the decimal number under `key` (absent counts as 0); returns the sum.
 
         Example: add("n", 2) -> 2, add("n", 3) -> 5, get("n") -> b"5"
         """
@@ -104,16 +104,16 @@ class Store(ABC):
     def compare_set(
         self, key: str, expected: BytesLike, desired: BytesLike, timeout_s: float | None = None
     ) -> bytes:
-        """Replace the value of `key` by `desired` when it equals `expected`; the value then held.
+        """Replace the value of `key` by `desired` if it equals `expected`; returns the value after that.
 
-        An absent key equals an empty `expected`. Absent with another `expected`: nothing changes and
-        `expected` comes back (PyTorch's rule).
+        An absent key equals an empty `expected`. An absent key with another `expected` changes nothing and
+        returns `expected` (PyTorch's rule).
         """
         op = ops.CompareSet(_key(key), _value(expected))
         return bytes(self._ask(op, _value(desired), timeout_s).value)
 
     def delete_key(self, key: str, timeout_s: float | None = None) -> bool:
-        """Remove `key`; whether it existed."""
+        """Remove `key`; returns whether it existed."""
         return bool(self._ask(ops.Delete(_key(key)), b"", timeout_s).number)
 
     def num_keys(self) -> int:
@@ -144,7 +144,7 @@ class Store(ABC):
         return self.num_keys()
 
     def __bool__(self) -> bool:
-        return True  # an empty store is still a store: `store or default` must not lose it
+        return True  # also when empty, so that `store or default` keeps it
 
     __iter__ = None  # keys are not listed; without this Python would try s[0], s[1], ...
 
@@ -197,9 +197,9 @@ class Store(ABC):
 
 
 def close_in_children(forget: Callable[[], None]) -> None:
-    """Call the bound method `forget` in every forked child, so it keeps no copy of a descriptor open.
+    """Call the bound method `forget` in every forked child, so that it keeps no copy of a descriptor open.
 
-    Without it an orphaned child (a data loader's worker) would keep a port or a lock of a dead parent alive.
+    Otherwise an orphaned child (a data loader's worker) would hold a port or a lock of its dead parent.
     """
     method = weakref.WeakMethod(forget)
 

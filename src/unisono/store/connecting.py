@@ -1,4 +1,4 @@
-"""How a client of the store's server gets a connection: connect, greet, prove, retry."""
+"""How a client connects to the store's server: connect, greet, authenticate, retry."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from unisono.store.ops import Value
 
 __all__ = ["Dialer", "NotOurServer", "receive", "send"]
 
-GREETING_S = 5.0  # a Unisono server greets within milliseconds; one whose host is overloaded within this
+GREETING_S = 5.0  # a Unisono server greets within milliseconds, on an overloaded host within this time
 SILENT_CLOSES = 5  # connections closed without an answer; a server that is ending closes them
 TRY_S = 10.0  # one attempt to connect
 
 
 class NotOurServer(StoreError):
-    """What answers at the address is another program, or the store of another job.
+    """Another program, or the store of another job, answers at the address.
 
     Attributes:
         reason: "foreign" (another program), "job", "version", or "closing" (the job there is ending).
@@ -36,7 +36,7 @@ class NotOurServer(StoreError):
 
 
 class Dialer:
-    """Opens a connection and exchanges greetings, again and again while the server is not up."""
+    """Opens a connection and exchanges greetings; retries while the server does not run yet."""
 
     def __init__(
         self, host: str, port: int, hello: wire.Hello, token: bytes, deadline: float, timeout_s: float
@@ -50,7 +50,7 @@ class Dialer:
         self._channel = ""
 
     def dial(self, retry: bool) -> tuple[socket.socket, wire.Welcome]:
-        """Raises as `TCPStore` does."""
+        """A greeted connection. Raises: see `TCPStore`."""
         pause_s, silent = 0.01, 0
         while True:
             try:
@@ -74,7 +74,7 @@ class Dialer:
                     raise self._gave_up(last, retry) from last
             if time.monotonic() + pause_s >= self._deadline:
                 raise self._gave_up(last, retry) from last
-            time.sleep(pause_s * (0.5 + os.urandom(1)[0] / 512))  # spreads clients
+            time.sleep(pause_s * (0.5 + os.urandom(1)[0] / 512))  # random: spreads clients
             pause_s = min(2 * pause_s, 0.2)
 
     def _try_once(self) -> tuple[socket.socket, wire.Welcome]:
@@ -84,8 +84,8 @@ class Dialer:
             try:
                 sock.settimeout(max(0.001, min(TRY_S, self._deadline - time.monotonic())))
                 sock.connect(address)
-                to_itself = sock.getsockname() == sock.getpeername()  # the kernel joined the socket to itself
-            except OSError as error:  # also of getpeername: the server has gone again
+                to_itself = sock.getsockname() == sock.getpeername()  # connected to itself
+            except OSError as error:  # also from getpeername: the server has ended
                 sock.close()
                 last = error
                 continue
@@ -94,7 +94,7 @@ class Dialer:
                 raise
             if to_itself:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                sock.close()  # and, by that, at once: no TIME_WAIT may keep the server from its port
+                sock.close()  # without TIME_WAIT, which would block the server's port
                 continue
             return self._exchange_greetings(sock)
         raise last
@@ -132,7 +132,7 @@ class Dialer:
         raise AuthenticationError(text) if greeting.reason == "token" else NotOurServer(text, greeting.reason)
 
     def _converse(self, sock: socket.socket) -> wire.Welcome | wire.Refused:
-        """Say Hello and, where we have a token, let no server go on that has not proved it has it, too."""
+        """Send Hello. If this client has a token, the server has to prove that it has it, too."""
         reader = wire.FrameReader(wire.HELLO_LIMIT)
         greeting = self._say(sock, reader, self._hello)
         if isinstance(greeting, wire.Challenge):
@@ -152,8 +152,8 @@ class Dialer:
     def _say(
         self, sock: socket.socket, reader: wire.FrameReader, frame: wire.Hello | wire.Proof
     ) -> wire.Greeting:
-        """Send a frame; the answer. Every answer has the whole patience."""
-        send(sock, wire.frame(frame), self._deadline)  # few bytes: they fit into the kernel's buffer
+        """Send a frame and return the answer. The time limit begins anew for every answer."""
+        send(sock, wire.frame(frame), self._deadline)  # fits into the kernel's buffer
         until = min(time.monotonic() + GREETING_S, self._deadline)
         return wire.read_greeting(receive(sock, reader, until)[0])
 
@@ -167,7 +167,7 @@ class Dialer:
     def _secured(self, sock: socket.socket) -> socket.socket:
         if not self._hello.tls:
             return sock
-        from unisono.store import tls  # the TLS library takes its time to load
+        from unisono.store import tls  # imported late: slow to load
 
         made = tls.context(self._token, server=False)
         return tls.wrapped(sock, made, server=False, channel=self._channel)
@@ -212,13 +212,13 @@ def send(sock: socket.socket, pieces: list[Value], deadline: float) -> None:
 def receive(sock: socket.socket, reader: wire.FrameReader, deadline: float) -> tuple[bytearray, bytearray]:
     """The next frame; TimeoutError when the deadline comes first.
 
-    What has arrived by then counts, even if this process was stopped and looks too late.
+    A frame that arrived before the deadline counts, even if this process was stopped and reads it later.
     """
     while True:
         sock.settimeout(max(0.0, deadline - time.monotonic()))
         try:
             received = reader.advance(sock)
-        except BlockingIOError:  # no time was left to wait
+        except BlockingIOError:  # the deadline has passed
             raise TimeoutError from None
         if received is not None:
             return received

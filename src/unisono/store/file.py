@@ -1,24 +1,24 @@
 """`FileStore`: a store in one file, for processes that share a file system.
 
-When is a file left by an earlier run? **When no process has it open.** Everyone who opens the store holds a
-shared lock on it until it closes the store or ends; the kernel (on NFS the lock server) sees to that, whether
-the process returned, crashed or was killed. Who opens the file tries for that lock exclusively first:
+When is a file left by an earlier run? **When no process has it open.** A process that opens the store holds a
+shared lock on it until it closes the store or ends. The kernel (on NFS the lock server) releases the lock,
+whether the process returned, crashed or was killed. Opening the file first tries to get it exclusively:
 
-    got it          nobody is there: whatever is in the file is of an earlier run, and is dropped
-    did not get it  a run is going on, and is joined
+    got it          no process has it open: the contents are from an earlier run, and are dropped
+    did not get it  a run is under way, and the process joins it
 
-No process ids are compared, no clocks, no ages: so it holds across containers, hosts and reboots.
+This uses no pids, clocks or ages, so it also works across containers, hosts and reboots.
 Three consequences:
 
-- A store lives as long as somebody has it open. Who closes it first, alone, before the others came, waits for
-  them a moment (`linger_s`); the last one to close it deletes the file.
+- A store exists while a process has it open. A process that closes it before the others have joined waits
+  for them briefly (`linger_s`); the last one to close it deletes the file.
 - On NFS the locks of a host that lost power stay until their lease ends (usually 90 s). Until then a new run
   joins the old one, and `rendezvous` says which rank is taken by whom.
-- The file system has to have locks that work between all hosts concerned (not NFS mounted with `nolock` or
-  `local_lock=all`). One without any locks is refused with an error.
+- The file system needs locks that work between all hosts of the run (not NFS mounted with `nolock` or
+  `local_lock=all`). A file system without locks is refused with an error.
 
-The file only grows while it is in use, and every process keeps all values in memory: made for bringing
-ranks together, not for bulk data.
+The file only grows while it is in use, and every process keeps all values in memory: it is made for a
+rendezvous, not for bulk data.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ __all__ = ["FileStore"]
 
 POLL_S = (0.001, 0.02)  # pause between looks at the file while waiting: first, longest
 LEAVE_S = 1.0  # for the locks, when leaving
-REREAD_S = 0.25  # look under the lock at least so often: shared file systems cache sizes
+REREAD_S = 0.25  # read under the lock at least this often: shared file systems cache sizes
 
 
 class FileStore(Store):
-    """Keys and values in the file `path`, which is created, and deleted by the last one to close the store.
+    """Keys and values in the file `path`. It is created, and the last process to close the store deletes it.
 
     Args:
         path: absolute, or relative to the working directory; the same file for all.
-        world_size: how many open it in one run; `close()` by the only one present waits for them.
-        linger_s: seconds of that wait, at most.
-        timeout_s: seconds for opening, and for any single call that does not say otherwise.
+        world_size: how many processes open it in one run; `close()` by the only one present waits for them.
+        linger_s: the most seconds of that wait.
+        timeout_s: seconds for opening, and for a call without a timeout of its own.
 
     Raises:
         StoreError: the file cannot be opened, is something else, or its file system has no locks.
@@ -82,7 +82,7 @@ class FileStore(Store):
         """Leave; the last one deletes the file.
 
         Args:
-            linger_s: at most so many seconds of waiting for others to come, instead of the constructor's.
+            linger_s: the most seconds to wait for others, instead of the constructor's.
         """
         if self._closed or os.getpid() != self._pid:
             return
@@ -94,19 +94,19 @@ class FileStore(Store):
         finally:
             super().close()
             with contextlib.suppress(StoreError), self._held(time.monotonic() + LEAVE_S):
-                pass  # this was the guard's last work; if another call has it, that one leaves
+                pass  # the guard leaves when it is released; if another call holds it, that call leaves
 
     def _forget(self) -> None:
         self._log.close()
 
     @contextlib.contextmanager
     def _held(self, deadline: float) -> Iterator[None]:
-        """Keep others from the log: other threads, and a signal handler (or a finalizer that the garbage
-        collector runs) in the middle of a call of this very thread. Who lets go of a closed store leaves it.
+        """Exclude other users of the log: other threads, and a signal handler (or a finalizer that the
+        garbage collector runs) inside a call of this thread. Releasing a closed store leaves it.
 
         Raises:
             StoreTimeout: another thread was busy until `deadline`.
-            StoreError: the busy one is what we interrupt, and waiting for it would be for ever.
+            StoreError: this call interrupts the busy one, and would wait for it for ever.
         """
         if not self._guard.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise StoreTimeout(message("another thread keeps the store busy", where=self.describe()))
@@ -124,12 +124,12 @@ class FileStore(Store):
                 yield
             finally:
                 self._busy = False
-                if self._closed:  # it may have been closed by whom we kept from the log
+                if self._closed:  # an excluded user may have closed it
                     self._leave()
         finally:
             self._guard.release()
 
-    # Coming and going.
+    # Joining and leaving.
 
     def _open(self, deadline: float) -> Log:
         while True:
@@ -143,7 +143,7 @@ class FileStore(Store):
             log.close()
 
     def _join(self, log: Log, deadline: float) -> bool:
-        """Join the run in `log`, or begin one; False when the last one of a run has just deleted the file."""
+        """Join the run in `log`, or begin one; False when the file was just deleted at the end of a run."""
         with log.locked(deadline, writing=True):
             if not log.is_at_path():
                 return False
@@ -168,7 +168,7 @@ class FileStore(Store):
                     return
                 time.sleep(POLL_S[1])
         except StoreError:
-            return  # the file is gone, the store closed or its lock not to be had: nothing to wait for
+            return  # the file is gone, the store is closed, or its lock is not available: do not wait
 
     def _leave(self) -> None:
         if self._log.fd < 0:
@@ -177,7 +177,7 @@ class FileStore(Store):
             with self._log.locked(time.monotonic() + LEAVE_S, writing=True):
                 if self._log.claim_alone() and self._log.is_at_path():
                     os.unlink(self.path)
-                self._log.claim_nothing()  # before the next one to leave asks whether it is alone
+                self._log.claim_nothing()  # before the next process to leave checks whether it is alone
         except (StoreError, OSError):
             pass  # it cannot be deleted: the next run finds no process present, and drops its contents
         finally:
@@ -223,7 +223,7 @@ class FileStore(Store):
                 after = table.values.get(op.key)
                 if after is not before:
                     self._log.append(Removed(op.key) if after is None else Put(op.key), after or b"")
-            except BaseException:  # an interrupt may have come before or after the record was complete
+            except BaseException:  # Ctrl-C may have come before or after the record was complete
                 self._log.forget()
                 raise
             return reply

@@ -16,7 +16,7 @@ class HashStore(Store):
     """Keys and values in this process's memory.
 
     Args:
-        timeout_s: seconds any single call may take unless the call says otherwise.
+        timeout_s: seconds for a call without a timeout of its own.
     """
 
     def __init__(self, timeout_s: float = 300.0) -> None:
@@ -37,7 +37,7 @@ class HashStore(Store):
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while True:
-                self._check_usable()  # under the lock: after this, `close` finds us waiting and wakes us
+                self._check_usable()  # under the lock, so that `close` sees this thread wait and wakes it
                 missing = self._table.missing(op)
                 left = deadline - time.monotonic()
                 if not missing or left <= 0:

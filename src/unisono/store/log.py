@@ -3,13 +3,14 @@
     magic line | record | record | ...          record: u32 head bytes, u64 payload bytes, u32 CRC of the head
                                                         | head: MessagePack | payload: raw value
 
-Both locks are open-file-description locks (`fcntl`), on bytes far behind the data. The kernel (on NFS the
-server) releases them when their holder ends, however it ends:
+Both locks are open-file-description locks (`fcntl`), on bytes far beyond the data. The kernel (on NFS the
+server) releases them when their holder ends in any way:
 
     LOG       exclusive while writing, shared while reading
     PRESENCE  shared by every process that has the store open, for as long as it is open
 
-A writer killed in the middle leaves an incomplete record. Readers ignore it, the next writer cuts it off.
+A writer that is killed during a write leaves an incomplete record. Readers ignore it; the next writer
+truncates it.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ _decode = msgspec.msgpack.Decoder(Record).decode
 
 
 class Log:
-    """An open log file and the table its records add up to.
+    """An open log file, and the table that results from its records.
 
     Args:
         path: opened, created when absent; never followed when it is a symbolic link.
@@ -73,7 +74,7 @@ class Log:
         self.path = path
         self.table = Table()
         self.joined = 0
-        self._end = 0  # behind the last complete record
+        self._end = 0  # after the last complete record
         self._seen = (0, 0)  # size and mtime at the last refresh
         try:
             self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -117,15 +118,15 @@ class Log:
             self._lock(LOG_BYTE, fcntl.F_UNLCK)
 
     def claim_alone(self) -> bool:
-        """Try for PRESENCE exclusively: True when no other process has the store open."""
+        """Try to get PRESENCE exclusively: True when no other process has the store open."""
         return self._lock(PRESENCE_BYTE, fcntl.F_WRLCK)
 
     def claim_shared(self) -> None:
-        """Be present, together with others."""
+        """Hold PRESENCE, shared with others."""
         self._lock(PRESENCE_BYTE, fcntl.F_RDLCK)
 
     def claim_nothing(self) -> None:
-        """Be present no longer."""
+        """Release PRESENCE."""
         self._lock(PRESENCE_BYTE, fcntl.F_UNLCK)
 
     def _lock(self, byte: int, kind: int) -> bool:
@@ -153,7 +154,7 @@ class Log:
         """Start an empty log, dropping what an earlier run left in the file.
 
         Raises:
-            StoreError: the file holds something else than a log; it is left as it is.
+            StoreError: the file is not a log; it is not changed.
         """
         start = os.pread(self.fd, len(MAGIC), 0)
         if not MAGIC.startswith(start):
@@ -171,11 +172,11 @@ class Log:
         self._write(MAGIC)
 
     def unchanged(self) -> bool:
-        """Whether nothing was written since the last refresh, as far as can be told without the lock."""
+        """Whether nothing was written since the last refresh; without the lock this is only a hint."""
         return self._seen == _size_and_mtime(self.fd)
 
     def refresh(self) -> None:
-        """Take over the records written by others."""
+        """Apply the records written by others."""
         if os.fstat(self.fd).st_nlink == 0:
             raise StoreError(message("the file was deleted while in use", where=f"FileStore {self.path}"))
         seen = _size_and_mtime(self.fd)
@@ -193,9 +194,9 @@ class Log:
         self._seen = seen
 
     def forget(self) -> None:
-        """Drop what is known of the file, so that the next `refresh` reads all of it.
+        """Drop the table, so that the next `refresh` reads the whole file.
 
-        After an interrupt it is unknown whether the table agrees with the file.
+        Needed after an interrupt: the table may not agree with the file.
         """
         self.table = Table()
         self.joined = 0
@@ -238,7 +239,7 @@ class Log:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _replay(self, data: memoryview) -> int:
-        """Take over the record `data` begins with; its length, 0 when it is incomplete."""
+        """Apply the record at the start of `data`; returns its length, 0 when it is incomplete."""
         if len(data) < PREFIX.size:
             return 0
         head_bytes: int

@@ -1,14 +1,14 @@
-"""What can be asked of a store, and the one table that answers.
+"""The operations of a store, and the one table that runs them.
 
-Every store is this table with another way to reach it: `HashStore` adds a condition variable, `StoreServer`
-a socket, `FileStore` a locked log. So the semantics are written once, here. They are those of PyTorch's
-stores:
+Every store is this table with its own access: `HashStore` adds a condition variable, `StoreServer` a socket,
+`FileStore` a locked log. So the semantics are defined once, here. They are those of PyTorch's stores:
 
     add          on decimal text: absent counts as 0, b"12" plus 3 leaves b"15"
     compare_set  absent and `expected` empty: takes `desired`. Absent and `expected` not empty: nothing
-                 changes, `expected` comes back. Present: replaced when equal; the value then held comes back.
+                 changes, and it returns `expected`. Present: replaced if equal; it returns the value after
+                 that.
 
-Values travel beside the operation, not inside it, so that large ones are never copied by an encoder.
+Values are sent beside the operation, not inside it, so that an encoder never copies large ones.
 This module does no input or output and never waits.
 """
 
@@ -61,7 +61,7 @@ class Wait(msgspec.Struct, frozen=True, array_like=True, tag="wait"):
 
 
 class Check(msgspec.Struct, frozen=True, array_like=True, tag="check"):
-    """1 when all `keys` exist, else 0."""
+    """1 when all `keys` exist, otherwise 0."""
 
     keys: tuple[str, ...]
 
@@ -97,7 +97,7 @@ Value = bytes | bytearray
 
 
 class Reply(NamedTuple):
-    """Answer to an `Op`; `missing` lists keys that do not exist, `error` says why nothing was done."""
+    """The reply to an `Op`; `missing` lists keys that do not exist, `error` says why nothing was done."""
 
     number: int = 0
     value: Value = b""

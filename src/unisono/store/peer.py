@@ -14,7 +14,7 @@ __all__ = ["Peer"]
 
 
 class Peer:
-    """One connection: what has been read of it, what it waits for, what is still to be sent to it."""
+    """One connection: its received bytes, the keys it waits for, and the bytes still to be sent."""
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         self.sock = sock
@@ -26,9 +26,9 @@ class Peer:
         self.out: deque[memoryview] = deque()
         self.events = selectors.EVENT_READ
         self.last = False  # close when `out` is sent
-        self.secure_next = False  # go on in TLS when `out` is sent
+        self.secure_next = False  # start TLS when `out` is sent
 
     @property
     def client(self) -> str:
-        """Its name once it was let in; until then empty."""
+        """Its name after authentication; empty before."""
         return self.caller.name

@@ -1,8 +1,8 @@
-"""`TCPStore`: a store held by a `StoreServer`, here or on another host.
+"""`TCPStore`: the client of a `StoreServer`, on this host or another one.
 
-Each call under way has a connection of its own, taken from a small pool: a thread that waits for a key
-keeps no other thread from setting it. A connection whose call was interrupted (Ctrl-C, a missed deadline) is
-closed, and the next call opens another: the server keeps nothing per connection, so nothing is lost by that.
+Each call under way has a connection of its own, from a small pool: a thread that waits for a key does not
+block a thread that sets it. A connection whose call was interrupted (Ctrl-C, a missed deadline) is closed,
+and the next call opens another one. The server has no state per connection, so nothing is lost.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NotOurServer", "TCPStore"]
 
-GRACE_S = 2.0  # how much later than the server the client gives a wait up: it may be slow to answer
+GRACE_S = 2.0  # how much later than the server the client ends a wait: the answer may be slow
 
 
 class TCPStore(Store):
@@ -43,8 +43,8 @@ class TCPStore(Store):
         port: 0 lets a server pick a free one; see the attribute `port`.
         world_size: how many clients `close()` of the server waits for before it may stop serving.
         is_server: run the server in a thread of this process.
-        timeout_s: seconds for connecting, and for any single call that does not say otherwise.
-        job: client and server have to name the same job.
+        timeout_s: seconds for connecting, and for a call without a timeout of its own.
+        job: must be the same for client and server.
         token: each has to prove to the other that it has the same; empty: neither has one.
         tls: encrypt the connections; the token is needed, and the same on both sides.
         linger_s: seconds `close()` of the server waits, at most, for the other clients to leave.
@@ -116,11 +116,11 @@ class TCPStore(Store):
         return f"TCPStore {shown(self.host, self.port)}"
 
     def close(self, linger_s: float | None = None, world_size: int | None = None) -> None:
-        """Leave. The one that runs the server first waits, briefly, until the others have left.
+        """Leave. The client that runs the server first waits briefly until the others have left.
 
         Args:
-            linger_s: at most so many seconds of waiting, instead of the constructor's.
-            world_size: wait for the first so many clients, instead of the constructor's.
+            linger_s: the most seconds of that wait, instead of the constructor's.
+            world_size: how many clients to wait for, instead of the constructor's.
         """
         if self._closed or os.getpid() != self._pid:
             return
@@ -150,9 +150,9 @@ class TCPStore(Store):
         self._give_back(connection)
         return reply
 
-    # The pool. The lock keeps other threads out. A signal handler, or a finalizer that the garbage collector
-    # runs, may call or close the store between any two lines below: so each takes a connection by one `pop`,
-    # and puts one in before it looks whether the store is closed. Nobody gets one that a call is using.
+    # The pool. The lock excludes other threads. A signal handler, or a finalizer that the garbage collector
+    # runs, may call or close the store between any two lines below. So a call takes a connection by one
+    # `pop`, and returns it before it checks whether the store is closed. No two calls share a connection.
 
     def _take(self, deadline: float) -> _Connection:
         with self._lock, contextlib.suppress(IndexError):  # none is idle
@@ -191,7 +191,7 @@ class TCPStore(Store):
 
 def _serve(host: str, port: int, job: str, token: bytes, tls: bool) -> StoreServer:
     with explained(StoreError, f"cannot serve a store on {shown(host, port)}"):
-        from unisono.store.tcp_server import StoreServer  # few processes are servers
+        from unisono.store.tcp_server import StoreServer  # imported late: few processes are servers
 
         return StoreServer(host, port, job=job, token=token, tls=tls)
 
@@ -206,8 +206,8 @@ class _Connection:
         self._reader = wire.FrameReader(2**33)
 
     def ask(self, op: Op, payload: bytes, timeout_s: float, deadline: float) -> Reply:
-        """The server's answer to `op`; after any exception the connection is good for nothing."""
-        patience_s = min(timeout_s, deadline - GRACE_S - time.monotonic())  # connecting may have taken some
+        """The server's answer to `op`; after any exception the connection cannot be used again."""
+        patience_s = min(timeout_s, deadline - GRACE_S - time.monotonic())  # connecting may have taken time
         pieces = wire.frame(wire.Request(op, max(0.0, patience_s)), payload)
         nbytes = sum(len(piece) for piece in pieces) - wire.PREFIX.size
         if nbytes > self.welcome.max_frame_bytes:
@@ -229,8 +229,8 @@ class _Connection:
             raise StoreError(self._lost(error)) from error
 
     def hang_up(self) -> None:
-        """End the connection, waking a thread that waits in it."""
-        with contextlib.suppress(OSError):  # it was gone already
+        """End the connection, and wake a thread that waits in it."""
+        with contextlib.suppress(OSError):  # already closed
             self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()
 
@@ -245,7 +245,7 @@ class _Connection:
     def _lost(self, error: BaseException) -> str:
         foreign = isinstance(error, wire.Unreadable)
         return message(
-            "the store's server talks nonsense" if foreign else "the store's server closed the connection",
+            "the store's server sent an invalid frame" if foreign else "the store's server closed the connection",
             where=self._where,
             observed="" if isinstance(error, EOFError) else str(error),
             remedy=f"It was process {self.welcome.pid} on {self.welcome.host}: look at its output "

@@ -1,8 +1,8 @@
 """`StoreServer`: the server of TCP stores. One thread, one selector, no polling.
 
-A `get` or `wait` for keys that do not exist is parked with its peer and answered when the keys come or its
-time is up. Every connection is a `Peer` with at most one request under way: nothing more is read from it
-until that is answered and the answer sent, so a peer holds at most one frame in and one out of our memory.
+A `get` or `wait` for keys that do not exist is parked with its peer, and answered when the keys appear or its
+time is over. Every connection is a `Peer` with at most one request under way. The server reads no further
+before the answer is sent, so a peer takes the memory of at most one frame in and one out.
 
 Unauthenticated peers (see `admission`) are limited in number, bytes and time; one that sends anything else
 is dropped without an answer. See `wire` for the protocol.
@@ -34,7 +34,7 @@ from unisono.timeouts import LONGEST_S, seconds
 __all__ = ["StoreServer"]
 
 ACCEPT_BATCH = 64
-READ_BUDGET = 8  # pieces of wire.CHUNK read from one peer before the others get their turn
+READ_BUDGET = 8  # pieces of wire.CHUNK read from one peer before the next peer's turn
 FULL_PAUSE_S = 0.1  # before accepting again when the process is out of descriptors
 
 
@@ -42,12 +42,12 @@ class StoreServer:
     """Serves a table of keys and values on one address until closed. Starts in the constructor.
 
     Args:
-        host: the only address listened on (a name is resolved; the first address that can be bound is taken).
+        host: the only address on which it listens (of a name, the first address that can be bound).
         port: 0 picks a free one; see the attribute `port`.
-        job: clients have to name the same job, others are refused.
-        token: clients must prove that they have the same; empty: no proof.
+        job: clients of another job are refused.
+        token: clients must prove that they have the same token; empty: no proof.
         tls: encrypt every connection with keys made from the token.
-        max_frame_bytes: the largest request or value taken.
+        max_frame_bytes: the largest request or value that is accepted.
         hello_timeout_s: seconds for a peer to authenticate itself.
         max_unauthenticated: unauthenticated peers at one time; more wait in the kernel's queue.
 
@@ -96,7 +96,8 @@ class StoreServer:
         """Stop serving, and free the port.
 
         With `linger_s` it first waits, at most that long, until every client has left. With `world_size` it
-        waits until that many clients have come and left, and for no others: those are of the next world.
+        waits only until the first `world_size` clients have joined and left: later ones belong to the next
+        world.
         """
         if os.getpid() != self._pid:
             return
@@ -104,14 +105,14 @@ class StoreServer:
             linger_s = seconds(linger_s, name="linger_s", or_none=True)
             self._loop.stop(time.monotonic() + linger_s, world_size or 0)
             self._thread.join()
-        except BaseException:  # an interrupt: do not linger any more
+        except BaseException:  # Ctrl-C: do not wait any longer
             self._loop.stop(0.0, 0)
             self._thread.join(1.0)
             raise
 
     @property
     def limit(self) -> OSError | None:
-        """What has kept it from taking a connection in, if a limit did."""
+        """The error of a limit that prevented accepting a connection, if any."""
         return self._loop.limit
 
     def _forget(self) -> None:
@@ -128,7 +129,7 @@ class StoreServer:
 
 
 class _Loop:
-    """The server's thread: all its state is touched by `run` only, except for the stop request."""
+    """The server's thread. Only `run` uses its state, except for the stop request."""
 
     def __init__(self, listener: socket.socket, admission: Admission) -> None:
         self._listener = listener
@@ -136,8 +137,8 @@ class _Loop:
         self._rules = admission.rules
         self._table = Table()
         self._peers: set[Peer] = set()
-        self._unauthenticated: dict[Peer, float] = {}  # since when, the oldest first
-        self._clients_seen: dict[str, None] = {}  # in the order they came
+        self._unauthenticated: dict[Peer, float] = {}  # connected since; the oldest first
+        self._clients_seen: dict[str, None] = {}  # in order of arrival
         self._waiters: dict[str, set[Peer]] = {}
         self._alarms: list[tuple[float, int, Peer]] = []
         self._alarm_count = 0
@@ -172,7 +173,7 @@ class _Loop:
             self.close_descriptors()
 
     def close_descriptors(self) -> None:
-        """Close every descriptor and nothing else; what a forked child does too."""
+        """Close every descriptor and nothing else; a forked child calls it, too."""
         for peer in list(self._peers):
             peer.sock.close()
         self._listener.close()
@@ -188,13 +189,13 @@ class _Loop:
         return self._everybody_left() or time.monotonic() >= self._stop_at
 
     def _everybody_left(self) -> bool:
-        """Whether the first `_stop_world` clients (0: all) have come and gone."""
+        """Whether the first `_stop_world` clients (0: all) have joined and left."""
         seen = list(self._clients_seen)
         expected = set(seen[: self._stop_world or None])
         return len(seen) >= self._stop_world and not any(peer.client in expected for peer in self._peers)
 
     def _patience(self) -> float | None:
-        """Seconds until something has to be done although nothing arrives."""
+        """Seconds until the next action that does not depend on an arrival."""
         moments = [self._alarms[0][0]] if self._alarms else []
         if self._stop_at is not None:
             moments.append(self._stop_at)
@@ -207,7 +208,7 @@ class _Loop:
         peer.deadline = when
         self._alarm_count += 1
         heapq.heappush(self._alarms, (when, self._alarm_count, peer))
-        if len(self._alarms) > 2 * len(self._peers) + 64:  # forget alarms of waits that are over
+        if len(self._alarms) > 2 * len(self._peers) + 64:  # drop alarms of ended waits
             self._alarms = [alarm for alarm in self._alarms if alarm[2].deadline == alarm[0]]
             heapq.heapify(self._alarms)
 
@@ -254,7 +255,7 @@ class _Loop:
                     self.limit = error
                     self._accept_after = time.monotonic() + FULL_PAUSE_S
                     break
-                continue  # that one connection is gone already
+                continue  # this connection has already ended
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -266,7 +267,7 @@ class _Loop:
         self._control_accepting(time.monotonic())
 
     def _room_for_a_peer(self) -> bool:
-        """Whether one more may come in; the oldest goes for it if it has been there for long enough."""
+        """Whether another peer may connect; for it the oldest one is dropped, if it had enough time."""
         if len(self._unauthenticated) < self._rules.max_unauthenticated:
             return True
         oldest, since = next(iter(self._unauthenticated.items()))
@@ -277,7 +278,7 @@ class _Loop:
         return False
 
     def _control_accepting(self, now: float) -> None:
-        """Listen to the listener only while there is room for an unauthenticated peer."""
+        """Watch the listener only while there is room for an unauthenticated peer."""
         if self._accept_after and now >= self._accept_after:
             self._accept_after = 0.0
         wanted = not self._accept_after
@@ -325,7 +326,7 @@ class _Loop:
             self._wake_waiters(request.op)
 
     def _greet(self, peer: Peer, head: bytearray) -> None:
-        """Answer an unauthenticated peer; it is a client once its greeting is complete."""
+        """Answer an unauthenticated peer; it becomes a client when its greeting is complete."""
         answer = self._admission.answer(peer.caller, head, self._comes_too_late)
         peer.last = isinstance(answer, wire.Refused)
         if peer.client:
@@ -337,7 +338,7 @@ class _Loop:
         self._queue(peer, wire.frame(answer))
 
     def _comes_too_late(self, client: str) -> bool:
-        """Whether the job is ending and this is no client of it."""
+        """Whether the job is ending and this is not one of its clients."""
         closing = self._stop_at is not None and len(self._clients_seen) >= self._stop_world
         return closing and client not in self._clients_seen
 
@@ -361,7 +362,7 @@ class _Loop:
         peer.deadline = None
 
     def _wake_waiters(self, changed: Op) -> None:
-        """Answer the clients that waited for the key that `changed` may have made."""
+        """Answer the clients that waited for a key that `changed` may have set."""
         key = getattr(changed, "key", None)
         if key not in self._waiters or key not in self._table.values:
             return
@@ -386,7 +387,7 @@ class _Loop:
             self._drop(peer)
 
     def _send(self, peer: Peer) -> None:
-        """Send what the kernel takes; while something is left, write events replace read events."""
+        """Send what the kernel accepts; while bytes remain, wait for write events instead of read events."""
         for _ in range(READ_BUDGET):
             if not peer.out:
                 break

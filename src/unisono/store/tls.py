@@ -1,14 +1,13 @@
 """TLS 1.3 between processes that share the job's token: each makes the same key and certificate from it.
 
-Both sides show that one certificate and trust nothing else, so a connection that comes up has the token at
-both ends; no authority, no files. The one name there is to check is that of the connection (`channel`),
-which the client gives as the server's: without it, who sits on the path could join a client to another server
-of the job. Only a peer that has proved the token (`admission`) gets this far: no other one reaches the
-TLS library.
+Both sides present this certificate and trust no other, so both ends of a connection have the token. There is
+no authority and there are no files. The only name to check is that of the connection (`channel`), which the
+client gives as the server's name: without it, an attacker on the path could connect a client to another
+server of the job. Only a peer that has proved the token (`admission`) reaches the TLS library.
 
-Python's `ssl` makes no certificates and has pre-shared keys only since 3.13, hence the few lines of Ed25519
-and DER below. They make one key at start; every signature of a connection is the TLS library's own. Their
-time depends on the secret, so they must not be used for anything that answers a peer.
+Python's `ssl` makes no certificates and has pre-shared keys only since 3.13, so the few lines of Ed25519 and
+DER below do it. They make one key at start; the TLS library makes every signature of a connection. Their time
+depends on the secret, so they must not be used for anything that answers a peer.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ COMMON_NAME = bytes.fromhex("550403")
 def certificate(token: bytes) -> tuple[str, str]:
     """(certificate, private key) of the job, both PEM, the same in every process that has the token.
 
-    It is never out of date: a job's token is its only time limit.
+    It does not expire: the job's token is its only time limit.
     """
     seed = derive(token, "tls")
     common = _der(SEQUENCE, _der(OID, COMMON_NAME), _der(UTF8, b"unisono job"))
@@ -117,23 +116,23 @@ def _pem(title: str, body: bytes) -> str:
 
 
 class TlsSocket(ssl.SSLSocket):
-    """A TLS socket that says "would block" as a plain one does.
+    """A TLS socket that raises BlockingIOError like a plain one.
 
     Attributes:
-        channel: what both ends call this connection.
+        channel: the name of this connection at both ends.
     """
 
     channel: str
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
-        """As `socket.recv_into`."""
+        """See `socket.recv_into`."""
         try:
             return super().recv_into(buffer, nbytes, flags)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise BlockingIOError from None
 
     def send(self, data: Any, flags: int = 0) -> int:
-        """As `socket.send`."""
+        """See `socket.send`."""
         try:
             return super().send(data, flags)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -141,7 +140,7 @@ class TlsSocket(ssl.SSLSocket):
 
 
 def context(token: bytes, *, server: bool) -> ssl.SSLContext:
-    """TLS 1.3 and nothing else, with the job's certificate on both sides and trust in it alone.
+    """A context for TLS 1.3 only, with the job's certificate on both sides, which is the only trusted one.
 
     Raises:
         ValueError: there is no token.
@@ -149,7 +148,7 @@ def context(token: bytes, *, server: bool) -> ssl.SSLContext:
     check_for_tls(token)
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     made.minimum_version = ssl.TLSVersion.TLSv1_3
-    made.check_hostname = False  # there is one certificate and it names no host
+    made.check_hostname = False  # the one certificate names no host
     made.verify_mode = ssl.CERT_REQUIRED
     made.sslsocket_class = TlsSocket
     if server:
@@ -166,14 +165,14 @@ def context(token: bytes, *, server: bool) -> ssl.SSLContext:
 
 
 def _refuse_others(sock: Any, name: str | None, _made: ssl.SSLContext) -> int | None:
-    """Every connection of the job has the same certificate, so the client says which one it means."""
+    """Refuse a client that expects another connection: all connections of the job share one certificate."""
     return None if name == sock.channel else ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
 
 
 def wrapped(sock: socket.socket, made: ssl.SSLContext, *, server: bool, channel: str) -> TlsSocket:
-    """`sock` as a TLS socket; the handshake happens as data is first sent and read. `sock` is used up.
+    """`sock` as a TLS socket, which takes it over. The handshake happens with the first data.
 
-    `channel`: of `authentication.Met`. Where the two ends differ in it the TLS handshake fails.
+    `channel`: of `authentication.Met`. If it differs at the two ends, the TLS handshake fails.
     """
     name = None if server else channel
     tls = made.wrap_socket(sock, server_side=server, do_handshake_on_connect=False, server_hostname=name)

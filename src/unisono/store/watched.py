@@ -11,10 +11,10 @@ __all__ = ["WatchedStore"]
 
 
 class WatchedStore(Store):
-    """The keys of `store`. Whenever one asked for is not there, `check` is called, which may raise.
+    """The keys of `store`. When a requested key is missing, `check` is called, which may raise.
 
-    A wait calls it at its end only, so it should be short and repeated. What has come meanwhile counts: then
-    `check` has raised in vain. Closing it leaves `store` open.
+    A wait calls it only at its end, so waits should be short and repeated. If the key has appeared meanwhile,
+    the error of `check` is ignored. `close` leaves `store` open.
     """
 
     def __init__(self, store: Store, check: Callable[[], None]) -> None:

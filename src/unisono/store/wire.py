@@ -11,9 +11,9 @@
     operation (+ payload)            ->
                                      <-  Answer (+ payload); a get or wait is answered when its keys exist
 
-One request is under way per connection. Before its Welcome a peer's frames have at most `HELLO_LIMIT`
-bytes. The magic ends in an empty line, so that a web server reached by mistake answers at once
-instead of waiting for more.
+One request is under way per connection. Before its Welcome a peer's frames have at most `HELLO_LIMIT` bytes.
+The magic ends in an empty line, so that a web server at the address answers at once instead of waiting for
+more.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ MAGIC = "UNISONO STORE\r\n\r\n"
 VERSION = 3
 HELLO_LIMIT = 4096
 PREFIX = struct.Struct(">II")
-FIRST = 1 << 20  # bytes set aside for what a prefix promises; more as it comes
-CHUNK = 256 * 1024  # bytes read at once, so that one large value does not starve the others
+FIRST = 1 << 20  # bytes allocated at first for a frame; more are allocated as they arrive
+CHUNK = 256 * 1024  # bytes read at a time, so that one large value does not starve the others
 
 
 class Unreadable(Exception):
-    """The bytes of a stream are no frames of this protocol. `seen` is how they begin."""
+    """The bytes of a stream are no frames of this protocol. `seen`: the first of them."""
 
     def __init__(self, why: str, seen: bytes = b"") -> None:
         super().__init__(why)
@@ -49,7 +49,7 @@ class Unreadable(Exception):
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """A client's first frame. `nonce` is empty where the client has no token.
 
-    `server`: the one it was let in by before and means again; empty: whichever listens.
+    `server`: the server that authenticated it before; empty: any.
     """
 
     magic: str
@@ -78,9 +78,9 @@ class Proof(msgspec.Struct, frozen=True, array_like=True, tag="proof"):
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
-    """The server lets the client in: who it is and the largest frame it takes.
+    """The server accepts the client: its identity, and the largest frame that it accepts.
 
-    `server` is drawn anew for each server: it tells one from the next on the same port.
+    `server` is a random number of each server, which distinguishes it from the next one on the same port.
     """
 
     magic: str
@@ -149,7 +149,7 @@ def read_proof(head: bytearray) -> Proof:
 
 
 def read_greeting(head: bytearray) -> Greeting:
-    """Raises `Unreadable` for anything but what a server says before it answers requests."""
+    """Raises `Unreadable` for anything but a server's greeting."""
     try:
         greeting: Greeting = _decode_greeting(head)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -187,12 +187,12 @@ def read_answer(head: bytearray, payload: bytearray) -> Reply:
 
 
 class FrameReader:
-    """Takes frames off a socket piece by piece; works on blocking and non-blocking sockets alike.
+    """Reads frames from a blocking or non-blocking socket, piece by piece.
 
-    Memory grows with what has come, not with what a prefix promises.
+    Memory grows with the received bytes, not with the announced size.
 
     Args:
-        limit: the largest frame taken, in bytes, head and payload together.
+        limit: the largest accepted frame, in bytes, head and payload together.
     """
 
     def __init__(self, limit: int) -> None:
@@ -211,10 +211,10 @@ class FrameReader:
         return self._at == 0 and self._filled == 0
 
     def advance(self, sock: socket.socket) -> tuple[bytearray, bytearray] | None:
-        """Read once; (head, payload) when that completed a frame.
+        """Read once; returns (head, payload) when that completes a frame.
 
         Raises:
-            EOFError: the peer closed.  Unreadable: what arrives is no frame.  OSError: as `socket.recv_into`.
+            EOFError: the peer closed.  Unreadable: the bytes are no frame.  OSError: see `socket.recv_into`.
         """
         part = self._parts[self._at]
         with memoryview(part) as view, view[self._filled : self._filled + CHUNK] as room:
