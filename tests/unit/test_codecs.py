@@ -341,7 +341,9 @@ def test_wrong_arguments_are_refused(call, error, text):
     assert (X == 1).all()
 
 
-@pytest.mark.parametrize(("codec", "block"), [(un.codecs.int8(), 0), (un.codecs.int4(), 24), (Codec("bf16"), 16)])
+@pytest.mark.parametrize(
+    ("codec", "block"), [(un.codecs.int8(), 0), (un.codecs.int4(), 24), (Codec("bf16"), 16)]
+)
 def test_the_kernels_refuse_an_impossible_block(codec: Codec, block: int) -> None:
     """A block of 0 values would never end."""
     room = np.zeros(64, np.float32).ctypes.data

@@ -245,7 +245,7 @@ class _Connection:
     def _lost(self, error: BaseException) -> str:
         foreign = isinstance(error, wire.Unreadable)
         return message(
-            "the store's server sent an invalid frame" if foreign else "the store's server closed the connection",
+            "the store's server sent a bad frame" if foreign else "the store's server closed the connection",
             where=self._where,
             observed="" if isinstance(error, EOFError) else str(error),
             remedy=f"It was process {self.welcome.pid} on {self.welcome.host}: look at its output "
