@@ -1,4 +1,4 @@
-"""Arrays in memory that the other ranks of a host read where it is: they need no copy on their way."""
+"""Arrays in memory that the other ranks of a host can read in place, without a copy."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ MOST_AXES = 64
 
 
 def empty(shape: SupportsIndex | Iterable[SupportsIndex], dtype: DTypeLike = float) -> np.ndarray[Any, Any]:
-    """A new array, as `numpy.empty`, that collectives of any group read without copying it first.
+    """A new array, as from `numpy.empty`, that collectives of any group read without a copy.
 
-    Whatever takes an array takes it, and whoever may not map this process's memory gets its bytes as those of
-    any other array. Making one costs as much as clearing its memory: make it once, use it often. After a fork
-    the child has a copy of what it writes to; what it does not touch stays its parent's, who may change it or
-    give it back, so hand NumPy's arrays to workers that are forked.
+    It is an ordinary array. A rank that may not map this process's memory receives its bytes like those of
+    any other array. Making one takes as long as clearing its memory: make it once, use it often. After a fork
+    the child gets a copy of each page that it writes. Other pages are still the parent's, which may change or
+    free them: so pass NumPy's arrays to forked workers.
 
     Args:
         shape: the lengths of the axes.  dtype: of the elements; none that holds Python objects.
-    Returns: the array, C-contiguous. Its memory is given back when it and all views of it are gone.
+    Returns: the array, C-contiguous. Its memory is freed when it and all views of it are gone.
     Raises:
         TypeError: elements of this dtype are Python objects.
         ValueError: a length is negative.
-        MemoryError: the machine has not so much memory left. A limit of a container may end the process
-            instead, as when any other memory is touched.
+        MemoryError: there is not enough memory. A limit of a container may end the process instead, as for
+            any other memory.
     """
     import numpy as np
 
@@ -52,7 +52,7 @@ def empty(shape: SupportsIndex | Iterable[SupportsIndex], dtype: DTypeLike = flo
         memory = _native.shared_bytes(min(nbytes, sys.maxsize))
     except MemoryError:
         raise MemoryError(f"cannot make an array of {nbytes} bytes: not enough memory") from None
-    except OSError:  # the system has no such memory, or has limits on it: an array like any other
+    except OSError:  # the system has no such memory, or limits it: make an ordinary array
         memory = np.zeros(nbytes, np.uint8)
     made: np.ndarray[Any, Any] = np.ndarray(lengths, wanted, buffer=memory)
     return made

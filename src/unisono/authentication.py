@@ -1,7 +1,7 @@
-"""Who may talk to this job: the job token, and how both ends of a connection prove they have it.
+"""The job token, and how both ends of a connection prove that they have it.
 
-The token is 32 secret bytes that every process of a job has, from a file only its owner can read or from the
-environment, never from a command line. It is never sent. Each side sends a nonce and a proof:
+The token is 32 secret bytes that every process of a job has: from a file that only its owner can read, or
+from the environment, never from a command line. It is never sent. Each side sends a nonce and a proof:
 
     connect                                     accept
     Greeting(nonce, my name)         ->
@@ -10,11 +10,10 @@ environment, never from a command line. It is never sent. Each side sends a nonc
 
     proof = HMAC-SHA256(key, role | job | both names | both nonces | binding), key = HMAC-SHA256(token, label)
 
-Fresh nonces on both sides make a recorded handshake worthless, the role a reflected one. `binding` ties the
-proof to all bytes before it. What the handshake does not do: it does not encrypt, and it does not protect
-the bytes that follow. TLS does, which asks for the handshake's channel: a name that no other connection has,
-so that an attacker on the path cannot join the ends of two connections.
-See docs/security.md.
+Fresh nonces on both sides prevent replay, and the role prevents reflection. `binding` ties the proof to all
+bytes before it. The handshake does not encrypt, and does not protect the bytes that follow. TLS does. It uses
+the handshake's channel, a name that no other connection has, so that an attacker on the path cannot connect
+the ends of two connections. See docs/security.md.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _LENGTH = struct.Struct(">I")
 
 
 class Token(bytes):
-    """A secret that does not show itself in listings and tracebacks."""
+    """A secret whose repr does not show it, as in listings and tracebacks."""
 
     def __repr__(self) -> str:
         return "(secret)" if self else "(none)"
@@ -63,7 +62,7 @@ def make_token() -> Token:
 
 
 def parse_token(text: str) -> Token:
-    """The token written as 64 hexadecimal digits; the ValueError does not repeat what was given."""
+    """The token from 64 hexadecimal digits; the ValueError does not repeat the text."""
     try:
         token = Token(bytes.fromhex(text.strip()))
     except ValueError:
@@ -74,7 +73,7 @@ def parse_token(text: str) -> Token:
 
 
 def read_token_file(path: str) -> Token:
-    """The token in a file that only its owner may read. Raises ValueError with what a good file is."""
+    """The token in a file that only its owner may read. Raises ValueError with the required form."""
     good = "a file of 64 hexadecimal digits that only its owner can read (chmod 600)"
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -104,7 +103,7 @@ def token_file(path: str) -> Token:
         try:
             with os.fdopen(fd, "w") as file:
                 file.write(make_token().hex() + "\n")
-            os.link(draft, path)  # whole or not at all; the first wins
+            os.link(draft, path)  # atomic: the first process decides
         except FileExistsError:
             pass
         finally:
@@ -113,7 +112,7 @@ def token_file(path: str) -> Token:
 
 
 def derive(token: bytes, purpose: str) -> Token:
-    """A key for one purpose, from which neither the token nor another purpose's key can be found."""
+    """A key for one purpose. Neither the token nor other keys can be computed from it."""
     return Token(hmac.digest(token, b"unisono key\0" + purpose.encode(), hashlib.sha256))
 
 
@@ -129,10 +128,10 @@ def check_for_tls(token: bytes) -> None:
 
 
 class Met(NamedTuple):
-    """What a handshake leads to.
+    """The result of a handshake.
 
     Attributes:
-        name: the peer's.  channel: what both ends call their connection; no other one is called so.
+        name: the peer's.  channel: the unique name of the connection, equal at both ends.
     """
 
     name: str
@@ -153,24 +152,24 @@ def proof(
     nonces: tuple[bytes, bytes],
     binding: bytes = b"",
 ) -> bytes:
-    """What shows that the sender has the token.
+    """The proof that the sender has the token.
 
     Args:
         role: of the sender: "connect" or "accept"; "channel" for the name of the connection.
         names, nonces: of the side that connects and of the side that accepts, in this order.
     """
     parts = [role.encode(), job.encode(), *(name.encode() for name in names), *nonces, binding]
-    covered = b"".join(_LENGTH.pack(len(part)) + part for part in parts)  # no two lists of parts look alike
+    covered = b"".join(_LENGTH.pack(len(part)) + part for part in parts)  # unambiguous
     return hmac.digest(hmac.digest(token, LABEL, "sha256"), covered, "sha256")
 
 
 def channel_of(proved: bytes) -> str:
-    """The name of a connection, from the proof of the role "channel"; as long as a host's name may be."""
+    """The name of a connection, from the proof of the role "channel"; as long as a host name may be."""
     return proved[:16].hex()
 
 
 def verify(given: bytes, expected: bytes) -> bool:
-    """Compare proofs in a time that tells nothing about them."""
+    """Compare proofs in constant time."""
     return hmac.compare_digest(given, expected)
 
 
@@ -187,15 +186,17 @@ def handshake(
 ) -> Met:
     """Authenticate both ends of a connected, blocking socket; return the peer's name, and the channel's.
 
-    An unauthenticated peer sends under 1 KB of this. The socket's timeout is changed; on an error close it.
+    It reads less than 1 KB from an unauthenticated peer. It changes the socket's timeout; close it after an
+    error.
 
     Args:
         role: "connect" or "accept": which side this is.
-        me: this side's name, bound into the proofs.  expect: the name the peer has to have; None: any.
-        job: both sides name the same; also keeps the uses of one token apart ("data", "store").
-        deadline_s: seconds for everything.
+        me: this side's name, bound into the proofs.  expect: the peer's required name; None: any.
+        job: the same on both sides; it also separates the uses of one token ("data", "store").
+        deadline_s: seconds for the whole handshake.
     Raises:
-        AuthenticationError: the peer has another token or name, is no such peer, closed, or was too slow.
+        AuthenticationError: the peer has another token or name, speaks another protocol, closed, or was too
+        slow.
     """
     if role not in ("connect", "accept"):
         raise ValueError(f"role is {role!r}, expected 'connect' or 'accept'")
@@ -225,7 +226,7 @@ class _Side:
         self._nonce = fresh_nonce()
 
     def connect(self) -> Met:
-        """Prove first that the other side is the right one, then ourselves."""
+        """Check the other side's proof first, then send ours."""
         self._sock.sendall(self._greeting())
         theirs, name = self._read_greeting()
         names, nonces = (self._me, name), (self._nonce, theirs)
@@ -234,7 +235,7 @@ class _Side:
         return Met(self._expected(name), channel_of(self._proof("channel", names, nonces)))
 
     def accept(self) -> Met:
-        """The same from the other end."""
+        """The same on the accepting side."""
         theirs, name = self._read_greeting()
         names, nonces = (name, self._me), (theirs, self._nonce)
         self._sock.sendall(self._greeting() + self._proof("accept", names, nonces))

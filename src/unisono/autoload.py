@@ -1,6 +1,6 @@
-"""What PyTorch calls at `import torch`: the entry point of the group "torch.backends" in pyproject.toml.
+"""The function that PyTorch calls at `import torch`: the entry point "torch.backends" in pyproject.toml.
 
-`import torch` must go on whatever is wrong here, so an error becomes a warning. PyTorch does not call this
+`import torch` must succeed whatever fails here, so an error becomes a warning. PyTorch does not call this
 when TORCH_DEVICE_BACKEND_AUTOLOAD=0.
 """
 
@@ -12,8 +12,8 @@ __all__ = ["torch_backend"]
 
 
 def torch_backend() -> None:
-    """Register the backend "unisono", and do what UNISONO_REPLACE asks for. Loads no part of the engine."""
+    """Register the backend "unisono", and apply UNISONO_REPLACE. It does not load the engine."""
     try:
-        import unisono.torch  # noqa: F401  (already under way when that is what imports torch)
+        import unisono.torch  # noqa: F401  (already being imported if it imports torch)
     except Exception as error:  # noqa: BLE001  (see above)
         warnings.warn(f"Unisono did not register with PyTorch: {error}", RuntimeWarning, stacklevel=2)

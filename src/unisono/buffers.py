@@ -1,7 +1,7 @@
-"""Any array -> its address, number of elements and dtype; or a clear error before a byte moves.
+"""The address, number of elements and dtype of any array; or a clear error before a byte moves.
 
-NumPy arrays, everything else with the buffer protocol, and torch CPU tensors are looked at natively, without
-importing torch. Anything else may offer DLPack. The caller keeps the array alive while its address is in use.
+Native code reads NumPy arrays, other objects with the buffer protocol, and torch CPU tensors, without
+importing torch. Other objects may offer DLPack. The caller keeps the array alive while its address is in use.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["DTYPES", "ITEMSIZES", "DeviceArray", "View", "dtype_code", "is_tensor", "pinned", "view", "views"]
 
 DTYPES: tuple[str, ...] = tuple(name for name, _ in _native.dtypes())
-"""Names of the element types; a dtype's place is its code."""
+"""Names of the element types; a dtype's index is its code."""
 
 ITEMSIZES: tuple[int, ...] = tuple(nbytes for _, nbytes in _native.dtypes())
 
@@ -32,7 +32,7 @@ class View(NamedTuple):
 
 
 class DeviceArray:
-    """A tensor in a device's memory, of a group that can move it: `view` sees where it lies there.
+    """A tensor in device memory, in a group that can move it: `view` accepts its device address.
 
     Args:
         host: the NumPy array that it is a copy of.
@@ -46,7 +46,7 @@ class DeviceArray:
         self._host = host
 
     def give_back(self) -> None:
-        """Copy what has come to the array in CPU memory, if there is one."""
+        """Copy the received data to the array in CPU memory, if there is one."""
         if self._host is not None and self._host.flags.writeable:
             self._host[...] = self.tensor.cpu().numpy()
 
@@ -61,16 +61,16 @@ class DeviceArray:
         return self.tensor.dtype
 
     def new_empty(self, shape: Any) -> DeviceArray:
-        """Another one of its kind."""
+        """A new one of the same kind."""
         return DeviceArray(self.tensor.new_empty(shape))
 
 
 def view(array: Any, writable: bool = True, name: str = "buffer") -> tuple[int, int, int]:
-    """Look at one array: (address, numel, dtype), the fields of a `View`.
+    """Check one array; returns (address, numel, dtype), the fields of a `View`.
 
     Args:
         array: NumPy array, torch CPU tensor, or anything with the buffer protocol or DLPack; contiguous.
-        writable: the operation will write to it.  name: what to call it in an error.
+        writable: the operation will write to it.  name: its name in an error.
     Raises:
         TypeError: it is no array, or of a dtype that collectives do not know.
         ValueError: it is not contiguous, not writable, or not in CPU memory.
@@ -87,7 +87,7 @@ def view(array: Any, writable: bool = True, name: str = "buffer") -> tuple[int, 
             raise TypeError(
                 f"{name} is a {type(array).__name__}, which is no torch tensor: {error}"
             ) from None
-    import numpy as np  # here and below: a program without NumPy starts sooner
+    import numpy as np  # imported late: a program without NumPy starts faster
 
     if writable and isinstance(array, np.generic):
         raise ValueError(f"{name} is a NumPy scalar, which cannot be changed; use np.array({name})")
@@ -99,12 +99,12 @@ def view(array: Any, writable: bool = True, name: str = "buffer") -> tuple[int, 
 
 
 def is_tensor(array: Any) -> bool:
-    """Whether it is a torch tensor, as far as one can tell without importing torch."""
+    """Whether it is a torch tensor, decided without importing torch."""
     return hasattr(array, "data_ptr") and hasattr(array, "is_contiguous")
 
 
 def views(arrays: Sequence[Any], *, writable: bool, name: str) -> tuple[int, list[tuple[int, int]]]:
-    """Look at a list of arrays, which must share one dtype: it, and (address, numel) of each."""
+    """Check a list of arrays of one dtype; returns the dtype, and (address, numel) of each."""
     extents = []
     first = -1
     for i, array in enumerate(arrays):
@@ -122,10 +122,10 @@ def views(arrays: Sequence[Any], *, writable: bool, name: str) -> tuple[int, lis
 
 
 def pinned(buffers: Any) -> Any:
-    """What keeps a call's memory as it is while the call is under way: an array, or those of a list.
+    """The objects that keep a call's memory valid while the call is under way: an array, or those of a list.
 
-    Another thread may change the list. The owner of a buffer, such as a bytearray, may resize it; a view of
-    it forbids that.
+    Another thread may change the list. The owner of a buffer, such as a bytearray, may resize it; a view
+    prevents that.
     """
     if isinstance(buffers, (list, tuple)):
         return tuple(map(_pinned, buffers))
@@ -135,7 +135,7 @@ def pinned(buffers: Any) -> Any:
 def _pinned(buffer: Any) -> Any:
     try:
         return buffer if is_tensor(buffer) else memoryview(buffer)
-    except Exception:  # noqa: BLE001  (it is no buffer, or one of elements that memoryview does not know)
+    except Exception:  # noqa: BLE001  (no buffer, or with elements unknown to memoryview)
         return buffer
 
 
@@ -151,7 +151,7 @@ def dtype_code(name: str) -> int:
 
 
 def _instead(name: str) -> str:
-    """What to do with a dtype that collectives do not know."""
+    """Advice for a dtype that collectives do not know."""
     if name in ("uint16", "uint32", "uint64"):
         return f"; viewed as {name[1:]} it has the same bits, which is right for all but MIN and MAX"
     if name.startswith(("datetime64", "timedelta64")):
@@ -188,7 +188,7 @@ def _tensor(tensor: Any, name: str, here: bool = False) -> tuple[int, int, int]:
 
 
 def _awkward_numpy(array: np.ndarray[Any, Any], writable: bool, name: str) -> View:
-    """Arrays that export no buffer: bfloat16 of ml_dtypes; or whatever is wrong with an ordinary one."""
+    """Arrays without a buffer, such as bfloat16 of ml_dtypes; or the error of an ordinary one."""
     if not array.flags.c_contiguous:
         remedy = f"use y = np.ascontiguousarray({name})"
         if writable:
@@ -202,7 +202,7 @@ def _awkward_numpy(array: np.ndarray[Any, Any], writable: bool, name: str) -> Vi
 
 
 def _dlpack(array: Any, writable: bool, name: str) -> View:
-    """Some exporters copy without saying so: then two looks at one array, both alive, differ in place."""
+    """Refuse exporters that copy without saying so: two exports of one array have different addresses."""
     import numpy as np
 
     try:

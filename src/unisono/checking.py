@@ -1,4 +1,4 @@
-"""Checks of plain arguments: whole numbers, flags, texts. Arrays are looked at in `buffers`."""
+"""Checks of plain arguments: whole numbers, flags, texts. `buffers` checks arrays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["flag", "instance", "listed", "positive", "text", "whole"]
 
 
 def whole(value: Any, name: str, least: int | None = None, most: int | None = None) -> int:
-    """A whole number as a plain int; it may be one of NumPy's.
+    """A whole number as an int; NumPy integers are accepted.
 
     Raises:
         TypeError: it is no whole number.  ValueError: it is less than `least` or more than `most`.
@@ -26,7 +26,7 @@ def whole(value: Any, name: str, least: int | None = None, most: int | None = No
 
 
 def positive(value: Any, name: str) -> float:
-    """A finite number above 0; it may be one of NumPy's.
+    """A finite number above 0; NumPy numbers are accepted.
 
     Raises:
         TypeError: it is no number.  ValueError: it is not above 0, or not finite.
@@ -43,21 +43,21 @@ def positive(value: Any, name: str) -> float:
 
 
 def flag(value: Any, name: str) -> bool:
-    """True or False; NumPy's count."""
+    """True or False; NumPy's bool is accepted."""
     if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
         return bool(value)
     raise TypeError(f"{name} is a {type(value).__name__}, expected True or False")
 
 
 def text(value: Any, name: str) -> str:
-    """A str that UTF-8 can hold."""
+    """A str that can be encoded as UTF-8."""
     given: str = instance(value, str, name)
     given.encode()
     return given
 
 
 def instance(value: Any, kind: Any, name: str) -> Any:
-    """The value, when it is of `kind`.
+    """The value, if it is an instance of `kind`.
 
     Raises:
         TypeError: it is not.
@@ -70,16 +70,17 @@ def instance(value: Any, kind: Any, name: str) -> Any:
 
 
 def listed(values: Iterable[Any], name: str, most: int | None = None) -> list[Any]:
-    """What can be gone through once, as a list.
+    """The items of an iterable, as a list.
 
     Raises:
-        TypeError: it cannot, as a memoryview of several dimensions.  ValueError: there are more than `most`.
+        TypeError: it is not iterable, such as a memoryview of several dimensions.
+        ValueError: it has more than `most` items.
     """
     found: list[Any] = []
     if not isinstance(values, Iterable):
         raise TypeError(f"{name} is a {type(values).__name__}, expected a list")
     try:
-        for value in values:  # list() would take memory for as many as `values` says it has
+        for value in values:  # list() would allocate for the announced length
             found.append(value)
             if most is not None and len(found) > most:
                 raise ValueError(f"{name}: there are more than {most}")

@@ -1,7 +1,7 @@
-"""The command `unisono`: finds the subcommand's module and hands it its arguments.
+"""The command `unisono`: finds the subcommand's module and passes it the arguments.
 
-A command's module has `add_arguments(parser)` and `main(args) -> int`, and is imported only when asked
-for: `unisono run` must not pay for numpy, nor `unisono doctor` for torch.
+A command's module has `add_arguments(parser)` and `main(args) -> int`. It is imported only when needed, so
+that `unisono run` does not import numpy, and `unisono doctor` not torch.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _call(module: ModuleType, command: str, argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     try:
         status: int = module.main(arguments)
-        if sys.stdout is not None:  # there is none when it was closed from the start
+        if sys.stdout is not None:  # None if it was closed at the start
             sys.stdout.flush()
     except BrokenPipeError:
         if not _unread():
@@ -64,13 +64,13 @@ def _call(module: ModuleType, command: str, argv: Sequence[str]) -> int:
 
 
 def _unread() -> bool:
-    """Whether the reader of the output has ended, as behind `| head`: then nothing more is written to it."""
+    """Whether the reader of the output has ended, as with `| head`: then nothing more is written to it."""
     output = sys.stdout.fileno()
     watch = select.poll()
     watch.register(output, 0)
     if not any(event & select.POLLERR for _, event in watch.poll(0)):
         return False
-    os.dup2(os.open(os.devnull, os.O_WRONLY), output)  # for what the interpreter still writes at its end
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output)  # for the interpreter's own output at its end
     return True
 
 

@@ -2,10 +2,10 @@
 
 One table, `VARIABLES`, makes the reader, docs/environment.md (`markdown`) and doctor's listing (`listing`).
 
-Several variables may give the same setting, because several launchers set their own. The innermost launcher
-is believed: one that starts processes inside another's (torchrun inside srun) gives each a rank of which the
-outer one knows nothing. So of `unisono run`, torchrun, MPI, Slurm and Kubernetes only the first one present
-counts. RANK, WORLD_SIZE and so on, when set, have to agree with it; an error names both when they do not.
+Several variables may set the same setting, because each launcher sets its own. The innermost launcher counts:
+a launcher inside another one (torchrun inside srun) gives each process a rank that the outer one does not
+know. So of `unisono run`, torchrun, MPI, Slurm and Kubernetes only the first one present counts. RANK,
+WORLD_SIZE and so on, when set, have to agree with it; otherwise an error names both.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ ELSEWHERE = {"UNISONO_SANITIZED"}  # set by tools/sanitize.sh for the tests
 SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 TRUE, FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 WAIT_POLICIES = frozenset({"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"})
-"""Each of these chooses how idle OpenMP threads wait."""
+"""Each of these sets how idle OpenMP threads wait."""
 REPLACEABLE = ("gloo",)
-"""Backends of PyTorch whose place Unisono can take."""
+"""Backends of PyTorch that Unisono can replace."""
 
 
 def _whole_number(least: int, most: int) -> Parser:
@@ -124,10 +124,10 @@ _port = _whole_number(1, 65535)
 
 
 class Variable(NamedTuple):
-    """One environment variable: which setting it gives, how it is read, and in words.
+    """One environment variable: its setting, its parser, and its description.
 
-    `source` is the launcher that sets it, "" for those that any launcher or a person may set.
-    `yields`: it gives way to a variable of the same setting further up, instead of having to agree.
+    `source` is the launcher that sets it; "": any launcher or the user.
+    `yields`: an earlier variable of the same setting overrides it, instead of having to agree.
     `secret`: its value is not repeated in errors.
     """
 
@@ -141,7 +141,7 @@ class Variable(NamedTuple):
 
 
 def _placement(source: str, rank: str, world: str, local_rank: str, local_world: str) -> list[Variable]:
-    """The four variables in which every launcher tells a process its place."""
+    """The four variables in which a launcher gives a process its rank."""
     return [
         Variable(rank, "rank", _rank, "rank of this process", source),
         Variable(world, "world_size", _count, "number of ranks", source),
@@ -153,19 +153,19 @@ def _placement(source: str, rank: str, world: str, local_rank: str, local_world:
 VARIABLES: tuple[Variable, ...] = (
     Variable("UNISONO_TIMEOUT_S", "timeout_s", _seconds, "seconds an operation may take"),
     Variable("UNISONO_STAGING_BYTES", "staging_bytes", parse_size, "staging memory per rank (8M, 4MiB)"),
-    Variable("UNISONO_LENDING", "lending", _flag, "0: ranks never read each other's own memory"),
-    Variable("UNISONO_PLACEMENT", "placement", _flag, "0: threads that wait are not moved to other cores"),
+    Variable("UNISONO_LENDING", "lending", _flag, "0: ranks never read each other's memory"),
+    Variable("UNISONO_PLACEMENT", "placement", _flag, "0: waiting threads do not move to other cores"),
     Variable("UNISONO_SPIN_US", "spin_us", _whole_number(-1, INT32_MAX), "microseconds to spin; -1: chosen"),
     Variable("UNISONO_PEER_TIMEOUT_S", "peer_timeout_s", _seconds, "seconds until a silent host is lost"),
     Variable(
         "UNISONO_RANKS_PER_HOST",
         "ranks_per_host",
         _rank,
-        "at most so many successive ranks share memory, others are as if on other hosts; 0: no limit",
+        "how many successive ranks share memory; others count as on other hosts; 0: no limit",
     ),
     Variable("UNISONO_CALIBRATION", "calibration", _text, "file of `unisono calibrate`; none: its defaults"),
     Variable("XDG_CACHE_HOME", "cache_home", _text, "folder of caches; ~/.cache where it is not set"),
-    Variable("UNISONO_REPLACE", "replace", _backend, "PyTorch's backend whose place Unisono takes: gloo"),
+    Variable("UNISONO_REPLACE", "replace", _backend, "PyTorch's backend that Unisono replaces: gloo"),
     Variable("UNISONO_VIRTUAL_GPUS", "virtual_gpus", _whole_number(0, 64), "virtual GPUs of this machine"),
     Variable("UNISONO_VIRTUAL_MEMORY", "virtual_memory", parse_size, "of each of them (16G); 0: no limit"),
     Variable("UNISONO_VIRTUAL_POISON", "virtual_poison", _flag, "0: torch.empty leaves memory as it is"),
@@ -198,7 +198,7 @@ VARIABLES: tuple[Variable, ...] = (
         "UNISONO_REPORT_FD",
         "report_fd",
         _descriptor,
-        "descriptor and inode of the socket on which a rank hands its error to the launcher",
+        "descriptor and inode of the socket on which a rank sends its error to the launcher",
         "unisono run",
     ),
     Variable(
@@ -252,15 +252,15 @@ MARKERS: tuple[tuple[str, str], ...] = (
     ("Slurm", "SLURM_PROCID"),
     ("Kubernetes", "JOB_COMPLETION_INDEX"),
 )
-"""Launchers, the innermost first, each with the variable that shows its presence."""
+"""Launchers, the innermost first, each with the variable that shows that it is present."""
 
 
 def read(environ: Mapping[str, str] | None = None, *, strict: bool = True) -> Settings:
     """The settings in `environ` (default: this process's environment). An empty variable counts as not set.
 
     Args:
-        strict: False: of variables that are not Unisono's own (LOCAL_RANK, MASTER_PORT) only those whose
-            setting is used are checked. Other programs give them other meanings.
+        strict: False: variables that are not Unisono's own (LOCAL_RANK, MASTER_PORT) are checked only if
+            their setting is used. Other programs may use them with another meaning.
     Raises:
         ValueError: a variable is malformed, or two disagree; the text names them and shows their values.
     """
@@ -310,7 +310,7 @@ def _take(
 
 
 def replaced(environ: Mapping[str, str] | None = None) -> str:
-    """UNISONO_REPLACE alone, for `import torch`, where the other variables do not matter.
+    """Read UNISONO_REPLACE only, for `import torch`, which does not use the other variables.
 
     Raises:
         ValueError: it is malformed.
@@ -322,17 +322,17 @@ def replaced(environ: Mapping[str, str] | None = None) -> str:
 
 
 def copy() -> dict[str, str]:
-    """A copy of this process's environment, for a launcher to build its children's from."""
+    """A copy of this process's environment, from which a launcher builds that of its children."""
     return dict(os.environ)
 
 
 def dumb_terminal(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether the terminal, if there is one, shows escape codes as text."""
+    """Whether the terminal, if any, shows escape codes as text."""
     return (os.environ if environ is None else environ).get("TERM", "dumb") == "dumb"
 
 
 def _counts(variable: Variable, launcher: str) -> bool:
-    """Whether `variable` is of the launcher that counts, or of none; see the module's docstring."""
+    """Whether `variable` belongs to the launcher that counts, or to none; see the module's docstring."""
     ours = variable.name.startswith("UNISONO_")
     return ours or variable.source in ("", launcher) or variable.setting == "kubernetes"
 
@@ -361,7 +361,7 @@ def _disagreement(name: str, other: Variable, environ: Mapping[str, str]) -> str
 
 
 def unknown(environ: Mapping[str, str] | None = None) -> list[str]:
-    """One line for every variable that begins like ours and is none, with the nearest that is."""
+    """One line for every unknown variable with our prefix, with the most similar known one."""
     environ = os.environ if environ is None else environ
     names = {variable.name for variable in VARIABLES} | ELSEWHERE
     lines = []
@@ -378,7 +378,7 @@ def unknown(environ: Mapping[str, str] | None = None) -> list[str]:
 
 
 def listing(settings: Settings) -> list[tuple[str, str, str]]:
-    """(setting, value, origin) of every setting, for people."""
+    """(setting, value, origin) of every setting, as text."""
     names = [name for name in Settings._fields if name not in ("origins", "launcher")]
     return [(name, _shown(getattr(settings, name)), settings.origin(name)) for name in names]
 

@@ -1,14 +1,14 @@
-"""Every error Unisono raises on its own account, and the one builder of their messages.
+"""All errors of Unisono, and the one builder of their messages.
 
     UnisonoError(RuntimeError)
     ├── AuthenticationError  the other end of a connection does not have the job's token
-    ├── RendezvousError      the ranks could not come together
-    ├── StoreError           the key-value store failed or answered nonsense
+    ├── RendezvousError      the rendezvous of the ranks failed
+    ├── StoreError           the key-value store failed or sent an invalid answer
     │   └── StoreTimeout     (also TimeoutError) a key did not appear in time
     ├── GroupError           an operation failed; the group is aborted and stays so
     │   ├── Timeout          (also TimeoutError) a rank did not arrive in time
     │   ├── PeerLost         (also ConnectionError) a rank died or left
-    │   ├── Mismatch         ranks called different things, or sizes do not fit
+    │   ├── Mismatch         ranks made different calls, or sizes do not fit
     │   └── Aborted          this group was aborted by this process (interrupt, abort())
     ├── GroupClosed          the group was used after close()
     ├── NotSupported         (also NotImplementedError) the group's backend cannot do this
@@ -46,7 +46,7 @@ __all__ = [
 
 
 class UnisonoError(RuntimeError):
-    """Base of every error in this module. All of them survive `pickle` and `copy`, attributes included."""
+    """Base of every error in this module. `pickle` and `copy` keep all of them, including attributes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (type(self), self.args, vars(self))
@@ -57,10 +57,10 @@ class AuthenticationError(UnisonoError):
 
 
 class RendezvousError(UnisonoError):
-    """The ranks could not come together.
+    """The rendezvous of the ranks failed.
 
     Attributes:
-        missing: the ranks that did not come in time, as far as this one knows.
+        missing: the ranks that did not join in time, as far as this rank knows.
     """
 
     def __init__(self, *args: object, missing: tuple[int, ...] = ()) -> None:
@@ -69,7 +69,7 @@ class RendezvousError(UnisonoError):
 
 
 class StoreError(UnisonoError):
-    """The key-value store failed, or something that is no store answered."""
+    """The key-value store failed, or another program answered."""
 
 
 class StoreTimeout(StoreError, TimeoutError):
@@ -80,7 +80,7 @@ class GroupError(UnisonoError):
     """An operation of a group failed. The group is aborted and stays so; `close()` works.
 
     Attributes:
-        report: everything that is known of it, None where the engine had no part in it.
+        report: the record of the fault; None if the engine did not find it.
     """
 
     def __init__(self, *args: object, report: FaultReport | None = None) -> None:
@@ -91,10 +91,10 @@ class GroupError(UnisonoError):
 
 
 class Timeout(GroupError, TimeoutError):
-    """An operation outlived its deadline.
+    """An operation did not end before its deadline.
 
     Attributes:
-        missing: the ranks that had not begun it; empty for a message, and where all had.
+        missing: the ranks that had not begun it; empty for a message, and if all had.
     """
 
     def __init__(self, *args: object, report: FaultReport | None = None) -> None:
@@ -131,11 +131,11 @@ class PeerLost(GroupError, ConnectionError):
 
 
 class Mismatch(GroupError):
-    """Ranks of one group called different things, or the same with sizes that do not fit each other.
+    """Ranks of one group made different calls, or the same call with sizes that do not fit.
 
     Attributes:
-        calls: what each rank called, "all_reduce(float64[4], SUM)"; ranks that are not known to have made
-            the call are left out, and for a message all are.
+        calls: the call of each rank, "all_reduce(float64[4], SUM)"; without ranks whose call is not known,
+            and empty for a message.
     """
 
     def __init__(self, *args: object, report: FaultReport | None = None) -> None:
@@ -153,10 +153,10 @@ class GroupClosed(UnisonoError):
 
 
 class NotSupported(UnisonoError, NotImplementedError):
-    """The backend of the group cannot do this; no byte has moved and the group is fine.
+    """The backend of the group cannot do this; no byte has moved, and the group can still be used.
 
     Attributes:
-        backend: its name.  what: what it cannot do, as the text says it.
+        backend: its name.  what: the unsupported feature, as in the text.
     """
 
     def __init__(self, *args: object, backend: str = "", what: str = "") -> None:
@@ -174,8 +174,8 @@ class LaunchError(UnisonoError):
 
 
 def _restored(kind: type[UnisonoError], args: tuple[Any, ...], attributes: dict[str, Any]) -> UnisonoError:
-    """An error as it was, without a call of its `__init__`, which may want keywords."""
-    root: Any = OSError if issubclass(kind, OSError) else RuntimeError  # who may allocate it
+    """Restore an error without calling its `__init__`, which may need keywords."""
+    root: Any = OSError if issubclass(kind, OSError) else RuntimeError  # its allocator
     error: UnisonoError = root.__new__(kind)
     error.args = args
     vars(error).update(attributes)

@@ -1,6 +1,6 @@
-"""Every public call that all ranks make has a kind of its own, which ranks compare and errors name.
+"""Every public collective call has a kind of its own. Ranks compare kinds, and errors name them.
 
-A kind is more than a plan: `broadcast_object` runs the plan of `broadcast`, and must not meet one.
+A kind is more than a plan: `broadcast_object` runs the plan of `broadcast`, but must not match a `broadcast`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a library of collectives has to offer so that a `Group` can run over it.
+"""The interface of a library of collectives, so that a `Group` can run over it.
 
-A call comes here checked, as flat arrays of the library's own kind. A driver starts it and hands back what is
-to be waited for. It checks no arguments, and makes no error of Unisono's but `NotSupported`.
+A call arrives here checked, as flat arrays of the library's own kind. A driver starts it and returns an
+object to wait for. It checks no arguments, and raises no error of Unisono except `NotSupported`.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ class Pending(ABC):
         """Complete the results, once it is done."""
 
     def cancel(self) -> bool:
-        """Take back a receive; whether that was possible."""
+        """Cancel a receive; returns whether that was possible."""
         return False
 
 
 class Done(Pending):
-    """What had ended when it was handed back."""
+    """An operation that had ended before it was returned."""
 
     def __init__(self, finish: Callable[[], None] | None = None) -> None:
         if finish is not None:

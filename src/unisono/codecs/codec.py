@@ -1,4 +1,4 @@
-"""One codec: how many bytes it takes, its codes, its values, the bound of its error."""
+"""A codec: the size of its codes, encoding, decoding, and the bound of its error."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _ROUNDINGS = ("nearest", "stochastic")
 
 @dataclass(frozen=True)
 class Codec:
-    """A format of values, one after the other or in blocks that share a scale. Two equal ones are the same.
+    """A format of values: single numbers, or blocks that share a scale. Codecs compare by value.
 
     Attributes:
-        name: of the format, as docs/codecs.md has it.
+        name: of the format, as in docs/codecs.md.
         block: values that share a scale (int8, int4), a multiple of 16 up to 65536; 0 for all others.
     Raises:
-        ValueError: no format has this name, or blocks of this length are not to be had.
+        ValueError: no format has this name, or it has no blocks of this size.
     """
 
     name: str
@@ -53,22 +53,22 @@ class Codec:
 
     @property
     def label(self) -> str:
-        """For people: "bf16", "int8(block=64)"."""
+        """The name in texts: "bf16", "int8(block=64)"."""
         return f"{self.name}(block={self.block})" if self.block else self.name
 
     @property
     def number(self) -> int:
-        """Of the format in the engine."""
+        """The number of the format in the engine."""
         return _NUMBERS[self.name]
 
     @property
     def signed(self) -> bool:
-        """Whether it has numbers below zero."""
+        """Whether it has negative numbers."""
         return self.block > 0 or FLOATS[self.name].signed
 
     @property
     def idempotent(self) -> bool:
-        """Whether what codes decode to has the same codes again; a block's scale may not."""
+        """Whether encoding a decoded value gives the same codes again; a block's scale may change."""
         return not self.block
 
     @property
@@ -109,7 +109,7 @@ class Codec:
             The codes: `out`, or a new array of the kind of `x`, of dtype `dtype`.
         Raises:
             TypeError, ValueError: wrong arrays or arguments; nothing was written. ValueError also for a
-                negative value under 0-6-10, with its place; then `out` is unfinished.
+                negative value under 0-6-10, with its index; then `out` is incomplete.
         """
         given = values_of(x, "x", writable=False)
         stochastic = _stochastic(rounding)
@@ -132,7 +132,7 @@ class Codec:
         """Decode to f32 values.
 
         Args:
-            codes: what `encode` gave, or its bytes.
+            codes: the result of `encode`, or its bytes.
             shape: of the result; None: that of `codes`. A codec with blocks needs it, or `out`.
             out: float32, where values go, instead of `shape`.
         Returns:
@@ -150,7 +150,7 @@ class Codec:
     def accumulate(self, codes: Any, out: Any) -> Any:
         """Add the values of `codes` to the float32 array `out`, each sum rounded to f32.
 
-        Raises: as `decode`.
+        Raises: see `decode`.
         """
         self._decode(codes, out, accumulate=True)
         return out
@@ -213,8 +213,8 @@ def codec_of(codec: Codec | str) -> Codec:
 def feedback_for(x: Any) -> Any:
     """A buffer for `feedback=`: zeros, float32, of the kind and the shape of the float32 array `x`.
 
-    It belongs to one call of a program, and to its ranks as they are: what a rank encodes of the array
-    depends on the number of ranks and on where they are. Where these change, fill it with zeros.
+    Use it for one call in a program, with the same ranks: which part of the array a rank encodes depends on
+    the number of ranks and their placement. If these change, fill it with zeros.
 
     Raises:
         TypeError, ValueError: `x` is no float32 array, or not as a codec takes it.

@@ -1,4 +1,4 @@
-"""What a format can hold, in numbers: its last place, its largest number, the bound of its error."""
+"""The properties of a format: its last place, its largest number, the bound of its error."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a plan costs on a machine, and which algorithm is therefore chosen.
+"""The cost of a plan on a machine, and the choice of an algorithm.
 
-machine.py  what the machine can do, measured or assumed     timing.py  when the steps of a plan happen
+machine.py  the figures of the machine, measured or default  timing.py  the times of a plan's steps
 price.py    a plan's messages, bytes and seconds
 choice.py   the algorithm for an operation, a size and a placement
 """

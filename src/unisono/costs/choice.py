@@ -1,8 +1,8 @@
-"""Which algorithm for which operation, size and placement.
+"""Chooses the algorithm for an operation, a size and a placement.
 
-On one host the direct algorithms win: a rank writes once for all its readers. On several hosts the cost model
-prices the algorithms that can win there, and the cheapest is taken. The figures of the model (`machine.py`)
-are those of rank 0 on all ranks, because all ranks have to choose alike.
+On one host the direct algorithms are the fastest: a rank writes once for all its readers. On several hosts
+the cost model prices the candidates, and the cheapest is chosen. All ranks use the figures of rank 0
+(`machine.py`), because all have to choose the same algorithm.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from unisono.plans.catalog import steps_of
 __all__ = ["CANDIDATES", "Choice", "Chooser", "choose", "edges", "predicted"]
 
 ONE_SHOT_BYTES = 64 * 1024
-"""Work that every rank may do for all: up to here it costs less than a second round of waiting."""
+"""Up to this size it is faster that every rank does all the work than to wait for a second round."""
 
 DIRECT_RANKS = 16
 """Ranks that tell each other at once that they have come, or their few numbers: more than that tell one."""
@@ -45,7 +45,7 @@ def edges(machine: Calibration) -> tuple[Edge, Edge, float]:
 
 
 ROUNDING = 1e-9
-"""By so much a sum of seconds may differ from the same sum in another order."""
+"""The relative rounding error of a sum of seconds in another order."""
 
 INSIDE, BETWEEN, REDUCING_S_PER_BYTE = edges(DEFAULTS)
 
@@ -62,11 +62,11 @@ CANDIDATES: dict[str, tuple[str, ...]] = {
     "exclusive_scan": ("direct",),
     "barrier": ("leaders", "dissemination"),
 }
-"""What is priced on several hosts; the first of equals is taken."""
+"""The candidates on several hosts; of equal prices the first counts."""
 
 
 class Price:
-    """Seconds that an algorithm takes for any number of bytes, from three points of the model."""
+    """The seconds of an algorithm for any number of bytes, interpolated from three points of the model."""
 
     def __init__(self, plan: Plan, machine: Calibration = DEFAULTS, share: float = 1.0) -> None:
         self._plan = plan
@@ -99,7 +99,7 @@ class Price:
 
 
 class Bound:
-    """Seconds that an algorithm takes at least, by the steps of rank 0 alone: quicker than a price."""
+    """A lower bound of an algorithm's seconds, from the steps of rank 0 alone: faster than a price."""
 
     def __init__(
         self, collective: str, algorithm: str, hosts: tuple[int, ...], machine: Calibration = DEFAULTS
@@ -119,11 +119,11 @@ class Bound:
 
 
 class Choice(NamedTuple):
-    """What was chosen, and why one may believe it.
+    """The chosen algorithm and its price.
 
     Attributes:
-        seconds: of a call, as the cost model has it.
-        calibrated: whether by figures measured on rank 0's machine.
+        seconds: of a call, by the cost model.
+        calibrated: whether the figures were measured on rank 0's machine.
     """
 
     algorithm: str

@@ -1,8 +1,8 @@
-"""What the machine can do, as numbers: measured by `unisono calibrate` and kept in a file, or defaults.
+"""The figures of the machine: measured by `unisono calibrate` and kept in a file, or defaults.
 
-A group never measures: its rank 0 reads the file, and all ranks take what rank 0 has, because all have to
-choose the same algorithm. A file that is missing, damaged or of another machine gives the defaults; it is
-never an error. How the numbers are used: `price.py`, `choice.py`; why so: docs/adr/0006-calibration.md.
+A group never measures. Its rank 0 reads the file, and all ranks use the figures of rank 0, because all have
+to choose the same algorithm. If the file is missing, damaged or of another machine, the defaults count; it is
+never an error. `price.py` and `choice.py` use the figures; docs/adr/0006-calibration.md gives the reasons.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VERSION = 1
 """Of the file's format; another one is measured again."""
 
 NO_FILE = "none"
-"""UNISONO_CALIBRATION=none: the defaults, whatever lies in the cache."""
+"""UNISONO_CALIBRATION=none: the defaults, whatever the cache contains."""
 
 
 class Rates(msgspec.Struct, frozen=True):
@@ -56,12 +56,12 @@ class Calibration(msgspec.Struct, frozen=True):
         machine: which one, see `identity`; "" for the defaults.
         cores: that processes may use.  cache_bytes: of a core's own (second-level) cache.
         shared_cache_bytes: of the cache that cores share (the third level).
-        flag_s: until a core sees what another wrote.
+        flag_s: until a core sees a store of another.
         wake_s: until a sleeper runs that shares the waker's core.
-        crowd_s: until all of twice as many ranks as cores have seen each other come.
-        give, take: copying into memory that another core has read, and out of what it has just written.
+        crowd_s: a barrier of twice as many ranks as cores.
+        give, take: copying into memory that another core has read, and out of memory it has just written.
         call_s: a call of a collective from Python, without any other rank.
-        tcp_s: a message of a byte over loopback, one way.  tcp: of a stream over loopback.
+        tcp_s: a message of one byte over loopback, one way.  tcp: the bandwidth of loopback.
     """
 
     machine: str = ""
@@ -124,7 +124,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 def identity() -> str:
-    """What tells this machine from others: its id, processor and how many cores this process may use."""
+    """Identifies this machine: its id, its processor, and how many cores this process may use."""
     parts = (_machine_id(), _processor(), str(len(os.sched_getaffinity(0))))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
@@ -149,7 +149,7 @@ def _file_name(settings: Settings) -> str | None:
 
 
 def recall(settings: Settings) -> Found:
-    """What is known of this machine: from the file, else the defaults. Never an error."""
+    """The figures of this machine: from the file, otherwise the defaults. Never raises."""
     defaults = msgspec.structs.replace(DEFAULTS, cores=len(os.sched_getaffinity(0)))
     try:
         file = _file_name(settings)
@@ -166,7 +166,7 @@ def recall(settings: Settings) -> Found:
 def load(file: str | Path) -> tuple[Calibration | None, str]:
     """The calibration in a file, or None and why it cannot be used; "" when there is no file."""
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not hold us up
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not block
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.getuid(), 0):
@@ -188,7 +188,7 @@ def load(file: str | Path) -> tuple[Calibration | None, str]:
 
 
 def save(calibration: Calibration, file: Path) -> None:
-    """Write a calibration, readable by this user only; a reader sees the old file or the new one.
+    """Write a calibration atomically, readable by this user only.
 
     Raises:
         OSError: it cannot be written.

@@ -1,4 +1,4 @@
-"""What a plan costs: messages, bytes and seconds, counted on its steps.
+"""The cost of a plan: messages, bytes and seconds, counted on its steps.
 
 The model is that of `timing.py`. Where a rank writes once for many readers, as in shared memory, `depth` is
 the better count of latencies, and `shared_seconds` the price.
@@ -41,7 +41,7 @@ MESSAGE_S = 1e-7
 def seconds(
     plan: Plan, nbytes: float, *, a: float, b: float, g: float = 0.0, between: Edge | None = None
 ) -> float:
-    """How long the plan takes until its last rank is done.
+    """The time until the plan's last rank is done.
 
     Args:
         nbytes: of the whole buffer; of the larger one where input and output differ (all_gather: the result).
@@ -72,7 +72,7 @@ def formula(plan: Plan) -> str:
 
 
 def rounds(plan: Plan) -> int:
-    """How often the latency `a` is paid: messages one behind the other, as the model has it."""
+    """How often the latency `a` counts: successive messages, by the model."""
     return round(end(plan, 0, Edge(1, 0), None, 0))
 
 
@@ -85,7 +85,7 @@ def depth(plan: Plan) -> int:
 
 
 def bytes_sent(plan: Plan) -> list[Fraction]:
-    """What each rank sends, as a fraction of the buffer; to two receivers is twice.
+    """The bytes that each rank sends, as a fraction of the buffer; to two receivers they count twice.
 
     Example: 2(p-1)/p for every rank of the ring all_reduce.
     """
@@ -96,7 +96,7 @@ def bytes_sent(plan: Plan) -> list[Fraction]:
 
 
 def messages(plan: Plan) -> list[int]:
-    """How many messages each rank sends; to two receivers are two."""
+    """How many messages each rank sends; to two receivers they count as two."""
     return [sum(len(step.to) for step, _ in sends_of(steps)) for steps in plan.steps]
 
 

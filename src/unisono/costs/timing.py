@@ -25,14 +25,14 @@ _ARRIVES, _ASKS = 0, 1  # at one moment, ports are freed before anybody asks for
 
 
 class Edge(NamedTuple):
-    """What a message costs: a seconds, and b seconds per byte."""
+    """The cost of a message: a seconds, and b seconds per byte."""
 
     a: float
     b: float
 
 
 class Message(NamedTuple):
-    """What one rank sends another at once.
+    """A message from one rank to another.
 
     Attributes:
         step, sends: the sender's step that sends it, and how many sends from there on travel together.
@@ -140,8 +140,8 @@ class _Rank:
 
 
 class _Simulation:
-    """Runs a plan event by event. Messages wait in their sender until both ends are free; who asked
-    first goes first, then who is nearer on the left of the receiver.
+    """Runs a plan event by event. Messages wait in their sender until both ends are free. The sender that has
+    waited longest is first, then the nearest one on the left of the receiver.
     """
 
     def __init__(
@@ -267,7 +267,7 @@ class _Simulation:
         self._advance(receiver)
 
     def _free(self, sender: int, receiver: int, time: float) -> None:
-        """A message has arrived: both its ends turn to the next one."""
+        """A message has arrived: both its ends begin the next one."""
         outbox, target = self._ranks[sender].outbox, self._ranks[receiver]
         outbox.popleft()
         if outbox:
