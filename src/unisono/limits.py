@@ -1,6 +1,6 @@
-"""Limits of the process or the machine that end a call: which one, what is needed, how to raise it.
+"""Explains limits of the process or the machine that make a call fail: which limit, and how to raise it.
 
-The one place that explains errors of the system. It takes no resources itself: there may be none left.
+It is the one place that explains errors of the system. It needs no resources itself: there may be none left.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EFBIG,
 
 
 def usable_cores() -> int:
-    """Cores this process may use: its affinity mask and its container's quota, not what the machine has."""
+    """Cores that this process may use, by its affinity mask and its container's quota."""
     cores = len(os.sched_getaffinity(0))
     try:
         with open("/sys/fs/cgroup/cpu.max") as limit:
@@ -33,7 +33,7 @@ def usable_cores() -> int:
 
 @contextlib.contextmanager
 def explained(kind: type[UnisonoError], doing: str, descriptors: str = "") -> Iterator[None]:
-    """Raise what a limit ends in this block as an error of that kind. For the rest see `described`."""
+    """Raise an error of this block that is due to a limit as `kind`. Other arguments: see `described`."""
     try:
         yield
     except UnisonoError:
@@ -45,17 +45,17 @@ def explained(kind: type[UnisonoError], doing: str, descriptors: str = "") -> It
 
 
 def is_limit(error: BaseException | None) -> bool:
-    """Whether an error says that something of the process or the machine is used up."""
+    """Whether an error says that a resource of the process or the machine is exhausted."""
     if isinstance(error, OSError):
         return error.errno in _ERRNOS
     return isinstance(error, MemoryError) or _is_no_thread(error)
 
 
 def described(error: BaseException, descriptors: str = "") -> str:
-    """What an error says; of a limit, which one it is and how to raise it.
+    """The text of an error; for a limit, which one it is and how to raise it.
 
     Args:
-        descriptors: how many it takes here, as text.
+        descriptors: how many descriptors are needed here, as text.
     Example: OSError(EMFILE) -> "too many open files (the limit RLIMIT_NOFILE is 1024; a group of 64 ranks
     takes up to 208). Raise it before the start: `ulimit -n 4096`, or in the program by resource.setrlimit."
     """
@@ -68,7 +68,7 @@ def described(error: BaseException, descriptors: str = "") -> str:
 
 
 def _limit_of(error: BaseException) -> tuple[str, str, str]:
-    """What is used up, the limit that was met, and how to raise it."""
+    """The exhausted resource, its limit, and how to raise that."""
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.EMFILE:
         return "too many open files", _shown("RLIMIT_NOFILE"), _raise("RLIMIT_NOFILE", "n")
@@ -100,8 +100,8 @@ def _own_text(error: BaseException) -> str:
 
 
 def _is_no_thread(error: BaseException | None) -> bool:
-    """What Python and C++ raise that could not start a thread."""
-    if isinstance(error, BlockingIOError):  # of std::thread: no call of ours that may block lets it out
+    """Whether Python or C++ raised it because a thread could not be started."""
+    if isinstance(error, BlockingIOError):  # from std::thread: no other call of ours raises it
         return "temporarily" in str(error)
     return isinstance(error, RuntimeError) and "start new thread" in str(error)
 
@@ -112,7 +112,7 @@ def _shown(name: str) -> str:
 
 
 def _raise(name: str, letter: str, unit: int = 1) -> str:
-    """How to raise a limit of the process. unit: what the shell counts it in."""
+    """How to raise a limit of the process. unit: the shell's unit of it."""
     soft, hard = resource.getrlimit(getattr(resource, name))
     if hard != resource.RLIM_INFINITY and soft >= hard:
         return (

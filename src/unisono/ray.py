@@ -10,8 +10,8 @@
         def __init__(self, rank):
             self.world = unisono.ray.join("learners", rank=rank, world_size=4)
 
-Ray places the processes and carries the function and its results; everything between ranks goes over Unisono.
-Each group has a token of its own, which Ray hands to its ranks. Ray is imported when it is needed.
+Ray places the processes and moves the function and its results; ranks communicate over Unisono. Each group
+has a token of its own, which Ray sends to its ranks. Ray is imported when it is needed.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from unisono.group.work import seconds
 __all__ = ["join", "run"]
 
 GRACE_S = 1.0
-"""For the other ranks to end by themselves after the first failure."""
+"""Time for the other ranks to end by themselves after the first failure."""
 AGAIN_S = 0.02
-"""Between two looks at a name that an earlier meeting still has."""
+"""The pause between two checks of a name that an earlier rendezvous still uses."""
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
@@ -60,18 +60,19 @@ def run(
 ) -> list[Any]:
     """Call `fn(group, *args, **kwargs)` on `num_workers` new Ray actors, a group; results by rank.
 
-    The actors start when there is room for all, and end with this call. It starts Ray where nobody has.
+    The actors start when there is room for all, and end with this call. It starts Ray if it does not run.
 
     Args:
-        num_cpus, num_gpus, resources, runtime_env: of every worker, as Ray has them.
-        placement_group: of Ray: rank r gets bundle r. None: one is made for the call.
-        placement_strategy: of that one: "PACK", "SPREAD", "STRICT_PACK" or "STRICT_SPREAD".
-        timeout: seconds for the placement, the meeting and every operation; default UNISONO_TIMEOUT_S, 300 s.
+        num_cpus, num_gpus, resources, runtime_env: of every worker, as in Ray.
+        placement_group: of Ray: rank r gets bundle r. None: the call makes one.
+        placement_strategy: for that one: "PACK", "SPREAD", "STRICT_PACK" or "STRICT_SPREAD".
+        timeout: seconds for placement, rendezvous and every operation; default UNISONO_TIMEOUT_S, 300 s.
         reproducible: of the group, see `Group`.
     Raises:
         ImportError: Ray is not installed.  RendezvousError: the cluster had no room in time.
         PeerLost: a worker died; names its rank, process and host.  TypeError, ValueError: a wrong argument.
-        Whatever `fn` raised first on a rank. The group's own errors on other ranks count as its consequences.
+        Otherwise the first exception of `fn` on a rank. Errors of the group on other ranks are its
+        consequences.
     """
     if not callable(fn):
         raise TypeError(f"fn is a {type(fn).__name__}, expected a function that takes the group")
@@ -115,15 +116,15 @@ def join(
 ) -> Group:
     """Form the group `name` with other actors or tasks of this Ray job; each of them calls this.
 
-    They meet at a named actor without resources, which goes when they have met. A name can be used again.
+    The rendezvous uses a named actor without resources, which ends after it. A name can be used again.
 
     Args:
         name: the same for all; appears in error texts.
-        timeout: seconds for the meeting and for every operation; default UNISONO_TIMEOUT_S, 300 s.
+        timeout: seconds for the rendezvous and for every operation; default UNISONO_TIMEOUT_S, 300 s.
         reproducible: of the group and its subgroups, see `Group`.
     Raises:
         ImportError: Ray is not installed.  TypeError, ValueError: an argument is wrong.
-        RendezvousError: the ranks did not come together; says who is missing.
+        RendezvousError: the rendezvous failed; the text names the missing ranks.
     """
     if not text(name, "name"):
         raise ValueError("name is empty, expected the group's name")
@@ -137,12 +138,12 @@ def join(
     ours = _invite(ray.util.get_node_ip_address()) if mine == 0 else None
     board, invitation = _meet(ray, name, mine, size, ours, timeout_s)
     group = _form(invitation, mine, size, timeout_s, name, reproducible)
-    del board  # not earlier: the others may still wait for its answer
+    del board  # not earlier: the other ranks may still wait for its answer
     return group
 
 
 class Invitation(NamedTuple):
-    """Where rank 0 serves, the name of the job there, and its token."""
+    """The address of rank 0's store, the name of its job, and its token."""
 
     address: str
     job: str
@@ -161,7 +162,7 @@ class Worker:
     """An actor of `run`."""
 
     def place(self) -> Place:
-        """Where this actor was put."""
+        """Where Ray placed this actor."""
         return Place(_ray().util.get_node_ip_address(), socket.gethostname(), os.getpid())
 
     def call(

@@ -13,7 +13,7 @@ class ReduceOp(IntEnum):
     """How contributions are combined.
 
     AVG is the sum divided by the number of ranks (floating point and complex only). On bool, SUM is
-    "any" and PRODUCT "all". MIN and MAX hand on a NaN. BAND, BOR and BXOR take integers and bool.
+    "any" and PRODUCT "all". MIN and MAX propagate NaN. BAND, BOR and BXOR take integers and bool.
     """
 
     SUM = 0
@@ -25,7 +25,7 @@ class ReduceOp(IntEnum):
     BOR = 6
     BXOR = 7
 
-    __hash__ = int.__hash__  # Enum's own, in Python, would cost a small call a tenth of its time
+    __hash__ = int.__hash__  # Enum's own is Python code: a tenth of the time of a small call
 
 
 class PremulSum(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""`Settings`: what the environment says, read by `env`."""
+"""`Settings`: the settings from the environment, which `env` reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Settings", "Unusable"]
 
 
 class Unusable(str):
-    """In place of a setting's value: what is wrong with its variables."""
+    """The error of a setting's variables, in place of its value."""
 
     __slots__ = ()
 
@@ -61,12 +61,12 @@ class _Values(NamedTuple):
 
 
 class Settings(_Values):
-    """Everything Unisono takes from the environment. None: not set, and no default.
+    """All settings from the environment. None: not set, and no default.
 
-    `origins` tells for each setting which variable it came from, or "default".
+    `origins` has, for each setting, the variable it came from, or "default".
 
     Raises:
-        ValueError: when a setting is asked for that `read(strict=False)` could not make sense of.
+        ValueError: at the access to a setting that `read(strict=False)` could not parse.
     """
 
     __slots__ = ()
@@ -78,5 +78,5 @@ class Settings(_Values):
         return value
 
     def origin(self, setting: str) -> str:
-        """The variable `setting` was read from, or "default"."""
+        """The variable from which `setting` was read, or "default"."""
         return self.origins.get(setting, "default")

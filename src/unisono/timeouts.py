@@ -1,4 +1,4 @@
-"""How long a wait may take: the one place that checks a timeout."""
+"""Timeouts: the one place that checks them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import SupportsFloat
 __all__ = ["LONGEST_S", "seconds"]
 
 LONGEST_S = 2_000_000.0
-"""23 days; a longer timeout counts as this one. poll() counts milliseconds in 31 bits: up to 24.8 days."""
+"""23 days; a longer timeout is cut to this one. poll() has 31 bits of milliseconds: up to 24.8 days."""
 
 
 def seconds(timeout: SupportsFloat | timedelta, *, name: str = "timeout", or_none: bool = False) -> float:

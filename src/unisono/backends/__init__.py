@@ -1,9 +1,9 @@
 """Libraries that can move a group's bytes instead of Unisono's own engine.
 
-driver.py    what such a library has to offer: `Driver`      mpi.py       MPI, through mpi4py
+driver.py    `Driver`, the interface of such a library       mpi.py       MPI, through mpi4py
 fold.py      reductions that a library lacks, made exact     pytorch.py   Gloo and NCCL, through PyTorch
-looking.py   what works on this machine, tried out           store.py     Unisono's store as PyTorch's
-torch_work.py what PyTorch has under way
+looking.py   what is available on this machine               store.py     Unisono's store as PyTorch's
+torch_work.py PyTorch's operations under way
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ class Call(NamedTuple):
     Attributes:
         kind: the collective whose plan the engine would run: "all_gather", also for all_gather_v.
         dtype: its name.  even: all blocks have one size, on every rank.
-        out: what is written, or works in place; given: what is read. Each is one flat array, or one for each
-            rank; empty where this rank has none.
+        out: the output, or the buffer used in place; given: the input. Each is one flat array, or one for
+            each rank; empty where this rank has none.
     """
 
     kind: str
@@ -56,10 +56,10 @@ class Pending(ABC):
 
     @abstractmethod
     def block(self) -> None:
-        """Wait for its end, as the library does."""
+        """Wait for its end, by the library's own wait."""
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait for its end; False: `timeout_s` was over before. None: for as long as the library does."""
+        """Wait for its end; False after `timeout_s` seconds. None: as long as the library waits."""
         if timeout_s is None:
             self.block()
             return True
@@ -72,7 +72,7 @@ class Pending(ABC):
         return True
 
     def finish(self) -> None:  # noqa: B027
-        """Complete the results, once it is done."""
+        """Complete the results; called when it is done."""
 
     def cancel(self) -> bool:
         """Cancel a receive; returns whether that was possible."""
@@ -95,14 +95,14 @@ class Done(Pending):
 
 
 class Driver(ABC):
-    """One rank of one group of a library. For a `Group` it stands in the place of the engine.
+    """One rank of one group of a library. For a `Group` it replaces the engine.
 
     Attributes:
         name: of the backend.  device: whose memory it moves, "cpu" or "cuda".
-        rank, size: of the group.  issued: collectives that were started.
-        failures: the exceptions by which the library says that an operation failed.
-        deadlines: an operation can be given seconds; otherwise it waits for ever.
-        any_source, any_tag: a receive need not name its source, its tag.  most_tag: the largest tag.
+        rank, size: of the group.  issued: how many collectives were started.
+        failures: the exceptions that the library raises when an operation fails.
+        deadlines: an operation can have a timeout; otherwise it waits for ever.
+        any_source, any_tag: a receive may leave out its source, its tag.  most_tag: the largest tag.
         to_itself: a rank may send to itself.
         short_messages: a message may be shorter than its receiver's buffer.
     """
@@ -126,7 +126,7 @@ class Driver(ABC):
 
     @abstractmethod
     def start(self, call: Call, later: bool) -> Pending:
-        """Start a collective. later: the caller goes on meanwhile; otherwise it may be done at once."""
+        """Start a collective. later: asynchronously; otherwise it may complete before the return."""
 
     @abstractmethod
     def send(self, x: Any, dst: int, tag: int, is_object: bool) -> Pending:
@@ -152,46 +152,46 @@ class Driver(ABC):
         raise NotImplementedError
 
     def is_mismatch(self, failure: Exception) -> bool:  # noqa: ARG002
-        """Whether the library says so that the sizes of ranks differ."""
+        """Whether this error of the library means that the sizes of ranks differ."""
         return False
 
     def is_timeout(self, failure: Exception) -> bool:  # noqa: ARG002
-        """Whether the library says so that its time was over."""
+        """Whether this error of the library is a timeout."""
         return False
 
     def leave(self) -> None:  # noqa: B027  (some have nothing to do)
-        """This rank closes the group. `cause` says which exception makes it, "" for none."""
+        """Close the group on this rank. cause: the exception that is the reason, "" for none."""
 
-    # ---- what a group asks its engine for, and a library cannot tell ------------------------------------
+    # ---- functions of the engine that a library does not have -------------------------------------------
 
     def remark(self, seq: int, text: str) -> None:  # noqa: ARG002
         """Keep why this rank leaves."""
         self.cause = text
 
     def abandon(self) -> None:
-        """In a fork's child: never end the group there, which may wait for threads that the child lacks."""
+        """In a forked child: never end the group there, which may wait for threads that it does not have."""
         keep_for_ever(self)
 
     def detach(self) -> None:  # noqa: B027
-        """There is no thread to start."""
+        """Do nothing: there is no thread to start."""
 
     def hold(self, buffers: Any) -> None:  # noqa: B027
-        """A library's messages keep their own buffers."""
+        """Do nothing: a library's messages keep their own buffers."""
 
     def abort(self) -> None:
         """Refuse: no call of these libraries ends an operation of other ranks and leaves the process."""
         raise unsupported(self, "abort()", "it cannot end the operations of other ranks", NATIVE)
 
     def record_of(self, rank: int) -> Any:  # noqa: ARG002
-        """Refuse: nobody keeps a record."""
+        """Refuse: there is no record."""
         raise unsupported(self, "last_seen()", "its ranks keep no record of their calls", NATIVE)
 
     def probe(self, peer: int, tag: int, timeout_s: float) -> Any:  # noqa: ARG002
-        """Refuse: a `Status` names the dtype."""
+        """Refuse: a `Status` has the dtype, which the library does not send."""
         raise unsupported(self, "probe()", NO_DTYPE, NATIVE)
 
     def look(self, peer: int, tag: int) -> Any:  # noqa: ARG002
-        """Refuse, as `probe`."""
+        """Refuse, see `probe`."""
         raise unsupported(self, "iprobe()", NO_DTYPE, NATIVE)
 
 
@@ -201,7 +201,7 @@ def keep_for_ever(*what: Any) -> None:
 
 
 def unsupported(driver: Driver, what: str, why: str, remedy: str = "") -> NotSupported:
-    """The error of what a backend cannot do.
+    """The error for a feature that a backend does not have.
 
     Example: "backend 'mpi' does not support timeout=: no operation of the library takes a deadline. ..."
     """

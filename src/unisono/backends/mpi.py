@@ -1,6 +1,6 @@
 """MPI, through mpi4py: the ranks are those that `mpiexec` has started.
 
-A reduction that MPI lacks is made of one that it has, see `_Reduction`. Nothing here imports mpi4py before a
+A reduction that MPI does not have is built from one that it has, see `_Reduction`. mpi4py is imported when a
 group is made; its import initializes MPI.
 """
 
@@ -36,7 +36,7 @@ _OF_BOOL = {"SUM": "BOR", "PRODUCT": "BAND", "MIN": "BAND", "MAX": "BOR"}
 
 
 class MpiDriver(Driver):
-    """One rank of a communicator. Collectives and messages go over duplicates, which nobody else uses."""
+    """One rank of a communicator. Collectives and messages use private duplicates of it."""
 
     name = "mpi"
 
@@ -95,7 +95,7 @@ class MpiDriver(Driver):
     def _exclusive_scan(self, call: Call, later: bool) -> Pending:
         if self.rank:
             return self._all_reduce(call, later, "Exscan")
-        way = _Reduction(self, call)  # MPI leaves undefined what rank 0 gets: it shall keep what it had
+        way = _Reduction(self, call)  # MPI leaves the buffer of rank 0 undefined: it must not change
         work = way.contribution(call.out[0], own=True)
         return self._run("Exscan", later, self._mpi.IN_PLACE, work, way.op)
 
@@ -117,7 +117,7 @@ class MpiDriver(Driver):
             "Reduce_scatter_block", later, work, result, way.op, finish=lambda: way.store(result, out)
         )
 
-    # ---- moves: bytes, whatever their dtype -----------------------------------------------------------
+    # ---- moves: bytes of any dtype --------------------------------------------------------------------
 
     def _broadcast(self, call: Call, later: bool) -> Pending:
         return self._run("Bcast", later, self._octets(call.out[0]), call.root)
@@ -191,7 +191,7 @@ class MpiDriver(Driver):
         return MpiDriver(comm) if inside else None
 
     def leave(self) -> None:
-        """Free the communicators: nothing of another rank's is waited for."""
+        """Free the communicators, without waiting for other ranks."""
         if self._mpi.Is_finalized():
             return
         for comm in (self._comm, self._messages, self._objects):
@@ -217,7 +217,7 @@ class MpiDriver(Driver):
 
 
 class _Request(Pending):
-    """A request of MPI. It goes on while somebody tests it or waits for it."""
+    """A request of MPI. It progresses while a caller tests it or waits for it."""
 
     def __init__(self, driver: MpiDriver, request: Any, keep: Any, finish: Callable[[], None] | None) -> None:
         self._driver, self._request, self._keep, self._finish = driver, request, keep, finish
@@ -254,7 +254,7 @@ class _Request(Pending):
 
 
 class _Reduction:
-    """How MPI reduces what it has no operation or no type for.
+    """Reductions for which MPI has no operation or no type.
 
     bool: as bytes, with the bit operations. 16-bit floats: widened to float32, and rounded once, as Unisono's
     engine does. AVG: the sum, divided. PREMUL_SUM: multiplied, summed.
@@ -272,7 +272,7 @@ class _Reduction:
         self.op = driver.operation(name, self._wide)
 
     def contribution(self, x: Array, own: bool = False) -> Array:
-        """What this rank puts in: `x` itself where nothing is to be done with it and it need not be `own`."""
+        """This rank's contribution: `x` itself if it needs no conversion and need not be `own`."""
         if self._dtype == "bfloat16":
             work = _widened(x)
         elif self._dtype == "bool":
@@ -284,7 +284,7 @@ class _Reduction:
         return work.copy() if own else work
 
     def store(self, work: Array, x: Array) -> None:
-        """Put a result to where the caller wants it."""
+        """Store a result in the caller's buffer."""
         if self._op is ReduceOp.AVG:
             np.divide(work, self._wide.type(self._size), out=work)
         if self._dtype == "bfloat16":
@@ -296,9 +296,9 @@ class _Reduction:
 
 @lru_cache(maxsize=1)
 def _watch_exit() -> None:
-    """Let an exception that ends this process end the job, as `python -m mpi4py` does.
+    """Make an exception that ends this process end the job, as `python -m mpi4py` does.
 
-    The other ranks would wait for ever otherwise, and this one for them in MPI_Finalize.
+    Otherwise the other ranks would wait for ever, and this rank for them in MPI_Finalize.
     """
     atexit.register(_end_job)
 
@@ -312,9 +312,9 @@ def _end_job() -> None:
 
 @lru_cache(maxsize=1)
 def _saturates() -> bool:
-    """Whether the library's sums of small integers stop at the largest one, as Open MPI's do with AVX.
+    """Whether the library's sums of small integers saturate, as in Open MPI with AVX.
 
-    Everybody else's, and Unisono's, wrap around.
+    Those of other libraries, and of Unisono, wrap around.
     """
     x, y = (np.full(1024, 100, np.int8) for _ in range(2))
     import_module("mpi4py.MPI").SUM.Reduce_local(x, y)
@@ -323,13 +323,13 @@ def _saturates() -> bool:
 
 @lru_cache(maxsize=2)
 def _folding_operation(name: str) -> Any:
-    """One of MPI's handles for what NumPy does; of the process, for mpi4py has few of them."""
+    """An MPI handle for a NumPy operation. It is kept for the process: mpi4py has few of them."""
     fold = np.minimum if name == "MIN" else np.maximum
     return import_module("mpi4py.MPI").Op.Create(_folding(fold), commute=True)
 
 
 def _folding(fold: Callable[..., Any]) -> Callable[[Any, Any, Any], None]:
-    """A function for MPI_Op_create that does with elements what NumPy does."""
+    """A function for MPI_Op_create that applies a NumPy operation to elements."""
 
     def combine(given: Any, inout: Any, datatype: Any) -> None:
         dtype = np.float32 if datatype.Get_size() == 4 else np.float64
@@ -344,7 +344,7 @@ def _widened(bits: Array) -> Array:
 
 
 def _narrowed(wide: Array) -> Array:
-    """float32 -> bfloat16, to the nearest, ties to even; a NaN stays one."""
+    """float32 -> bfloat16, to nearest, ties to even; NaN stays NaN."""
     bits = wide.view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
@@ -365,7 +365,7 @@ def _sizes(blocks: list[Array], count: int) -> list[int]:
 
 
 def _room(blocks: list[Array]) -> tuple[Array, Callable[[], None] | None]:
-    """One array for all blocks, and what cuts it in the end."""
+    """One array for all blocks, and a function that copies the blocks out at the end."""
     if len(blocks) == 1:
         return blocks[0], None
     whole = np.empty(sum(block.size for block in blocks), blocks[0].dtype)

@@ -1,7 +1,7 @@
 """Gloo and NCCL, through PyTorch's process groups.
 
-The groups are made here and belong to nobody else: `torch.distributed` itself need not be initialized, and
-nothing of it changes. All that only moves bytes goes as uint8, since Gloo knows few dtypes.
+The groups are private: `torch.distributed` itself need not be initialized, and does not change. Operations
+that only move bytes use uint8, because Gloo knows few dtypes.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class TorchDriver(Driver):
     short_messages = False
     _message: ClassVar[type[Message]]
     widened: ClassVar[dict[str, str]] = {"bool": "uint8", "int16": "int32"}
-    """The type in which elements are reduced, where it is another one; rounded to the own one once."""
+    """The type in which elements are reduced, if it is another one; the result is rounded once."""
     hands_on_nan = True
     """MIN and MAX of the library do."""
 
     def __init__(self, store: Store, rank: int, size: int, timeout_s: float) -> None:
         self.rank, self.size = rank, size
         self._meeting, self._timeout_s = store, timeout_s
-        self._keys = KeyStore(store)  # what it is called by does not keep it alive
+        self._keys = KeyStore(store)  # the process group does not keep it alive
         self._group: Any = self._open(self._keys, timedelta(seconds=timeout_s))
 
     @abstractmethod
@@ -90,7 +90,7 @@ class TorchDriver(Driver):
         return self._reduced(call, _joined(call.given), call.out[0])
 
     def _reduced(self, call: Call, x: Tensor, out: Tensor | None) -> Pending:
-        """Reduce `x`, which stays as it was where it is not `out`."""
+        """Reduce `x`, which does not change unless it is `out`."""
         op = call.op
         base = ReduceOp.SUM if isinstance(op, PremulSum) or op is ReduceOp.AVG else op
         work = self._contribution(call, x)
@@ -141,7 +141,7 @@ class TorchDriver(Driver):
         return work * call.op.factor if isinstance(call.op, PremulSum) else work
 
     def _store(self, call: Call, result: Tensor, out: Tensor | None) -> None:
-        """Put a result to where the caller wants it: this rank's block of a larger one."""
+        """Store a result in the caller's buffer: this rank's block of a larger one."""
         if out is None:
             return
         if result.numel() > out.numel():
@@ -255,7 +255,7 @@ class TorchDriver(Driver):
         sent: list[int],
         finish: Callable[[], None] | None = None,
     ) -> Pending:
-        """Bytes from everybody to everybody. got, sent: so many from, to each rank."""
+        """All-to-all of bytes. got, sent: how many from, to each rank."""
         device = (given if out is None else out).device  # type: ignore[union-attr]
         nothing = torch.empty(0, dtype=torch.uint8, device=device)
         out, given = nothing if out is None else out, nothing if given is None else given
@@ -296,7 +296,7 @@ class GlooDriver(TorchDriver):
     widened: ClassVar[dict[str, str]] = {**TorchDriver.widened, "float16": "float32", "bfloat16": "float32"}
 
     def _open(self, keys: KeyStore, timeout: timedelta) -> Any:
-        # Under UNISONO_REPLACE=gloo the name leads to Unisono: PyTorch's own is meant.
+        # Under UNISONO_REPLACE=gloo the name means Unisono: this takes PyTorch's own.
         gloo: Any = dist.ProcessGroupGloo
         gloo = getattr(gloo, "original", gloo)
         return gloo(keys, self.rank, self.size, timeout)
@@ -335,7 +335,7 @@ def _sizes(blocks: list[Tensor], count: int) -> list[int]:
 
 
 def _room(blocks: list[Tensor]) -> tuple[Tensor, Callable[[], None] | None]:
-    """The bytes of all blocks as one, and what cuts them in the end."""
+    """The bytes of all blocks as one, and a function that copies the blocks out at the end."""
     outs = [_octets(block) for block in blocks]
     if len(outs) == 1:
         return outs[0], None

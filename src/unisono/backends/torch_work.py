@@ -49,7 +49,7 @@ class Message(Started):
 
 
 class GlooMessage(Message):
-    """A message of Gloo, whose end shows in `wait` only, once. A thread waits where somebody asks instead."""
+    """A message of Gloo. Only `wait` shows its end, and only once. So a thread waits if `done` is called."""
 
     def __init__(self, work: Any, x: Tensor, src: int, tag: int) -> None:
         super().__init__(work, x, src, tag)

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Show the figures, measured now where there are none. Exit code: 0, 2 a malformed setting."""
+    """Show the figures; measure them if there are none. Exit code: 0, or 2 for a malformed setting."""
     from unisono import env
     from unisono.costs.machine import recall
 
@@ -50,7 +50,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _measured(settings: Settings) -> Found:
-    """Measure, and keep the figures; a place that cannot be written to is told, and no error."""
+    """Measure, and keep the figures. A file that cannot be written is reported, and is no error."""
     from unisono.calibrate.measure import measure
     from unisono.costs.machine import Found, cache_file, save
 
@@ -70,7 +70,7 @@ def _measured(settings: Settings) -> Found:
 
 
 def lines(found: Found) -> list[str]:
-    """The figures for people."""
+    """The figures as text."""
     one = found.calibration
     caches = f"{_mib(one.cache_bytes)} of cache each, {_mib(one.shared_cache_bytes)} shared"
     return [

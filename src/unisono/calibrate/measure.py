@@ -1,6 +1,6 @@
 """Measures the machine, in threads of this process; see `csrc/calibrate/measure.cpp`.
 
-Every figure is the best of a few tries, spread over the measuring: what disturbs a try only makes it slower.
+Every figure is the best of a few tries at different times: a disturbance only makes a try slower.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CALLS = 2000
 CROWD_ROUNDS = 20
 HANDED_BYTES, HANDED_ROUNDS = 128 << 10, 100
 LEAST_BYTES, MOST_BYTES = 16 << 20, 64 << 20
-"""Of a core's buffer in memory: several times the shared cache, within reason."""
+"""The most bytes of a core's buffer in memory, which is several times the shared cache."""
 
 
 def measure() -> Calibration:
@@ -59,7 +59,7 @@ def measure() -> Calibration:
 
 
 def cache_sizes() -> tuple[int, int]:
-    """Bytes of a core's own second-level cache, and of the third level; the defaults' where nothing tells."""
+    """Bytes of a core's own second-level cache, and of the third level; the defaults if unknown."""
     found = {2: DEFAULTS.cache_bytes, 3: DEFAULTS.shared_cache_bytes}
     for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
         try:
@@ -72,7 +72,7 @@ def cache_sizes() -> tuple[int, int]:
 
 
 def buffer_sizes(own: int, shared: int, cores: int) -> tuple[int, int, int]:
-    """Bytes of each of a core's two buffers: for its own cache, for its part of the shared one, for memory.
+    """Bytes of each of a core's two buffers: for its own cache, its part of the shared cache, and memory.
 
     Example: 1 MiB of its own, 36 MiB shared by 2 cores -> 256 KiB, 2.25 MiB, 64 MiB.
     """

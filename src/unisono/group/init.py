@@ -38,7 +38,7 @@ def init_process_group(
             library, see docs/backends.md. "auto": the engine; under `mpiexec` without further settings,
             mpi4py distributes the address of the rendezvous.
         init_method: `env://` (default), `tcp://host:port` or `file:///path`; excludes `store`.
-        timeout: seconds for the meeting and for every operation; default UNISONO_TIMEOUT_S, 300 s.
+        timeout: seconds for the rendezvous and for every operation; default UNISONO_TIMEOUT_S, 300 s.
         world_size, rank: -1 takes them from the URL or the environment.
         store: an open store for the rendezvous; the caller keeps it.
         group_name: appears in error texts.
