@@ -1,8 +1,8 @@
-"""`unisono bench`: how fast the collectives are here, next to others measured in the same run.
+"""`unisono bench`: measures the collectives on this machine, and other libraries in the same run.
 
     cases     the operations, their bus-bandwidth factors, and what every rank must hold afterwards
     contenders, torch_contender   the libraries, behind one protocol
-    worker, side                  one rank; one set of ranks that sits still while others work
+    worker, side                  one rank; one set of ranks, which is idle while another one works
     mpi_side, mpi_worker   the same under an MPI library's own mpiexec
     measure   rounds, medians, ratios          noise     was the machine quiet
     peers     who can be compared with         report, formats    table, JSON, CSV, OSU, plot
@@ -205,7 +205,7 @@ def _preamble(args: argparse.Namespace, peers: list[str]) -> str:
 
 
 def vars_of(args: argparse.Namespace) -> dict[str, object]:
-    """The bench's own settings, without what the command line program keeps in the namespace."""
+    """The bench's own settings, without the entries of the command line program."""
     names = ("operation", "ranks", "min_bytes", "max_bytes", "factor", "dtype", "op", "root", "algorithm")
     return {
         name: getattr(args, name) for name in (*names, "interface", "against", "limit", "rounds", "round_ms")
@@ -213,7 +213,7 @@ def vars_of(args: argparse.Namespace) -> dict[str, object]:
 
 
 def _write(args: argparse.Namespace, record: dict[str, object]) -> None:
-    """The record, in every form that was asked for."""
+    """Write the record in every requested format."""
     from unisono.bench.formats import FORMATS, plot
 
     if args.json:

@@ -39,13 +39,13 @@ ASIDE = (*LIMITS, "shared")
 
 
 class Contender(Protocol):
-    """What the worker needs of a library."""
+    """The interface of a library for the worker."""
 
     def bind(self, case: Case, buffers: Buffers) -> Call:
         """Return a callable that runs the case's operation once."""
 
     def choice(self, case: Case) -> dict[str, Any]:
-        """What the library tells of a case: the algorithm it takes, and the microseconds it predicts."""
+        """The algorithm that the library takes for a case, and the microseconds that it predicts."""
 
     def close(self) -> None:
         """Leave the group."""
@@ -64,7 +64,7 @@ def join(name: str, rank: int, size: int, address: str) -> Contender:
 
 
 def partner_of(rank: int, size: int) -> int | None:
-    """Ranks 2k and 2k+1 play ping-pong; with an odd size the last rank looks on.
+    """Ranks 2k and 2k+1 play ping-pong; with an odd size the last rank is idle.
 
     Example: size 5 -> 1, 0, 3, 2, None.
     """
@@ -82,12 +82,12 @@ def idle() -> None:
 
 
 def nothing_told(_: Case) -> dict[str, Any]:
-    """The `choice` of a library that tells nothing."""
+    """The `choice` of a library without one."""
     return {}
 
 
 def told(choice: Any, case: Case) -> dict[str, Any]:
-    """The `choice` of Unisono: what `Group.choice` says of the case's collective."""
+    """The `choice` of Unisono: `Group.choice` for the case's collective."""
     collective = OPERATIONS[case.operation].even
     if collective == "send_recv":
         return {}
@@ -100,7 +100,7 @@ def told(choice: Any, case: Case) -> dict[str, Any]:
 
 
 class MemcpyContender:
-    """What the memory can do: every rank copies the case's size, at the same time as the others."""
+    """The memory's limit: every rank copies the case's size, at the same time as the others."""
 
     choice = staticmethod(nothing_told)
 
@@ -116,12 +116,12 @@ class MemcpyContender:
         return partial(ctypes.memmove, destination.ctypes.data, source.ctypes.data, case.nbytes)
 
     def close(self) -> None:
-        """Nothing was joined."""
+        """Do nothing: there is no group."""
 
 
 class LimitContender(MemcpyContender):
-    """The machine's own limit: every rank goes over the bytes that the operation obliges it to read and to
-    write, once each, at the same time as the others, and does nothing else. See docs/bench.md.
+    """The machine's limit: every rank only reads and writes the bytes that the operation requires, once each,
+    at the same time as the others. See docs/bench.md.
     """
 
     def bind(self, case: Case, buffers: Buffers) -> Call:
@@ -257,7 +257,7 @@ class UnisonoContender:
 
 
 class SharedContender(UnisonoContender):
-    """The same, with arrays that other ranks read where they are."""
+    """The same, with arrays that other ranks read in place."""
 
     @staticmethod
     def empty(numel: int, dtype: Any) -> Array:

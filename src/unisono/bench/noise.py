@@ -1,4 +1,4 @@
-"""Was the machine quiet? Processor time that others used, and that the host took, while we measured.
+"""Was the machine quiet? Measures the processor time that other processes used, and that the host took.
 
 Read from /proc: what all processors did, less what our own processes did. Times measured while
 another process computes are still ratios of a same-run comparison, but they vary more.
@@ -16,7 +16,7 @@ from typing import NamedTuple
 __all__ = ["QUIET_SHARE", "CpuMeter", "Noise", "Pace", "others_share", "ticks_of", "ticks_of_ended_children"]
 
 QUIET_SHARE = 0.05
-"""Others and the host together may use so much of a quiet machine."""
+"""The share of a quiet machine that other processes and the host may use together."""
 
 # Fields of the first line of /proc/stat, see proc(5). Interrupt time is left out: it is partly ours.
 USER, NICE, SYSTEM, STEAL = 0, 1, 2, 7

@@ -1,4 +1,4 @@
-"""Who Unisono is compared with, and what to install when one is missing."""
+"""The libraries that Unisono is compared with, and what to install when one is missing."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class Served(Protocol):
-    """What the commands after "join" are for: a `Rank`, or what another benchmark measures."""
+    """Runs the commands after "join": a `Rank`, or another benchmark's object."""
 
     def obey(self, command: dict[str, Any]) -> tuple[dict[str, Any], NDArray[np.int64] | None]:
         """Run one command; return the answer, and the samples of a block."""
@@ -43,7 +43,7 @@ def joined(command: dict[str, Any]) -> Rank:
 
 
 def main(argv: list[str] | None = None, begin: Callable[[dict[str, Any]], Served] = joined) -> int:
-    """Run `worker.py FD PARENT_PID`; `begin` makes of the command "join" what obeys the others."""
+    """Run `worker.py FD PARENT_PID`; `begin` makes the object for the commands after "join"."""
     descriptor, parent = (int(word) for word in (argv or sys.argv[1:]))
     die_with(parent)
     with Connection(descriptor) as controller:

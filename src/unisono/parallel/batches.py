@@ -1,8 +1,7 @@
 """Batches: which rows are a rank's own, and how they are cut into micro-batches.
 
 A batch is (inputs, targets). Inputs: a tensor, a tuple of arguments, or a dict of keyword arguments.
-Dimension 0 of every
-tensor counts the rows.
+Dimension 0 of every tensor counts the rows.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def rows_of(batch: Any) -> int:
 
 
 def cut_rows(batch: Any, first: int, stop: int) -> Any:
-    """Take rows [first, stop) of every tensor in `batch`; what is no tensor stays."""
+    """Take rows [first, stop) of every tensor in `batch`; other objects do not change."""
     if isinstance(batch, Tensor):
         return batch[first:stop]
     if isinstance(batch, dict):
@@ -60,7 +59,7 @@ def cut_rows(batch: Any, first: int, stop: int) -> Any:
 
 
 def micro_batches(batch: Any, parts: int) -> list[Any]:
-    """Cut `batch` into `parts`; the first ones have a row more where it does not come out even."""
+    """Cut `batch` into `parts`; if the rows do not divide evenly, the first parts have one row more."""
     cut, first = [], 0
     for size in sizes(rows_of(batch), parts):
         cut.append(cut_rows(batch, first, first + size))
@@ -69,11 +68,10 @@ def micro_batches(batch: Any, parts: int) -> list[Any]:
 
 
 class Part(Iterable[Any]):
-    """A loader of whole batches, seen by one of `parts` data ranks: it yields that rank's rows of each.
+    """One data rank's part of a loader of whole batches: it yields that rank's rows of each batch.
 
     A DataLoader over a map-style dataset loads these rows only; rank 0 draws the order for all, once an
-    epoch. Any other
-    iterable must yield the same batches on every rank.
+    epoch. Any other iterable must yield the same batches on every rank.
     """
 
     def __init__(self, loader: Iterable[Any], part: int, parts: int) -> None:

@@ -1,4 +1,4 @@
-"""From a model and a plan to what trains: cut on the tensor axis, staged, wrapped on the data axis."""
+"""Builds what trains from a model and a plan: cut on the tensor axis, staged, wrapped on the data axis."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Optimizer = Callable[[Parameters], torch.optim.Optimizer]
 
 @dataclass
 class Built:
-    """A model ready to train, and what is known of it."""
+    """A model ready to train, and its properties."""
 
     model: nn.Module
     units: DataAxis
@@ -102,7 +102,7 @@ def build(
 
 
 def _same_everywhere(model: nn.Module) -> None:
-    """Rank 0's parameters and buffers go to all."""
+    """Broadcast rank 0's parameters and buffers."""
     with torch.no_grad():
         for value in [*model.parameters(), *model.buffers()]:
             dist.broadcast(value.data, src=0)
@@ -171,7 +171,7 @@ def _staged(model: nn.Module, family: Family, mesh: Mesh, sample: Any, names: di
 
 
 def _balance(pieces: Sequence[nn.Module], stages: int, sample: Any) -> tuple[int, ...]:
-    """Where stages begin: rank 0 measures, or counts parameters, and says."""
+    """The first piece of each stage: rank 0 measures, or counts parameters, and broadcasts the result."""
     costs: list[Any] = [None]
     if dist.get_rank() == 0:
         counted = [1.0 + sum(parameter.numel() for parameter in piece.parameters()) for piece in pieces]

@@ -34,7 +34,7 @@ __all__ = ["Checkpoints", "State", "newest"]
 
 
 class State:
-    """What a rank saves: its parameters, buffers, optimizer state, and what the run says of itself.
+    """What a rank saves: its parameters, buffers, optimizer state, and the run's own numbers.
 
     Args:
         about: the run's own numbers, equal on all ranks; becomes JSON.
@@ -109,7 +109,7 @@ class State:
         return self._elsewhere.get(parameter, parameter.data)
 
     def _gathered_no_more(self) -> None:
-        """Leave each parameter as the optimizer has it."""
+        """Restore each parameter to the form that the optimizer has."""
         for module in self._root.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
@@ -152,8 +152,8 @@ class Checkpoints:
         self._failed: list[BaseException] = []
 
     def save(self, state: State, folder: Path, step: int, *, keep: int | None, background: bool) -> None:
-        """Write `folder/step-N`; all ranks call this. In the background: what is written is as it was at the
-        call.
+        """Write `folder/step-N`; all ranks call this. In the background it writes the values at the time of
+        the call.
         """
         self.wait()
         if self._group is None:
@@ -174,7 +174,7 @@ class Checkpoints:
         self._pending.start()
 
     def wait(self) -> None:
-        """Wait for the save in the background; raise what went wrong in it."""
+        """Wait for the save in the background; raise its error."""
         if self._pending is not None:
             self._pending.join()
             self._pending = None
@@ -189,7 +189,7 @@ class Checkpoints:
             self._failed.append(error)
 
     def _publish(self, partial: Path, final: Path, keep: int | None) -> None:
-        """Rank 0, to which DCP reports when all have written, makes it a checkpoint and prunes old ones."""
+        """Rank 0 renames the folder after all ranks have written, and deletes old checkpoints."""
         if dist.get_rank() != 0:
             return
         shutil.rmtree(final, ignore_errors=True)

@@ -1,11 +1,11 @@
-"""What follows when a call of a run raises: all ranks go on together, or no rank can use the run any more.
+"""Handles an exception in a call of a run: all ranks continue together, or no rank can use the run any more.
 
-A rank that leaves a step may leave ranks that wait for it, and messages that the next step would take for its
-own. So it tells the others what happened in the job's store, which needs nobody's attention.
+When a rank leaves a step, other ranks may wait for it, and its messages may be left for the next step. So it
+reports the error in the job's store, which other ranks read later.
 
     all ranks raised, and got equally far   -> each raises its own error; the next call starts anew
-    some did not within RAISED_S            -> the run's groups are aborted: who waits in them raises, too
-    pipeline messages may be left           -> likewise, at once
+    some did not within RAISED_S            -> the run's groups are aborted: ranks that wait in them raise,
+    too pipeline messages may be left           -> likewise, at once
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ TOGETHER = "all ranks raised"
 
 
 class Failures:
-    """The calls of one run, and what became of them on all ranks.
+    """The calls of one run, and their outcome on all ranks.
 
     Args:
         world: a group of all ranks, of this run only.
-        groups: all that the run communicates in.
+        groups: all groups in which the run communicates.
     """
 
     def __init__(self, world: dist.ProcessGroup, groups: Sequence[dist.ProcessGroup]) -> None:
@@ -55,7 +55,7 @@ class Failures:
         self._calls += 1
 
     def settle(self, error: Exception, *, together: bool) -> None:
-        """Find out what the error of this call means; return if the caller is to raise it.
+        """Decide what the error of this call means; returns if the caller has to raise it.
 
         Args:
             together: whether ranks may go on where all of them raised.
@@ -67,7 +67,7 @@ class Failures:
         mine = f"rank {self._rank} raised {type(error).__name__}: {error}"
         try:
             verdict = self._verdict(mine, together=together)
-        except RuntimeError as lost:  # the store; whoever held it is gone
+        except RuntimeError as lost:  # the store: the process that served it has ended
             verdict = f"{mine} (and the store of the job failed: {lost})"
         if verdict == TOGETHER:
             return
@@ -82,7 +82,7 @@ class Failures:
             raise RuntimeError(self._ended) from error
 
     def _verdict(self, mine: str, *, together: bool) -> str:
-        """The same on all ranks: TOGETHER, or which rank has ended the run by what."""
+        """The verdict, the same on all ranks: TOGETHER, or which rank has ended the run, and why."""
         if self._store.check(["ended"]):
             return str(self._store.get("ended").decode())
         keys = [f"call {self._calls}/rank {rank}" for rank in range(self._ranks)]

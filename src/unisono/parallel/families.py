@@ -1,8 +1,7 @@
-"""What is known of families of models: their pieces in order, their units, and how each module is cut.
+"""Rules for families of models: their pieces in order, their units, and how each module is cut.
 
 A piece is a module that takes what the piece before it returns. Stages are runs of pieces. A unit is a
-module whose
-parameters are gathered and reduced together. Rules go by the type and the name of modules.
+module whose parameters are gathered and reduced together. Rules go by the type and the name of modules.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def as_it_is(output: Any) -> Any:
 
 
 def nothing_to_tell(tensor: int) -> None:
-    """Leave a model alone that does not ask how many ranks share its layers."""
+    """Do nothing: the model does not depend on how many ranks share its layers."""
 
 
 @dataclass
@@ -52,7 +51,7 @@ class Family:
 
 
 def family_of(model: nn.Module, pieces: Sequence[nn.Module] | None, cuts: dict[str, str] | None) -> Family:
-    """Find the rule for `model`; what the caller gave goes first.
+    """Find the rule for `model`; the caller's arguments come first.
 
     Args:
         pieces: modules of the model in the order they run, each taking what the one before returns.

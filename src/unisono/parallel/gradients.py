@@ -1,4 +1,4 @@
-"""Gradients of all ranks seen as one vector: its norm, its verdict, its clipping, and tied parameters.
+"""The gradients of all ranks as one vector: its norm, its verdict, its clipping, and tied parameters.
 
 A parameter that several ranks hold is counted once. Sums are made in f64, so that a finite gradient never
 overflows them.

@@ -1,4 +1,4 @@
-"""Where a rank stands: the device mesh of a plan, and what is asked of it.
+"""The device mesh of a plan, and a rank's position in it.
 
 Example: Plan(data=2, tensor=2, pipeline=2) on 8 ranks; rank 5 has pipeline 1, data 0, tensor 1.
 """
@@ -25,7 +25,7 @@ class Mesh:
     """The ranks of a plan, as PyTorch's DeviceMesh with the axes pipeline, replica, shard, tensor.
 
     Attributes:
-        world: a group of all ranks, for what is said to all.
+        world: a group of all ranks.
     """
 
     axes: DeviceMesh
@@ -70,17 +70,17 @@ class Mesh:
         return self.axes.get_group(AXES.index(axis))
 
     def place(self, axis: str) -> int:
-        """Return this rank's place on `axis`."""
+        """Return this rank's index on `axis`."""
         return self.axes.get_local_rank(AXES.index(axis))
 
     @property
     def stage(self) -> int:
-        """This rank's place in its pipeline."""
+        """This rank's index in its pipeline."""
         return self.place("pipeline")
 
     @property
     def row(self) -> int:
-        """This rank's place among the data ranks: which rows of a batch are its own."""
+        """This rank's index among the data ranks, which decides its rows of a batch."""
         return self.place("replica") * self.plan.shards + self.place("shard")
 
     @property

@@ -1,4 +1,4 @@
-"""Averages over ranks that leave their input alone, and a line of progress."""
+"""Averages over ranks that do not change their input, and a line of progress."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Average", "Progress"]
 
 
 class Average:
-    """Means over all samples of all ranks, though ranks saw different numbers of them.
+    """Means over all samples of all ranks, which may have different numbers of samples.
 
     Example: rank 0 adds 1.0 over 3 samples, rank 1 adds 5.0 over 1: the mean is 2.0 on both.
     """
@@ -54,7 +54,7 @@ class Average:
 
 
 class Progress:
-    """Trains on a loader and says how it goes, on rank 0, in one line every few steps.
+    """Trains on a loader and prints the progress, on rank 0, in one line every few steps.
 
     The share of communication is measured on one watched step in each line's interval; that step is slower
     than others.

@@ -19,8 +19,7 @@ class Plan:
     """How to train on `data * tensor * pipeline` ranks.
 
     Rank order: tensor is the fastest axis, then data, then pipeline. With data=2, tensor=2, pipeline=2 ranks
-    0 and 1
-    share one tensor group, ranks 0 and 2 one data group, ranks 0 and 4 one pipeline.
+    0 and 1 share one tensor group, ranks 0 and 2 one data group, ranks 0 and 4 one pipeline.
 
     Args:
         data: copies of the model, each with its own rows of a batch.

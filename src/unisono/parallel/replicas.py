@@ -41,7 +41,7 @@ class Bucket:
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
         self.number = number
-        self.missing = set(self.parameters)  # what backward has not come to; it may come to one twice
+        self.missing = set(self.parameters)  # not reached by backward yet; it may reach one twice
         self.reducing = False
         self.work: Any = None  # of the all-reduce; none under compression
         locals_ = [local(parameter) for parameter in self.parameters]
@@ -82,7 +82,7 @@ class Bucket:
             work.wait()
 
     def came(self, parameter: nn.Parameter) -> None:
-        """Note that backward has added to the gradient of `parameter`.
+        """Record that backward has added to the gradient of `parameter`.
 
         Raises:
             RuntimeError: the bucket is being reduced, without what was added now.
@@ -97,7 +97,7 @@ class Bucket:
         self.missing.discard(parameter)
 
     def settle(self, *, uneven_use: bool) -> None:
-        """Hand the averages to the parameters.
+        """Store the averages in the parameters' gradients.
 
         Raises:
             RuntimeError: only some ranks have used a parameter.
@@ -141,7 +141,7 @@ class Replicas:
             self.compression = Compression(settings, named, self._group)
 
     def reset(self) -> None:
-        """Forget a step that ended with an error: wait for what it left in flight."""
+        """Clean up after a step that ended with an error: wait for its operations under way."""
         self._reducing = False
         self._next = 0
         if self.compression is not None:
@@ -170,7 +170,7 @@ class Replicas:
             bucket.settle(uneven_use=self._uneven_use)
 
     def _counter(self, bucket: Bucket, parameter: nn.Parameter) -> Any:
-        """A hook: the gradient of `parameter`, one of `bucket`, is there."""
+        """A hook: the gradient of `parameter`, one of `bucket`, is complete."""
 
         def count(_parameter: Tensor) -> None:
             if not self._reducing:

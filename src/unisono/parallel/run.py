@@ -47,16 +47,16 @@ def parallelize(
     cuts: dict[str, str] | None = None,
     sample: Any = None,
 ) -> Run:
-    """Make `model` train as `plan` says. All ranks call this; rank 0's parameters go to all.
+    """Make `model` train by `plan`. All ranks call this; all get rank 0's parameters.
 
     Args:
         optimizer: makes the optimizer from this rank's parameters, a list with the attribute `named`.
         loss: (output, targets) -> the mean over rows of a micro-batch. Hugging Face models give their logits.
-        pieces: for pipelines, the modules in order, where no rule knows it. Each takes what the last returns.
+        pieces: for pipelines without a rule, the modules in order. Each takes the output of the one before.
         cuts: for the tensor axis, pattern of paths -> "column", "column, gathered", "row", "vocabulary".
         sample: inputs of one micro-batch; the pieces' cost is measured on them, to balance stages.
     Raises:
-        ValueError: model and plan do not go together; it says which module, and what to write.
+        ValueError: model and plan do not fit; the text names the module, and says what to write.
     """
     if plan.tf32:
         torch.set_float32_matmul_precision("high")
@@ -64,11 +64,11 @@ def parallelize(
 
 
 class Run:
-    """What `parallelize` returns.
+    """A run; `parallelize` returns it.
 
     Attributes:
         model: the user's model; on a pipeline's rank the parameters of other stages are on the meta device.
-        optimizer: what the caller's function made; None where this rank trains nothing.
+        optimizer: the result of the caller's function; None where this rank trains nothing.
         grad_norm: the global norm of the last step's gradients before clipping; None if the plan asks for
             none.
         steps: batches trained on, over all runs that were saved and loaded.
@@ -111,7 +111,7 @@ class Run:
             The mean loss over the rows of all ranks, the same on every rank.
         Raises:
             ValueError: ranks that should have the same rows have different numbers of them.
-            RuntimeError: the run cannot be used any more; it says which rank raised what.
+            RuntimeError: the run cannot be used any more; the text names the rank and its error.
         """
         if watch:
             mean, self._watched = watching(lambda: self.step(batch))
@@ -188,11 +188,11 @@ class Run:
             self._checkpoints.save(state, Path(folder), self.steps, keep=keep, background=background)
 
     def wait(self) -> None:
-        """Wait until a save in the background is done; raise what went wrong in it."""
+        """Wait until a save in the background is done; raise its error."""
         self._checkpoints.wait()
 
     def load(self, folder: str | Path) -> None:
-        """Go on from a checkpoint that any plan saved: a `step-N`, or the newest whole one in a folder of
+        """Continue from a checkpoint that any plan saved: a `step-N`, or the newest whole one in a folder of
         them.
 
         Raises:
@@ -227,7 +227,7 @@ class Run:
 
     @contextlib.contextmanager
     def _call(self) -> Iterator[None]:
-        """A call that all ranks make. What it raises here concerns them all."""
+        """A call that all ranks make. An exception here affects all of them."""
         self._failures.begin()
         try:
             if self.swap is not None:

@@ -24,8 +24,7 @@ class Swapped:
 
     Args:
         model: an nn.Sequential, a model with containers of blocks, or one that a rule knows; other
-            parameters stay in
-            memory during a step.
+            parameters stay in memory during a step.
         optimizer: makes the optimizer from all parameters. Each is stepped on its own, as torch.optim's
             optimizers but
             LBFGS allow.

@@ -2,8 +2,8 @@
 axis.
 
 A column cut leaves its output cut by features; the row cut after it takes that and adds up. Between the two
-no
-byte moves, so one pair costs one all-reduce in forward and one in backward (Megatron-LM, arXiv:1909.08053).
+no byte moves, so one pair costs one all-reduce in forward and one in backward (Megatron-LM,
+arXiv:1909.08053).
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 for Perfetto.
 
 What a collective is for follows from the labelled ranges it began in: `fully_shard` labels its own
-(`FSDP::...`), the room
-labels the rest (`up::...`).
+(`FSDP::...`), the room labels the rest (`up::...`).
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ its parts.
     matmul [m, k] @ [k, n] -> [m, n]      k is contracted: where it is cut, the output is a partial sum
 
 Each rule returns a Signature for the shapes it is given. `local` gets the ranks' `Part` and the local
-tensors. What it
-returns is, by one convention, this rank's share: outputs add up over the axes of every index they do not
-have.
+tensors. What it returns is, by one convention, this rank's share: outputs add up over the axes of every index
+they do not have.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """From one layout to another by the cheapest chain of moves, and back in backward.
 
 A layout has one placement per mesh axis, DTensor's: Replicate, Shard(dim), Partial(sum). Where several axes
-cut one
-dim, the first axis is the major one. A move changes some axes at once. It takes away the minor axes of a
-dim, or adds
-minor axes to one: anything else would tear blocks apart. Dijkstra's search finds the cheapest chain.
+cut one dim, the first axis is the major one. A move changes some axes at once. It takes away the minor axes
+of a dim, or adds minor axes to one: anything else would tear blocks apart. Dijkstra's search finds the
+cheapest chain.
 """
 
 from __future__ import annotations

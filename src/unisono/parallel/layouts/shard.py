@@ -33,13 +33,11 @@ def shard(op: Any, strategy: Strategy, *, link: Link | None = None) -> Any:
     Args:
         op: a function of torch (see `operators.RULES`), or an nn.Linear, nn.Embedding or nn.LayerNorm.
         strategy: for each tensor that goes in, for each of its dims, how many parts it is cut into. For a
-            module the first
-            entry is of its input, then come its parameters.
+            module the first entry is of its input, then come its parameters.
         link: prices for choosing how values move.
     Returns:
         A function, or a module, of tensors and DTensors. A plain tensor is taken as whole, the same on every
-        rank. The
-        result is a DTensor; `whole(result)` is the plain tensor.
+        rank. The result is a DTensor; `whole(result)` is the plain tensor.
     Raises:
         ValueError: the strategy is illegal; it names the operator, the dimension and both numbers.
     Example (4 ranks): y = shard(torch.matmul, ((4, 1), (1, 1)))(x, w), then shard(torch.matmul, ((1, 1), (1,

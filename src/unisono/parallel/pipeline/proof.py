@@ -2,8 +2,7 @@
 process.
 
 A message is found by its pair of ranks and its tag, which is its kind and stage; those of one tag arrive in
-the order in
-which they were sent. A send does not wait, a receive does.
+the order in which they were sent. A send does not wait, a receive does.
 """
 
 from __future__ import annotations
