@@ -71,8 +71,7 @@ def run(
     Raises:
         ImportError: Ray is not installed.  RendezvousError: the cluster had no room in time.
         PeerLost: a worker died; names its rank, process and host.  TypeError, ValueError: a wrong argument.
-        Otherwise the first exception of `fn` on a rank. Errors of the group on other ranks are its
-        consequences.
+        Otherwise the first exception of `fn` on a rank; the group's errors on other ranks follow from it.
     """
     if not callable(fn):
         raise TypeError(f"fn is a {type(fn).__name__}, expected a function that takes the group")
