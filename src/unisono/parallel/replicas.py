@@ -153,6 +153,9 @@ class Replicas:
         """Say whether the next backward is the last one of this step."""
         self._reducing = last
 
+    def after_weights(self) -> None:
+        """Nothing: gradients of f32 parameters add up in f32."""
+
     def reduce_now(self) -> None:
         """`finish` does it."""
 

@@ -103,6 +103,9 @@ class Swap:
         """Parameters that come from now on come for backward."""
         self._in_backward = True
 
+    def after_weights(self) -> None:
+        """Nothing: there is one stage, whose schedules compute gradients of weights in backward."""
+
     def reduce_now(self) -> None:
         """`finish` does it."""
 

@@ -138,6 +138,17 @@ class Sharded:
         self.root.set_requires_all_reduce(last)
         self.root.set_reshard_after_backward(last or self._plan.zero == 3)
 
+    def after_weights(self) -> None:
+        """Add the gradients of weights to what has added up, in the type that is reduced.
+
+        The hooks of backward, which do so elsewhere, do not run where weights have a pass of their own.
+        """
+        for group in self._groups():
+            for held in group.fsdp_params:
+                if hasattr(held, "_unsharded_param"):
+                    held.accumulate_unsharded_grad_if_needed()
+                    held.to_accumulated_grad_if_needed()
+
     def reduce_now(self) -> None:
         """Reduce what has added up. For schedules whose weights' gradients come after the hooks of backward
         ran.
@@ -159,5 +170,5 @@ class Sharded:
         return [group for state in states for group in state._fsdp_param_groups]
 
 
-# What a run asks of it: root, reset, before_backward, reduce_now, finish.
+# What a run asks of it: root, reset, before_backward, after_weights, reduce_now, finish.
 DataAxis = Replicas | Swap | Sharded

@@ -210,6 +210,7 @@ class Runtime:
             stage_backward_weight(self._parameters(action.stage), passed.groups)
         elif outputs:
             torch.autograd.backward(outputs, passed.grads)
+        self._units.after_weights()
 
     def _parameters(self, stage: int) -> Iterator[nn.Parameter]:
         root: Any = self._root
