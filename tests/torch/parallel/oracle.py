@@ -150,5 +150,5 @@ def by_column(module: nn.Module, parts: int, x: Tensor, *, fused: int = 1) -> Te
 def by_row(module: nn.Module, parts: int, x: Tensor) -> Tensor:
     """Each part of the sum is rounded, then the sum."""
     pairs = zip(x.chunk(parts, -1), matrix(module).chunk(parts, 1), strict=True)
-    products = [functional.linear(part, w, None if n else module.bias) for n, (part, w) in enumerate(pairs)]
-    return functools.reduce(torch.add, products)
+    share = None if module.bias is None else module.bias / parts
+    return functools.reduce(torch.add, [functional.linear(part.contiguous(), weight, share) for part, weight in pairs])
