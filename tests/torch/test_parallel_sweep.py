@@ -24,11 +24,7 @@ def run(forks: suite.Forks, folder: Path, size: int, which: str, limit_s: float)
 
 def check(results: dict[str, float], trials: list[sweep.Trial]) -> None:
     assert set(results) == set(map(str, trials))
-    far = [
-        f"{results[str(t)]:.1e} {t}"
-        for t in trials
-        if not results[str(t)] < sweep.TOLERANCES[t.plan["precision"]]
-    ]
+    far = [f"{results[str(t)]:.1e} {t}" for t in trials if not results[str(t)] < sweep.TOLERANCE]
     assert not far, "\n".join(far)
 
 

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import unisono.parallel as up
 import unisono.torch  # noqa: F401
-from parallel import models
+from parallel import models, sweep
 from unisono.parallel.gradients import local
 
 
@@ -178,6 +178,14 @@ def check_accumulation_moves_no_gradients(folder: Path) -> None:
     assert reductions(1, 0) == reductions(4, 0) > 0
     assert reductions(1, 1) == reductions(4, 1) > 0
     assert reductions(4, 2) == 4 * reductions(1, 2)
+
+
+def check_zero_bubble_adds_up_in_f32(folder: Path) -> None:
+    """Gradients of weights have a pass of their own there, without the hooks of backward."""
+    for schedule in ("zb-h1", "zbv"):
+        plan = {"pipeline": 2, "schedule": schedule, "micro_batches": 4, "precision": "bf16"}
+        trial = sweep.Trial("tied", "adamw", 8, plan)
+        assert sweep.difference(trial, sweep.train(trial, 3)) < sweep.TOLERANCE
 
 
 def check_memory_between_steps(folder: Path) -> None:

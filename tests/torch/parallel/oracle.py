@@ -1,5 +1,8 @@
 """Training in one process, written out: the losses every plan must give. It shares nothing with
 unisono.parallel.
+
+In bf16 and fp16 a gradient of 16 rows is another one than the sum of two gradients of 8: each is rounded. So the
+one process computes in the parts of the plan (`Way`). What it adds up of them, it adds up as the plan does.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from torch.nn import functional
 from parallel import models
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -67,7 +70,8 @@ def gradients(
     low = copy.deepcopy(model).to(dtype)
     if way.untied:
         untie(low)
-    cut(low, way.tensor)
+    if dtype != torch.float32:  # there the models are as they come
+        cut(low, way.tensor)
     factor, total = scale * way.data, 0.0
     found: list[list[list[Tensor]]] = []  # of each part of `data`, of each of `micro`, of each parameter
     for own in micro_batches(batch, way):
@@ -141,9 +145,11 @@ def by_column(module: nn.Module, parts: int, x: Tensor, *, fused: int = 1) -> Te
     biases = [None] * fused if module.bias is None else module.bias.chunk(fused)
     outputs = []
     for weight, bias in zip(weights, biases, strict=True):
-        came = x.view_as(x)  # one sum of the gradients of its parts
         cuts = [None] * parts if bias is None else bias.chunk(parts)
-        outputs += [functional.linear(came, w, b) for w, b in zip(weight.chunk(parts), cuts, strict=True)]
+        outputs += [
+            functional.linear(each, w, b)
+            for each, w, b in zip(Copies.apply(x, parts), weight.chunk(parts), cuts, strict=True)
+        ]
     return torch.cat(outputs, -1)
 
 
@@ -151,4 +157,21 @@ def by_row(module: nn.Module, parts: int, x: Tensor) -> Tensor:
     """Each part of the sum is rounded, then the sum."""
     pairs = zip(x.chunk(parts, -1), matrix(module).chunk(parts, 1), strict=True)
     share = None if module.bias is None else module.bias / parts
-    return functools.reduce(torch.add, [functional.linear(part.contiguous(), weight, share) for part, weight in pairs])
+    return total([functional.linear(part.contiguous(), weight, share) for part, weight in pairs])
+
+
+def total(values: Sequence[Tensor]) -> Tensor:
+    """The sum in f32 from the left, rounded once, as Unisono's all-reduce in shared memory makes it."""
+    return functools.reduce(torch.add, [value.float() for value in values]).to(values[0].dtype)
+
+
+class Copies(torch.autograd.Function):
+    """`x` so many times; the gradients of the copies add up as `total` does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, parts: int) -> Any:
+        return tuple(x.clone() for _ in range(parts))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:  # type: ignore[override]
+        return total(grads), None
