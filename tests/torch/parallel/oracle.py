@@ -67,7 +67,9 @@ def gradients(
     model: nn.Module, case: Any, batch: tuple[Tensor, Tensor], dtype: torch.dtype, way: Way, scale: float
 ) -> tuple[float, list[Tensor]]:
     """Loss and f32 gradients of f32 masters, computed in `dtype`."""
-    low = copy.deepcopy(model).to(dtype)
+    low = copy.deepcopy(model)
+    for parameter in low.parameters():  # buffers stay, such as the frequencies of rotary positions
+        parameter.data = parameter.data.to(dtype)
     if way.untied:
         untie(low)
     if dtype != torch.float32:  # there the models are as they come
@@ -141,7 +143,7 @@ def matrix(module: nn.Module) -> Tensor:
 
 def by_column(module: nn.Module, parts: int, x: Tensor, *, fused: int = 1) -> Tensor:
     """Each part of the output rounds its own gradient of the input. `fused`: so many layers in one matrix."""
-    weights = matrix(module).chunk(fused)
+    weights = [weight.contiguous() if fused > 1 else weight for weight in matrix(module).chunk(fused)]
     biases = [None] * fused if module.bias is None else module.bias.chunk(fused)
     outputs = []
     for weight, bias in zip(weights, biases, strict=True):
