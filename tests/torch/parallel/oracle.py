@@ -44,7 +44,14 @@ class Way(NamedTuple):
 
 @functools.cache
 def losses(
-    name: str, optimizer: str, precision: str, steps: int, rows: int, way: Way, clip: float | None, scale: float
+    name: str,
+    optimizer: str,
+    precision: str,
+    steps: int,
+    rows: int,
+    way: Way,
+    clip: float | None,
+    scale: float,
 ) -> list[float]:
     """The loss of each step."""
     case, model = models.CASES[name], models.make(name)
