@@ -45,6 +45,7 @@ class Plan:
 
     Raises:
         ValueError: the plan cannot run on any number of ranks; it says why.
+        TypeError: an argument is of another type than the one given here.
     Example: Plan(data=2, tensor=2, pipeline=2, zero=1, micro_batches=4) runs on 8 ranks.
     """
 
@@ -67,6 +68,7 @@ class Plan:
     compression: PowerSGD | Compressed | None = None
 
     def __post_init__(self) -> None:
+        self._check_types()
         for name in ("data", "tensor", "pipeline", "micro_batches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"Plan: {name} is {getattr(self, name)}; it must be at least 1")
@@ -80,6 +82,22 @@ class Plan:
         self._check_schedule()
         self._check_swap()
         self._check_compression()
+
+    def _check_types(self) -> None:
+        for name in ("data", "tensor", "pipeline", "zero", "micro_batches", "shard", "stages_per_rank"):
+            value = getattr(self, name)
+            optional = name in ("shard", "stages_per_rank")
+            if type(value) is not int and not (optional and value is None):
+                raise TypeError(f"Plan: {name} is {value!r}, expected int{' or None' if optional else ''}")
+        for name in ("recompute", "uneven_use", "tf32"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"Plan: {name} is {getattr(self, name)!r}, expected bool")
+        clip: object = self.clip
+        if clip is not None and (isinstance(clip, bool) or not isinstance(clip, (int, float))):
+            raise TypeError(f"Plan: clip is {clip!r}, expected float or None")
+        cuts: object = self.cuts
+        if cuts is not None and not (isinstance(cuts, tuple) and all(type(cut) is int for cut in cuts)):
+            raise TypeError(f"Plan: cuts is {cuts!r}, expected a tuple of int or None")
 
     def _check_sharding(self) -> None:
         if self.shard is None:
@@ -130,6 +148,8 @@ class Plan:
             len(self.cuts) != self.stages - 1 or list(self.cuts) != sorted(set(self.cuts))
         ):
             raise ValueError(f"Plan: cuts={self.cuts} must be {self.stages - 1} growing numbers of pieces")
+        if self.cuts and self.cuts[0] < 1:
+            raise ValueError(f"Plan: cuts={self.cuts} leaves the first stage no piece; begin at 1")
 
     def _check_compression(self) -> None:
         if self.compression is None:

@@ -1,8 +1,8 @@
 """Training in one process, written out: the losses every plan must give. It shares nothing with
 unisono.parallel.
 
-In bf16 and fp16 a gradient of 16 rows is another one than the sum of two gradients of 8: each is rounded. So the
-one process computes in the parts of the plan (`Way`). What it adds up of them, it adds up as the plan does.
+In bf16 and fp16 a gradient of 16 rows is another one than the sum of two gradients of 8: each is rounded. So
+the one process computes in the parts of the plan (`Way`). It adds them up in the plan's order.
 """
 
 from __future__ import annotations
