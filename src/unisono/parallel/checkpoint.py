@@ -12,12 +12,14 @@ import json
 import shutil
 import threading
 from pathlib import Path
+from pickle import UnpicklingError  # noqa: TID251  (what PyTorch's reader raises; nothing is unpickled here)
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.fsdp import FSDPModule
 
@@ -70,7 +72,10 @@ class State:
     def load(self, folder: Path) -> None:
         """Fill all of it from a checkpoint that any plan saved."""
         self._gathered_no_more()
-        described = dcp.FileSystemReader(folder).read_metadata()
+        try:
+            described = dcp.FileSystemReader(folder).read_metadata()
+        except (EOFError, UnpicklingError) as error:
+            raise ValueError(f"{folder} cannot be read ({error!r}): it is damaged") from error
         wanted: dict[str, Tensor] = {f"model.{name}": self._value(p) for name, p in self._named.items()}
         wanted |= {f"buffers.{name}": buffer for name, buffer in self._buffers.items()}
         wanted["run"] = _room(described, "run")
@@ -84,7 +89,10 @@ class State:
             raise ValueError(
                 f"{folder} has no {missing[0]!r} ({len(missing)} missing): it is of another model"
             )
-        dcp.load(wanted, checkpoint_id=folder)
+        try:
+            dcp.load(wanted, checkpoint_id=folder)
+        except CheckpointException as error:  # no Exception: it would pass by callers
+            raise ValueError(f"{folder} cannot be read ({_cause(error)}): it is damaged") from error
         self._take(wanted)
         if self._kept is not None:
             self._kept.take({key: wanted[key] for key in kept})
@@ -113,6 +121,11 @@ class State:
         for module in self._root.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
+
+
+def _cause(error: CheckpointException) -> str:
+    rank, (cause, _) = next(iter(error.failures.items()))
+    return f"rank {rank}: {cause!r}"
 
 
 def _bytes(value: Any) -> Tensor:
@@ -165,7 +178,10 @@ class Checkpoints:
             partial.mkdir(parents=True)
         dist.barrier(group=self._group)
         if not background:
-            dcp.save(state.tensors(), checkpoint_id=partial, process_group=self._group)
+            try:
+                dcp.save(state.tensors(), checkpoint_id=partial, process_group=self._group)
+            except CheckpointException as error:
+                raise RuntimeError(f"{partial} cannot be written ({_cause(error)})") from error
             self._publish(partial, final, keep)
             dist.barrier(group=self._group)
             return
@@ -185,6 +201,8 @@ class Checkpoints:
         try:
             writing.result()
             self._publish(partial, final, keep)
+        except CheckpointException as error:
+            self._failed.append(RuntimeError(f"{partial} cannot be written ({_cause(error)})"))
         except BaseException as error:  # noqa: BLE001  (raised by wait, in the caller's thread)
             self._failed.append(error)
 

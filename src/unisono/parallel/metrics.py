@@ -66,6 +66,8 @@ class Progress:
     """
 
     def __init__(self, run: Run, *, every: int = 10, out: TextIO = sys.stderr) -> None:
+        if type(every) is not int or every < 1:
+            raise ValueError(f"Progress: every is {every!r}; it must be a number of steps, at least 1")
         self._run, self._every, self._out = run, every, out
 
     def steps(self, batches: Iterable[Any]) -> Iterator[float]:

@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,14 +25,12 @@ from .pipeline.proof import prove
 from .pipeline.runtime import Work
 from .pipeline.schedule import Schedule, schedule
 from .pipeline.timeline import Span, Timeline
+from .plan import Plan
 from .precision import LossScaler
 from .replicas import Replicas
 from .swap import Swap
 from .watch import Report, Watched, write_trace
 from .watch import watch as watching
-
-if TYPE_CHECKING:
-    from .plan import Plan
 
 __all__ = ["Run", "parallelize"]
 
@@ -57,10 +55,50 @@ def parallelize(
         sample: inputs of one micro-batch; the pieces' cost is measured on them, to balance stages.
     Raises:
         ValueError: model and plan do not fit; the text names the module, and says what to write.
+        TypeError: an argument is of another type.
     """
+    _check_arguments(model, plan, optimizer, loss, pieces, cuts)
     if plan.tf32:
         torch.set_float32_matmul_precision("high")
     return Run(build(model, plan, pieces=pieces, cuts=cuts, sample=sample), plan, optimizer, loss)
+
+
+def _check_arguments(
+    model: object, plan: object, optimizer: object, loss: object, pieces: object, cuts: object
+) -> None:
+    """Refuse what is of another type before a byte moves."""
+    wanted = {
+        "model": (isinstance(model, nn.Module), model, "an nn.Module"),
+        "plan": (isinstance(plan, Plan), plan, "a Plan"),
+        "optimizer": (
+            callable(optimizer),
+            optimizer,
+            "a function that makes one: lambda params: AdamW(params)",
+        ),
+        "loss": (callable(loss), loss, "a function of (output, targets)"),
+        "pieces": (pieces is None or isinstance(pieces, Sequence), pieces, "a list of modules"),
+        "cuts": (cuts is None or isinstance(cuts, dict), cuts, "a dict, pattern of paths -> kind"),
+    }
+    for name, (right, value, what) in wanted.items():
+        if not right:
+            raise TypeError(f"parallelize: {name} is a {type(value).__name__}, expected {what}")
+
+
+def _check_optimizer(made: object, trained: dict[str, nn.Parameter]) -> None:
+    """Refuse an optimizer of something else, such as the model's parameters before they were cut."""
+    if not trained:
+        return
+    if not isinstance(made, torch.optim.Optimizer):
+        raise TypeError(
+            f"parallelize: optimizer returned a {type(made).__name__}, expected torch.optim.Optimizer"
+        )
+    known = set(trained.values())
+    foreign = sum(p not in known for group in made.param_groups for p in group["params"])
+    if foreign:
+        raise ValueError(
+            f"parallelize: {foreign} parameters of the optimizer are not among those that this rank trains; "
+            "make it of the list that the function gets"
+        )
 
 
 class Run:
@@ -90,6 +128,7 @@ class Run:
         self.swap = built.units if isinstance(built.units, Swap) else None
         self._trained = {name: value for name, value in self._named.items() if value.requires_grad}
         self.optimizer = optimizer(Parameters(self._trained)) if self._trained else None
+        _check_optimizer(self.optimizer, self._trained)
         self.steps = 0
         self._spans: list[Span] = []
         self._watched: Watched | None = None
@@ -181,9 +220,13 @@ class Run:
         """Write a checkpoint to `folder/step-N`, which all ranks see. All ranks call this.
 
         Args:
-            keep: whole checkpoints to leave in the folder, the newest ones; None: all.
+            keep: whole checkpoints to leave in the folder, the newest ones, 1 at least; None: all.
             background: return once the state is copied; `wait` waits for the rest, and so does the next save.
+        Raises:
+            RuntimeError: a rank could not write; it says which, and why.
         """
+        if keep is not None and (type(keep) is not int or keep < 1):
+            raise ValueError(f"save: keep is {keep!r}; it must be a number of checkpoints, or None for all")
         with self._state() as state:
             self._checkpoints.save(state, Path(folder), self.steps, keep=keep, background=background)
 
@@ -196,7 +239,8 @@ class Run:
         them.
 
         Raises:
-            FileNotFoundError: there is none.    ValueError: it is of another model.
+            FileNotFoundError: there is none.
+            ValueError: it is of another model, or damaged. Then load another one: parameters may be mixed.
         """
         with self._state() as state:
             state.load(newest(Path(folder)))
@@ -239,6 +283,9 @@ class Run:
             raise
 
     def _work(self, batch: tuple[Any, Any], *, train: bool) -> tuple[Schedule, Work]:
+        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+            many = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
+            raise TypeError(f"a batch is (inputs, targets), not a {type(batch).__name__}{many}")
         inputs, targets = batch
         rows = self._rows(rows_of([inputs, targets]))
         parts = min(self.plan.micro_batches, *rows)
@@ -261,6 +308,9 @@ class Run:
                 f"{everyone.tolist()} on ranks 0 to "
                 f"{self.plan.ranks - 1}. Give them the same part of each batch; run.shard(loader) does"
             )
+        empty = (everyone == 0).nonzero().flatten().tolist()
+        if empty:
+            raise ValueError(f"rank {empty[0]} has no rows in this batch; every rank needs one at least")
         return [int(rows) for rows in table[0, :, 0].tolist()]
 
     @functools.lru_cache(maxsize=8)  # noqa: B019  (a run lives as long as its schedules)

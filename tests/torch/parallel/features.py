@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import warnings
 from collections.abc import Callable
@@ -267,6 +268,61 @@ def check_mistakes_are_named(folder: Path) -> None:
     x, y = models.vector_batches(1, 4)[0]
     with pytest.raises(ValueError, match="have different numbers of rows"):
         run.step((x[: 2 + dist.get_rank()], y[: 2 + dist.get_rank()]))
+
+
+def check_arguments_of_another_type_are_named(folder: Path) -> None:
+    """On each rank alike, before a byte moves."""
+    good: dict[str, Any] = {"optimizer": adamw, "loss": functional.cross_entropy}
+    plan = up.Plan(data=2, zero=1)
+    for wrong, says in (
+        ({"model": None}, "model is a NoneType, expected an nn.Module"),
+        ({"plan": {"data": 2}}, "plan is a dict, expected a Plan"),
+        ({"optimizer": torch.optim.SGD([torch.ones(1)], lr=1.0)}, "optimizer is a SGD, expected a function"),
+        ({"loss": None}, "loss is a NoneType, expected a function"),
+        ({"pieces": 3}, "pieces is a int, expected a list"),
+        ({"cuts": ["0"]}, "cuts is a list, expected a dict"),
+        ({"optimizer": lambda p: None}, "optimizer returned a NoneType, expected torch.optim.Optimizer"),
+    ):
+        with pytest.raises(TypeError, match=f"parallelize: {says}"):
+            up.parallelize(**{"model": models.mlp(), "plan": plan, **good, **wrong})
+    others = list(models.mlp().parameters())
+    with pytest.raises(ValueError, match="18 parameters of the optimizer are not among those"):
+        up.parallelize(models.mlp(), plan, optimizer=lambda _: adamw(others), loss=good["loss"])
+    run = made("mlp", plan)
+    x, y = models.vector_batches(1, 4)[0]
+    for batch, error, says in (
+        (x, TypeError, r"a batch is \(inputs, targets\), not a Tensor"),
+        ((x, y, y), TypeError, "not a tuple of 3"),
+        ((x, y[:2]), ValueError, r"one number of rows in dimension 0, not \[2, 4\]"),
+        ((x, torch.tensor(1)), ValueError, "a tensor of a batch has no dimension"),
+        ((x[:0], y[:0]), ValueError, "rank 0 has no rows"),
+    ):
+        with pytest.raises(error, match=says):
+            run.step(batch)
+    assert list(run.shard([])) == []
+    with pytest.raises(ValueError, match="keep is 0"):
+        run.save(folder / "saved", keep=0)
+    with pytest.raises(ValueError, match="every is 0"):
+        up.Progress(run, every=0)
+    run.step((x, y))  # it goes on
+
+
+def check_a_damaged_checkpoint_is_named(folder: Path) -> None:
+    run = made("mlp", up.Plan(data=2, zero=1))
+    (batch,) = run.shard(models.vector_batches(1, 8))
+    run.step(batch)
+    names: list[Any] = [str(folder)]
+    dist.broadcast_object_list(names)
+    shared = Path(names[0]) / "saved"
+    run.save(shared)
+    saved = shared / "step-00000001"
+    for file in sorted(saved.iterdir(), reverse=True):  # what holds tensors, then .metadata
+        dist.barrier()
+        if dist.get_rank() == 0:
+            os.truncate(file, file.stat().st_size // 2)
+        dist.barrier()
+        with pytest.raises(ValueError, match=rf"{saved} cannot be read .*it is damaged"):
+            run.load(shared)
 
 
 def check_several_outputs_and_other_shapes(folder: Path) -> None:

@@ -148,17 +148,22 @@ def matrix(module: nn.Module) -> Tensor:
     return weight if isinstance(module, nn.Linear) else weight.t()
 
 
+def own(part: Tensor, module: nn.Module) -> Tensor:
+    """A part of the matrix in memory of its own, as a rank has it: some kernels round otherwise in a view."""
+    return part.contiguous() if isinstance(module, nn.Linear) else part.t().contiguous().t()
+
+
 def by_column(module: nn.Module, parts: int, x: Tensor, *, fused: int = 1) -> Tensor:
     """Each part of the output rounds its own gradient of the input. `fused`: so many layers in one matrix."""
-    weights = [weight.contiguous() if fused > 1 else weight for weight in matrix(module).chunk(fused)]
     biases = [None] * fused if module.bias is None else module.bias.chunk(fused)
     outputs = []
-    for weight, bias in zip(weights, biases, strict=True):
+    for weight, bias in zip(matrix(module).chunk(fused), biases, strict=True):
+        weights = [w.contiguous() if fused > 1 else own(w, module) for w in weight.chunk(parts)]
         cuts = [None] * parts if bias is None else bias.chunk(parts)
-        outputs += [
-            functional.linear(each, w, b)
-            for each, w, b in zip(Copies.apply(x, parts), weight.chunk(parts), cuts, strict=True)
-        ]
+        inputs = Copies.apply(x, parts)
+        for each in zip(inputs, weights, cuts, strict=True):
+            outputs.append(functional.linear(*each))
+            outputs[-1].register_hook(Tensor.contiguous)
     return torch.cat(outputs, -1)
 
 
@@ -166,7 +171,7 @@ def by_row(module: nn.Module, parts: int, x: Tensor) -> Tensor:
     """Each part of the sum is rounded, then the sum."""
     pairs = zip(x.chunk(parts, -1), matrix(module).chunk(parts, 1), strict=True)
     share = None if module.bias is None else module.bias / parts
-    return total([functional.linear(part.contiguous(), weight, share) for part, weight in pairs])
+    return total([functional.linear(part.contiguous(), own(w, module), share) for part, w in pairs])
 
 
 def total(values: Sequence[Tensor]) -> Tensor:
