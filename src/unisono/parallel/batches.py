@@ -39,9 +39,9 @@ def rows_of(batch: Any) -> int:
     Raises:
         ValueError: it has no tensor, or its tensors disagree.
     """
-    counts = {len(tensor) if tensor.dim() else None for tensor in tensors_of(batch)}
-    if None in counts:
+    if any(tensor.dim() == 0 for tensor in tensors_of(batch)):
         raise ValueError("a tensor of a batch has no dimension; dimension 0 counts the rows")
+    counts = {len(tensor) for tensor in tensors_of(batch)}
     if len(counts) != 1:
         raise ValueError(
             f"the tensors of a batch must have one number of rows in dimension 0, not {sorted(counts)}"

@@ -82,6 +82,8 @@ def build(
     sample: Any = None,
 ) -> Built:
     """See `parallelize`."""
+    if dist.is_initialized():  # otherwise the mesh says so
+        _agree(model, plan)
     device = next((parameter.device.type for parameter in model.parameters()), "cpu")
     mesh = Mesh.of(plan, device)
     family = family_of(model, pieces, cuts)
@@ -99,6 +101,32 @@ def build(
     if isinstance(built.units, Replicas):
         built.units.compress(built.named)
     return built
+
+
+def _agree(model: nn.Module, plan: Plan) -> None:
+    """Refuse ranks with different plans or models. They would wait for each other in different calls."""
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, (str(plan), _description(model)))
+    for rank, (other, tensors) in enumerate(told):
+        if other != told[0][0]:
+            raise ValueError(
+                f"ranks have different plans: rank 0 {told[0][0]}, rank {rank} {other}; give all the same"
+            )
+        for name in {**told[0][1], **tensors}:
+            if tensors.get(name) != told[0][1].get(name):
+                raise ValueError(
+                    f"ranks have different models: {name!r} is {told[0][1].get(name, 'missing')} on rank 0, "
+                    f"{tensors.get(name, 'missing')} on rank {rank}"
+                )
+
+
+def _description(model: nn.Module) -> dict[str, str]:
+    """What every rank must have alike, by name."""
+    found = {
+        name: f"{list(p.shape)}, {p.dtype}{'' if p.requires_grad else ', frozen'}"
+        for name, p in model.named_parameters()
+    }
+    return found | {name: f"{list(b.shape)}, {b.dtype}" for name, b in model.named_buffers()}
 
 
 def _same_everywhere(model: nn.Module) -> None:

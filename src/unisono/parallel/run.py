@@ -101,6 +101,14 @@ def _check_optimizer(made: object, trained: dict[str, nn.Parameter]) -> None:
         )
 
 
+def _two(batch: object) -> tuple[Any, Any]:
+    if not isinstance(batch, (tuple, list)):
+        raise TypeError(f"a batch is (inputs, targets), not a {type(batch).__name__}")
+    if len(batch) != 2:
+        raise TypeError(f"a batch is (inputs, targets), not a {type(batch).__name__} of {len(batch)}")
+    return batch[0], batch[1]
+
+
 class Run:
     """A run; `parallelize` returns it.
 
@@ -283,10 +291,7 @@ class Run:
             raise
 
     def _work(self, batch: tuple[Any, Any], *, train: bool) -> tuple[Schedule, Work]:
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            many = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
-            raise TypeError(f"a batch is (inputs, targets), not a {type(batch).__name__}{many}")
-        inputs, targets = batch
+        inputs, targets = _two(batch)
         rows = self._rows(rows_of([inputs, targets]))
         parts = min(self.plan.micro_batches, *rows)
         micros = micro_batches((inputs, targets), parts)

@@ -307,6 +307,22 @@ def check_arguments_of_another_type_are_named(folder: Path) -> None:
     run.step((x, y))  # it goes on
 
 
+def check_ranks_that_differ_are_named(folder: Path) -> None:
+    """Otherwise they would wait for each other in different calls."""
+    second = dist.get_rank() == 1
+    for plan in (up.Plan(tensor=2), up.Plan(data=4), up.Plan(data=2, clip=1.0)):
+        with pytest.raises(ValueError, match=r"rank 0 Plan\(data=2\), rank 1 Plan\("):
+            made("mlp", plan if second else up.Plan(data=2))
+    wider, frozen = nn.Linear(16, 5 if second else 4), nn.Linear(16, 4)
+    frozen.weight.requires_grad_(not second)
+    for model, says in (
+        (wider, r"'weight' is \[4, 16\], torch.float32 on rank 0, \[5"),
+        (frozen, "frozen on rank 1"),
+    ):
+        with pytest.raises(ValueError, match=f"ranks have different models: .*{says}"):
+            up.parallelize(model, up.Plan(data=2), optimizer=adamw, loss=functional.cross_entropy)
+
+
 def check_a_damaged_checkpoint_is_named(folder: Path) -> None:
     run = made("mlp", up.Plan(data=2, zero=1))
     (batch,) = run.shard(models.vector_batches(1, 8))
