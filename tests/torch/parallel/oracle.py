@@ -169,9 +169,11 @@ def by_column(module: nn.Module, parts: int, x: Tensor, *, fused: int = 1) -> Te
 
 def by_row(module: nn.Module, parts: int, x: Tensor) -> Tensor:
     """Each part of the sum is rounded, then the sum."""
-    pairs = zip(x.chunk(parts, -1), matrix(module).chunk(parts, 1), strict=True)
-    share = None if module.bias is None else module.bias / parts
-    return total([functional.linear(part.contiguous(), own(w, module), share) for part, w in pairs])
+    shares: Any = [None] * parts  # of the bias
+    if module.bias is not None:
+        shares = [each / parts for each in Copies.apply(module.bias, parts)]
+    cuts = zip(x.chunk(parts, -1), matrix(module).chunk(parts, 1), shares, strict=True)
+    return total([functional.linear(part.contiguous(), own(w, module), share) for part, w, share in cuts])
 
 
 def total(values: Sequence[Tensor]) -> Tensor:
