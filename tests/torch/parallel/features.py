@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import warnings
 from collections.abc import Callable
@@ -244,101 +243,6 @@ def check_loaders(folder: Path) -> None:
     assert [len(batch) for batch in everyone[0]] == [3, 3, 3, 3, 1]
     with pytest.raises(ValueError, match="too small for 2 data ranks"):
         list(run.shard([(torch.ones(1, 3), torch.ones(1))]))
-
-
-def check_mistakes_are_named(folder: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"needs 4 ranks \(data 4 x tensor 1 x pipeline 1\), but this job has 2"
-    ):
-        made("mlp", up.Plan(data=4))
-    with pytest.raises(
-        ValueError, match="no rule says how to cut Sequential, whose parameters are in Conv2d"
-    ):
-        up.parallelize(models.conv()[:8], up.Plan(tensor=2), optimizer=adamw, loss=functional.cross_entropy)
-    with pytest.raises(ValueError, match="no rule says in which order Branches runs its modules"):
-        up.parallelize(Branches(), up.Plan(pipeline=2), optimizer=adamw, loss=functional.cross_entropy)
-    with pytest.raises(ValueError, match='no module of Sequential is called "nothing"'):
-        made("mlp", up.Plan(tensor=2), cuts={"nothing": "row"})
-    with pytest.raises(
-        ValueError, match='"0" .Linear. cannot be cut by column: dimension 0 of its weight is 5'
-    ):
-        odd = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 4))
-        up.parallelize(odd, up.Plan(tensor=2), optimizer=adamw, loss=functional.cross_entropy)
-    run = made("mlp", up.Plan(pipeline=2))
-    x, y = models.vector_batches(1, 4)[0]
-    with pytest.raises(ValueError, match="have different numbers of rows"):
-        run.step((x[: 2 + dist.get_rank()], y[: 2 + dist.get_rank()]))
-
-
-def check_arguments_of_another_type_are_named(folder: Path) -> None:
-    """On each rank alike, before a byte moves."""
-    good: dict[str, Any] = {"optimizer": adamw, "loss": functional.cross_entropy}
-    plan = up.Plan(data=2, zero=1)
-    for wrong, says in (
-        ({"model": None}, "model is a NoneType, expected an nn.Module"),
-        ({"plan": {"data": 2}}, "plan is a dict, expected a Plan"),
-        ({"optimizer": torch.optim.SGD([torch.ones(1)], lr=1.0)}, "optimizer is a SGD, expected a function"),
-        ({"loss": None}, "loss is a NoneType, expected a function"),
-        ({"pieces": 3}, "pieces is a int, expected a list"),
-        ({"cuts": ["0"]}, "cuts is a list, expected a dict"),
-        ({"optimizer": lambda p: None}, "optimizer returned a NoneType, expected torch.optim.Optimizer"),
-    ):
-        with pytest.raises(TypeError, match=f"parallelize: {says}"):
-            up.parallelize(**{"model": models.mlp(), "plan": plan, **good, **wrong})
-    others = list(models.mlp().parameters())
-    with pytest.raises(ValueError, match="18 parameters of the optimizer are not among those"):
-        up.parallelize(models.mlp(), plan, optimizer=lambda _: adamw(others), loss=good["loss"])
-    run = made("mlp", plan)
-    x, y = models.vector_batches(1, 4)[0]
-    for batch, error, says in (
-        (x, TypeError, r"a batch is \(inputs, targets\), not a Tensor"),
-        ((x, y, y), TypeError, "not a tuple of 3"),
-        ((x, y[:2]), ValueError, r"one number of rows in dimension 0, not \[2, 4\]"),
-        ((x, torch.tensor(1)), ValueError, "a tensor of a batch has no dimension"),
-        ((x[:0], y[:0]), ValueError, "rank 0 has no rows"),
-    ):
-        with pytest.raises(error, match=says):
-            run.step(batch)
-    assert list(run.shard([])) == []
-    with pytest.raises(ValueError, match="keep is 0"):
-        run.save(folder / "saved", keep=0)
-    with pytest.raises(ValueError, match="every is 0"):
-        up.Progress(run, every=0)
-    run.step((x, y))  # it goes on
-
-
-def check_ranks_that_differ_are_named(folder: Path) -> None:
-    """Otherwise they would wait for each other in different calls."""
-    second = dist.get_rank() == 1
-    for plan in (up.Plan(tensor=2), up.Plan(data=4), up.Plan(data=2, clip=1.0)):
-        with pytest.raises(ValueError, match=r"rank 0 Plan\(data=2\), rank 1 Plan\("):
-            made("mlp", plan if second else up.Plan(data=2))
-    wider, frozen = nn.Linear(16, 5 if second else 4), nn.Linear(16, 4)
-    frozen.weight.requires_grad_(not second)
-    for model, says in (
-        (wider, r"'weight' is \[4, 16\], torch.float32 on rank 0, \[5"),
-        (frozen, "frozen on rank 1"),
-    ):
-        with pytest.raises(ValueError, match=f"ranks have different models: .*{says}"):
-            up.parallelize(model, up.Plan(data=2), optimizer=adamw, loss=functional.cross_entropy)
-
-
-def check_a_damaged_checkpoint_is_named(folder: Path) -> None:
-    run = made("mlp", up.Plan(data=2, zero=1))
-    (batch,) = run.shard(models.vector_batches(1, 8))
-    run.step(batch)
-    names: list[Any] = [str(folder)]
-    dist.broadcast_object_list(names)
-    shared = Path(names[0]) / "saved"
-    run.save(shared)
-    saved = shared / "step-00000001"
-    for file in sorted(saved.iterdir(), reverse=True):  # what holds tensors, then .metadata
-        dist.barrier()
-        if dist.get_rank() == 0:
-            os.truncate(file, file.stat().st_size // 2)
-        dist.barrier()
-        with pytest.raises(ValueError, match=rf"{saved} cannot be read .*it is damaged"):
-            run.load(shared)
 
 
 def check_several_outputs_and_other_shapes(folder: Path) -> None:
