@@ -164,8 +164,11 @@ class Calls {
     CallBuffers out, in, feedback;
     if (!out.see(given[kOut]) || !in.see(given[kGiven]) || !feedback.see(given[kFeedback])) return {};
     const CallOptions options = options_of(given);
-    const Known& known = slot(options, out, in);
-    if (!known.fits(options, out, in, feedback)) return {};
+    const size_t home = slot(options, out, in);
+    const Known* const found =
+        among(home, [&](const Known& each) { return each.fits(options, out, in, feedback); });
+    if (found == nullptr) return {};
+    const Known& known = *found;
     // Copied: `seconds` may run Python, which may put another call into the slot or close the group.
     const Operation operation = known.operation;
     const size_t numel = known.numel;
@@ -338,11 +341,21 @@ class Calls {
     known.numel = bound.numel;
     known.factor = bound.factor;
     known.note = bound.note;
+    const size_t home = slot(options, out, in);
+    Known* const unused = among(home, [](const Known& each) { return each.operation.program == nullptr; });
     // Swap: destroying the old entry may run Python code, and the slot has to be complete by then.
-    std::swap(slot(options, out, in), known);
+    std::swap(unused != nullptr ? *unused : slots_[home], known);
   }
 
-  Known& slot(const CallOptions& options, const CallBuffers& out, const CallBuffers& given) {
+  // The first of the slots a call may be in that `fits`; nullptr: none does.
+  template <class Fits>
+  Known* among(size_t home, Fits fits) {
+    for (size_t next = 0; next < kPlaces; ++next)
+      if (Known& each = slots_[(home + next) % kSlots]; fits(each)) return &each;
+    return nullptr;
+  }
+
+  static size_t slot(const CallOptions& options, const CallBuffers& out, const CallBuffers& given) {
     uint64_t mixed = reinterpret_cast<uintptr_t>(options.collective) >> 4;
     const auto mix = [&](uint64_t value) { mixed = (mixed ^ value) * 0x9e3779b97f4a7c15ULL; };
     mix(reinterpret_cast<uintptr_t>(options.op) >> 4 ^ reinterpret_cast<uintptr_t>(options.codec) << 8 ^
@@ -350,10 +363,11 @@ class Calls {
     mix(static_cast<uint64_t>(out.dtype + 1) << 48 ^ static_cast<uint64_t>(given.dtype + 1) << 56 ^
         (out.count > 0 ? out.extents[0].numel : 0));
     mix(given.count > 0 ? given.extents[0].numel : 0);
-    return slots_[mixed >> 56 & (kSlots - 1)];
+    return (mixed >> 56) % kSlots;
   }
 
   static constexpr size_t kSlots = 128;
+  static constexpr size_t kPlaces = 8;  // so many calls may want one slot before one has to be checked again
   nb::object engine_;
   double timeout_s_;
   std::vector<Known> slots_;

@@ -26,19 +26,23 @@ nb::bytes value_bytes(nb::handle object) {
   return nb::bytes(value, malloc_usable_size(const_cast<unsigned char*>(value)));
 }
 
+constexpr int64_t kAsync = int64_t{1} << 40;  // above every root
+
 // The offsets of the fields of one options class, in bytes; -1: it has no such field.
 class Fields {
  public:
   Fields(nb::object kind, int async_op, int timeout, int op, int root, int ops)
       : kind_(std::move(kind)), async_op_(async_op), timeout_(timeout), op_(op), root_(root), ops_(ops) {}
 
-  // 256 times the root's rank plus the number of the reduce operation; -1: the caller reads the attributes.
+  // 256 times the root's rank plus the number of the reduce operation, plus kAsync if the call is; -1: the
+  // caller reads the attributes.
   int64_t read(PyObject* options) const {
     if (Py_TYPE(options) != reinterpret_cast<PyTypeObject*>(kind_.ptr())) return -1;
     const unsigned char* const value = value_of(options);
-    if (value == nullptr || value[async_op_] != 0 || number(value + timeout_) >= 0) return -1;
+    if (value == nullptr || value[async_op_] > 1 || number(value + timeout_) >= 0) return -1;
+    const int64_t later = value[async_op_] != 0 ? kAsync : 0;
     const int64_t op = op_ < 0 ? 0 : value[op_], root = root_ < 0 ? 0 : number(value + root_);
-    return op < ops_ && root >= 0 && root <= INT32_MAX ? root * 256 + op : -1;
+    return op < ops_ && root >= 0 && root <= INT32_MAX ? later + root * 256 + op : -1;
   }
 
  private:
@@ -58,7 +62,7 @@ PyObject* read(PyObject* self, PyObject* options) {
 
 PyMethodDef kRead = {
     "read", read, METH_O,
-    "256 x root + number of the reduce operation; -1: asynchronous, with a timeout, or other."};
+    "256 x root + number of the reduce operation, + 2**40 if asynchronous; -1: with a timeout, or other."};
 
 }  // namespace
 

@@ -158,9 +158,7 @@ void bind_works(nb::module_& m) {
            "After its end: keep its buffers for ever if a stopped rank may still write to them.")
       .def("_what", &CollectiveWork::text, "The operation, for messages.")
       .def("__repr__",
-           [](nb::handle_t<CollectiveWork> self) {
-             return nb::str(nb::inst_ptr<CollectiveWork>(self)->described(self));
-           })
+           [](const CollectiveWork& self) { return nb::str(self.described(nb::find(self))); })
       .def_prop_ro(
           "status", [](const CollectiveWork&) { return nb::none(); }, nb::sig("def status(self) -> None"),
           "None: see `Work.status`.")

@@ -234,3 +234,20 @@ def test_a_fault_is_raised_from_a_call_that_is_remembered() -> None:
             group.barrier()
 
     ranks.threads(2, work)
+
+
+def test_many_calls_in_turns_are_all_remembered(alone: un.Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = [np.ones(37 * i + 5, np.float32) for i in range(32)]
+    for x in arrays:
+        alone.all_reduce(x)
+    planned: list[object] = []
+    monkeypatch.setattr(inside.planner(alone), "plan", lambda *call: planned.append(call))
+    for x in arrays:
+        alone.all_reduce(x)
+        alone.all_reduce(x, async_op=True).wait()
+    assert not planned
+
+
+def test_a_work_that_was_never_made_has_no_text() -> None:
+    with pytest.warns(RuntimeWarning, match="uninitialized"), pytest.raises(TypeError):
+        repr(_native.CollectiveWork.__new__(_native.CollectiveWork))

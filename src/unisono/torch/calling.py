@@ -9,7 +9,7 @@ import functools
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .arguments import PLAIN, PLAIN_OR_NONE, REDUCE_OPS, Call, reduce_op, single
-from .fields import reader
+from .fields import ASYNC, reader
 from .profiling import Event, is_on
 from .sparse import SparseSum
 from .work import DONE, Together, TransferWork, UnisonoWork, seconds
@@ -40,10 +40,10 @@ def repeated(
     opts_at: int | None = None,
     fits: Callable[..., bool] | None = None,
 ) -> Callable[[Method], Method]:
-    """Make a fast path for calls that the Group remembers: no list, no copy, no Work.
+    """Make a fast path for calls that the Group remembers: no list, no copy.
 
-    Programs repeat the same `dist.all_reduce(x)` many times. A call that is new, asynchronous, has a timeout
-    or an unusual tensor goes to the method; the Group then remembers it.
+    Programs repeat the same `dist.all_reduce(x)` many times. A call that is new, has a timeout or an unusual
+    tensor goes to the method; the Group then remembers it.
 
     Args:
         kind: the class of PyTorch's options for this method.
@@ -68,13 +68,15 @@ def repeated(
                     and type(given) in PLAIN_OR_NONE
                     and not is_on()
                     and (fits is None or fits(self, opts, *args))
-                    # no algorithm, not reproducible, not asynchronous, no timeout
-                    and self._repeat(
-                        collective, out, given, REDUCE_OPS[plain & 255], plain >> 8, None, False, False, None
-                    )
-                    is None
                 ):
-                    return DONE
+                    op, root, later = REDUCE_OPS[plain & 255], (plain & ASYNC - 1) >> 8, plain >= ASYNC
+                    # no algorithm, not reproducible, no timeout
+                    made = self._repeat(collective, out, given, op, root, None, False, later, None)
+                    if made is None:
+                        return DONE
+                    if made is not NotImplemented:
+                        result = [] if out is None else [out]
+                        return self._handed_out(self._work(made, result, self._futures))
             return method(self, *args, **kwargs)
 
         return cast("Method", call)
@@ -86,7 +88,7 @@ class Calling:
     """The base class of the methods that move data."""
 
     _group: Group
-    _repeat: Callable[..., object]  # these three: see `_native.Calls`
+    _repeat: Callable[..., Any]  # these three: see `_native.Calls`
     _send_now: Callable[..., object]
     _recv_now: Callable[..., object]
     _cuda: CudaGroup

@@ -24,10 +24,13 @@ from .arguments import REDUCE_OPS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["by_attributes", "reader"]
+__all__ = ["ASYNC", "by_attributes", "reader"]
 
 TESTED = ("2.13.0",)
 """Versions without the build suffix ("+cpu"). Add one when tests/torch passes on it."""
+
+ASYNC = 1 << 40
+"""In what a reader returns: the call is asynchronous."""
 
 PLAIN_OPS = tuple(getattr(ReduceOp, op.name.upper()) for op in REDUCE_OPS)
 
@@ -36,8 +39,8 @@ def reader(kind: Any) -> Callable[[Any], int]:
     """Return a function that reads options of `kind`.
 
     Its result is 256 x root rank + number of the reduce operation, with 0 for a field that the kind does not
-    have. It is -1 for an asynchronous call, a timeout, an operation with a factor, and options of another
-    kind.
+    have, + `ASYNC` for an asynchronous call. It is -1 for a timeout, an operation with a factor, and options
+    of another kind.
     """
     if torch.__version__.partition("+")[0] not in TESTED:
         return partial(by_attributes, kind)
@@ -50,11 +53,12 @@ def reader(kind: Any) -> Callable[[Any], int]:
 
 def by_attributes(kind: Any, opts: Any) -> int:
     """Read options by their attributes; see `reader`."""
-    if type(opts) is not kind or opts.asyncOp or opts.timeout.days >= 0:
+    if type(opts) is not kind or opts.timeout.days >= 0:
         return -1
+    later = ASYNC if opts.asyncOp else 0
     op = hash(opts.reduceOp) if hasattr(opts, "reduceOp") else 0
     root: int = getattr(opts, "rootRank", 0)
-    return 256 * root + op if op < len(PLAIN_OPS) and root >= 0 else -1
+    return later + 256 * root + op if op < len(PLAIN_OPS) and root >= 0 else -1
 
 
 def _places(kind: Any) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import sys
 import time
@@ -26,6 +27,32 @@ def check_work(rank, size):
     assert work.result()[0] is x
     work.synchronize()
     assert torch.equal(x, torch.full((5,), float(sum(range(size)))))
+
+
+def check_asynchronous_calls_that_are_remembered(rank, size):
+    """Those go to the engine by themselves, and are what the first one was."""
+    x, out, blocks = torch.empty(4), torch.empty(size, 4), torch.empty(size, 4)
+    pg = dist.group.WORLD._get_backend(torch.device("cpu"))
+    options = dist.AllreduceOptions()
+    options.asyncOp = True
+    ranks = torch.arange(float(size))[:, None].expand(size, 4)
+    for _ in range(3):
+        work = pg.allreduce([x.fill_(rank)], options)
+        assert work.result()[0] is x
+        assert x.tolist() == [sum(range(size))] * 4
+        dist.broadcast(x.fill_(rank), size - 1, async_op=True).wait()
+        assert x.tolist() == [size - 1] * 4
+        dist.reduce(x.fill_(rank + 1), size - 1, dist.ReduceOp.PRODUCT, async_op=True).wait()
+        if rank == size - 1:
+            assert x.tolist() == [math.factorial(size)] * 4
+        work = dist.all_gather_single(out, x.fill_(rank), async_op=True)
+        assert work.result()[0] is out
+        assert torch.equal(out, ranks)
+        dist.reduce_scatter_single(x, blocks.copy_(ranks), async_op=True).wait()
+        assert x.tolist() == [rank * size] * 4
+        dist.all_to_all_single(out, blocks.fill_(rank), async_op=True).wait()
+        assert torch.equal(out, ranks)
+        assert dist.barrier(async_op=True).get_future().wait() == []
 
 
 def check_is_completed_becomes_true_without_a_wait(rank, size):
