@@ -145,7 +145,7 @@ Engine::Engine(const std::shared_ptr<Region>& region, int rank, const EngineOpti
       tcp_(control_ ? std::make_unique<TcpTransport>(world_, *control_, rank, std::move(connections.data))
                     : nullptr),
       shm_(world_, peers_, rank),
-      executor_(edges(), tcp_.get(), rank, limits(world_, options)),
+      executor_(edges(), tcp_.get(), limits(world_, options)),
       waiter_(world_, peers_, rank, &RankCell::collective_event, patience_, tcp_.get(), control_.get()),
       channels_(world_, peers_, rank, patience_, kBackground, std::move(connections.messages),
                 control_.get()) {
@@ -228,6 +228,11 @@ FaultKind Engine::execute(const Call& call, bool in_background, HeldLock* held) 
     clear_up(call);
     abort(Fault{FaultKind::kNoMemory, rank_, rank_});
     return FaultKind::kNoMemory;
+  } catch (const std::domain_error& error) {  // what the caller has put into its buffer during the call
+    clear_up(call);
+    remark(kLeaving, error.what());
+    abort(Fault{FaultKind::kAborted, rank_, rank_});
+    return FaultKind::kAborted;
   }
   world_.cell(rank_).finished.store(seq, std::memory_order_release);
   return FaultKind::kNone;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
 #include <utility>
 
 #include "kernels/copy.hpp"
@@ -99,8 +100,8 @@ Executor::~Executor() {
   never_free(std::move(scratch_));
 }
 
-Executor::Executor(std::vector<Transport*> transports, Transport* far, int rank, Limits limits)
-    : transports_(std::move(transports)), far_(far), rank_(rank), limits_(limits) {}
+Executor::Executor(std::vector<Transport*> transports, Transport* far, Limits limits)
+    : transports_(std::move(transports)), far_(far), limits_(limits) {}
 
 size_t Executor::room_for(const Program& program) const {
   return limits_.capacity / static_cast<size_t>(program.in_flight() + 1);
@@ -349,9 +350,9 @@ void Executor::encode(const Instruction& step, Extent piece, bool scaled, void* 
       for (size_t i = 0; kept != nullptr && i < count; ++i) values_[i] += get(kept + first + i);
     }
     auto* const to = static_cast<unsigned char*>(codes) + coder.nbytes(first);
-    if (coder.kernels->encode(to, from, count, {.block = coder.block}) <
-        count)  // the call's check excludes it
-      frame.waiter.fail(Fault{FaultKind::kAborted, rank_, rank_});
+    // The check before the call excludes it, unless the caller has written to the buffer since.
+    if (coder.kernels->encode(to, from, count, {.block = coder.block}) < count)
+      throw std::domain_error("a number below zero, which its codec lacks: the buffer was changed meanwhile");
     if (kept != nullptr) {
       float* const decoded = values_.data() + part;
       coder.kernels->decode(decoded, to, count, coder.block);

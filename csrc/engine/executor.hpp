@@ -91,7 +91,7 @@ class Executor {
  public:
   // transports[peer]: the transport of the edges to and from that peer; nullptr for this rank itself. far:
   // the transport to other hosts, if there are any.
-  Executor(std::vector<Transport*> transports, Transport* far, int rank, Limits limits);
+  Executor(std::vector<Transport*> transports, Transport* far, Limits limits);
 
   ~Executor();
   Executor(const Executor&) = delete;
@@ -142,7 +142,6 @@ class Executor {
 
   std::vector<Transport*> transports_;
   Transport* const far_;
-  const int rank_;
   const Limits limits_;
   struct PartInput {
     size_t place;

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -196,6 +197,35 @@ def test_a_backend_that_is_not_there_says_what_to_install() -> None:
 def test_auto_is_the_engine() -> None:
     with un.init_process_group("auto", world_size=1, rank=0) as group:
         assert type(group) is un.Group
+
+
+@pytest.fixture
+def mpiexec(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if MPICH's mpiexec had started this rank, the only one."""
+    for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "UNISONO_TOKEN", "UNISONO_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"PMI_RANK": "0", "PMI_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_auto_under_mpiexec_meets_with_a_token_that_mpi_tells(
+    mpiexec: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, bytes]] = []
+    comm = SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: 1, allgather=lambda x: [x])
+    comm.bcast = lambda offer: told.append(offer) or offer
+    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", SimpleNamespace(COMM_WORLD=comm))
+    with un.init_process_group("auto"):
+        [(url, _)] = told
+        with pytest.raises(un.AuthenticationError):
+            un.TCPStore("127.0.0.1", int(url.rpartition(":")[2]), timeout_s=2)
+
+
+def test_auto_goes_on_where_mpi4py_finds_no_library(mpiexec: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", None)
+    with un.init_process_group("auto", init_method=None, store=None, world_size=1, rank=0) as group:
+        assert group.size == 1
 
 
 def test_the_page_has_every_operation_that_is_tried() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -346,6 +347,28 @@ def test_wrong_arguments_are_told_before_a_byte_moves() -> None:
         group.barrier()
 
     ranks.threads(3, work)
+
+
+def test_a_number_below_zero_that_comes_during_the_call_is_told_to_all() -> None:
+    changed = threading.Event()
+
+    def work(group: un.Group) -> str:
+        x = np.ones(64, np.float32)
+        if group.rank == 0:
+            group.barrier(async_op=True)  # the next call is not begun before rank 1 is there
+            reducing = group.all_reduce(x, codec="u0610", between_hosts=False, async_op=True)
+            x[:] = -1
+            changed.set()
+        else:
+            changed.wait()
+            group.barrier()
+            reducing = group.all_reduce(x, codec="u0610", between_hosts=False, async_op=True)
+        with pytest.raises(un.Aborted) as caught:
+            reducing.wait()
+        return str(caught.value)
+
+    for text in ranks.threads(2, work):
+        assert "rank 0 aborted the group because of a number below zero" in text
 
 
 def test_auto_is_none_in_shared_memory_and_follows_the_link() -> None:

@@ -102,11 +102,14 @@ class Group(_native.Calls):
         reproducible: bool = False,
         hosts: tuple[str, ...] = (),
         machine: Calibration = DEFAULTS,
+        settings: env.Settings | None = None,
     ) -> None:
+        """settings: by which its subgroups meet, which may have a token that the environment has not."""
         self._hosts = hosts or (os.uname().nodename,) * size
         self._planner = Planner(engine, name, rank, size, timeout_s, self._hosts, reproducible, machine)
         super().__init__(self._planner, engine, timeout_s)
         self._store = store
+        self._settings = settings
         self._members = tuple(range(size)) if members is None else members
         self._subgroups = 0
         self._kept = Kept()
@@ -734,6 +737,7 @@ class Group(_native.Calls):
                 members=members,
                 reproducible=self.reproducible,
                 parent=Parent(self._planner, f"subgroup({list(chosen)})", chosen),
+                settings=self._settings,
             )
         except RendezvousError as error:
             where = f"subgroup({list(chosen)}) of group {self.name!r}, ranks numbered as in it"
@@ -958,6 +962,7 @@ def connect(
     members: tuple[int, ...] | None = None,
     reproducible: bool = False,
     parent: Parent | None = None,
+    settings: env.Settings | None = None,
 ) -> Group:
     """Make a group of ranks that already share a store and know their numbers. The caller keeps the store.
 
@@ -965,8 +970,9 @@ def connect(
 
     Args:
         parent: the group that contains all these ranks. If it ends, the waiting ends.
+        settings: None: the environment's.
     """
-    settings = env.read(strict=False)
+    settings = settings or env.read(strict=False)
     uncaught.install(settings)
     timeout_s = seconds(timeout_s, settings.timeout_s)
     keys = PrefixStore(name, store)
@@ -983,4 +989,5 @@ def connect(
         reproducible=reproducible,
         hosts=opened.hosts,
         machine=opened.machine,
+        settings=settings,
     )

@@ -67,25 +67,13 @@ def init_process_group(
         )
     if chosen not in ("native", "auto"):
         raise ValueError(_no_backend(chosen))
+    settings = env.read(strict=False)
     if chosen == "auto" and init_method is None and store is None:
-        from unisono.group.outside import address_over_mpi, started_by_mpi
+        from unisono.group.outside import meeting_over_mpi, started_by_mpi
 
         if started_by_mpi():
-            init_method = address_over_mpi()
-    return _meet_natively(init_method, timeout, world_size, rank, store, group_name, reproducible)
-
-
-def _meet_natively(
-    init_method: str | None,
-    timeout: float | timedelta | None,
-    world_size: int,
-    rank: int,
-    store: Store | None,
-    group_name: str,
-    reproducible: bool,
-) -> Group:
-    """A group over the engine."""
-    settings = env.read(strict=False)
+            init_method, token = meeting_over_mpi()
+            settings = settings._replace(token=token)
     uncaught.install(settings)
     _warn_of_unknown(settings)
     return form(
@@ -142,13 +130,14 @@ def form(
         reproducible=reproducible,
         hosts=opened.hosts,
         machine=opened.machine,
+        settings=settings,
     )
 
 
 def _warn_of_unknown(settings: env.Settings) -> None:
     if settings.launcher != "unisono run":  # the launcher has warned once for all ranks
         for line in env.unknown():
-            warnings.warn(line, stacklevel=4)
+            warnings.warn(line, stacklevel=3)
 
 
 def _no_backend(backend: str) -> str:

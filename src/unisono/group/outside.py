@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import socket
 from datetime import timedelta
 
 from unisono import env
+from unisono.authentication import Token, make_token
 from unisono.backends.driver import Driver
 from unisono.backends.looking import REMEDIES, why_not
 from unisono.bootstrap.rendezvous import Rendezvous, rendezvous
@@ -16,7 +16,7 @@ from unisono.group.external import ExternalGroup
 from unisono.group.work import seconds
 from unisono.store import Store
 
-__all__ = ["address_over_mpi", "meet_outside", "started_by_mpi"]
+__all__ = ["meet_outside", "meeting_over_mpi", "started_by_mpi"]
 
 MPI_LAUNCHERS = ("Open MPI", "MPICH/PMI")
 
@@ -99,22 +99,33 @@ def _opened(make: type[Driver], meeting: Rendezvous, timeout_s: float) -> Driver
 
 
 def started_by_mpi() -> bool:
-    """Whether `mpiexec` has started this process, no rendezvous address is set, and mpi4py is installed."""
+    """Whether `mpiexec` has started this process, no rendezvous address is set, and mpi4py can be loaded."""
     settings = env.read(strict=False)
     led = settings.store_address is not None or settings.master_addr is not None
-    return settings.launcher in MPI_LAUNCHERS and not led and importlib.util.find_spec("mpi4py") is not None
+    if led or settings.launcher not in MPI_LAUNCHERS:
+        return False
+    try:
+        importlib.import_module("mpi4py.MPI")
+    except (ImportError, RuntimeError):
+        return False
+    return True
 
 
-def address_over_mpi() -> str:
-    """The init_method of a store on rank 0: MPI broadcasts its address to all ranks, on any hosts."""
+def meeting_over_mpi() -> tuple[str, Token]:
+    """The init_method of a store on rank 0, and the job's token. MPI broadcasts both, on any hosts.
+
+    The token is that of rank 0's environment, or a new one.
+    """
     comm = importlib.import_module("mpi4py.MPI").COMM_WORLD
     hosts = comm.allgather(socket.gethostname())
-    url = None
+    offer = None
     if comm.Get_rank() == 0:
         host = "127.0.0.1" if len(set(hosts)) == 1 else hosts[0]
         with socket.create_server((host, 0)) as free:
             url = f"tcp://{host}:{free.getsockname()[1]}"
-    return f"{comm.bcast(url)}?rank={comm.Get_rank()}&world_size={comm.Get_size()}"
+        offer = url, bytes(env.read(strict=False).token or make_token())
+    url, token = comm.bcast(offer)
+    return f"{url}?rank={comm.Get_rank()}&world_size={comm.Get_size()}", Token(token)
 
 
 def _refused(backend: str, what: str, why: str) -> NotSupported:
