@@ -7,9 +7,13 @@ import importlib.util
 import inspect
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -197,6 +201,42 @@ def test_a_backend_that_is_not_there_says_what_to_install() -> None:
 def test_auto_is_the_engine() -> None:
     with un.init_process_group("auto", world_size=1, rank=0) as group:
         assert type(group) is un.Group
+
+
+@needs_torch
+def test_ctrl_c_ends_the_wait_for_a_collective_of_gloo() -> None:
+    store, come = un.HashStore(20), threading.Event()
+
+    def other() -> list[float]:
+        with un.init_process_group("gloo", store=store, rank=1, world_size=2, timeout=20) as group:
+            x = np.ones(3)
+            group.all_reduce(x)
+            come.wait()
+            group.all_reduce(x)
+            return x.tolist()
+
+    with ThreadPoolExecutor(1) as pool:
+        peer = pool.submit(other)
+        with un.init_process_group("gloo", store=store, rank=0, world_size=2, timeout=20) as group:
+            x = np.ones(3)
+            group.all_reduce(x)
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            began = time.monotonic()
+            try:
+                with pytest.raises(KeyboardInterrupt):
+                    group.all_reduce(x)
+                assert time.monotonic() - began < 5
+            finally:
+                come.set()
+            assert peer.result() == [4.0] * 3
+
+
+@needs_torch
+def test_a_reduce_scatter_over_gloo_is_done_without_a_wait() -> None:
+    with un.init_process_group("gloo", store=un.HashStore(20), rank=0, world_size=1, timeout=20) as group:
+        assert group.reduce_scatter(np.ones((1, 3)), timeout=10).tolist() == [1.0] * 3
+        work = group.reduce_scatter(np.ones((1, 3)), async_op=True)
+        assert un.wait_any([work], timeout=10) == 0
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from unisono.backends.driver import Call, Done, Driver, Pending
 from unisono.backends.fold import folded
 from unisono.backends.store import KeyStore
-from unisono.backends.torch_work import GlooMessage, Message, Started
+from unisono.backends.torch_work import GlooMessage, GlooStarted, GlooWaited, Message, Started
 from unisono.reduction import PremulSum, ReduceOp
 from unisono.store import PrefixStore, Store
 
@@ -35,6 +35,8 @@ class TorchDriver(Driver):
     failures = (RuntimeError, ValueError)
     any_tag = to_itself = False
     short_messages = False
+    _started: ClassVar[type[Started]] = Started
+    _scattered: ClassVar[type[Started]] = Started  # of a reduce_scatter
     _message: ClassVar[type[Message]]
     widened: ClassVar[dict[str, str]] = {"bool": "uint8", "int16": "int32"}
     """The type in which elements are reduced, if it is another one; the result is rounded once."""
@@ -111,13 +113,13 @@ class TorchDriver(Driver):
         options = dist.AllreduceOptions()
         options.reduceOp = op
         started = self._group.allreduce([moved], options)
-        return Started(started, (moved, work), lambda: self._store(call, work, out))
+        return self._started(started, (moved, work), lambda: self._store(call, work, out))
 
     def _reduce_to(self, call: Call, work: Tensor, moved: Tensor, op: Any, out: Tensor | None) -> Pending:
         options = dist.ReduceOptions()
         options.reduceOp, options.rootRank = op, call.root
         started = self._group.reduce([moved], options)
-        return Started(started, (moved, work), lambda: self._store(call, work, out))
+        return self._started(started, (moved, work), lambda: self._store(call, work, out))
 
     def _reduce_scatter_by(
         self, call: Call, work: Tensor, moved: Tensor, op: Any, out: Tensor | None
@@ -127,7 +129,7 @@ class TorchDriver(Driver):
         result = torch.empty(moved.numel() // self.size, dtype=moved.dtype, device=moved.device)
         started = self._group._reduce_scatter_base(result, moved, options)
         whole = torch.view_as_complex(result.view(-1, 2)) if work.is_complex() else result
-        return Started(started, (moved, work, result), lambda: self._store(call, whole, out))
+        return self._scattered(started, (moved, work, result), lambda: self._store(call, whole, out))
 
     _reduce_by: ClassVar[dict[str, Any]] = {
         "all_reduce": _all_reduce_by,
@@ -176,7 +178,7 @@ class TorchDriver(Driver):
         if not x.numel():
             return Done()
         started = self._group._allgather_base(_octets(whole), _octets(x.contiguous()))
-        return Started(started, (whole, x), lambda: combine(whole.chunk(self.size)))
+        return self._started(started, (whole, x), lambda: combine(whole.chunk(self.size)))
 
     # ---- moves -------------------------------------------------------------------------------------------
 
@@ -186,10 +188,10 @@ class TorchDriver(Driver):
             return Done()
         options = dist.BroadcastOptions()
         options.rootRank = call.root
-        return Started(self._group.broadcast([x], options), x)
+        return self._started(self._group.broadcast([x], options), x)
 
     def _barrier(self, call: Call) -> Pending:  # noqa: ARG002
-        return Started(self._group.barrier(dist.BarrierOptions()), None)
+        return self._started(self._group.barrier(dist.BarrierOptions()), None)
 
     def _all_gather(self, call: Call) -> Pending:
         if not call.even:
@@ -200,7 +202,7 @@ class TorchDriver(Driver):
         whole, finish = _room(call.out)
         if _overlap(whole, x):
             x = x.clone()
-        return Started(self._group._allgather_base(whole, x), (whole, x), finish)
+        return self._started(self._group._allgather_base(whole, x), (whole, x), finish)
 
     def _all_gather_uneven(self, call: Call) -> Pending:
         """Blocks are padded to the largest: all ranks know all sizes."""
@@ -218,7 +220,7 @@ class TorchDriver(Driver):
             for block, part in zip(outs, whole.chunk(self.size), strict=True):
                 block.copy_(part[: block.numel()])
 
-        return Started(self._group._allgather_base(whole, padded), (whole, padded), cut)
+        return self._started(self._group._allgather_base(whole, padded), (whole, padded), cut)
 
     def _gather(self, call: Call) -> Pending:
         x = _octets(call.given[0])
@@ -260,7 +262,7 @@ class TorchDriver(Driver):
         nothing = torch.empty(0, dtype=torch.uint8, device=device)
         out, given = nothing if out is None else out, nothing if given is None else given
         started = self._group.alltoall_base(out, given, got, sent)
-        return Started(started, (out, given), finish)
+        return self._started(started, (out, given), finish)
 
     # ---- messages ----------------------------------------------------------------------------------------
 
@@ -291,6 +293,8 @@ class GlooDriver(TorchDriver):
 
     name = "gloo"
     deadlines = True
+    _started = GlooStarted
+    _scattered = GlooWaited
     _message = GlooMessage
     hands_on_nan = False
     widened: ClassVar[dict[str, str]] = {**TorchDriver.widened, "float16": "float32", "bfloat16": "float32"}

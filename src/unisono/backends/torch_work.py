@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 from torch import Tensor
 
 from unisono.backends.driver import Pending
 
-__all__ = ["GlooMessage", "Message", "Started"]
+__all__ = ["GlooMessage", "GlooStarted", "GlooWaited", "Message", "Started"]
+
+SLICE_S = 0.1
+SLICE = timedelta(seconds=SLICE_S)
 
 
 class Started(Pending):
@@ -34,6 +39,17 @@ class Started(Pending):
             finish()
 
 
+class GlooStarted(Started):
+    """A collective of Gloo. Its `wait` does not hear Ctrl-C, so it is called again and again."""
+
+    def block(self) -> None:
+        """See `Pending.block`."""
+        while not self._work.is_completed():
+            with suppress(RuntimeError):  # the slice is over, and nothing else has happened; or it has failed
+                self._work.wait(SLICE)
+        self._work.wait()  # what it has failed of
+
+
 class Message(Started):
     """A send or a receive."""
 
@@ -48,18 +64,18 @@ class Message(Started):
             self.source = int(self._work._source_rank())
 
 
-class GlooMessage(Message):
-    """A message of Gloo. Only `wait` shows its end, and only once. So a thread waits if `done` is called."""
+class GlooWaited(Started):
+    """Work of Gloo that shows its end only in `wait`, and once. A thread waits if the caller only asks."""
 
-    def __init__(self, work: Any, x: Tensor, src: int, tag: int) -> None:
-        super().__init__(work, x, src, tag)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         self._unclaimed, self._over = threading.Lock(), threading.Event()
         self._failure: Exception | None = None
 
     def done(self) -> bool:
         """See `Pending.done`."""
         if self._unclaimed.acquire(blocking=False):
-            threading.Thread(target=self._end, name="unisono gloo message", daemon=True).start()
+            threading.Thread(target=self._end, name="unisono gloo", daemon=True).start()
         return self._over.is_set() and self._ended()
 
     def block(self) -> None:
@@ -81,3 +97,7 @@ class GlooMessage(Message):
         if self._failure is not None:
             raise self._failure
         return True
+
+
+class GlooMessage(GlooWaited, Message):
+    """A message of Gloo."""
