@@ -65,7 +65,7 @@ class Message(Started):
 
 
 class GlooWaited(Started):
-    """Work of Gloo that shows its end only in `wait`, and once. A thread waits if the caller only asks."""
+    """Work of Gloo. Only `wait` shows its end, and only once. So a thread waits if `done` is called."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)

@@ -41,7 +41,9 @@ _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], obj
 
 
 _handed_on: deque[UnisonoError] = deque(maxlen=8)
-"""One list for the process, like the hook. A group fails once, so it stays short."""
+"""Global, because the hook of the process is: `torch.distributed` puts its own before it, so that
+`sys.excepthook` does not lead to ours. A group fails once, and few fail before the process ends.
+"""
 
 
 class _HandOver:
