@@ -280,9 +280,11 @@ class Calls {
     Engine& engine = *nb::inst_ptr<Engine>(alive);
     if (async) {
       made.large = nbytes >= kLargeBytes;
-      auto* const work =
-          new CollectiveWork(planner, alive, nb::borrow(name), keep(), result, timeout_s, brief);
-      const nb::object handed = nb::cast(work, nb::rv_policy::take_ownership);
+      static const nb::handle type = nb::type<CollectiveWork>();
+      const nb::object handed = nb::inst_alloc(type);  // the work lies in it: one allocation, and not two
+      auto* const work = nb::inst_ptr<CollectiveWork>(handed);
+      new (work) CollectiveWork(planner, alive, nb::borrow(name), keep(), result, timeout_s, brief);
+      nb::inst_mark_ready(handed);
       while (!works_.empty() && nb::inst_ptr<CollectiveWork>(works_.front())->done()) {
         const nb::object ended = std::move(works_.front());
         works_.pop_front();
