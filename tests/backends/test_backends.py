@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import inside
 import lane
 import unisono as un
 from loops import each
@@ -117,7 +118,7 @@ def test_settings_of_the_group_are_refused_too(group: un.Group) -> None:
 
 @each(("answer", "kind"), [(OSError("late"), un.Timeout), (OSError("two\nlines"), un.GroupError)])
 def test_what_the_library_says_is_in_the_error(answer: OSError, kind: type, group: un.Group) -> None:
-    group._planner.driver.answer = answer
+    inside.planner(group).driver.answer = answer
     with pytest.raises(
         kind, match=r"all_reduce failed \[group=world rank=0/1 backend=alone\]: (late|two / lines)"
     ):
@@ -149,7 +150,7 @@ class Stuck(Pending):
 def test_buffers_stay_while_the_library_uses_them(group: un.Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """Freed memory would be written to: by a call that ran out of time, and after the group was closed."""
     stuck, kept = Stuck(), []
-    driver = group._planner.driver
+    driver = inside.planner(group).driver
     monkeypatch.setattr(driver, "deadlines", True)
     monkeypatch.setattr(driver, "start", lambda call, later: stuck)
     monkeypatch.setattr(external, "keep_for_ever", lambda *what: kept.append(what))

@@ -11,27 +11,27 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-__all__ = ["Dialler", "started"]
+__all__ = ["Connector", "started"]
 
 THREADS = 8  # a connection without an answer must not delay the others
 CALL_S = 2.0  # for one attempt to connect; a thread sees within this time that it has to stop
 
 
-class Dialler:
+class Connector:
     """Threads that connect. The event `stopped` ends them; a failure sets it, too."""
 
     def __init__(self, stopped: threading.Event) -> None:
         self._stopped = stopped
         self._connected: list[socket.socket] = []
 
-    def each(self, dial: Callable[[int, str], None], calls: list[tuple[int, str]]) -> None:
-        """Run `dial(peer, kind)` for all calls. The first failure ends all of them, and is raised."""
+    def each(self, connect: Callable[[int, str], None], calls: list[tuple[int, str]]) -> None:
+        """Run `connect(peer, kind)` for all calls. The first failure ends all of them, and is raised."""
         left = iter(calls)
         failures: list[BaseException] = []
         threads: list[threading.Thread] = []
         try:
             count = min(THREADS, len(calls))
-            threads.extend(started(self._work, dial, left, failures) for _ in range(count))
+            threads.extend(started(self._work, connect, left, failures) for _ in range(count))
             for thread in threads:
                 thread.join()
         except BaseException:  # no more threads can be started, or Ctrl-C
@@ -46,14 +46,17 @@ class Dialler:
             failures.clear()  # breaks the reference cycle through a failure's traceback
 
     def _work(
-        self, dial: Callable[[int, str], None], left: Iterator[tuple[int, str]], failures: list[BaseException]
+        self,
+        connect: Callable[[int, str], None],
+        left: Iterator[tuple[int, str]],
+        failures: list[BaseException],
     ) -> None:
         """One thread: all threads take calls from the same list, until one has failed."""
         try:
             for peer, kind in left:
                 if self._stopped.is_set():
                     return
-                dial(peer, kind)
+                connect(peer, kind)
         except BaseException as error:  # noqa: BLE001 (raised by the thread that joins them)
             failures.append(error)
             self._hang_up()

@@ -21,7 +21,7 @@ import msgspec
 
 from unisono.authentication import handshake
 from unisono.bootstrap.admission import UnauthenticatedPeers
-from unisono.bootstrap.connecting import Dialler, started
+from unisono.bootstrap.connecting import Connector, started
 from unisono.bootstrap.failures import (
     GRACE_S,
     POLL_S,
@@ -48,8 +48,8 @@ __all__ = ["connect_hosts"]
 HANDSHAKE_S = 2.0  # for a peer to authenticate itself
 UNAUTHENTICATED = 64  # connections at one time
 PATIENCE_S = 0.5  # the least time an unauthenticated peer gets while others wait
-DIAL_S = 20.0  # for a connection that nobody answers
-DIAL_SHARE = 0.75  # of the time left: a rank without an answer reports it before the others time out
+CONNECT_S = 20.0  # for a connection that nobody answers
+CONNECT_SHARE = 0.75  # of the time left: a rank without an answer reports it before the others time out
 FULL_S = 1.0  # pause without a free descriptor; unauthenticated peers are disconnected by then
 WELCOME = b"\1"
 
@@ -124,7 +124,7 @@ class _Connector:
         self._lower = [peer for peer in far if peer < rank]
         self._higher = [peer for peer in far if peer > rank]
         self._stopped = threading.Event()
-        self._dialler = Dialler(self._stopped)
+        self._connector = Connector(self._stopped)
 
     def connect(self) -> Sockets:
         """Listen, publish the address, connect and accept, and wait until all ranks have done so."""
@@ -137,7 +137,7 @@ class _Connector:
                 try:
                     accepting.extend(started(self._accept, listener) for listener in listeners)
                     calls = [(peer, kind) for peer in self._higher for kind in KINDS]
-                    self._dialler.each(lambda peer, kind: self._dial(peer, kind, endpoints[peer]), calls)
+                    self._connector.each(lambda peer, kind: self._connect(peer, kind, endpoints[peer]), calls)
                     self._await_lower()
                     self._await_everybody()
                 finally:
@@ -199,7 +199,7 @@ class _Connector:
 
     # -- connecting to higher ranks
 
-    def _dial(self, peer: int, kind: str, places: list[Endpoint]) -> None:
+    def _connect(self, peer: int, kind: str, places: list[Endpoint]) -> None:
         """Connect, until the other side confirms the connection.
 
         A busy peer may close it before the handshake is done; then connect again. Where hosts have several
@@ -211,8 +211,8 @@ class _Connector:
         source = self._addresses[turn % len(self._addresses)] if several else None
         while True:
             try:
-                limit = min(DIAL_SHARE * self._left(), DIAL_S)
-                sock = self._dialler.connect(endpoint.host, endpoint.port, limit, source)
+                limit = min(CONNECT_SHARE * self._left(), CONNECT_S)
+                sock = self._connector.connect(endpoint.host, endpoint.port, limit, source)
             except OSError as error:
                 self._refuse_limit(error)
                 self._unreachable(peer, endpoint, str(error))
@@ -239,7 +239,7 @@ class _Connector:
             me=f"{kind} of rank {self._rank}",
             expect=f"rank {peer}",
             job="data",
-            deadline_s=min(self._left(), DIAL_S),
+            deadline_s=min(self._left(), CONNECT_S),
         )
         if sock.recv(1) != WELCOME:
             raise ConnectionResetError("it closed the connection")

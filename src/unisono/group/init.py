@@ -67,8 +67,23 @@ def init_process_group(
         )
     if chosen not in ("native", "auto"):
         raise ValueError(_no_backend(chosen))
+    over_mpi = chosen == "auto" and init_method is None and store is None
+    return _meet_natively(over_mpi, init_method, timeout, world_size, rank, store, group_name, reproducible)
+
+
+def _meet_natively(
+    over_mpi: bool,
+    init_method: str | None,
+    timeout: float | timedelta | None,
+    world_size: int,
+    rank: int,
+    store: Store | None,
+    group_name: str,
+    reproducible: bool,
+) -> Group:
+    """A group over the engine. over_mpi: where `mpiexec` has started the ranks, MPI tells where to meet."""
     settings = env.read(strict=False)
-    if chosen == "auto" and init_method is None and store is None:
+    if over_mpi:
         from unisono.group.outside import meeting_over_mpi, started_by_mpi
 
         if started_by_mpi():
@@ -137,7 +152,7 @@ def form(
 def _warn_of_unknown(settings: env.Settings) -> None:
     if settings.launcher != "unisono run":  # the launcher has warned once for all ranks
         for line in env.unknown():
-            warnings.warn(line, stacklevel=3)
+            warnings.warn(line, stacklevel=4)
 
 
 def _no_backend(backend: str) -> str:

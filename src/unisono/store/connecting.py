@@ -16,7 +16,7 @@ from unisono.store.address import shown
 from unisono.store.admission import store_proof
 from unisono.store.ops import Value
 
-__all__ = ["Dialer", "NotOurServer", "receive", "send"]
+__all__ = ["Connector", "NotOurServer", "receive", "send"]
 
 GREETING_S = 5.0  # a Unisono server greets within milliseconds, on an overloaded host within this time
 SILENT_CLOSES = 5  # connections closed without an answer; a server that is ending closes them
@@ -35,7 +35,7 @@ class NotOurServer(StoreError):
         self.reason = reason
 
 
-class Dialer:
+class Connector:
     """Opens a connection and exchanges greetings; retries while the server does not run yet."""
 
     def __init__(
@@ -49,7 +49,7 @@ class Dialer:
         self._timeout_s = timeout_s
         self._channel = ""
 
-    def dial(self, retry: bool) -> tuple[socket.socket, wire.Welcome]:
+    def connect(self, retry: bool) -> tuple[socket.socket, wire.Welcome]:
         """A greeted connection. Raises: see `TCPStore`."""
         pause_s, silent = 0.01, 0
         while True:

@@ -21,7 +21,7 @@ from unisono.limits import described, explained
 from unisono.store import wire
 from unisono.store.address import shown
 from unisono.store.base import Store, close_in_children
-from unisono.store.connecting import Dialer, NotOurServer, receive, send
+from unisono.store.connecting import Connector, NotOurServer, receive, send
 from unisono.store.ops import Get, Op, Reply, Wait
 from unisono.timeouts import seconds
 
@@ -178,8 +178,8 @@ class TCPStore(Store):
         me = (self._job, self._name, socket.gethostname(), os.getpid())
         nonce = authentication.fresh_nonce() if self._token else b""
         hello = wire.Hello(wire.MAGIC, wire.VERSION, *me, nonce, self._tls, self._served_by)
-        dialer = Dialer(self.host, self.port, hello, self._token, deadline, self._timeout_s)
-        sock, welcome = dialer.dial(retry)
+        connector = Connector(self.host, self.port, hello, self._token, deadline, self._timeout_s)
+        sock, welcome = connector.connect(retry)
         connection = _Connection(sock, welcome, self.describe())
         with self._lock:
             self._open.add(connection)
