@@ -241,6 +241,21 @@ def check_memory_is_what_the_buffers_take(rank, size):
 # ---- what is not finite --------------------------------------------------------------------------------
 
 
+def check_gradients_near_the_largest_number_do_not_stay(rank, size):
+    """Factors and sums of errors overflow: NaN on all ranks, until the gradients are usual ones."""
+    low = {"wide": 2, "tall": 1, "conv": 2}
+    for factors in ("f32", "bf16", "fp16"):
+        for scale in (1e4, 1e37, 5e37, 1e38, 3e38):
+            job = Job(up.PowerSGD(rank=low, factors=factors, start=0))
+            for step in range(4):
+                same_everywhere(job.step(gradients(rank, step, scale)))
+            for step in range(4, 7):
+                found = job.step(gradients(rank, step))
+            same_everywhere(found)
+            assert all(value.isfinite().all() for value in found.values()), (factors, scale)
+            assert all(buffer.isfinite().all() for buffer in job.errors().values()), (factors, scale)
+
+
 def check_what_is_not_finite_does_not_stay(rank, size):
     """All ranks see that it is not, none keeps it; the next step is as if it had not been."""
     low = {"wide": 2, "tall": 1, "conv": 2}

@@ -83,6 +83,15 @@ class Held:
         within = left.clamp(-_LARGEST, _LARGEST)
         _F169.encode(within, self.error, rounding="stochastic", seed=seed & (2**64 - 1))
 
+    def limit(self, most: float) -> None:
+        """Cut what is still to be sent to magnitudes of at most that. In 1-6-9 it is coded anew."""
+        if self.error is not None:
+            cut = torch.as_tensor(self._decoded(self.error)).nan_to_num(0.0).clamp_(-most, most)
+            if self.dtype == torch.float32:
+                self.error.copy_(cut.view(self.error.shape))
+            else:
+                _F169.encode(cut, self.error)
+
     def check(self, key: str, value: Tensor) -> None:
         """Look at a saved buffer.
 

@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from unisono.codecs.formats import FLOATS
+
 from .exchange import Steps, coded_mean, exact_mean, finite, length
 
 if TYPE_CHECKING:
@@ -57,7 +59,8 @@ def low_rank(
     """Replace each matrix by the approximation of its mean; keep what that lacks of this rank's own.
 
     Where a gradient of any rank is not finite, all ranks get NaN for this matrix, and its error buffer and Q
-    stay as they were. The same where a factor overflows its format.
+    stay as they were. The same where a factor overflows its format; errors are then cut so far
+    that they alone do not make the next one overflow, too.
     """
     for held, values in matrices:
         if held.factor is None or not warm:
@@ -69,11 +72,13 @@ def low_rank(
     bases = [orthonormal(p) if ok else torch.zeros_like(p) for p, ok in zip(firsts, good, strict=True)]
     seconds = [basis @ values for (_, values), basis in zip(matrices, bases, strict=True)]
     seconds = yield from _averaged(seconds, codec, group)
+    largest = _LARGEST if codec is None else min(_LARGEST, FLOATS[codec.name].largest)
     for (held, values), basis, second, ok in zip(matrices, bases, seconds, good, strict=True):
         # no entry of the product is larger than this
         bound = float(second.abs().max()) * held.rank if second.numel() else 0.0
         if not ok or not bound < _LARGEST:
             values.fill_(math.nan)
+            held.limit(largest / (4 * math.sqrt(max(values.shape))))
             continue
         _replace(values, basis, second, held, step)
         if warm and bool(second.any()):  # zeros say nothing of where to look
