@@ -43,19 +43,9 @@ def test_exit_code_is_kept(launcher: Launcher, last: str, code: int) -> None:
 
 def test_a_rank_that_ends_right_behind_the_look_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "rank.py").write_text('import os, time; time.sleep(int(os.environ["RANK"]))')
-    program = """
-import os, sys
-from unisono import cli
-from unisono.launch.supervisor import Supervisor
-reap = Supervisor._reap
-def reap_and_wait_for_the_next_to_end(supervisor):
-    reap(supervisor)
-    if supervisor._living():
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-Supervisor._reap = reap_and_wait_for_the_next_to_end
-sys.exit(cli.main(["run", "-n", "2", sys.argv[1]]))
-"""
-    subprocess.run([sys.executable, "-c", program, str(tmp_path / "rank.py")], check=True, timeout=60)
+    program = str(Path(__file__).with_name("launcher_program.py"))
+    words = ["the_next_ends_behind_the_look", "run", "-n", "2", str(tmp_path / "rank.py")]
+    subprocess.run([sys.executable, program, *words], check=True, timeout=60)
 
 
 FAILS_FIRST = """
