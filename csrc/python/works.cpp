@@ -42,9 +42,10 @@ int offset_in(PyFrameObject* frame) {
 #endif
 }
 
-// Reads only the code object's table of lines, which nothing changes or frees while `CollectiveWork` holds it:
-// it may run without the GIL. Waiting for the GIL here would stop the engine behind a caller that computes.
-// What a tracer adds to a code object (Python 3.12 and later) has the same lifetime and the same lines.
+// Reads only the code object's table of lines, which nothing changes or frees while `CollectiveWork` holds
+// it: it may run without the GIL. Waiting for the GIL here would stop the engine behind a caller that
+// computes. What a tracer adds to a code object (Python 3.12 and later) has the same lifetime and the same
+// lines.
 std::string file_and_line(const CallSite& site) {
   auto* const code = static_cast<PyCodeObject*>(const_cast<void*>(site.code));
   const std::string place = std::string(site.file) + ":" + std::to_string(PyCode_Addr2Line(code, site.at));
@@ -159,8 +160,7 @@ void bind_works(nb::module_& m) {
       .def("let_go", &CollectiveWork::let_go,
            "After its end: keep its buffers for ever if a stopped rank may still write to them.")
       .def("_what", &CollectiveWork::text, "The operation, for messages.")
-      .def("__repr__",
-           [](const CollectiveWork& self) { return nb::str(self.described(nb::find(self))); })
+      .def("__repr__", [](const CollectiveWork& self) { return nb::str(self.described(nb::find(self))); })
       .def_prop_ro(
           "status", [](const CollectiveWork&) { return nb::none(); }, nb::sig("def status(self) -> None"),
           "None: see `Work.status`.")
