@@ -124,7 +124,7 @@ def index() -> Iterator[str]:
         for algorithm in algorithms:
             _, first, rest = row(collective, algorithm).split("|", 2)
             yield f"| [{first.strip()}]({collective}-{algorithm}.md) |{rest}"
-    yield "\n\\* asks which host each rank is on; the numbers are those of one host."
+    yield "\n\\* depends on the host of each rank; the figures are those of one host."
 
 
 def main(argv: list[str]) -> int:
