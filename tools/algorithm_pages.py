@@ -35,7 +35,7 @@ PROMISES = {
     "all_to_all": "Rank r ends with block r of every rank.",
     "scan": "Rank r ends with the reduction of the buffers of ranks 0 to r.",
     "exclusive_scan": "Rank r ends with the reduction of the buffers of ranks 0 to r-1.",
-    "barrier": "No rank leaves before every rank has come.",
+    "barrier": "No rank returns before every rank has called it.",
 }
 
 
@@ -62,7 +62,7 @@ def page(collective: str, algorithm: str) -> Iterator[str]:
     yield from cost(collective, algorithm)
     chosen = sorted(where(collective, algorithm))
     if chosen:
-        yield f"\nUnisono takes it by itself, among other places, for {'; '.join(chosen)}."
+        yield f"\nUnisono chooses it, among other cases, for {'; '.join(chosen)}."
     yield f"\n## Source\n\nFrom `src/unisono/plans/{module(collective, algorithm).strip('`')}`:\n"
     yield f"```python\n{code(function)}\n```\n"
     yield f"{source(function.__module__)}"
@@ -124,7 +124,7 @@ def index() -> Iterator[str]:
         for algorithm in algorithms:
             _, first, rest = row(collective, algorithm).split("|", 2)
             yield f"| [{first.strip()}]({collective}-{algorithm}.md) |{rest}"
-    yield "\n\\* asks which host each rank is on; the numbers are those of one host."
+    yield "\n\\* depends on the host of each rank; the figures are those of one host."
 
 
 def main(argv: list[str]) -> int:

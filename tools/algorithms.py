@@ -9,28 +9,78 @@ import sys
 from collections.abc import Iterator
 
 from unisono.costs import price
-from unisono.costs.choice import BETWEEN, CANDIDATES, INSIDE, REDUCING_S_PER_BYTE, Chooser
+from unisono.costs.choice import (
+    BETWEEN,
+    CANDIDATES,
+    DIRECT_RANKS,
+    INSIDE,
+    ONE_SHOT_BYTES,
+    REDUCING_S_PER_BYTE,
+    Chooser,
+)
 from unisono.plans import ALGORITHMS, PLACED, Plan, Recv, Reduce, Send, make
 
 SIZES = (4, 6, 8)
 PLACEMENTS = {"2+2": (0, 0, 1, 1), "1+1+1+1": (0, 1, 2, 3), "3+2+1": (0, 0, 0, 1, 1, 2)}
 PLACEMENTS["2+2+2+2"] = (0, 0, 1, 1, 2, 2, 3, 3)
-BYTES = {"4 B": 4, "4 KB": 4096, "64 KB": 1 << 16, "1 MB": 1 << 20, "64 MB": 1 << 26}
+BYTES = {"4 B": 4, "4 KiB": 4096, "64 KiB": 1 << 16, "1 MiB": 1 << 20, "64 MiB": 1 << 26}
 
 HEAD = """# Algorithms
 
 Generated from the plans by `python tools/algorithms.py > docs/algorithms.md`; do not edit.
 
-For each algorithm and {sizes} ranks of one host: **rounds**, how often a latency is paid one after the
-other; **messages** and **bytes**, the most that one rank sends; and the **time** until the last rank is done,
-where a message of l bytes takes a + b l, adding takes g per byte, and L is the size of the whole buffer (of
-the larger one, where input and output differ). Every rank sends one message and takes one at a time
-(`unisono/costs/timing.py`); sends that stand side by side and go to the same ranks are one message. Within
-one host the engine writes once for all readers, so there the direct algorithms are better than this
-says. Time is counted with a, b and g each alone, and added up. The tests prove every plan for 1 to 17, 32, 33
-and 64 ranks, and those that use hosts for uneven ones; `prove(make(collective, name, size))` does so for any
-other number. `algorithm=` asks for one by name. 16-bit floats are rounded at each hop.
+Unisono [chooses](#what-is-chosen) an algorithm for each call; `algorithm=` selects one by its name. The
+tables have four figures for {sizes} ranks of one host:
+
+- **rounds**: how many latencies the operation pays one after the other.
+- **messages**: the most that one rank sends. Consecutive sends to the same ranks count as one message.
+- **bytes / L**: the most that one rank sends. L is the size of the whole buffer, or of the larger one where
+  input and output differ.
+- **time** until the last rank is done. A message of l bytes takes a + b l; reducing l bytes takes g l. The
+  terms in a, b and g are computed separately and added.
+
+In this model (`unisono/costs/timing.py`) a rank sends one message at a time and receives one at a time.
+Within one host the engine writes a message once for all its readers, so the direct algorithms are faster
+there than the tables say. Algorithms that reduce in several hops round 16-bit floats at each hop.
+
+The tests prove every plan for 1 to 17, 32, 33 and 64 ranks; plans that depend on hosts also for uneven hosts.
+`prove(make(collective, name, size))` proves any other size.
 """
+
+LINKS_HEAD = """
+## Bytes between hosts
+
+all_reduce: the most bytes that leave a host, and the most that enter one, as a fraction of the buffer. 3+2+1
+stands for three hosts with 3, 2 and 1 ranks.
+"""
+LINKS_TAIL = """
+No algorithm has a maximum below 2(h-1)/h for h hosts; `hierarchical` reaches it, on uneven hosts too.
+`aggregator` loads the host that reduces; every other host sends and receives the buffer once."""
+
+CHOICES_HEAD = """
+## What is chosen
+
+On one host:
+
+- all_reduce takes `one_shot` while (p-1) times the bytes are at most {one_shot} KiB, else `two_shot`.
+- Everything else takes `direct`.
+- With more than {ranks} ranks `leaders` takes the place of `one_shot`, and of `direct` for barrier.
+
+On several hosts Unisono takes the cheapest of a few candidates by the cost model (`unisono/costs/choice.py`).
+The table holds for the model's defaults: {inside} within a host, {between}
+between hosts, {reducing} for reducing. Bytes are those of one rank, for all_gather and reduce_scatter
+those of one block.
+"""
+CHOICES_TAIL = """
+gather, scatter and exclusive_scan always take `direct`. The blocks of gather and scatter may differ in size,
+and only the two ranks of an edge know that size."""
+
+PICTURE_HEAD = """
+## A plan, drawn
+
+`unisono draw` draws any plan ([how](new-algorithm.md#draw-it)). As text, a plan has one line per rank:
+`2->5` sends chunk 2 to rank 5, `2<-5` receives it from rank 5, `2=1+5` reduces chunk 2 of ranks 1 and 5.
+Here ranks 0 and 1 are on one host, rank 2 on another:"""
 
 
 def row(collective: str, algorithm: str) -> str:
@@ -73,13 +123,12 @@ def tables() -> Iterator[str]:
         yield f"| algorithm | rounds, p = {sizes} | messages | bytes / L | time | in |"
         yield "|---|---|---|---|---|---|"
         yield from (row(collective, algorithm) for algorithm in algorithms)
-    yield "\n\\* asks which host each rank is on; the numbers are those of one host."
+    yield "\n\\* depends on the host of each rank; the figures are those of one host."
 
 
 def links() -> Iterator[str]:
-    """What passes the links of hosts, in all_reduce."""
-    yield "\n## What passes the links between hosts\n"
-    yield "all_reduce: the most bytes that leave a host, and that enter one, as a part of the buffer.\n"
+    """The bytes between hosts, in all_reduce."""
+    yield LINKS_HEAD
     yield f"| algorithm | {' | '.join(PLACEMENTS)} |"
     yield "|---|" + "---|" * len(PLACEMENTS)
     for algorithm in ALGORITHMS["all_reduce"]:
@@ -88,19 +137,18 @@ def links() -> Iterator[str]:
             passed = price.link_bytes(make("all_reduce", algorithm, len(hosts), 0, hosts)).values()
             found.append(f"{max(out for out, _ in passed)}, {max(into for _, into in passed)}")
         yield f"| {algorithm} | {' | '.join(found)} |"
-    yield "\nThe bound is 2(h-1)/h for h hosts; `hierarchical` meets it, however uneven the hosts are."
-    yield "`aggregator` can go below it everywhere but on the host that adds."
+    yield LINKS_TAIL
 
 
 def choices() -> Iterator[str]:
-    """What is taken when."""
-    yield "\n## What is chosen\n"
-    between = f"a = {BETWEEN.a * 1e6:g} us and {1e-9 / BETWEEN.b:.0f} GB/s between hosts"
-    yield "On one host: all_reduce takes one_shot while (p-1) times the bytes are at most 16 KB, then"
-    yield "two_shot; barrier takes dissemination; everything else takes direct. On several hosts the cheapest"
-    yield "of a few candidates is taken,"
-    yield f"at a = {INSIDE.a * 1e6:g} us and {1e-9 / INSIDE.b:.0f} GB/s within a host,"
-    yield f"{between}, {1e-9 / REDUCING_S_PER_BYTE:.0f} GB/s added (`unisono/costs/choice.py`):\n"
+    """Which algorithm is chosen when."""
+    yield CHOICES_HEAD.format(
+        one_shot=ONE_SHOT_BYTES >> 10,
+        ranks=DIRECT_RANKS,
+        inside=f"a = {INSIDE.a * 1e6:g} us and {1e-9 / INSIDE.b:.0f} GB/s",
+        between=f"a = {BETWEEN.a * 1e6:g} us and {1e-9 / BETWEEN.b:.0f} GB/s",
+        reducing=f"{1e-9 / REDUCING_S_PER_BYTE:.0f} GB/s",
+    )
     yield f"| collective | hosts | {' | '.join(BYTES)} |"
     yield "|---|---|" + "---|" * len(BYTES)
     for collective, candidates in CANDIDATES.items():
@@ -110,13 +158,11 @@ def choices() -> Iterator[str]:
             chooser = Chooser(len(hosts), hosts)
             taken = [chooser.choose(collective, nbytes) for nbytes in BYTES.values()]
             yield f"| {collective} | {name} | {' | '.join(taken)} |"
-    yield "\ngather, scatter and exclusive_scan take direct, whatever the hosts: with blocks of different"
-    yield "sizes only ranks at the ends know them. Bytes are those of one rank, of a block for all_gather and"
-    yield "reduce_scatter."
+    yield CHOICES_TAIL
 
 
 def picture(plan: Plan) -> Iterator[str]:
-    """Who sends which chunk to whom, and what is taken, step by step."""
+    """What each rank sends, receives and reduces, step by step."""
     lines = [[_word(step) for step in steps if not isinstance(step, Send) or step.to] for steps in plan.steps]
     longest = max(map(len, lines))
     widths = [max(len(line[n]) for line in lines if n < len(line)) for n in range(longest)]
@@ -136,12 +182,7 @@ def _word(step: object) -> str:
 def markdown() -> str:
     """The text of docs/algorithms.md."""
     lines = [HEAD.format(sizes=", ".join(map(str, SIZES))), *tables(), *links(), *choices(), *sources()]
-    lines += [
-        "\n## A plan, drawn\n",
-        "`unisono draw` draws any of these ([how](new-algorithm.md#draw-it)). In one line for each rank:",
-        "`2->5` sends chunk 2 to rank 5, `2<-5` takes it, `2=1+5` adds what ranks 1 and 5",
-    ]
-    lines += ["have of it. Two hosts, one with ranks 0 and 1, one with rank 2:"]
+    lines.append(PICTURE_HEAD)
     lines += picture(make("all_reduce", "hierarchical", 3, 0, (0, 0, 1)))
     return "\n".join(line.rstrip(" ") for line in lines) + "\n"
 

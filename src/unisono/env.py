@@ -151,7 +151,7 @@ def _placement(source: str, rank: str, world: str, local_rank: str, local_world:
 
 
 VARIABLES: tuple[Variable, ...] = (
-    Variable("UNISONO_TIMEOUT_S", "timeout_s", _seconds, "seconds an operation may take"),
+    Variable("UNISONO_TIMEOUT_S", "timeout_s", _seconds, "longest time of an operation, in seconds"),
     Variable("UNISONO_STAGING_BYTES", "staging_bytes", parse_size, "staging memory per rank (8M, 4MiB)"),
     Variable("UNISONO_LENDING", "lending", _flag, "0: ranks never read each other's memory"),
     Variable("UNISONO_PLACEMENT", "placement", _flag, "0: waiting threads do not move to other cores"),
@@ -171,26 +171,49 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("UNISONO_VIRTUAL_POISON", "virtual_poison", _flag, "0: torch.empty leaves memory as it is"),
     Variable("UNISONO_VIRTUAL_CHECK_STREAMS", "virtual_check_streams", _flag, "1: report missing waits"),
     Variable(
-        "UNISONO_VIRTUAL_SHARED", "virtual_shared", _text, "file where a job's processes note their use"
+        "UNISONO_CALIBRATION", "calibration", _text, "file that `unisono calibrate` wrote; none: the defaults"
+    ),
+    Variable("XDG_CACHE_HOME", "cache_home", _text, "folder of caches; ~/.cache if it is not set"),
+    Variable("UNISONO_REPLACE", "replace", _backend, "PyTorch backend that Unisono replaces: gloo"),
+    Variable("UNISONO_VIRTUAL_GPUS", "virtual_gpus", _whole_number(0, 64), "number of virtual GPUs"),
+    Variable(
+        "UNISONO_VIRTUAL_MEMORY",
+        "virtual_memory",
+        parse_size,
+        "memory of each virtual GPU (16G); 0: no limit",
+    ),
+    Variable("UNISONO_VIRTUAL_POISON", "virtual_poison", _flag, "0: torch.empty leaves memory unchanged"),
+    Variable(
+        "UNISONO_VIRTUAL_CHECK_STREAMS", "virtual_check_streams", _flag, "1: report missing stream waits"
+    ),
+    Variable(
+        "UNISONO_VIRTUAL_SHARED",
+        "virtual_shared",
+        _text,
+        "file that counts the memory of all processes",
     ),
     Variable(
         "UNISONO_SOCKET_IFNAME",
         "socket_ifname",
         _text,
-        "network interfaces to use: eth0,eth1 (names or their beginnings, =eth0 exactly, ^docker,lo all but)",
+        "network interfaces to use: eth0,eth1 (prefixes), =eth0 (exact name), ^docker,lo (all except these)",
     ),
-    Variable("GLOO_SOCKET_IFNAME", "socket_ifname", _text, "the same, as Gloo has it", yields=True),
-    Variable("NCCL_SOCKET_IFNAME", "socket_ifname", _text, "the same, as NCCL has it", yields=True),
-    Variable("UNISONO_PORT_RANGE", "port_range", _port_range, "ports to listen on, first-last; default: any"),
+    Variable("GLOO_SOCKET_IFNAME", "socket_ifname", _text, "the same, by Gloo's name", yields=True),
+    Variable("NCCL_SOCKET_IFNAME", "socket_ifname", _text, "the same, by NCCL's name", yields=True),
+    Variable(
+        "UNISONO_PORT_RANGE", "port_range", _port_range, "ports to listen on, first-last; if not set: any"
+    ),
     Variable(
         "UNISONO_ADVERTISE",
         "advertise",
         _endpoint,
-        "host:port by which others reach local rank 0 behind a router; the next port is local rank 1's",
+        "host:port at which other hosts reach local rank 0 through a router; local rank 1 has the next port",
     ),
-    Variable("UNISONO_TOKEN_FILE", "token", read_token_file, "file, mode 0600, of 64 hex digits: the token"),
-    Variable("UNISONO_TOKEN", "token", parse_token, "the job's token itself", secret=True),
-    Variable("UNISONO_TLS", "tls", _flag, "TLS 1.3 for the store and between hosts (needs the token)"),
+    Variable(
+        "UNISONO_TOKEN_FILE", "token", read_token_file, "file (mode 0600) with the token, 64 hex digits"
+    ),
+    Variable("UNISONO_TOKEN", "token", parse_token, "the token itself", secret=True),
+    Variable("UNISONO_TLS", "tls", _flag, "1: TLS 1.3 for the store and between hosts (needs a token)"),
     Variable(
         "UNISONO_STATUS_FD", "status_fd", _rank, "descriptor of the launcher's status board", "unisono run"
     ),
@@ -205,7 +228,7 @@ VARIABLES: tuple[Variable, ...] = (
         "UNISONO_STORE",
         "store_address",
         _endpoint,
-        "host:port of the store the launcher serves",
+        "host:port of the launcher's store",
         "unisono run",
     ),
     *_placement("", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
@@ -220,7 +243,7 @@ VARIABLES: tuple[Variable, ...] = (
         "TORCHELASTIC_USE_AGENT_STORE",
         "agent_store",
         _flag,
-        "MASTER_PORT is held by torchrun's agent",
+        "1: torchrun's agent listens on MASTER_PORT",
         "torchrun",
     ),
     *_placement(
@@ -395,14 +418,15 @@ def markdown() -> str:
     ]
     defaults = Settings()
     for variable in VARIABLES:
-        default = _shown(getattr(defaults, variable.setting))
+        value = getattr(defaults, variable.setting)
+        default = _shown(int(value) if variable.parse is _flag else value)
         source = variable.source or "you, or any launcher"
         lines.append(f"| `{variable.name}` | {variable.doc} | {default} | {source} |")
     order = ", ".join(name for name, _ in MARKERS)
     lines += [
         "",
-        f"Of several launchers only the first present counts, in this order: {order}.",
-        "Variables of the others are ignored. Two that count and disagree are an error naming both.",
+        f"If several launchers are present, only the first one counts, in this order: {order}.",
+        "Variables of the others are ignored. If two variables that count disagree, the error names both.",
         "",
     ]
     return "\n".join(lines)

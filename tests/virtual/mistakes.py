@@ -231,7 +231,7 @@ def grows_until_it_is_full():
         kept.append(torch.ones(32 << 20, device="cuda:2"))
 
 
-@mistake("a virtual GPU, whose work is done when it is called for")
+@mistake("a virtual GPU, which runs each operation when it is called")
 def records_a_graph():
     torch.cuda.CUDAGraph()
 

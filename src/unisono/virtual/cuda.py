@@ -260,8 +260,8 @@ def _streams(c: Any, library: Library) -> dict[str, Any]:
     class Graph:
         def __init__(self, *args: object, **kwargs: object) -> None:
             raise RuntimeError(
-                "CUDAGraph: not on a virtual GPU, whose work is done when it is called for: there is nothing "
-                "to record. Leave the graph out, the results are the same."
+                "CUDAGraph: not on a virtual GPU, which runs each operation when it is called. "
+                "Omit the graph: the results are the same."
             )
 
         def __new__(cls, *args: object, **kwargs: object) -> Any:

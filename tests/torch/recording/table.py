@@ -25,21 +25,25 @@ STATES = ("works", "differs", "not yet", "no group", "needs a GPU", "not tested"
 
 HEAD = """# torch.distributed over Unisono
 
-Every function and class of `torch.distributed`, and what PyTorch builds on a process group, with PyTorch
-{torch}. Made by `make test-torch`, which notes what each test runs: Unisono's own tests and those of
-PyTorch's distributed test suite, on CPU tensors. **works**: tests that pass run it. **differs**, **not yet**:
-see the remark. **no group**: no process group takes part in it. **needs a GPU**: cannot be run without one.
-**not tested**: no test runs it, which says nothing against it. One test is named for each row; many rows have
-dozens.
+This page lists every function and class of `torch.distributed`, and what PyTorch builds on a process group,
+for PyTorch {torch}. `make test-torch` generates it. It records what each test runs, of Unisono's own tests
+and of PyTorch's distributed test suite, on CPU tensors. Each row names one test; many have dozens.
+
+- **works**: tests that pass run it.
+- **differs**, **not yet**: see the remark.
+- **no group**: it uses no process group.
+- **needs a GPU**: it cannot run without one.
+- **not tested**: no test runs it.
 """
 
 SUITE = """## PyTorch's own distributed test suite
 
-{passed} of its {total} tests pass over Unisono; Gloo, on the same machine, passes {gloo}. Of what passes on
-Gloo, {missing} does not pass over Unisono. The others need GPUs, or are switched off by PyTorch itself. Many
-are reserved for a backend by name, so the suite is run in several ways: as `unisono`, with Unisono in the
-place of `gloo` (`UNISONO_REPLACE=gloo`), and, for what has not run then, with the tests for `mpi` let in: the
-all-to-all of the CPU, and groups that PyTorch tests on 8 ranks, or on 3 with MPI. What needs 4 ranks has 4.
+{passed} of its {total} tests pass over Unisono, {gloo} over Gloo on the same machine. Of the tests that pass
+over Gloo, {missing} fail over Unisono. The other tests need GPUs, or PyTorch itself skips them.
+
+PyTorch reserves many tests for certain backends, so the suite runs in several ways: as `unisono`; as `gloo`
+(`UNISONO_REPLACE=gloo`); and, for tests that did not run in these ways, as `mpi`: the all-to-all on CPUs, and
+groups that PyTorch tests on 8 ranks, or on 3 with MPI. Tests that need 4 ranks run on 4.
 
 | run | ranks | passed | failed | skipped |
 |---|---|---|---|---|
@@ -128,7 +132,7 @@ def render(
     states = {id(row): state(row, notes) for row in results["rows"]}
     counts = Counter(found for found, _ in states.values())
     text = HEAD.format(torch=results["torch"])
-    text += "\n" + ", ".join(f"{counts[each]} rows: {each}" for each in STATES)
+    text += "\nRows: " + ", ".join(f"{each} {counts[each]}" for each in STATES)
     text += ".\n\n" + _suite(results["suite"], reasons)
     for section in dict.fromkeys(row["section"] for row in results["rows"]):
         text += f"\n## {section}\n\n| | state | a test that runs it | remark |\n|---|---|---|---|\n"
@@ -148,10 +152,10 @@ def _suite(suite: dict[str, dict[str, str]], reasons: dict[str, dict[str, str]])
     for run in dict.fromkeys(run for ways in suite.values() for run in ways):
         ends = Counter(ways[run].partition(":")[0] for ways in suite.values() if run in ways)
         way, _, size = run.partition(" x")
-        what = "Gloo itself" if way == ON_GLOO else f"as `{way}`"
+        what = "over Gloo" if way == ON_GLOO else f"as `{way}`"
         text += f"| {what} | {size} | {ends['passed']} | {ends['failed']} | {ends['skipped']} |\n"
     listed = [(test, way, why) for test, ways in sorted(reasons.items()) for way, why in ways.items()]
-    text += "\nThese fail:\n\n" if listed else ""
+    text += "\nFailed:\n\n" if listed else ""
     return text + "".join(f"- `{test}` as `{way}`: {why}.\n" for test, way, why in listed)
 
 
