@@ -35,3 +35,11 @@ def test_plans_of_four_begin_as_one_process(forks: suite.Forks, tmp_path: Path) 
 @pytest.mark.timeout(220)
 def test_checkpoints(forks: suite.Forks, tmp_path: Path) -> None:
     run(forks, tmp_path, "metas", 2, "check_checkpoints_of_either_kind")
+
+
+@pytest.mark.slow
+@pytest.mark.sweep
+@pytest.mark.timeout(220)
+@pytest.mark.parametrize("axis", ["zero", "pipeline"])
+def test_a_model_that_fits_on_no_rank(forks: suite.Forks, tmp_path: Path, axis: str) -> None:
+    print("".join(run(forks, tmp_path, "fits", 4, axis)))
