@@ -165,7 +165,9 @@ class SplitColumns(nn.Module):
     def parts(path: str, weight: Tensor, bias: Tensor) -> dict[str, Tensor]:
         """Cut the parameters of the fused layer; return them by their paths, this module being at `path`."""
         weights, biases = weight.chunk(3, dim=1), bias.chunk(3)
-        found = {f"{path}.{name}.weight": part.t().contiguous() for name, part in zip("qkv", weights, strict=True)}
+        found = {
+            f"{path}.{name}.weight": part.t().contiguous() for name, part in zip("qkv", weights, strict=True)
+        }
         return found | {f"{path}.{name}.bias": part.clone() for name, part in zip("qkv", biases, strict=True)}
 
     def forward(self, x: Tensor) -> Tensor:

@@ -5,9 +5,10 @@
     parallelize(model, plan, seed=0, ...)         # each rank: one group of modules at a time, cut, the next
 
 Modules are initialised in groups, children first: a parent may overwrite what its children began with, as
-GPT-2 does. A group is an entry of an `nn.Sequential` or `nn.ModuleList`, or a module around and beside them.
-Random numbers are seeded for each module, from the seed and the module's path. So a value depends neither on the plan
-nor on what else a rank holds, and no rank makes what others hold.
+GPT-2 does, but not what another group makes. A group is an entry of an `nn.Sequential` or `nn.ModuleList`,
+or a module around and beside them. Random numbers are seeded for each module, from the seed and the module's
+path. So a value depends neither on the plan nor on what else a rank holds, and no stage makes what others
+hold.
 
 What a module does: `reset_parameters()`; `_init_weights(module)` of the nearest module above that has it,
 as Hugging Face's models do; the user's function. This is the order of a constructor and `model.apply(init)`.
@@ -103,8 +104,8 @@ class Initial:
             names = [name for name, value in _own(module) if value.is_meta]
             if names and not (self._init or path in self._ways or _reset_of(module)):
                 raise ValueError(
-                    f'"{path}" ({type(module).__name__}) is on the meta device and has no reset_parameters(): '
-                    f"nothing says with which values {', '.join(names)} begin. Write this method, or "
+                    f'"{path}" ({type(module).__name__}) is on the meta device and has no '
+                    f"reset_parameters(): nothing says how {', '.join(names)} begin. Write this method, or "
                     "init=fn, where fn(module) fills one module's own parameters and buffers"
                 )
 
@@ -171,20 +172,22 @@ class Initial:
 
     def _values(self, group: list[tuple[str, nn.Module]]) -> dict[str, Tensor]:
         """Make the values of one group, whole; leave its modules as they are."""
-        tables = [(path, table) for path, m in group for table in (m._parameters, m._buffers)]
+        known = {module: path for path, module in group}
+        reached = dict.fromkeys(inner for _, module in group for inner in module.modules())
+        tables: list[tuple[nn.Module, dict[str, Any]]] = [
+            (module, table) for module in reached for table in (module._parameters, module._buffers)
+        ]
         before = [dict(table) for _, table in tables]
         try:
             mine: dict[str, tuple[dict[str, Any], str]] = {}
-            for path, table in tables:
+            for module, table in tables:
                 for name, value in table.items():
-                    at = _join(path, name)
+                    at = _join(known[module], name) if module in known else None
                     if at in self._meta and self._first[at] == at:
                         table[name] = self._blank(self._meta[at])
                         mine[at] = table, name
-                    elif at in self._meta:  # another module makes it
-                        table[name] = self._meta[at]
-                    elif value is not None:  # has its values
-                        table[name] = value.detach().to("meta")
+                    elif value is not None:  # another group makes it, or it has its values: not to be touched
+                        table[name] = torch.empty(value.shape, dtype=value.dtype, device="meta")
             self._initialise(group)
             values = {at: table[name].detach() for at, (table, name) in mine.items()}
         finally:
@@ -208,7 +211,8 @@ class Initial:
         if blank.is_floating_point() or blank.is_complex():
             blank.fill_(float("nan"))
         elif blank.numel():
-            blank.untyped_storage().fill_(UNWRITTEN)
+            storage: Any = blank.untyped_storage()  # fill_ is there, but PyTorch does not declare it
+            storage.fill_(UNWRITTEN)
         return nn.Parameter(blank, meta.requires_grad) if isinstance(meta, nn.Parameter) else blank
 
     @torch.no_grad()
@@ -243,7 +247,7 @@ def _reset_of(module: nn.Module) -> Callable[[], Any] | None:
 
 
 def _ways(module: nn.Module, path: str = "", above: Init | None = None) -> Iterator[tuple[str, Init]]:
-    """Yield (path, function) of modules at or below one that has `_init_weights(module)`: the nearest one's."""
+    """Yield (path, function) of modules at or below one that has `_init_weights(module)`: the nearest."""
     here = getattr(module, "_init_weights", above)
     if here is not None:
         yield path, here

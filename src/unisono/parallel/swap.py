@@ -34,7 +34,7 @@ def store_of(swap: str) -> Store:
 
 
 def spilled(model: nn.Module, store: Store) -> Callable[[str, nn.Parameter], None]:
-    """Return what takes parameters of `model` by their names, as they are made, to where `Swap` finds them."""
+    """Return what puts parameters of `model`, by their names, to where `Swap` finds them."""
     numbers = {name: number for number, (name, _) in enumerate(model.named_parameters())}
 
     def spill(name: str, parameter: nn.Parameter) -> None:

@@ -70,6 +70,7 @@ def check_two_ranks_begin_as_one_process(folder: Path) -> None:
     two = up.Plan(data=2, zero=3), up.Plan(pipeline=2, micro_batches=2), up.Plan(tensor=2, zero=1)
     same({"tied": [*two, up.Plan(data=2), up.Plan(data=2, swap="memory")], "gpt": list(two)})
     the_norm_of_a_tied_matrix_that_is_cut()
+    a_module_around_units_leaves_them_alone()
     says_what_is_missing()
 
 
@@ -99,6 +100,34 @@ class Half(Table):
         nn.init.ones_(self.scale)
 
 
+class Around(nn.Module):
+    """What is around the units must not write into them: some ranks hold them already, others never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        self.blocks = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
+
+    def reset_parameters(self) -> None:
+        for parameter in self.parameters():
+            nn.init.ones_(parameter)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks(x) * self.scale
+
+
+def a_module_around_units_leaves_them_alone() -> None:
+    batch, kinds = models.vector_batches(1, 8)[0], (up.Plan(data=2, zero=3), up.Plan(data=2))
+    for plan in kinds:
+        with torch.device("meta"):
+            here, there = Around(), Around()
+        run = up.parallelize(here, plan, optimizer=adamw, loss=functional.cross_entropy, seed=1)
+        wanted = functional.cross_entropy(up.materialize(there, seed=1)(batch[0]), batch[1]).item()
+        assert there.blocks[0].weight.std() > 0.1
+        (part,) = run.shard([batch])
+        assert abs(run.step(part) - wanted) < 1e-5, plan
+
+
 def filled(module: nn.Module) -> None:
     if isinstance(module, Table):
         module.scale.fill_(1)
@@ -106,12 +135,15 @@ def filled(module: nn.Module) -> None:
 
 
 def says_what_is_missing() -> None:
-    def ask(kind: type[nn.Module] = Table, plan: Any = up.Plan(data=2), **more: Any) -> up.Run:
+    def ask(kind: type[nn.Module] = Table, **more: Any) -> up.Run:
         with torch.device("meta"):
             model = nn.Sequential(nn.Linear(16, 16), kind(), nn.BatchNorm1d(16), nn.Linear(16, 4))
-        return up.parallelize(model, plan, optimizer=adamw, loss=functional.cross_entropy, **more)
+        more = {"plan": up.Plan(data=2), **more}
+        return up.parallelize(model, optimizer=adamw, loss=functional.cross_entropy, **more)
 
-    with pytest.raises(ValueError, match=r'"1" \(Table\) .* no reset_parameters.*: .* scale, mask begin'):
+    with pytest.raises(
+        ValueError, match=r'"1" \(Table\) .* no reset_parameters.*: nothing says how scale, mask begin'
+    ):
         ask()
     with pytest.raises(ValueError, match=r'"1.mask" has no values .* reset_parameters\(\), or in init=fn'):
         ask(Half)
