@@ -133,12 +133,11 @@ def _agree(model: nn.Module, plan: Plan, seed: int) -> int:
 
 def _description(model: nn.Module) -> dict[str, str]:
     """What every rank must have alike, by name."""
-    found = {
-        name: f"{list(p.shape)}, {p.dtype}{'' if p.requires_grad else ', frozen'}{', meta' if p.is_meta else ''}"
-        for name, p in model.named_parameters()
-    }
-    buffers = model.named_buffers()
-    return found | {name: f"{list(b.shape)}, {b.dtype}{', meta' if b.is_meta else ''}" for name, b in buffers}
+    found: dict[str, str] = {}
+    for name, value in [*model.named_parameters(), *model.named_buffers()]:
+        frozen = isinstance(value, nn.Parameter) and not value.requires_grad
+        found[name] = f"{list(value.shape)}, {value.dtype}" + ", frozen" * frozen + ", meta" * value.is_meta
+    return found
 
 
 def _same_everywhere(model: nn.Module) -> None:

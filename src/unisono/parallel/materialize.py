@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -69,6 +68,10 @@ class Initial:
     """
 
     def __init__(self, model: nn.Module, *, seed: int | None = None, init: Init | None = None) -> None:
+        if not isinstance(seed, int | None):
+            raise TypeError(f"seed is a {type(seed).__name__}, expected a number or None")
+        if init is not None and not callable(init):
+            raise TypeError(f"init is a {type(init).__name__}, expected a function of one module")
         self._model, self._init = model, init
         self._meta: dict[str, Tensor] = {}  # by its path: every parameter and buffer without values
         self._first: dict[str, str] = {}  # every path of a tensor -> its first one
@@ -108,22 +111,6 @@ class Initial:
                     f"reset_parameters(): nothing says how {', '.join(names)} begin. Write this method, or "
                     "init=fn, where fn(module) fills one module's own parameters and buffers"
                 )
-
-    def agree(self) -> None:
-        """Take rank 0's seed. All ranks call this.
-
-        Raises:
-            ValueError: on some ranks the model is on the meta device, on others it is not.
-        """
-        said: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(said, (self.seed, sorted(self._meta)))
-        self.seed = said[0][0]
-        others = [rank for rank, (_, paths) in enumerate(said) if paths != said[0][1]]
-        if others:
-            raise ValueError(
-                f"the model has {len(said[0][1])} tensors on the meta device on rank 0 and "
-                f"{len(said[others[0]][1])} on rank {others[0]}: build it alike on all ranks"
-            )
 
     def fill(self, top: nn.Module, kept: Kept | None = None) -> None:
         """Give what is in `top` its values; what is cut on the tensor axis gets this rank's part.

@@ -147,13 +147,15 @@ def says_what_is_missing() -> None:
         ask()
     with pytest.raises(ValueError, match=r'"1.mask" has no values .* reset_parameters\(\), or in init=fn'):
         ask(Half)
+    with pytest.raises(TypeError, match="init is a str, expected a function of one module"):
+        ask(init="normal")
     with pytest.raises(ValueError, match="sample= runs the pieces"):
         ask(plan=up.Plan(pipeline=2), sample=torch.zeros(2, 16), init=filled)
     with pytest.raises(ValueError, match="seed= and init= are for models on the meta device"):
         up.parallelize(models.mlp(), up.Plan(data=2), optimizer=adamw, loss=functional.cross_entropy, seed=1)
     with torch.device("meta"), pytest.raises(ValueError, match="only the model belongs there"):
         ask(init=filled)
-    with pytest.raises(ValueError, match="on rank 0 and 0 on rank 1: build it alike"):
+    with pytest.raises(ValueError, match=r"different models: .*float32, meta on rank 0, .*float32 on rank 1"):
         model = on_meta("mlp") if dist.get_rank() == 0 else models.mlp()
         up.parallelize(model, up.Plan(data=2), optimizer=adamw, loss=functional.cross_entropy)
     torch.manual_seed(dist.get_rank())  # rank 0's counts
