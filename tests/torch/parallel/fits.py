@@ -31,14 +31,16 @@ def model(layers: int) -> nn.Module:
     return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(layers)))
 
 
-def losses(plan: up.Plan, layers: int) -> list[float]:
+def losses(plan: up.Plan, layers: int) -> tuple[float, list[float]]:
+    """The peak while the model was made, and what its steps returned."""
     with torch.device("meta"):
         made = model(layers)
     run = up.parallelize(
         made, plan, optimizer=lambda p: torch.optim.SGD(p, lr=1.0), loss=functional.mse_loss, seed=0
     )
+    built = peak_mb()
     x = torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(1))
-    return [run.step(batch) for batch in run.shard([(x, x)] * 3)]
+    return built, [run.step(batch) for batch in run.shard([(x, x)] * 3)]
 
 
 def peak_mb() -> float:
@@ -52,7 +54,7 @@ def forget_peak() -> float:
     return peak_mb()
 
 
-def check(axis: str) -> None:
+def check(size: int, axis: str) -> None:
     plan = PLANS[axis]
     for option, value in ((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, 65536)):  # memory that is freed is given back
         ctypes.CDLL(None).mallopt(option, value)
@@ -61,8 +63,12 @@ def check(axis: str) -> None:
     before, limit = forget_peak(), limited.virtual_bytes() + int(SHARE * WHOLE_MB * 1e6)
     resource.setrlimit(resource.RLIMIT_AS, (limit, most))
     try:
-        found = losses(plan, LAYERS)
-        print(f"{axis}: peak {peak_mb() - before:.0f} MB on top of {before:.0f}; the model {WHOLE_MB:.0f} MB")
+        built, found = losses(plan, LAYERS)
+        assert built - before < WHOLE_MB / size + 3 * WHOLE_MB / LAYERS
+        print(
+            f"{axis}: built with {built - before:.0f} MB, peak {peak_mb() - before:.0f} MB, "
+            f"on top of {before:.0f}; the model {WHOLE_MB:.0f} MB"
+        )
         assert found[-1] < found[0]
         with pytest.raises((MemoryError, RuntimeError), match="memory"):
             model(LAYERS)
@@ -72,4 +78,4 @@ def check(axis: str) -> None:
 
 
 def main(rank: int, size: int, folder: Path, axis: str) -> None:
-    in_group(rank, size, folder, lambda _: check(axis))
+    in_group(rank, size, folder, lambda _: check(size, axis))
