@@ -16,6 +16,7 @@ from .compression.reducer import Compression
 from .layouts.price import Link
 from .layouts.record import Record, record
 from .layouts.shard import Sharded, shard, whole
+from .materialize import materialize
 from .metrics import Average, Progress
 from .plan import Plan
 from .run import Run, parallelize
@@ -38,6 +39,7 @@ __all__ = [
     "Run",
     "Sharded",
     "Swapped",
+    "materialize",
     "parallelize",
     "record",
     "shard",

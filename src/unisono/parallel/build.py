@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from .families import Family, family_of
 from .gradients import Tie
+from .materialize import Init, Initial
 from .mesh import Mesh
 from .pipeline.runtime import Runtime
 from .pipeline.schedule import schedule
@@ -80,34 +81,43 @@ def build(
     pieces: Sequence[nn.Module] | None = None,
     cuts: dict[str, str] | None = None,
     sample: Any = None,
+    seed: int | None = None,
+    init: Init | None = None,
 ) -> Built:
     """See `parallelize`."""
+    initial = Initial(model, seed=seed, init=init)
+    if initial and sample is not None:
+        raise ValueError(
+            "sample= runs the pieces to measure them, and a model on the meta device has nothing to run. "
+            "Leave it out, and parameters are counted; or say where stages begin: Plan(cuts=...)"
+        )
     if dist.is_initialized():  # otherwise the mesh says so
-        _agree(model, plan)
-    device = next((parameter.device.type for parameter in model.parameters()), "cpu")
-    mesh = Mesh.of(plan, device)
+        initial.seed = _agree(model, plan, initial.seed)
+    mesh = Mesh.of(plan, initial.device)
     family = family_of(model, pieces, cuts)
     _same_everywhere(model)
     names = _names(model)
     if plan.tensor > 1:
         _cut(model, family, mesh)
     if plan.pipeline == 1:
-        units = shard_units(model, family.units, mesh, last=True)
+        units = shard_units(model, family.units, mesh, last=True, initial=initial)
         built = Built(
             model, units, mesh, family, Runtime(units, mesh, family.output, single=True), [], (), names
         )
     else:
-        built = _staged(model, family, mesh, sample, names)
+        built = _staged(model, family, mesh, sample, names, initial)
     if isinstance(built.units, Replicas):
         built.units.compress(built.named)
     return built
 
 
-def _agree(model: nn.Module, plan: Plan) -> None:
-    """Refuse ranks with different plans or models. They would wait for each other in different calls."""
+def _agree(model: nn.Module, plan: Plan, seed: int) -> int:
+    """Refuse ranks with different plans or models, which would wait for each other in different calls; return
+    rank 0's seed.
+    """
     told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, (str(plan), _description(model)))
-    for rank, (other, tensors) in enumerate(told):
+    dist.all_gather_object(told, (str(plan), _description(model), seed))
+    for rank, (other, tensors, _) in enumerate(told):
         if other != told[0][0]:
             raise ValueError(
                 f"ranks have different plans: rank 0 {told[0][0]}, rank {rank} {other}; give all the same"
@@ -118,21 +128,22 @@ def _agree(model: nn.Module, plan: Plan) -> None:
                     f"ranks have different models: {name!r} is {told[0][1].get(name, 'missing')} on rank 0, "
                     f"{tensors.get(name, 'missing')} on rank {rank}"
                 )
+    return int(told[0][2])
 
 
 def _description(model: nn.Module) -> dict[str, str]:
     """What every rank must have alike, by name."""
-    found = {
-        name: f"{list(p.shape)}, {p.dtype}{'' if p.requires_grad else ', frozen'}"
-        for name, p in model.named_parameters()
-    }
-    return found | {name: f"{list(b.shape)}, {b.dtype}" for name, b in model.named_buffers()}
+    found: dict[str, str] = {}
+    for name, value in [*model.named_parameters(), *model.named_buffers()]:
+        frozen = isinstance(value, nn.Parameter) and not value.requires_grad
+        found[name] = f"{list(value.shape)}, {value.dtype}" + ", frozen" * frozen + ", meta" * value.is_meta
+    return found
 
 
 def _same_everywhere(model: nn.Module) -> None:
-    """Broadcast rank 0's parameters and buffers."""
+    """Broadcast rank 0's parameters and buffers, but for those on the meta device."""
     with torch.no_grad():
-        for value in [*model.parameters(), *model.buffers()]:
+        for value in [v for v in [*model.parameters(), *model.buffers()] if not v.is_meta]:
             dist.broadcast(value.data, src=0)
 
 
@@ -161,7 +172,9 @@ def _cut(model: nn.Module, family: Family, mesh: Mesh) -> None:
     family.localize(mesh.plan.tensor)
 
 
-def _staged(model: nn.Module, family: Family, mesh: Mesh, sample: Any, names: dict[str, str]) -> Built:
+def _staged(
+    model: nn.Module, family: Family, mesh: Mesh, sample: Any, names: dict[str, str], initial: Initial
+) -> Built:
     plan = mesh.plan
     if not family.pieces:
         raise ValueError(
@@ -184,7 +197,11 @@ def _staged(model: nn.Module, family: Family, mesh: Mesh, sample: Any, names: di
     inside = {module for piece in kept for module in piece.modules()}
     container = Stages(here)
     units = shard_units(
-        container, [unit for unit in family.units if unit in inside], mesh, last=plan.stages - 1 in here
+        container,
+        [unit for unit in family.units if unit in inside],
+        mesh,
+        last=plan.stages - 1 in here,
+        initial=initial,
     )
     return Built(
         model,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from .tensor import KINDS
 
-__all__ = ["Family", "family_of"]
+__all__ = ["Family", "SplitColumns", "entries", "family_of"]
 
 ELEMENTWISE = (
     nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.Softplus, nn.Dropout, nn.Identity
@@ -87,7 +87,7 @@ def _override(family: Family, model: nn.Module, pattern: str, kind: str) -> None
 def _by_names(model: nn.Module) -> Family:
     """Pieces of an nn.Sequential are its children; units are the entries of the outermost containers."""
     pieces = list(model.children()) if isinstance(model, nn.Sequential) else []
-    family = Family("sequential" if pieces else "any module", pieces, list(_entries(model)))
+    family = Family("sequential" if pieces else "any module", pieces, list(entries(model)))
     for path, module in model.named_modules():
         if isinstance(module, nn.Sequential):
             family.cuts |= _pairs(path, module)
@@ -98,10 +98,11 @@ def _by_names(model: nn.Module) -> Family:
     return family
 
 
-def _entries(module: nn.Module) -> list[nn.Module]:
+def entries(module: nn.Module) -> list[nn.Module]:
+    """Return the entries with parameters of the outermost `nn.Sequential`s and `nn.ModuleList`s."""
     if isinstance(module, (nn.Sequential, nn.ModuleList)):
         return [child for child in module if any(True for _ in child.parameters())]
-    return [entry for child in module.children() for entry in _entries(child)]
+    return [entry for child in module.children() for entry in entries(child)]
 
 
 def _pairs(path: str, module: nn.Sequential) -> dict[str, str]:
@@ -154,11 +155,20 @@ class SplitColumns(nn.Module):
     def __init__(self, fused: Any) -> None:
         super().__init__()
         width = fused.weight.shape[0]
-        for index, name in enumerate(("q", "k", "v")):
-            part, columns = nn.Linear(width, width), slice(index * width, (index + 1) * width)
-            part.weight = nn.Parameter(fused.weight.data[:, columns].t().contiguous())
-            part.bias = nn.Parameter(fused.bias.data[columns].clone())
-            self.add_module(name, part)
+        for name in "qkv":
+            self.add_module(name, nn.Linear(width, width, device="meta"))
+        for path, value in self.parts("", fused.weight.data, fused.bias.data).items():
+            at, _, name = path.lstrip(".").partition(".")
+            setattr(self.get_submodule(at), name, nn.Parameter(value))
+
+    @staticmethod
+    def parts(path: str, weight: Tensor, bias: Tensor) -> dict[str, Tensor]:
+        """Cut the parameters of the fused layer; return them by their paths, this module being at `path`."""
+        weights, biases = weight.chunk(3, dim=1), bias.chunk(3)
+        found = {
+            f"{path}.{name}.weight": part.t().contiguous() for name, part in zip("qkv", weights, strict=True)
+        }
+        return found | {f"{path}.{name}.bias": part.clone() for name, part in zip("qkv", biases, strict=True)}
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([self.q(x), self.k(x), self.v(x)], dim=-1)

@@ -74,8 +74,8 @@ def squared_norm(named: dict[str, nn.Parameter], ties: Iterable[Tie], mesh: Mesh
     shared = {tie.name: tie.ranks for tie in ties}
     total = torch.zeros((), dtype=torch.float64, device=mesh.axes.device_type)
     for name, parameter in named.items():
-        if parameter.grad is not None:
-            norm = torch.linalg.vector_norm(local(parameter.grad), dtype=torch.float64)
+        if (grad := gradient(parameter)) is not None:
+            norm = torch.linalg.vector_norm(grad, dtype=torch.float64)
             total += norm * norm / (copies(parameter, mesh) * shared.get(name, 1))
     return total
 
@@ -94,5 +94,7 @@ def add_up(named: dict[str, nn.Parameter], ties: Iterable[Tie]) -> None:
         if parameter.requires_grad:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+            if isinstance(parameter.grad, DTensor) and isinstance(parameter, DTensor):  # not a partial sum
+                parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
             with record_function(f"up::tied|{tie.name}"):
                 dist.all_reduce(local(parameter.grad), group=tie.group)

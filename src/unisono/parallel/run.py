@@ -21,6 +21,7 @@ from .compression.kept import Kept
 from .failures import Failures
 from .gradients import add_up, scale_, squared_norm
 from .layouts.price import Link
+from .materialize import Init
 from .pipeline.proof import prove
 from .pipeline.runtime import Work
 from .pipeline.schedule import Schedule, schedule
@@ -44,8 +45,12 @@ def parallelize(
     pieces: Sequence[nn.Module] | None = None,
     cuts: dict[str, str] | None = None,
     sample: Any = None,
+    seed: int | None = None,
+    init: Init | None = None,
 ) -> Run:
     """Make `model` train by `plan`. All ranks call this; all get rank 0's parameters.
+
+    A model built under `with torch.device("meta"):` gets its values here, each rank's part on that rank.
 
     Args:
         optimizer: makes the optimizer from this rank's parameters, a list with the attribute `named`.
@@ -53,6 +58,9 @@ def parallelize(
         pieces: for pipelines without a rule, the modules in order. Each takes the output of the one before.
         cuts: for the tensor axis, pattern of paths -> "column", "column, gathered", "row", "vocabulary".
         sample: inputs of one micro-batch; the pieces' cost is measured on them, to balance stages.
+        seed: of a model on the meta device; None: one that rank 0's generator draws.
+        init: fills one module's own parameters and buffers, on the meta device so far. It is called after
+            the module's own initialisation, and may be all there is.
     Raises:
         ValueError: model and plan do not fit; the text names the module, and says what to write.
         TypeError: an argument is of another type.
@@ -60,7 +68,8 @@ def parallelize(
     _check_arguments(model, plan, optimizer, loss, pieces, cuts)
     if plan.tf32:
         torch.set_float32_matmul_precision("high")
-    return Run(build(model, plan, pieces=pieces, cuts=cuts, sample=sample), plan, optimizer, loss)
+    built = build(model, plan, pieces=pieces, cuts=cuts, sample=sample, seed=seed, init=init)
+    return Run(built, plan, optimizer, loss)
 
 
 def _check_arguments(

@@ -25,12 +25,24 @@ from .batches import tensors_of
 from .replicas import Bucket
 from .spill import Disk, Host, Key, Store
 
-__all__ = ["Swap", "store_of"]
+__all__ = ["Swap", "spilled", "store_of"]
 
 
 def store_of(swap: str) -> Store:
     """Make the store that `Plan(swap=...)` names: "disk", "memory", or the folder of the file."""
     return Host() if swap == "memory" else Disk(None if swap == "disk" else swap)
+
+
+def spilled(model: nn.Module, store: Store) -> Callable[[str, nn.Parameter], None]:
+    """Return what puts parameters of `model`, by their names, to where `Swap` finds them."""
+    numbers = {name: number for number, (name, _) in enumerate(model.named_parameters())}
+
+    def spill(name: str, parameter: nn.Parameter) -> None:
+        parameter.data = parameter.data.contiguous()
+        store.write((numbers[name], "value"), parameter.data)
+        _empty(parameter.data)
+
+    return spill
 
 
 class _Unit:
@@ -82,6 +94,8 @@ class Swap:
         self._ended = ""  # why nothing is swapped any more
         self._hooks = list(self._hook_all())
         for parameter in self._number:
+            if parameter.numel() and not parameter.untyped_storage().nbytes():
+                continue  # in the store already
             parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
             self._put((self._number[parameter], "value"), parameter.data)
             self._written()

@@ -22,13 +22,14 @@ from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from .replicas import Replicas
-from .swap import Swap, store_of
+from .swap import Swap, spilled, store_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import nn
 
+    from .materialize import Initial
     from .mesh import Mesh
     from .plan import Plan
 
@@ -37,11 +38,14 @@ __all__ = ["TYPES", "DataAxis", "Sharded", "shard_units"]
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def shard_units(root: nn.Module, units: Sequence[nn.Module], mesh: Mesh, *, last: bool) -> DataAxis:
+def shard_units(
+    root: nn.Module, units: Sequence[nn.Module], mesh: Mesh, *, last: bool, initial: Initial
+) -> DataAxis:
     """Wrap `units` and then `root`, in place. What no unit has, shared parameters too, belongs to `root`.
 
     Args:
         last: `root` returns what the loss takes, so floating outputs are cast to f32.
+        initial: gives parameters on the meta device their values, unit by unit.
     """
     plan = mesh.plan
     own = [unit for unit in units if unit is not root and not _shares(unit, root)]
@@ -52,12 +56,17 @@ def shard_units(root: nn.Module, units: Sequence[nn.Module], mesh: Mesh, *, last
         checkpoint(unit)
     if plan.swap is not None:
         group = mesh.group("replica") if plan.data > 1 else None
-        return Swap(root, units, store_of(plan.swap), group=group, uneven_use=plan.uneven_use)
+        store = store_of(plan.swap)
+        initial.fill(root, spilled(root, store))
+        return Swap(root, units, store, group=group, uneven_use=plan.uneven_use)
     if replicas:
+        initial.fill(root)
         return Replicas(root, mesh)
     wrapped = [] if plan.uneven_use or plan.zero == 0 else own  # replicas reduce all gradients in one message
     for unit in wrapped:
+        initial.fill(unit)
         _wrap(unit, mesh, _policy(plan))
+    initial.fill(root)
     _wrap(root, mesh, _policy(plan, torch.float32 if last else None))
     assert isinstance(root, FSDPModule)
     if plan.uneven_use:
