@@ -21,6 +21,7 @@
 #include <thread>
 
 #include "kernels/reduce.hpp"
+#include "protocol/descriptor.hpp"
 
 namespace unisono::calibrate {
 namespace {
@@ -119,34 +120,17 @@ void add(void* out, const void* in, size_t nbytes) {
 
 // ---- sockets --------------------------------------------------------------------------------------------
 
-class Descriptor {
- public:
-  explicit Descriptor(int number) : number_(number) {
-    if (number < 0) throw std::system_error(errno, std::generic_category(), "loopback TCP");
-  }
-  ~Descriptor() { close(number_); }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  operator int() const { return number_; }
-
- private:
-  const int number_;
-};
-
-void must(int result) {
+int must(int result) {
   if (result < 0) throw std::system_error(errno, std::generic_category(), "loopback TCP");
+  return result;
 }
 
-int connected(int listener) {
+Descriptor connected(int listener) {
   sockaddr_in address{};
   socklen_t length = sizeof address;
   must(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length));
-  const int made = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  must(made);
-  if (connect(made, reinterpret_cast<sockaddr*>(&address), length) < 0) {
-    close(made);
-    must(-1);
-  }
+  Descriptor made(must(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)));
+  must(connect(made, reinterpret_cast<sockaddr*>(&address), length));
   return made;
 }
 
@@ -167,14 +151,14 @@ void answer(int descriptor, unsigned char* bytes, size_t nbytes) {
 
 // Seconds of one round trip: a message of `nbytes`, answered by one byte.
 double exchange(size_t nbytes, double seconds) {
-  const Descriptor listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const Descriptor listener(must(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)));
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   must(bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof address));
   must(listen(listener, 1));
-  const Descriptor mine(connected(listener));
-  const Descriptor there(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
+  const Descriptor mine = connected(listener);
+  const Descriptor there(must(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC)));
   const int on = 1;
   const timeval patience{kSilenceSeconds, 0};  // bounded: another process may have connected first
   for (const int end : {static_cast<int>(mine), static_cast<int>(there)}) {

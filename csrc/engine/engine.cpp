@@ -78,7 +78,7 @@ Limits limits(World& world, const EngineOptions& options) {
 }
 
 // Whether another rank of this host is a thread of this process.
-bool has_threads(const World& world, int rank, const std::vector<int>& pidfds) {
+bool has_threads(const World& world, int rank, const Descriptors& pidfds) {
   for (int peer = 0; peer < world.ranks(); ++peer)
     if (peer != rank && world.near(peer) && pidfds[static_cast<size_t>(peer)] < 0) return true;
   return false;
@@ -97,7 +97,7 @@ Connections completed(Connections given, uint32_t ranks) {
 // Throws std::invalid_argument where the options or lists do not fit the group.
 Connections checked(int rank, const EngineOptions& options, Connections given) {
   const size_t ranks = given.places.size();
-  const auto one_each = [&](const std::vector<int>& list) { return list.size() == ranks; };
+  const auto one_each = [&](const auto& list) { return list.size() == ranks; };
   if (rank < 0 || static_cast<size_t>(rank) >= ranks || given.places[static_cast<size_t>(rank)] < 0)
     throw std::invalid_argument("this rank is not in the group, or has no place in the shared memory");
   if (!one_each(given.hosts) || !one_each(given.pids) || !one_each(options.pidfds))
@@ -127,17 +127,17 @@ class Runner {
 }  // namespace
 
 Engine::Engine(std::shared_ptr<Region> region, int rank, EngineOptions options, Connections connections)
-    : Engine(region, rank, options,
+    : Engine(region, rank, std::move(options),
              checked(rank, options, completed(std::move(connections), region->ranks())), 0) {}
 
-Engine::Engine(const std::shared_ptr<Region>& region, int rank, const EngineOptions& options,
+Engine::Engine(const std::shared_ptr<Region>& region, int rank, EngineOptions&& options,
                Connections connections, int)
     : world_(region, std::move(connections.places), std::move(connections.hosts), connections.pids, rank),
       rank_(rank),
       shares_process_(has_threads(world_, rank, options.pidfds)),
       forks_(forks()),
       owner_(getpid()),
-      peers_(options.pidfds, options.status_fd),
+      peers_(std::move(options.pidfds), options.status_fd),
       patience_(foreground(options, region->ranks())),
       control_(world_.spans_hosts()
                    ? std::make_unique<Control>(world_, peers_, rank, std::move(connections.control))

@@ -26,14 +26,15 @@ namespace unisono {
 
 constexpr uint64_t kLateTicket = UINT64_MAX;  // a call queued after the group was left: done, and failed
 
-// How the ranks of a group are connected. Empty lists: all are on one host, rank r at place r.
+// How the ranks of a group are connected. Empty lists: all are on one host, rank r at place r. Owns the
+// sockets until an engine takes them over.
 struct Connections {
-  std::vector<int> places, hosts, pids;      // see World
-  std::vector<int> control, data, messages;  // sockets by rank, -1 for those of this host
+  std::vector<int> places, hosts, pids;  // see World
+  Descriptors control, data, messages;   // sockets by rank, -1 for those of this host
 };
 
 struct EngineOptions {
-  std::vector<int> pidfds;  // see Peers
+  Descriptors pidfds;  // see Peers
   int status_fd = -1;
   int cores = 1;                      // cores that the ranks of this host share
   double spin_us = -1;                // < 0: chosen from ranks and cores
@@ -153,7 +154,7 @@ class Engine {
   const std::function<bool()>* interrupt() const { return &interrupted_; }
 
  private:
-  Engine(const std::shared_ptr<Region>& region, int rank, const EngineOptions& options,
+  Engine(const std::shared_ptr<Region>& region, int rank, EngineOptions&& options,
          Connections connections, int complete);
   FaultKind execute(const Call& call, bool in_background, HeldLock* held);
   void perform(const Call& call, uint64_t fingerprint);

@@ -3,21 +3,12 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
+
+#include "kernels/float_bits.hpp"
 
 namespace unisono {
 namespace {
 
-inline float as_float(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-inline uint32_t as_bits(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
 constexpr uint32_t power_of_two(int exponent) { return static_cast<uint32_t>(127 + exponent) << 23; }
 
 constexpr uint32_t kSign = 0x80000000u, kInfinite = 0x7f800000u;
@@ -51,7 +42,7 @@ struct Format {
     if constexpr (kAsF32) return normal;
     // The last place of 2^(kUnit + 23) is 2^kUnit: so the f32 addition rounds.
     constexpr uint32_t kPlace = power_of_two(kAsF32 ? 0 : kUnit + 23);
-    const uint32_t subnormal = as_bits(as_float(magnitude) + as_float(kPlace)) - kPlace;
+    const uint32_t subnormal = float_to_bits(bits_to_float(magnitude) + bits_to_float(kPlace)) - kPlace;
     return magnitude < kLowestNormal ? subnormal : normal;
   }
 
@@ -61,7 +52,7 @@ struct Format {
     if constexpr (kAsF32) return normal;
     // As an integer, in units of 2^(kUnit - 16).
     const uint32_t low = magnitude < kLowestNormal ? magnitude : kLowestNormal;
-    const float scaled = as_float(low) * as_float(power_of_two(kAsF32 ? 0 : 16 - kUnit));
+    const float scaled = bits_to_float(low) * bits_to_float(power_of_two(kAsF32 ? 0 : 16 - kUnit));
     const uint32_t subnormal =
         (static_cast<uint32_t>(static_cast<int32_t>(scaled)) + (random & 0xffffu)) >> 16;
     return magnitude < kLowestNormal ? subnormal : normal;
@@ -77,7 +68,7 @@ struct Format {
   }
 
   static Code encode(float value, uint32_t random, bool rounds_stochastically) {
-    const uint32_t bits = as_bits(value), magnitude = bits & ~kSign;
+    const uint32_t bits = float_to_bits(value), magnitude = bits & ~kSign;
     return finished(bits, rounds_stochastically ? stochastic(magnitude, random) : nearest(magnitude));
   }
 
@@ -85,8 +76,8 @@ struct Format {
     const uint32_t code = given, magnitude = code & kMagnitude;
     uint32_t bits = (magnitude << kShift) + (kRebias << kShift);
     if constexpr (!kAsF32) {
-      const float unit = as_float(power_of_two(kUnit > -127 ? kUnit : 0));
-      const uint32_t subnormal = as_bits(static_cast<float>(static_cast<int32_t>(magnitude)) * unit);
+      const float unit = bits_to_float(power_of_two(kUnit > -127 ? kUnit : 0));
+      const uint32_t subnormal = float_to_bits(static_cast<float>(static_cast<int32_t>(magnitude)) * unit);
       bits = magnitude < (1u << kFraction) ? subnormal : bits;
       constexpr uint32_t kFractionMask = (1u << kFraction) - 1;
       if constexpr (kTop == Top::kInfinity)
@@ -95,7 +86,7 @@ struct Format {
         bits = magnitude < kBeyond ? bits : kInfinite | 0x400000u;
     }
     if constexpr (kSigned) bits |= (code << (31 - kSignPlace)) & kSign;
-    return as_float(bits);
+    return bits_to_float(bits);
   }
 };
 

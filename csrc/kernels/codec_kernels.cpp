@@ -34,7 +34,7 @@ inline void each_keyed(size_t n, uint64_t seed, uint64_t first, Run run) {
 // ---- single numbers --------------------------------------------------------------------------------
 
 // Below zero, -infinity included; not -0, not NaN.
-inline uint32_t is_negative(float value) { return as_bits(value) - (kSign + 1) < kInfinite ? 1u : 0u; }
+inline uint32_t is_negative(float value) { return float_to_bits(value) - (kSign + 1) < kInfinite ? 1u : 0u; }
 
 template <class F, bool kStochastic>
 bool encode_range(typename F::Code* out, const float* in, size_t n, uint64_t key, uint32_t place) {
@@ -91,7 +91,7 @@ constexpr uint32_t kPlaces = 0x4b400000u;  // 1.5 * 2^23: adding it rounds an f3
 inline uint32_t largest_magnitude(const float* in, size_t n) {
   uint32_t largest = 0;
   for (size_t i = 0; i < n; ++i) {
-    const uint32_t magnitude = as_bits(get(in + i)) & ~kSign;
+    const uint32_t magnitude = float_to_bits(get(in + i)) & ~kSign;
     largest = largest > magnitude ? largest : magnitude;
   }
   return largest;
@@ -99,7 +99,7 @@ inline uint32_t largest_magnitude(const float* in, size_t n) {
 
 template <bool kStochastic>
 inline int32_t whole(float value, uint32_t random, int32_t most) {
-  if constexpr (!kStochastic) return static_cast<int32_t>(as_bits(value + as_float(kPlaces)) - kPlaces);
+  if constexpr (!kStochastic) return static_cast<int32_t>(float_to_bits(value + bits_to_float(kPlaces)) - kPlaces);
   const int32_t fixed = static_cast<int32_t>(value * 65536.0f) + static_cast<int32_t>(random & 0xffffu);
   const int32_t floor = fixed >> 16, below = floor < most ? floor : most;
   return below > -most ? below : -most;
@@ -138,9 +138,9 @@ struct Scaled {
 };
 template <int32_t kMost>
 inline Scaled scaled(uint32_t largest) {
-  if (largest >= kInfinite) return {as_float(kInfinite | 0x400000u), 0.0f};
-  const float least = as_float(power_of_two(-126)), most = as_float(largest_scale(kMost));
-  const float wanted = as_float(largest) / static_cast<float>(kMost);
+  if (largest >= kInfinite) return {bits_to_float(kInfinite | 0x400000u), 0.0f};
+  const float least = bits_to_float(power_of_two(-126)), most = bits_to_float(largest_scale(kMost));
+  const float wanted = bits_to_float(largest) / static_cast<float>(kMost);
   const float scale = wanted < least ? least : wanted < most ? wanted : most;
   return {scale, 1.0f / scale};
 }
@@ -234,7 +234,7 @@ void decode_scaled(float* out, const void* in, size_t n, size_t block) {
 // for ever. How often that happened is counted.
 template <class F>
 inline uint16_t saturated(float value, uint32_t code, uint32_t& beyond) {
-  const uint32_t bits = as_bits(value), finite = (bits & ~kSign) < kInfinite ? 1u : 0u;
+  const uint32_t bits = float_to_bits(value), finite = (bits & ~kSign) < kInfinite ? 1u : 0u;
   const uint32_t outside = finite & (code >= F::kBeyond ? 1u : 0u);
   beyond += outside;
   return F::finished(bits, outside != 0 ? F::kBeyond - 1 : code);
@@ -253,10 +253,10 @@ size_t adam_range(float* parameter, const float* gradient, uint16_t* mean, uint1
     v = v * step.beta2 + g * g * (1.0f - step.beta2);
     put(parameter + i, p * step.shrink - step.rate * m / (std::sqrt(v) * step.root_correction + step.eps));
     const uint32_t random = random_bits(low, high, place + static_cast<uint32_t>(i));
-    const uint32_t m_bits = as_bits(m) & ~kSign;
+    const uint32_t m_bits = float_to_bits(m) & ~kSign;
     const uint32_t m_code = kStochasticMean ? F169::stochastic(m_bits, random) : F169::nearest(m_bits);
     put(mean + i, saturated<F169>(m, m_code, beyond));
-    put(variance + i, saturated<U0610>(v, U0610::stochastic(as_bits(v) & ~kSign, random >> 16), beyond));
+    put(variance + i, saturated<U0610>(v, U0610::stochastic(float_to_bits(v) & ~kSign, random >> 16), beyond));
   }
   return beyond;
 }

@@ -3,9 +3,9 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 
 #include "kernels/copy.hpp"
+#include "kernels/float_bits.hpp"
 
 #ifdef __F16C__
 #include <immintrin.h>
@@ -27,17 +27,6 @@ template <class Real>
 struct Complex {
   Real re, im;
 };
-
-inline float bits_to_float(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-inline uint32_t float_to_bits(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
 
 inline float load_bf16(uint16_t bits) { return bits_to_float(static_cast<uint32_t>(bits) << 16); }
 

@@ -7,7 +7,7 @@
 namespace unisono {
 
 Channels::Channels(World& world, const Peers& peers, int rank, WaitPolicy patience, WaitPolicy background,
-                   std::vector<int> sockets, Control* control)
+                   Descriptors sockets, Control* control)
     : world_(world),
       peers_(peers),
       rank_(rank),

@@ -74,7 +74,7 @@ class Channels {
  public:
   // sockets[rank]: connected, or -1; empty when all ranks are on one host. Takes them over.
   Channels(World& world, const Peers& peers, int rank, WaitPolicy patience, WaitPolicy background,
-           std::vector<int> sockets, Control* control);
+           Descriptors sockets, Control* control);
   ~Channels();
   Channels(const Channels&) = delete;
   Channels& operator=(const Channels&) = delete;

@@ -43,30 +43,23 @@ int checked(int descriptor) {
 
 }  // namespace
 
-Streams::Streams(World& world, int rank, std::vector<int> sockets, Control* control)
+Streams::Streams(World& world, int rank, Descriptors sockets, Control* control)
     : world_(world),
       rank_(rank),
       control_(control),
       backed_(static_cast<size_t>(world.ranks()), false),
       known_consumed_(static_cast<size_t>(world.ranks()), 0),
       far_(sockets.size()) {
-  for (size_t peer = 0; peer < sockets.size(); ++peer) far_[peer].fd = sockets[peer];
   if (sockets.empty()) return;
-  avoid_pacing(sockets);
-  poll_ = checked(epoll_create1(EPOLL_CLOEXEC));
-  wake_ = checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE));
+  poll_ = Descriptor(checked(epoll_create1(EPOLL_CLOEXEC)));
+  wake_ = Descriptor(checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE)));
   for (size_t peer = 0; peer < sockets.size(); ++peer) {
     if (sockets[peer] < 0) continue;
+    avoid_pacing(sockets[peer]);
     epoll_event event{EPOLLIN, {.u32 = static_cast<uint32_t>(peer)}};
     checked(epoll_ctl(poll_, EPOLL_CTL_ADD, sockets[peer], &event));
+    far_[peer].fd = std::move(sockets[peer]);
   }
-}
-
-Streams::~Streams() {
-  for (const Far& far : far_)
-    if (far.fd >= 0) close(far.fd);
-  if (poll_ >= 0) close(poll_);
-  if (wake_ >= 0) close(wake_);
 }
 
 // ---- on this host ----------------------------------------------------------------------------------
@@ -199,8 +192,7 @@ void Streams::look() {
 }
 
 void Streams::close_copies() {
-  for (Far& far : far_)
-    if (far.fd >= 0) close(std::exchange(far.fd, -1));
+  for (Far& far : far_) far.fd.reset();
 }
 
 void Streams::finish() {

@@ -15,8 +15,7 @@ namespace unisono {
 class Streams final : public Sockets {
  public:
   // sockets[rank]: connected, or -1; empty when all ranks are on one host. Takes them over.
-  Streams(World& world, int rank, std::vector<int> sockets, Control* control);
-  ~Streams() override;
+  Streams(World& world, int rank, Descriptors sockets, Control* control);
 
   // Allocates the ring to `peer`; false when there is no memory.
   bool open(int peer);
@@ -61,7 +60,7 @@ class Streams final : public Sockets {
  private:
   // A connection. `readable` and `writable` are hints, and may be wrong.
   struct Far {
-    int fd = -1;
+    Descriptor fd;
     bool readable = true, writable = true;
     bool watches_output = false;  // epoll waits for room to write
     bool watches_input = true;    // epoll waits for something to read
@@ -83,7 +82,7 @@ class Streams final : public Sockets {
   std::vector<bool> backed_;
   std::vector<uint64_t> known_consumed_;  // by receiver: a lower bound of `consumed`
   std::vector<Far> far_;                  // empty when all ranks are on one host
-  int poll_ = -1, wake_ = -1;
+  Descriptor poll_, wake_;
   std::atomic<uint32_t> epoch_{0};  // raised by every wake
   std::atomic<int> sleepers_{0};
 };

@@ -108,6 +108,7 @@ Arena::Arena() : owner_(getpid()) {
     throw std::system_error(error, std::generic_category(), what);
   };
   const uint64_t bytes = memory_bytes();
+  free_.emplace(kHugePage, bytes - kHugePage);  // first: it may throw
   struct stat info;
   place_.fd = memfd_create(kName, MFD_CLOEXEC);
   if (place_.fd < 0 || fstat(place_.fd, &info) != 0) give_up("cannot make memory that ranks share");
@@ -122,7 +123,6 @@ Arena::Arena() : owner_(getpid()) {
   madvise(base, bytes, MADV_HUGEPAGE);
   if (!populate(0, page_bytes())) give_up("no memory that ranks share");
   *static_cast<uint64_t*>(base) = identity().token;
-  free_.emplace(kHugePage, bytes - kHugePage);
 }
 
 Arena::~Arena() {

@@ -36,20 +36,18 @@ bool unanswered(int error) {
 
 }  // namespace
 
-Control::Control(World& world, const Peers& peers, int rank, std::vector<int> sockets)
+Control::Control(World& world, const Peers& peers, int rank, Descriptors sockets)
     : world_(world),
       peers_(peers),
       rank_(rank),
       links_(sockets.size()),
       reported_dead_(sockets.size(), false) {
-  for (size_t peer = 0; peer < sockets.size(); ++peer) links_[peer].fd = sockets[peer];
+  for (size_t peer = 0; peer < sockets.size(); ++peer) links_[peer].fd = std::move(sockets[peer]);
   thread_ = std::thread([this] { serve(); });
 }
 
 Control::~Control() {
   if (thread_.joinable()) leave(false);
-  for (const Link& link : links_)
-    if (link.fd >= 0) close(link.fd);
 }
 
 // ---- called by other threads -----------------------------------------------------------------------
@@ -102,8 +100,7 @@ void Control::leave(bool forked) {
 }
 
 void Control::close_copies() {
-  for (Link& link : links_)
-    if (link.fd >= 0) close(std::exchange(link.fd, -1));
+  for (Link& link : links_) link.fd.reset();
 }
 
 // ---- the thread ------------------------------------------------------------------------------------

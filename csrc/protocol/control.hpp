@@ -17,7 +17,7 @@ namespace unisono {
 class Control {
  public:
   // sockets[rank]: connected, or -1. Takes them over.
-  Control(World& world, const Peers& peers, int rank, std::vector<int> sockets);
+  Control(World& world, const Peers& peers, int rank, Descriptors sockets);
   ~Control();
   Control(const Control&) = delete;
   Control& operator=(const Control&) = delete;
@@ -40,7 +40,7 @@ class Control {
  private:
   using Kind = ControlFrame::Kind;
   struct Link {
-    int fd = -1;
+    Descriptor fd;
     bool ended = false;       // nothing more will come
     bool silent = false;      // it ended because the peer's host did not answer
     bool asked = false;       // an answer is due

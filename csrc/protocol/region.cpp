@@ -65,7 +65,7 @@ void allocate(int fd, const Layout& layout) {
 size_t Region::bytes_needed(uint32_t ranks, size_t staging_bytes) { return Layout(ranks, staging_bytes).end; }
 
 Region::Region(int fd, uint32_t ranks, size_t staging_bytes, bool create)
-    : fd_{fd}, ranks_(ranks), staging_bytes_(staging_bytes) {
+    : fd_(fd), ranks_(ranks), staging_bytes_(staging_bytes) {
   if (ranks == 0 || ranks > kMostRanks)
     throw std::invalid_argument("a group has 1 to " + std::to_string(kMostRanks) + " ranks on a host");
   if (staging_bytes < 16 * kPageBytes || staging_bytes > kMostStaging || staging_bytes % kPageBytes != 0)
@@ -99,10 +99,6 @@ Region::Region(int fd, uint32_t ranks, size_t staging_bytes, bool create)
 
 Region::~Region() { munmap(base_, bytes_); }
 
-Region::Descriptor::~Descriptor() {
-  if (number >= 0) close(number);
-}
-
 int Region::member(int64_t place) const {
   if (place >= 0 && place < int64_t{ranks_}) return static_cast<int>(place);
   throw std::invalid_argument("place " + std::to_string(place) + " is none of the " + std::to_string(ranks_) +
@@ -110,9 +106,9 @@ int Region::member(int64_t place) const {
 }
 
 bool Region::back_channel(int sender, int receiver) {
-  if (fd_.number < 0) return true;
+  if (fd_ < 0) return true;
   const size_t start = static_cast<size_t>(channel_bytes(sender, receiver) - base_);
-  return back(fd_.number, start, kChannelBytes) == 0;
+  return back(fd_, start, kChannelBytes) == 0;
 }
 
 }  // namespace unisono

@@ -17,6 +17,7 @@
 #include <memory>
 
 #include "protocol/arena.hpp"
+#include "protocol/descriptor.hpp"
 #include "protocol/flaw.hpp"
 #include "protocol/loan.hpp"
 
@@ -204,10 +205,6 @@ class Region {
   void allow_lending() { lending_ = true; }
 
  private:
-  struct Descriptor {
-    int number;
-    ~Descriptor();
-  };
   const Descriptor fd_;  // first: closed also when the rest of the constructor throws
   uint32_t ranks_;
   size_t staging_bytes_;

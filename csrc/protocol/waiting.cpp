@@ -49,7 +49,7 @@ Nanoseconds later(Nanoseconds timeout) {
 
 // ---- Peers -----------------------------------------------------------------------------------------
 
-Peers::Peers(std::vector<int> pidfds, int status_fd) : pidfds_(std::move(pidfds)) {
+Peers::Peers(Descriptors pidfds, int status_fd) : pidfds_(std::move(pidfds)) {
   for (size_t rank = 0; rank < pidfds_.size(); ++rank) {
     if (pidfds_[rank] < 0) continue;  // poll refuses more entries than a process may have files
     watched_.push_back({pidfds_[rank], POLLIN, 0});
@@ -64,8 +64,6 @@ Peers::Peers(std::vector<int> pidfds, int status_fd) : pidfds_(std::move(pidfds)
 }
 
 Peers::~Peers() {
-  for (int fd : pidfds_)
-    if (fd >= 0) close(fd);
   if (board_ != nullptr) munmap(const_cast<int32_t*>(board_), board_records_ * kBoardWidth * sizeof(int32_t));
 }
 

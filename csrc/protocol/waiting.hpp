@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "protocol/descriptor.hpp"
 #include "protocol/placement.hpp"
 #include "protocol/world.hpp"
 
@@ -35,7 +36,7 @@ class Peers {
  public:
   // pidfds[rank]: a descriptor of that rank's process, or -1 (this rank; a rank that is a thread of this
   // process). Takes them over. status_fd: the launcher's board, which says how its children ended, or -1.
-  Peers(std::vector<int> pidfds, int status_fd);
+  Peers(Descriptors pidfds, int status_fd);
   ~Peers();
   Peers(const Peers&) = delete;
   Peers& operator=(const Peers&) = delete;
@@ -50,7 +51,7 @@ class Peers {
   void look_up(int pid, Fault& fault) const;
 
  private:
-  std::vector<int> pidfds_;
+  Descriptors pidfds_;
   std::vector<pollfd> watched_;  // the open ones, for one call of poll
   std::vector<int> watched_ranks_;
   const int32_t* board_ = nullptr;

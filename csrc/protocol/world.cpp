@@ -32,17 +32,13 @@ World::World(std::shared_ptr<Region> region, std::vector<int> places, std::vecto
   }
   if (near < ranks) {
     far_ = std::make_unique<RankCell[]>(ranks);
-    control_event_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    control_event_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (control_event_ < 0) throw std::system_error(errno, std::generic_category(), "cannot make an eventfd");
   }
   for (size_t rank = 0; rank < ranks; ++rank) {
     cells_.push_back(places_[rank] >= 0 ? &region_->cell(places_[rank]) : &far_[rank]);
     if (places_[rank] < 0) cells_[rank]->pid.store(pids[rank], std::memory_order_relaxed);
   }
-}
-
-World::~World() {
-  if (control_event_ >= 0) close(control_event_);
 }
 
 int World::member(int64_t rank) const {

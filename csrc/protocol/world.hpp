@@ -31,7 +31,6 @@ class World {
   // that is equal for ranks of one host. pids[rank]: the pid of a rank on another host. rank: this rank.
   World(std::shared_ptr<Region> region, std::vector<int> places, std::vector<int> hosts,
         const std::vector<int>& pids, int rank);
-  ~World();
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
@@ -80,7 +79,7 @@ class World {
   std::mutex aborting_;  // guards this rank's `fault` until the abort cell names it
   std::unique_ptr<RankCell[]> far_;
   std::vector<RankCell*> cells_;
-  int control_event_ = -1;
+  Descriptor control_event_;
   std::mutex remote_status_mutex_;  // guards the histories in far_
   std::mutex views_mutex_;
   struct PeerArena {

@@ -614,21 +614,22 @@ nb::any make_collective(const nb::object& type, nb::handle owner, nb::object fun
   made->vectorcall = call_collective;
   made->owner = reinterpret_cast<PyTypeObject*>(owner.ptr());
   made->function = function.release().ptr();
-  for (size_t i = 0; i < kArguments; ++i) made->defaults[i] = nb::object(defaults[i]).release().ptr();
+  made->defaults.fill(nullptr);
   made->names.fill(nullptr);
+  nb::any method = nb::steal<nb::any>(reinterpret_cast<PyObject*>(made));  // what follows may throw
+  for (size_t i = 0; i < kArguments; ++i) made->defaults[i] = nb::object(defaults[i]).release().ptr();
   made->count = parameters.size();
   made->positional = positional;
   made->required = 0;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const nb::handle parameter = parameters[i];
-    PyObject* name = nb::object(parameter[0]).release().ptr();
-    PyUnicode_InternInPlace(&name);
-    made->names[i] = name;
+    made->names[i] = nb::cast<nb::str>(parameter[0]).release().ptr();
+    PyUnicode_InternInPlace(&made->names[i]);
     made->places[i] = std::min<uint8_t>(nb::cast<uint8_t>(parameter[1]), kMaxError);
     made->required |= uint32_t{nb::cast<bool>(parameter[2])} << i;
   }
   PyObject_GC_Track(made);
-  return nb::steal<nb::any>(reinterpret_cast<PyObject*>(made));
+  return method;
 }
 
 void bind_collective(nb::module_& m, const nb::object& calls) {

@@ -17,6 +17,10 @@
 namespace nb = nanobind;
 using namespace unisono;
 
+// std::is_copy_constructible is true for every vector, whatever its elements.
+template <>
+struct nanobind::detail::is_copy_constructible<Connections> : std::false_type {};
+
 namespace {
 
 constexpr Nanoseconds kReturn = 5'000'000'000;
@@ -46,6 +50,8 @@ bool interrupted(Engine& engine) {
   if (raised) report_cause(engine);
   return raised;
 }
+
+Descriptors owned(const std::vector<int>& numbers) { return {numbers.begin(), numbers.end()}; }
 
 Coder coder_of(int codec, size_t block, const Program& program, DType dtype) {
   if (codec < 0 && !program.coded()) return {};
@@ -223,14 +229,15 @@ void bind_engine(nb::module_& m) {
       .def(
           "__init__",
           [](Connections* self, std::vector<int> places, std::vector<int> hosts, std::vector<int> pids,
-             std::vector<int> control, std::vector<int> data, std::vector<int> messages) {
+             const std::vector<int>& control, const std::vector<int>& data,
+             const std::vector<int>& messages) {
             new (self) Connections{std::move(places),  std::move(hosts), std::move(pids),
-                                   std::move(control), std::move(data),  std::move(messages)};
+                                   owned(control),     owned(data),      owned(messages)};
           },
           nb::arg("places"), nb::arg("hosts"), nb::arg("pids"), nb::arg("control"), nb::arg("data"),
           nb::arg("messages"),
           "Lists by rank: place in the shared memory or -1, host, process id, and sockets, -1 on this host. "
-          "An engine takes the sockets over.");
+          "Takes the sockets over, for one engine.");
   bind_status(m);
   bind_request(m);
   nb::class_<Engine> engine(m, "Engine", "One rank of one group.");
@@ -240,16 +247,17 @@ void bind_engine(nb::module_& m) {
   engine
       .def(
           "__init__",
-          [](Engine* self, std::shared_ptr<Region> region, int rank, std::vector<int> pidfds, int status_fd,
-             int cores, double spin_us, size_t segment_bytes, bool spread, const Connections& connections) {
-            new (self)
-                Engine(std::move(region), rank,
-                       {std::move(pidfds), status_fd, cores, spin_us, segment_bytes, spread}, connections);
+          [](Engine* self, std::shared_ptr<Region> region, int rank, const std::vector<int>& pidfds,
+             int status_fd, int cores, double spin_us, size_t segment_bytes, bool spread,
+             Connections& connections) {
+            EngineOptions options{owned(pidfds), status_fd, cores, spin_us, segment_bytes, spread};
+            new (self) Engine(std::move(region), rank, std::move(options), std::move(connections));
             self->set_interrupt([self] { return interrupted(*self); });
           },
           nb::arg("region"), nb::arg("rank"), nb::arg("pidfds"), nb::arg("status_fd"), nb::arg("cores"),
           nb::arg("spin_us"), nb::arg("segment_bytes"), nb::arg("spread") = true,
-          nb::arg("connections") = Connections{})
+          nb::arg("connections") = Connections{},
+          "Takes over the pidfds and the sockets of `connections`, also when it raises an error.")
       .def(
           "operation", &operation, nb::arg("code"), nb::arg("kind"), nb::arg("dtype"), nb::arg("op"),
           nb::arg("plan") = 0, nb::arg("codec") = -1, nb::arg("block") = 0, nb::arg("checks_out") = false,

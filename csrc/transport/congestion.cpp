@@ -27,12 +27,10 @@ bool is_paced(int socket) {
 
 }  // namespace
 
-void avoid_pacing(const std::vector<int>& sockets) {
-  for (const int socket : sockets) {
-    if (socket < 0 || !is_paced(socket) || !is_near(socket)) continue;
-    for (const std::string_view name : {"cubic", "reno"})  // the system may not allow users the first one
-      if (setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name.data(), name.size()) == 0) break;
-  }
+void avoid_pacing(int socket) {
+  if (!is_paced(socket) || !is_near(socket)) return;
+  for (const std::string_view name : {"cubic", "reno"})  // the system may not allow users the first one
+    if (setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name.data(), name.size()) == 0) break;
 }
 
 }  // namespace unisono

@@ -29,20 +29,17 @@ ssize_t send_all(int socket, iovec* pieces, size_t count) {
 
 }  // namespace
 
-TcpTransport::TcpTransport(World& world, Control& control, int rank, std::vector<int> sockets)
+TcpTransport::TcpTransport(World& world, Control& control, int rank, Descriptors sockets)
     : world_(world), control_(control), rank_(rank), edges_(sockets.size()) {
-  for (size_t peer = 0; peer < sockets.size(); ++peer) edges_[peer].fd = sockets[peer];
-  avoid_pacing(sockets);
-}
-
-TcpTransport::~TcpTransport() {
-  for (const Edge& edge : edges_)
-    if (edge.fd >= 0) close(edge.fd);
+  for (size_t peer = 0; peer < sockets.size(); ++peer) {
+    if (sockets[peer] < 0) continue;
+    avoid_pacing(sockets[peer]);
+    edges_[peer].fd = std::move(sockets[peer]);
+  }
 }
 
 void TcpTransport::close_copies() {
-  for (Edge& edge : edges_)
-    if (edge.fd >= 0) close(std::exchange(edge.fd, -1));
+  for (Edge& edge : edges_) edge.fd.reset();
 }
 
 void TcpTransport::begin(uint64_t seq, uint64_t fingerprint) {

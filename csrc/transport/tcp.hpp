@@ -18,8 +18,7 @@ namespace unisono {
 class TcpTransport final : public Transport, public Sockets {
  public:
   // sockets[rank]: connected, or -1 for a rank of this host. Takes them over.
-  TcpTransport(World& world, Control& control, int rank, std::vector<int> sockets);
-  ~TcpTransport() override;
+  TcpTransport(World& world, Control& control, int rank, Descriptors sockets);
 
   // Messages from now on belong to operation `seq`.
   void begin(uint64_t seq, uint64_t fingerprint);
@@ -61,7 +60,7 @@ class TcpTransport final : public Transport, public Sockets {
     size_t left() const { return sizeof header + header.nbytes - sent; }
   };
   struct Edge {
-    int fd = -1;
+    Descriptor fd;
     bool ended = false;   // nothing more will come
     bool broken = false;  // nothing more can be sent
     // The arriving message: `have` bytes of header and payload.
