@@ -27,7 +27,7 @@ bool alive(int32_t pid) { return kill(pid, 0) == 0 || errno == EPERM; }
 
 }  // namespace
 
-// ---- what other processes use ----
+// ---- other processes ----
 
 size_t Neighbours::size() { return sizeof(Slot) * kSlots; }
 
@@ -38,7 +38,7 @@ void Neighbours::open(int descriptor) {
   slots_ = static_cast<Slot*>(at);
 }
 
-// A slot is found by the process's number, so that a fork gets its own.
+// A slot is found by pid, so that a forked child gets its own.
 Neighbours::Slot& Neighbours::mine() {
   const int32_t me = getpid();
   for (int i = 0; i < kSlots; ++i) {
@@ -105,7 +105,7 @@ void Account::count(Counted what, bool small, int64_t n) {
   counts[small ? kSmall : kLarge].add(n);
 }
 
-// A new segment as one free block. Cached ones are given back first when memory runs short.
+// A new segment as one free block. When memory runs short, cached segments are freed first.
 Block* Account::segment(int64_t rounded, int64_t stream, int64_t requested) {
   const int64_t size = segment_size(rounded);
   const auto fits = [&] {
@@ -254,7 +254,7 @@ void Account::reset_accumulated() {
 void Account::set_fraction(double fraction) {
   const std::lock_guard lock(mutex_);
   fraction_ = fraction;
-  limited_ = true;  // a program that sets a fraction wants it kept
+  limited_ = true;  // a program that sets a fraction wants the limit enforced
 }
 
 int64_t Account::free_bytes() const {

@@ -1,5 +1,5 @@
-// What PyTorch's caching allocator would have done with the memory of a GPU: blocks, segments, statistics.
-// Only numbers: the memory itself comes from the host. Knows neither PyTorch nor Python.
+// Models PyTorch's caching allocator for the memory of a GPU: blocks, segments, statistics. Only numbers: the
+// memory itself comes from the host. Independent of PyTorch and Python.
 //
 // Rules, as in c10/cuda/CUDACachingAllocator.cpp: sizes are rounded up to 512 bytes. Up to 1 MiB come from
 // segments of 2 MiB, up to 10 MiB from segments of 20 MiB, larger ones from a segment of their own, rounded
@@ -26,7 +26,7 @@ class Neighbours {
   void open(int descriptor);
   void set(int device, int64_t reserved);
   int64_t others(int device) const;                                       // of living processes
-  int64_t of(int device, int32_t* pids, int64_t* bytes, int most) const;  // how many; for the text of errors
+  int64_t of(int device, int32_t* pids, int64_t* bytes, int most) const;  // how many; for error texts
 
  private:
   struct Slot {
@@ -41,7 +41,7 @@ Neighbours& neighbours();
 
 struct Block {
   int64_t size, requested;
-  int64_t address;  // a made-up one: tells blocks of one size apart, lower ones first
+  int64_t address;  // invented; orders blocks of equal size
   int64_t stream;
   bool small, allocated;
   Block *prev, *next;
@@ -74,10 +74,10 @@ struct OutOfMemory {
   int64_t tried, capacity, free, others, used, allocated, cached;
 };
 
-// The memory of one device as this process uses it.
+// The memory of one device that this process uses.
 class Account {
  public:
-  // `physical`: its number on this machine, the same in every process; CUDA_VISIBLE_DEVICES may rename it.
+  // `physical`: its number on this machine, equal in every process; CUDA_VISIBLE_DEVICES may renumber it.
   void configure(int device, int physical, int64_t capacity, bool limited);
   // Throws OutOfMemory. `size` > 0.
   Block* charge(int64_t size, int64_t stream);
@@ -89,7 +89,7 @@ class Account {
   void set_fraction(double fraction);
   double fraction() const { return fraction_; }
   int64_t capacity() const { return capacity_; }
-  int64_t free_bytes() const;  // as cudaMemGetInfo says it
+  int64_t free_bytes() const;  // as cudaMemGetInfo returns it
   int physical() const { return physical_; }
 
  private:

@@ -23,7 +23,7 @@ constexpr Row kRows[] = {
 #include "cuda_operations.inc"
 };
 
-// Calls f(tensor, number of the argument) for every tensor there is, those of lists, too.
+// Calls f(tensor, index of the argument) for every tensor, also those in lists.
 template <typename F>
 void each_tensor(const torch::jit::Stack& stack, size_t base, size_t count, F f) {
   for (size_t i = 0; i < count; ++i) {
@@ -46,7 +46,7 @@ void each_tensor(const torch::jit::Stack& stack, size_t base, size_t count, F f)
                            common, " and ", other, "!"));
 }
 
-// As TensorIterator does it: a number on the CPU goes along.
+// As TensorIterator does: a zero-dimensional CPU tensor is accepted.
 void check_iterator(const Checks& op, const torch::jit::Stack& stack, size_t base, size_t count) {
   std::optional<Device> common;
   bool other = false;

@@ -1,4 +1,4 @@
-// The device checks that PyTorch's CUDA kernels make, with their texts.
+// The device checks of PyTorch's CUDA kernels, with the same error texts.
 #pragma once
 #include <ATen/core/dispatch/Dispatcher.h>
 
@@ -7,19 +7,19 @@
 
 namespace unisono::virtual_gpu {
 
-// What an operation is known by. Made once, when its kernel is registered.
+// The checks of one operation. Made once, when its kernel is registered.
 struct Checks {
   enum Kind : uint8_t { kEach, kIterator, kIndex, kConvolution, kNone };
-  // Raises unless the arguments' tensors are where the operation takes them.
+  // Raises unless the argument tensors are on devices that the operation accepts.
   void operator()(const torch::jit::Stack& stack, size_t base, size_t count) const;
 
   Kind kind = kIterator;
-  std::string method;                  // as in "wrapper_CUDA_addmm"
+  std::string method;                  // such as "wrapper_CUDA_addmm"
   std::vector<std::string> arguments;  // their names
   std::vector<bool> written;
 };
 
-// How PyTorch's CUDA build treats the operation. `known`: it has a CUDA kernel there.
+// The operation in PyTorch's CUDA build. `known`: it has a CUDA kernel there.
 struct Entry {
   bool known, iterator;
   std::string method;

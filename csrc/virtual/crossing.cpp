@@ -25,7 +25,7 @@ void drop_storage(void* context) {
   c10::intrusive_ptr<StorageImpl>::reclaim(static_cast<StorageImpl*>(context));
 }
 
-// Another storage over the same memory, which it keeps.
+// Another storage with the same memory, which it keeps alive.
 DataPtr shared(const Storage& of, Device device) {
   void* const at = of.unsafeGetStorageImpl()->mutable_data();
   auto owner = of.getWeakStorageImpl().lock();
@@ -103,7 +103,7 @@ Tensor Crossing::over(const Tensor& x) {
   return host;
 }
 
-// Tensors over one storage get one on the CPU, too: kernels look there whether tensors overlap.
+// Tensors that share a storage also share one on the CPU: kernels check it to see whether tensors overlap.
 Tensor Crossing::dense_over(const Tensor& x) {
   const Storage& device = x.storage();
   for (const Storages& each : storages_)
@@ -133,8 +133,7 @@ Tensor Crossing::back(Tensor result, Device device) {
 Tensor Crossing::dense_back(Tensor result, Device device) {
   StorageImpl* const host = result.storage().unsafeGetStorageImpl();
   if (const Storage* const of = device_of(host)) return tensor_over(Storage(*of), DispatchKey::CUDA, result);
-  if (result.use_count() == 1 &&
-      result.storage().use_count() == 1) {  // no other owner: it moves without a copy
+  if (result.use_count() == 1 && result.storage().use_count() == 1) {  // no other owner: no copy
     adopt(*host, device);
     TensorImpl* const impl = result.unsafeGetTensorImpl();
     impl->_change_backend_component_keys(device);
@@ -179,7 +178,7 @@ void Crossing::settle_dense(const Pair& pair) {
 }
 
 void Crossing::settle() {
-  for (size_t i = 0; i < pairs_.size(); ++i) {  // sparse ones add pairs
+  for (size_t i = 0; i < pairs_.size(); ++i) {  // sparse tensors add pairs
     const Pair pair = pairs_[i];
     if (pair.device.layout() == c10::kStrided) {
       settle_dense(pair);

@@ -1,4 +1,4 @@
-// The tensors of one operation: from a virtual GPU to the CPU kernel that does the work, and back.
+// The tensors of one operation: from a virtual GPU to the CPU kernel that computes it, and back.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -6,16 +6,17 @@
 
 namespace unisono::virtual_gpu {
 
-// A CPU tensor over the memory of a tensor of a virtual GPU; no copy. Keeps the memory, not the tensor.
+// A CPU tensor that shares the memory of a tensor of a virtual GPU, without a copy. It keeps the memory
+// alive, not the tensor.
 at::Tensor host_view(const at::Tensor& x);
 
 class Crossing {
  public:
-  // The CPU tensor that stands for `x` in this operation; `x` itself if it is on no GPU.
+  // The CPU tensor for `x` in this operation; `x` itself if it is not on a GPU.
   at::Tensor over(const at::Tensor& x);
-  // What becomes of a result: the argument it is, a view of an argument, or a new tensor of `device`.
+  // The GPU tensor for a result: one of the arguments, a view of one, or a new tensor on `device`.
   at::Tensor back(at::Tensor result, c10::Device device);
-  // The kernel may have resized what it has written: does the same to the arguments.
+  // The kernel may have resized its outputs: resizes the arguments likewise.
   void settle();
 
  private:

@@ -8,7 +8,7 @@
 
 #include "accounting.hpp"
 
-// Of Python, in whose process this library is.
+// Functions of Python, which loads this library.
 extern "C" {
 int Py_IsInitialized();
 int PyGILState_Ensure();
@@ -34,7 +34,7 @@ namespace {
 
 constexpr int32_t kInvalidDevice = 101;           // cudaErrorInvalidDevice
 constexpr int kPoolStreams = 32;                  // of each priority, as in c10/cuda/CUDAStream.cpp
-constexpr int64_t kFirstHandle = 0x560000000000;  // of no address a program has
+constexpr int64_t kFirstHandle = 0x560000000000;  // not an address of any program
 
 DeviceIndex count = 1;
 thread_local DeviceIndex current = 0;
@@ -53,7 +53,7 @@ std::array<std::atomic<uint32_t>, kMaxDevices> used[2];  // by priority
       "initializing the DSA handlers.");
 }
 
-// An event. Work is done when it is called for, so one that was recorded is complete.
+// An event. Work runs synchronously, so a recorded event is complete.
 struct Event {
   DeviceIndex device;
   std::chrono::steady_clock::time_point at;

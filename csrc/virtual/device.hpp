@@ -1,4 +1,4 @@
-// The devices: which is current, streams, events. What PyTorch asks of a device guard.
+// The devices: the current one, streams, events. Implements PyTorch's device guard.
 #pragma once
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
@@ -10,19 +10,19 @@ namespace unisono::virtual_gpu {
 c10::DeviceIndex device_count();
 void set_device_count(int count);
 c10::DeviceIndex current_device();
-// Raises PyTorch's "CUDA error: invalid device ordinal" for a device that is not there.
+// Raises PyTorch's "CUDA error: invalid device ordinal" for a device that does not exist.
 void set_current_device(c10::DeviceIndex index);
 // "cuda" is the current device, "cuda:7" of four raises.
 c10::Device resolved(c10::Device device);
 
 c10::Stream current_stream(c10::DeviceIndex device);
-// What `cudaStream_t` would be: unique per stream, 0 for the default one.
+// The value for `cudaStream_t`: unique per stream, 0 for the default one.
 int64_t stream_handle(c10::Stream stream);
 
 const c10::impl::DeviceGuardImplInterface* guard();
 
-// An exception of Python that is on its way is kept from Python code that runs meanwhile. The frames it
-// leaves let go of tensors.
+// Hides a Python exception that is being raised from Python code that runs meanwhile: the frames that the
+// exception leaves release tensors.
 class PythonError {
  public:
   static bool python_runs();
@@ -36,7 +36,7 @@ class PythonError {
   void *type_, *value_, *traceback_;
 };
 
-// Tells what the devices do to who asked for it (--check-streams), which is Python code.
+// Reports the devices' actions to the Python code that requested it (--check-streams).
 template <typename F>
 void trace(F tell) {
   if (const c10::impl::PyInterpreter* const interpreter = c10::impl::GPUTrace::get_trace();
@@ -46,7 +46,7 @@ void trace(F tell) {
   }
 }
 
-// Makes `device` the current one for a while.
+// Makes `device` the current one during its lifetime.
 class On {
  public:
   explicit On(c10::Device device) : before_(current_device()) { set_current_device(device.index()); }

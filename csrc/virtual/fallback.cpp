@@ -25,11 +25,11 @@ using torch::jit::Stack;
 
 namespace {
 
-// Composite operations that choose among kernels by device: the CPU's choice, as a whole.
+// Composite operations that choose among kernels by device: the CPU makes the choice.
 const std::set<std::string> kWhole{
     "aten::convolution",     "aten::convolution_backward",     "aten::_convolution",
     "aten::convolution.out", "aten::convolution_backward.out", "aten::_convolution.out"};
-// Operations with a kernel of their own: see kernels.cpp.
+// Operations with a kernel in kernels.cpp.
 const std::set<std::string> kOwn{"aten::copy_",
                                  "aten::empty.memory_format",
                                  "aten::empty_strided",
@@ -181,17 +181,17 @@ void register_on_cpu(const OperatorHandle& op, const std::string& name, Dispatch
       .impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor<OnCpu>(std::move(kernel)));
 }
 
-// In PyTorch's CUDA build: kernels that would look for a real device.
+// In PyTorch's CUDA build: kernels that would need a real device.
 void refuse(const OperatorHandle& op, Stack*) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       false, "Could not run '", op.operator_name(),
       "' on a virtual GPU: PyTorch has this operation in CUDA only. See docs/virtual-gpus.md.");
 }
 
-// There, too: kernels for CUDA of what PyTorch can also do with other operations.
+// Likewise: CUDA kernels of operations that PyTorch can also compose of others.
 void compose(const OperatorHandle& op, Stack* stack) {
   op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU),
-                     stack);  // the composite one: there is no other for the CPU
+                     stack);  // the composite one: the CPU has no other
 }
 
 void register_operation(const OperatorHandle& op, const std::string& name) {

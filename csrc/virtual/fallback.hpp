@@ -1,4 +1,4 @@
-// Every operation on a virtual GPU that has no kernel of its own here: the CPU's, on the same memory.
+// Every operation of a virtual GPU without a kernel here: the CPU kernel runs on the same memory.
 #pragma once
 
 namespace unisono::virtual_gpu {

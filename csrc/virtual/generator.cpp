@@ -13,10 +13,10 @@ namespace unisono::virtual_gpu {
 
 namespace {
 
-constexpr uint64_t kStep = 4;  // Philox gives four numbers at a time
+constexpr uint64_t kStep = 4;  // Philox produces four numbers at a time
 constexpr int64_t kStateBytes = 16;
 
-// splitmix64. An offset of 0 leaves the seed as it is: the first numbers are those of the CPU.
+// splitmix64. With offset 0 the seed does not change: the first numbers are those of the CPU.
 uint64_t mixed(uint64_t seed, uint64_t offset) {
   if (offset == 0) return seed;
   uint64_t z = seed + offset * 0x9e3779b97f4a7c15;

@@ -1,4 +1,4 @@
-// Random numbers of a virtual GPU: a seed and an offset, as CUDA's Philox generators have them.
+// Random numbers of a virtual GPU: a seed and an offset, as in CUDA's Philox generators.
 #pragma once
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Generator.h>
@@ -17,9 +17,8 @@ class VirtualGenerator final : public c10::GeneratorImpl {
   void set_state(const c10::TensorImpl& state) override;
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override;
 
-  // A CPU generator that gives the numbers for one operation. Each is seeded anew with seed and offset: a
-  // state that was saved and set again (activation checkpointing) repeats them. Hold the mutex while it is
-  // used.
+  // A CPU generator with the numbers for one operation. It is seeded again each time, with seed and offset:
+  // a restored state (activation checkpointing) repeats the numbers. Hold the mutex while it is used.
   const at::Generator& next();
 
  private:
@@ -29,7 +28,7 @@ class VirtualGenerator final : public c10::GeneratorImpl {
 };
 
 const at::Generator& default_generator(c10::DeviceIndex device);
-// The generator behind `given`. Raises PyTorch's text when it is not one of a virtual GPU.
+// The implementation of `given`. Raises PyTorch's error when it is not a virtual GPU's generator.
 VirtualGenerator& checked(const at::Generator& given);
 
 }  // namespace unisono::virtual_gpu

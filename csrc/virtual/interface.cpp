@@ -1,4 +1,4 @@
-// What Python calls (through ctypes), and what PyTorch finds registered when it looks for CUDA.
+// The functions that Python calls through ctypes, and the hooks that PyTorch finds registered for CUDA.
 #include <ATen/Context.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/GPUTrace.h>
@@ -67,7 +67,7 @@ struct Silent final : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
-// Work is done when it is called for, so the host's clock tells when.
+// Work runs synchronously, so the host's clock gives its times.
 struct Timer final : c10d::Timer {
   explicit Timer(Device) {}
   std::optional<int64_t> measureDifference(Event start, Event end) override {
@@ -80,7 +80,7 @@ struct Timer final : c10d::Timer {
 }  // namespace
 }  // namespace unisono::virtual_gpu
 
-// PyTorch makes the hooks once, when it first asks for them: hence this library comes before libtorch_python.
+// PyTorch makes the hooks once, at their first use: so this library must be loaded before libtorch_python.
 namespace at {
 static RegistererCUDAHooksRegistry virtual_hooks(
     "CUDAHooks", c10::REGISTRY_PREFERRED, CUDAHooksRegistry(),
@@ -97,7 +97,7 @@ using namespace unisono::virtual_gpu;
 extern "C" {
 
 // Before PyTorch is imported. `memory`: bytes of each device; `limited`: more is an error.
-// `physical`: which of the machine's devices each is.
+// `physical`: the number of each device on this machine.
 void unisono_virtual_open(int devices, const int* physical, int64_t memory, int limited, int poisoned,
                           int shared_descriptor) {
   set_device_count(devices);
@@ -106,8 +106,8 @@ void unisono_virtual_open(int devices, const int* physical, int64_t memory, int 
   neighbours().open(shared_descriptor);
 }
 
-// As soon as PyTorch's libraries are there. That kernels of its CUDA build are replaced is not worth a
-// warning.
+// Call once PyTorch's libraries are loaded. Suppresses the warning that kernels of its CUDA build are
+// replaced.
 void unisono_virtual_register() {
   Silent silent;
   const c10::WarningUtils::WarningHandlerGuard quiet(&silent);
@@ -117,8 +117,8 @@ void unisono_virtual_register() {
   register_operations();
 }
 
-// From now on torch.Generator("cuda:i") is the device's default one (Python has no other way to get it), or a
-// new one.
+// From now on torch.Generator("cuda:i") returns the device's default generator (Python has no other way to
+// get it), or a new one.
 void unisono_virtual_give_default(int yes) { give_default = yes != 0; }
 
 void unisono_virtual_trace(const c10::impl::PyInterpreter* interpreter) {
@@ -129,7 +129,7 @@ size_t unisono_virtual_shared_size() { return Neighbours::size(); }
 int unisono_virtual_count() { return device_count(); }
 int unisono_virtual_physical(int device) { return account(device).physical(); }
 int unisono_virtual_current() { return current_device(); }
-// 0, or 1 if there is no such device.
+// Returns 0, or 1 if there is no such device.
 int unisono_virtual_set(int device) {
   if (device >= device_count()) return 1;
   if (device >= 0) set_current_device(static_cast<DeviceIndex>(device));

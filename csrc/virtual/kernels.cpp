@@ -1,4 +1,4 @@
-// Operations that are about memory, and those PyTorch has in CUDA only.
+// Operations on memory, and those that PyTorch has for CUDA only.
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -105,10 +105,10 @@ std::tuple<Tensor, Tensor> native_dropout(const Tensor& x, double p, std::option
   return {at::_ops::mul_Tensor::call(scaled, mask), mask};
 }
 
-void record_stream(Tensor&, c10::Stream) {}  // nothing is under way when a tensor is let go
+void record_stream(Tensor&, c10::Stream) {}  // no work is under way when a tensor is freed
 
-// What Python's UntypedStorage.resize_ does, also to fewer bytes: 0 gives the memory back. `x` is any tensor
-// over it.
+// Python's UntypedStorage.resize_, also to fewer bytes: 0 frees the memory. `x`: any tensor with this
+// storage.
 void resize_storage(const Tensor& x, int64_t nbytes) {
   const On on(x.device());
   c10::StorageImpl* const storage = x.storage().unsafeGetStorageImpl();
@@ -120,7 +120,7 @@ void resize_storage(const Tensor& x, int64_t nbytes) {
   storage->set_nbytes(nbytes);
 }
 
-// The four softmax kernels: on CUDA they read half precision and write float, as autocast asks for.
+// The four softmax kernels: on CUDA they read half precision and write float, as autocast requires.
 template <typename Op>
 Tensor softmax(const Tensor& x, int64_t dim, bool half_to_float) {
   const at::AutoDispatchBelowADInplaceOrView below;
@@ -142,7 +142,7 @@ Tensor host(const Tensor& x) { return host_view(x); }
 
 }  // namespace
 
-// Called when everything of PyTorch is registered.
+// Call after PyTorch has registered all its operations.
 void register_kernels() {
   static torch::Library library(torch::Library::IMPL, "aten", DispatchKey::CUDA, __FILE__, __LINE__);
   library.impl("empty.memory_format", &empty);

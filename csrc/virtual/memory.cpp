@@ -36,7 +36,7 @@ std::string size_text(int64_t bytes) {
   return text.str();
 }
 
-// Word for word as c10/cuda/CUDACachingAllocator.cpp has it.
+// The same text as in c10/cuda/CUDACachingAllocator.cpp.
 [[noreturn]] void out_of_memory(int device, const OutOfMemory& why) {
   std::ostringstream text;
   text << "CUDA out of memory. Tried to allocate " << size_text(why.tried) << ". GPU " << device
@@ -68,7 +68,7 @@ Block* charge(DeviceIndex device, size_t nbytes) {
   }
 }
 
-// What a DataPtr of a virtual GPU carries: the host memory and the block it is charged as.
+// The context of a virtual GPU's DataPtr: the host memory and its block in the account.
 struct Held {
   DataPtr memory;
   Block* block;
@@ -137,7 +137,7 @@ c10::CachingDeviceAllocator::DeviceStats DeviceMemory::getDeviceStats(DeviceInde
   return stats;
 }
 
-// ---- pinned host memory: host memory that is remembered ----
+// ---- pinned host memory: host memory in a list ----
 
 struct Pinned {
   std::mutex mutex;

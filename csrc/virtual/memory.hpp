@@ -9,12 +9,11 @@ c10::DeviceAllocator* device_allocator();
 c10::Allocator* pinned_allocator();
 bool is_pinned(const void* at);
 
-// Fill new memory with a pattern, so that reading it before writing shows: NaN, or numbers that index
-// nothing.
+// Fills new memory with a pattern that reveals reads of uninitialised memory: NaN, or invalid indices.
 void set_poison(bool on);
 void poison(void* at, size_t nbytes, c10::ScalarType type);
 
-// The memory of a storage that a CPU kernel made, from now on the memory of `device`, and charged to it.
+// Makes the memory of a CPU kernel's storage memory of `device`, and charges it there.
 void adopt(c10::StorageImpl& storage, c10::Device device);
 
 }  // namespace unisono::virtual_gpu
