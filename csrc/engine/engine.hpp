@@ -154,8 +154,8 @@ class Engine {
   const std::function<bool()>* interrupt() const { return &interrupted_; }
 
  private:
-  Engine(const std::shared_ptr<Region>& region, int rank, EngineOptions&& options,
-         Connections connections, int complete);
+  Engine(const std::shared_ptr<Region>& region, int rank, EngineOptions&& options, Connections connections,
+         int complete);
   FaultKind execute(const Call& call, bool in_background, HeldLock* held);
   void perform(const Call& call, uint64_t fingerprint);
   void clear_up(const Call& call);

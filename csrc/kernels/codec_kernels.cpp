@@ -99,7 +99,8 @@ inline uint32_t largest_magnitude(const float* in, size_t n) {
 
 template <bool kStochastic>
 inline int32_t whole(float value, uint32_t random, int32_t most) {
-  if constexpr (!kStochastic) return static_cast<int32_t>(float_to_bits(value + bits_to_float(kPlaces)) - kPlaces);
+  if constexpr (!kStochastic)
+    return static_cast<int32_t>(float_to_bits(value + bits_to_float(kPlaces)) - kPlaces);
   const int32_t fixed = static_cast<int32_t>(value * 65536.0f) + static_cast<int32_t>(random & 0xffffu);
   const int32_t floor = fixed >> 16, below = floor < most ? floor : most;
   return below > -most ? below : -most;
@@ -256,7 +257,8 @@ size_t adam_range(float* parameter, const float* gradient, uint16_t* mean, uint1
     const uint32_t m_bits = float_to_bits(m) & ~kSign;
     const uint32_t m_code = kStochasticMean ? F169::stochastic(m_bits, random) : F169::nearest(m_bits);
     put(mean + i, saturated<F169>(m, m_code, beyond));
-    put(variance + i, saturated<U0610>(v, U0610::stochastic(float_to_bits(v) & ~kSign, random >> 16), beyond));
+    put(variance + i,
+        saturated<U0610>(v, U0610::stochastic(float_to_bits(v) & ~kSign, random >> 16), beyond));
   }
   return beyond;
 }

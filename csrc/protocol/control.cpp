@@ -285,7 +285,7 @@ void Control::refuse(int peer, const BadFrame& bad) {
 
 void Control::handle(int peer, const ControlFrame& frame) {
   RankCell& cell = world_.cell(peer);
-  world_.take_status(peer, frame.standing);
+  world_.take_status(peer, frame.status);
   Link& link = links_[static_cast<size_t>(peer)];
   if (frame.kind == Kind::kAsk) send_to(peer, Kind::kAnswer);
   if (frame.kind == Kind::kAnswer) answered(link);

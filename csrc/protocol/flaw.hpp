@@ -11,21 +11,21 @@ enum class Wire : uint32_t { kControl, kData, kMessages };
 constexpr size_t kWires = 3;
 
 // X(enumerator, what the value is)
-#define UNISONO_FLAWS(X)                                 \
-  X(kNone, "nothing")                                    \
-  X(kKind, "an unknown kind of frame")                   \
-  X(kRank, "a rank outside the group")                   \
-  X(kFault, "an unknown kind of fault")                  \
-  X(kDType, "an unknown element type")                   \
-  X(kOperation, "an unknown reduction")                  \
-  X(kLength, "an impossible length")                     \
-  X(kTag, "a negative tag")                              \
-  X(kLoan, "a message lent where nothing can be lent")   \
-  X(kFingerprint, "a fingerprint that no operation has") \
-  X(kStanding, "a call counted that was never begun")    \
-  X(kText, "a text without an end")                      \
-  X(kWire, "an unknown kind of connection")              \
-  X(kAfterEnd, "a frame behind the last one")
+#define UNISONO_FLAWS(X)                                        \
+  X(kNone, "nothing")                                           \
+  X(kKind, "an unknown kind of frame")                          \
+  X(kRank, "a rank outside the group")                          \
+  X(kFault, "an unknown kind of fault")                         \
+  X(kDType, "an unknown element type")                          \
+  X(kOperation, "an unknown reduction")                         \
+  X(kLength, "an impossible length")                            \
+  X(kTag, "a negative tag")                                     \
+  X(kLoan, "a message lent between ranks that cannot lend")     \
+  X(kFingerprint, "a fingerprint that no operation has")        \
+  X(kStatus, "the number of an operation that has not started") \
+  X(kText, "an unterminated text")                              \
+  X(kWire, "an unknown kind of connection")                     \
+  X(kAfterEnd, "a frame after the close message")
 
 enum class Flaw : uint32_t {
 #define X(enumerator, what) enumerator,

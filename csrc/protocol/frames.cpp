@@ -62,19 +62,19 @@ void move_all(Move& move, Fields&... fields) {
 // The fields of a control frame in order. Encoding and parsing both use this list.
 template <class Move, class Frame>
 void move_frame(Move& move, Frame& frame) {
-  auto& [kind, fault, standing] = frame;
+  auto& [kind, fault, status] = frame;
   auto& misfit = fault.misfit;
   move_all(move, kind, fault.kind, fault.by, fault.about, fault.signal, fault.exit_code, fault.seq);
   move_all(move, misfit.tag, misfit.wanted_form, misfit.got_form, misfit.wanted_nbytes, misfit.got_nbytes);
   move_all(move, misfit.seq, misfit.more, misfit.scratch);
   move_all(move, fault.frame.wire, fault.frame.flaw, fault.frame.value);
-  move_all(move, standing.started, standing.finished);
-  for (auto& call : standing.history) {
+  move_all(move, status.started, status.finished);
+  for (auto& call : status.history) {
     move_all(move, call.seq, call.fingerprint, call.numel, call.root);
     move_all(move, call.kind, call.dtype, call.op, call.algorithm);
   }
-  move_all(move, standing.remarked, standing.remark_seq);
-  move.text(standing.remark);
+  move_all(move, status.remarked, status.remark_seq);
+  move.text(status.remark);
 }
 
 BadFrame bad(Wire wire, Flaw flaw, uint64_t value) { return {wire, flaw, value}; }
@@ -99,17 +99,17 @@ BadFrame check(const Fault& fault, int ranks) {
   return {};
 }
 
-BadFrame check(const RankStatus& standing) {
-  if (standing.finished > standing.started) return bad(Wire::kControl, Flaw::kStanding, standing.finished);
-  for (const CallRecord& call : standing.history) {
-    if (call.seq > standing.started) return bad(Wire::kControl, Flaw::kStanding, call.seq);
+BadFrame check(const RankStatus& status) {
+  if (status.finished > status.started) return bad(Wire::kControl, Flaw::kStatus, status.finished);
+  for (const CallRecord& call : status.history) {
+    if (call.seq > status.started) return bad(Wire::kControl, Flaw::kStatus, call.seq);
     if (call.seq == 0) continue;
     const size_t dtype = call.dtype & ((1u << kCodecShift) - 1), codec = call.dtype >> kCodecShift;
     if (dtype >= kDTypeCount || codec > kCodecCount) return bad_control(Flaw::kDType, call.dtype);
     if (call.op >= kReduceOpCount) return bad_control(Flaw::kOperation, call.op);
   }
-  const bool ends = std::memchr(standing.remark, '\0', sizeof standing.remark) != nullptr;
-  if (standing.remarked > 1 || !ends) return bad_control(Flaw::kText, standing.remarked);
+  const bool ends = std::memchr(status.remark, '\0', sizeof status.remark) != nullptr;
+  if (status.remarked > 1 || !ends) return bad_control(Flaw::kText, status.remarked);
   return {};
 }
 
@@ -153,7 +153,7 @@ BadFrame parse(const ControlBytes& bytes, int ranks, ControlFrame& frame) {
     return bad_control(Flaw::kKind, static_cast<int64_t>(frame.kind));
   if (frame.kind == Kind::kAbort)
     if (const BadFrame found = check(frame.fault, ranks); found.flaw != Flaw::kNone) return found;
-  return check(frame.standing);
+  return check(frame.status);
 }
 
 std::string describe(const BadFrame& bad) {

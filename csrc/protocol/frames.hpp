@@ -82,7 +82,7 @@ struct ControlFrame {
   enum class Kind : uint32_t { kAsk = 1, kAnswer, kAbort, kLeft };
   Kind kind;
   Fault fault;  // kAbort
-  RankStatus standing;
+  RankStatus status;
 };
 constexpr size_t kControlBytes = 872;
 using ControlBytes = std::array<unsigned char, kControlBytes>;

@@ -104,9 +104,9 @@ uint64_t World::find(int rank, uint64_t fingerprint) {
   return 0;
 }
 
-void World::take_status(int rank, const RankStatus& standing) {
+void World::take_status(int rank, const RankStatus& status) {
   const std::lock_guard lock(remote_status_mutex_);
-  write_status(cell(rank), standing);
+  write_status(cell(rank), status);
 }
 
 RankStatus World::status_of(int rank) {
@@ -177,35 +177,35 @@ CallRecord read_record(const RankCell& cell, uint64_t seq) {
 }
 
 RankStatus read_status(RankCell& cell) {
-  RankStatus standing{};
-  standing.finished = cell.finished.load(std::memory_order_acquire);  // before `started`: never above it
-  standing.started = cell.started.load(std::memory_order_acquire);
-  for (uint64_t i = 0; i < kHistory; ++i) standing.history[i] = read_record(cell, i);
+  RankStatus status{};
+  status.finished = cell.finished.load(std::memory_order_acquire);  // before `started`: never above it
+  status.started = cell.started.load(std::memory_order_acquire);
+  for (uint64_t i = 0; i < kHistory; ++i) status.history[i] = read_record(cell, i);
   // R3. The rank may have begun an operation meanwhile: a record that it was writing is torn, and is dropped.
   std::atomic_thread_fence(std::memory_order_acquire);
   const uint64_t next = cell.started.load(std::memory_order_relaxed) + 1;
-  for (CallRecord& record : standing.history)
-    if (record.seq > standing.started || record.seq + kHistory <= next) record = {};
+  for (CallRecord& record : status.history)
+    if (record.seq > status.started || record.seq + kHistory <= next) record = {};
   if (cell.remark.state.load(std::memory_order_acquire) == 2) {
-    standing.remarked = 1;
-    standing.remark_seq = cell.remark.seq;
-    std::memcpy(standing.remark, cell.remark.text, kRemarkBytes);
+    status.remarked = 1;
+    status.remark_seq = cell.remark.seq;
+    std::memcpy(status.remark, cell.remark.text, kRemarkBytes);
   }
-  return standing;
+  return status;
 }
 
-void write_status(RankCell& cell, const RankStatus& standing) {
+void write_status(RankCell& cell, const RankStatus& status) {
   const auto raise = [](std::atomic<uint64_t>& held, uint64_t value) {
     uint64_t seen = held.load(std::memory_order_relaxed);
     while (seen < value && !held.compare_exchange_weak(seen, value, std::memory_order_release)) {
     }
   };
-  for (const CallRecord& record : standing.history)
+  for (const CallRecord& record : status.history)
     if (record.seq > read_record(cell, record.seq).seq) write_record(cell, record);
-  raise(cell.started, standing.started);
-  raise(cell.finished, standing.finished);
-  if (standing.remarked != 0)
-    write_remark(cell, standing.remark_seq, {standing.remark, strnlen(standing.remark, kRemarkBytes)});
+  raise(cell.started, status.started);
+  raise(cell.finished, status.finished);
+  if (status.remarked != 0)
+    write_remark(cell, status.remark_seq, {status.remark, strnlen(status.remark, kRemarkBytes)});
 }
 
 }  // namespace unisono

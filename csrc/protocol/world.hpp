@@ -62,7 +62,7 @@ class World {
   // The number of the remembered operation of `rank` with this fingerprint, or 0.
   uint64_t find(int rank, uint64_t fingerprint);
   // Stores the status that a rank of another host sent; several threads of this process receive them.
-  void take_status(int rank, const RankStatus& standing);
+  void take_status(int rank, const RankStatus& status);
   RankStatus status_of(int rank);
   // How this process accesses the memory of a rank of this host; maps its arena once that is published.
   PeerMemory memory_of(int rank);
@@ -99,7 +99,7 @@ inline void notify(EventCount& event) {
 
 RankStatus read_status(RankCell& cell);
 // Stores the status that another rank sent, unless a newer one is known.
-void write_status(RankCell& cell, const RankStatus& standing);
+void write_status(RankCell& cell, const RankStatus& status);
 void write_record(RankCell& cell, const CallRecord& record);
 // Only the first remark of a rank is stored; returns whether this is it.
 bool write_remark(RankCell& cell, uint64_t seq, std::string_view text);

@@ -231,8 +231,8 @@ void bind_engine(nb::module_& m) {
           [](Connections* self, std::vector<int> places, std::vector<int> hosts, std::vector<int> pids,
              const std::vector<int>& control, const std::vector<int>& data,
              const std::vector<int>& messages) {
-            new (self) Connections{std::move(places),  std::move(hosts), std::move(pids),
-                                   owned(control),     owned(data),      owned(messages)};
+            new (self) Connections{std::move(places), std::move(hosts), std::move(pids),
+                                   owned(control),    owned(data),      owned(messages)};
           },
           nb::arg("places"), nb::arg("hosts"), nb::arg("pids"), nb::arg("control"), nb::arg("data"),
           nb::arg("messages"),

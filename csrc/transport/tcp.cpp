@@ -222,11 +222,11 @@ void TcpTransport::note(int peer) {
   Edge& from = edge(peer);
   if (from.noted == seq_) return;
   from.noted = seq_;
-  RankStatus standing{};
-  standing.started = seq_;
-  standing.finished = seq_ - 1;
-  standing.history[0] = read_record(world_.cell(rank_), seq_);
-  world_.take_status(peer, standing);
+  RankStatus status{};
+  status.started = seq_;
+  status.finished = seq_ - 1;
+  status.history[0] = read_record(world_.cell(rank_), seq_);
+  world_.take_status(peer, status);
 }
 
 // ---- sleeping --------------------------------------------------------------------------------------

@@ -49,12 +49,12 @@ void control(const ControlBytes& bytes, int ranks) {
   ControlFrame frame;
   if (refused(parse(bytes, ranks, frame))) return;
   if (frame.kind == ControlFrame::Kind::kAbort) check_fault(frame.fault, ranks);
-  require(frame.standing.finished <= frame.standing.started, "no call ends before it begins");
-  for (const CallRecord& call : frame.standing.history)
+  require(frame.status.finished <= frame.status.started, "no call ends before it begins");
+  for (const CallRecord& call : frame.status.history)
     if (call.seq != 0)
-      require(call.seq <= frame.standing.started && call.dtype < kDTypeCount && call.op < kReduceOpCount,
+      require(call.seq <= frame.status.started && call.dtype < kDTypeCount && call.op < kReduceOpCount,
               "a remembered call is one");
-  require(std::memchr(frame.standing.remark, 0, sizeof frame.standing.remark) != nullptr, "the text ends");
+  require(std::memchr(frame.status.remark, 0, sizeof frame.status.remark) != nullptr, "the text ends");
   require(encode(frame) == bytes, "encode gives the bytes that parse has read");
 }
 

@@ -52,7 +52,7 @@ def test_no_frame_crashes_a_rank_or_takes_its_memory() -> None:
         ("control", struct.pack("<I", 77) + bytes(868), "an unknown kind of frame (77)"),
         ("control", struct.pack("<IIii", 3, 2, 1, 9) + bytes(856), "a rank outside the group (9)"),
         ("control", struct.pack("<IIii", 3, 99, 1, 1) + bytes(856), "an unknown kind of fault (99)"),
-        ("control", struct.pack("<I", 4).ljust(872, b"\0") * 2, "a frame behind the last one"),
+        ("control", struct.pack("<I", 4).ljust(872, b"\0") * 2, "a frame after the close message"),
     ],
 )  # fmt: skip
 def test_a_bad_frame_ends_the_group_and_its_sender_is_named(kind: str, frame: bytes, what: str) -> None:
