@@ -55,7 +55,8 @@ def test_sockets_are_closed_when_descriptors_run_out(left: int) -> None:
     joined = _native.Connections(places=[0, -1], hosts=[0, 1], pids=[os.getpid(), 1], **lists)
     with descriptors_left(left), pytest.raises(OSError, match="Too many open files"):
         _native.Engine(region, 0, [-1, -1], -1, 2, 0.0, 1 << 18, connections=joined)
-    assert all([ends(far) for _, far in pairs])
+    for _, far in pairs:
+        assert ends(far)
 
 
 def test_pidfds_are_closed_when_an_argument_is_refused() -> None:

@@ -309,7 +309,7 @@ class _Connector:
             peer = int(text) if text.isdecimal() else -1
             known = kind in KINDS and peer in self._lower
             if not known or not unauthenticated.remove(sock):  # it may have been disconnected just now
-                raise AuthenticationError(f"{name!r} is no lower rank of this group")
+                raise AuthenticationError(f"{name!r} is not a connection of a lower rank of this group")
             sock.sendall(WELCOME)
             self._prepare(sock, kind)
         except (OSError, AuthenticationError):

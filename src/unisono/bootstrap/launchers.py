@@ -58,7 +58,8 @@ def remedy(settings: Settings) -> str:
         return f"{several}: set {host}: mpiexec -genv MASTER_ADDR HOST -genv MASTER_PORT 29500 ..."
     if settings.launcher == "Slurm":
         return (
-            "This is the batch script, no task of a step. Start the ranks with srun: srun python script.py."
+            "This process is the batch script, not a task of a step. Start the ranks with srun: "
+            "srun python script.py."
         )
     if settings.launcher == "Kubernetes":
         return "Set MASTER_ADDR to the name of pod 0 (train-0.train) and MASTER_PORT to a port, for all pods."

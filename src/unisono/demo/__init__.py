@@ -1,12 +1,12 @@
-"""`unisono demo`: what Unisono is for, in a minute: training, a rank that dies, a benchmark; then PyTorch.
+"""`unisono demo`: Unisono in a minute: training, a rank that dies, a benchmark; then PyTorch.
 
-    numpy_train, numpy_model   one rank that trains in NumPy, and then loses another
+    numpy_train, numpy_model   one rank that trains in NumPy; then another rank is killed
     train, model               one rank that trains with PyTorch's DistributedDataParallel
-    numpy_part, ddp, timing    the parts as the command shows them; communication: what a step spends on it
+    numpy_part, ddp, timing    the parts of the command; communication: the share of a step
     corpus   the standard library's source text       jobs   starts the ranks, reads their reports
     screen   progress and comparison
 
-This module is the command; it does not import torch, the ranks do.
+This module is the command. It does not import torch; the ranks do.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-n", "--ranks", type=int, default=4, help="processes (default 4)")
     add("--only", choices=PARTS, help="one part: training in NumPy, the benchmark, PyTorch's DDP")
-    add("--numpy-seconds", type=float, default=20.0, help="of training in NumPy (default 20)")
+    add("--numpy-seconds", type=float, default=20.0, help="seconds of training in NumPy (default 20)")
     add("--steps", type=int, default=300, help="steps of DDP (default 300)")
-    add("--seconds", type=float, default=50.0, help="fewer steps of DDP if they took longer (default 50)")
+    add("--seconds", type=float, default=50.0, help="of DDP at most: it then runs fewer steps (default 50)")
     add("--batch", type=int, default=4, help="sequences per rank and step of DDP (default 4)")
-    add("--seed", type=int, default=0, help="of weights, data order and sample (default 0)")
-    add("--backends", default="unisono,gloo", help="of DDP: comma list, one run each (default unisono,gloo)")
+    add("--seed", type=int, default=0, help="seed of weights, data order and sample (default 0)")
+    add("--backends", default="unisono,gloo", help="backends of DDP, one run each (default unisono,gloo)")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the demo. Exit code: 0, 1 a run failed or ranks disagree, 2 usage, 130 interrupted."""
+    """Run the demo. Exit code: 0; 1: a run failed or ranks disagree; 2: wrong usage; 130: interrupted."""
     backends = [name.strip() for name in args.backends.split(",")]
     complaint = complain(args, backends)
     if complaint:
@@ -55,7 +55,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def complain(args: argparse.Namespace, backends: list[str]) -> str | None:
-    """Say what is wrong with the arguments or the installation, in one line."""
+    """Return the fault of the arguments or the installation, in one line; None: there is none."""
     if args.only == "ddp" and find_spec("torch") is None:
         return f"this needs PyTorch: {INSTALL_TORCH}"
     unknown = [name for name in backends if name not in ddp.BACKENDS]
@@ -68,7 +68,7 @@ def complain(args: argparse.Namespace, backends: list[str]) -> str | None:
 
 
 def run_parts(args: argparse.Namespace, backends: list[str], progress: Progress) -> int:
-    """Show one part after the other, up to one that fails."""
+    """Show the parts in order, up to one that fails."""
     for part in [args.only] if args.only else PARTS:
         if part == "numpy":
             code = numpy_part.show(args, progress)

@@ -1,13 +1,13 @@
-"""How long a training step communicates, measured the same way for every backend.
+"""Measures how long a training step communicates, in the same way for every backend.
 
-A DDP communication hook starts each bucket's all-reduce and notes when it began and when it was
-done. Two figures come out of a step:
+A DDP communication hook starts each bucket's all-reduce, and records its start and its end. A step
+has two figures:
 
-    exposed    time the step could not compute because of communication: what the hook itself took,
+    exposed    time the step could not compute because of communication: the time in the hook,
                plus the time from the last bucket's start to the return of backward()
     in flight  time during which at least one all-reduce was under way, hidden behind compute or not
 
-Both include waiting for ranks that are behind; with more ranks than cores that is a good part of them.
+Both include waiting for late ranks; with more ranks than cores that is a large part.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def union_s(intervals: Iterable[tuple[float, float]]) -> float:
 
 
 class Bucket(Protocol):
-    """What the hook needs of DDP's GradBucket."""
+    """The part of DDP's GradBucket that the hook uses."""
 
     def buffer(self) -> torch.Tensor:
         """The gradients of some parameters, flat."""
@@ -50,7 +50,7 @@ class CommunicationClock:
         self.start_step()
 
     def start_step(self) -> None:
-        """Forget the step before."""
+        """Clear the records of the step before."""
         self.in_hook_s = 0.0
         self.last_start = 0.0
         self.nbytes = 0
@@ -63,7 +63,7 @@ class CommunicationClock:
         work = dist.all_reduce(gradients, async_op=True)
 
         def done(future: Future[object]) -> torch.Tensor:
-            future.value()  # raises what went wrong
+            future.value()  # raises its error
             self.intervals.append((begin, time.perf_counter()))
             return gradients
 
@@ -74,7 +74,7 @@ class CommunicationClock:
         return result
 
     def exposed_s(self, backward_returned: float) -> float:
-        """Seconds of the step that communication kept from computing; call it after backward()."""
+        """Seconds of the step in which communication delayed computation; call it after backward()."""
         return self.in_hook_s + backward_returned - self.last_start
 
     def in_flight_s(self) -> float:

@@ -1,8 +1,8 @@
 """The demo's data: the source text of the running interpreter's standard library, as bytes.
 
-Real text that is on every machine, so nothing is downloaded. Tests and installed packages are left
-out; the files are read in sorted order, so every rank sees the same bytes. Four spaces become a tab:
-a model that sees single bytes would spend much of its minute on counting spaces.
+It is real text on every machine, so nothing is downloaded. Tests and installed packages are excluded.
+The files are read in sorted order, so every rank has the same bytes. Four spaces become a tab: a model of
+single bytes would spend much of its minute on learning to count spaces.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def read_corpus(max_bytes: int, folder: Path | None = None) -> bytes:
     """Return up to `max_bytes` of Python source, file after file in sorted order.
 
     Args:
-        folder: where to read; None: the standard library of this interpreter.
+        folder: the folder to read; None: the standard library of this interpreter.
     Raises:
         FileNotFoundError: the folder holds no Python source (some installs ship bytecode only).
     """
@@ -40,6 +40,6 @@ def read_corpus(max_bytes: int, folder: Path | None = None) -> bytes:
 
 
 def _sources(root: Path) -> list[Path]:
-    """Python files under `root`, tests and installed packages left out."""
+    """Python files under `root`, without tests and installed packages."""
     found = (path for path in root.rglob("*.py") if path.is_file())
     return sorted(path for path in found if SKIPPED_FOLDERS.isdisjoint(path.relative_to(root).parts))

@@ -32,7 +32,7 @@ def compare(args: argparse.Namespace, backends: list[str], progress: Progress) -
 def train_over(
     args: argparse.Namespace, backend: str, before: TrainingRecord | None, progress: Progress
 ) -> TrainingRecord | None:
-    """One run; None when it failed, which the launcher has explained by then."""
+    """One run; None when it failed: the launcher has printed the reason."""
     record = TrainingRecord(BACKENDS[backend])
     steps = args.steps if before is None else before.total
     arguments = {
@@ -67,7 +67,7 @@ def train_over(
 
 
 def tell_fewer_steps(record: TrainingRecord, seconds: float, progress: Progress) -> None:
-    """Explain why the number of steps changes: after a few of them it is known how long one takes."""
+    """Explain why the number of steps changes: the first steps show how long one takes."""
     planned, now = ([step["steps"] for step in record.steps[-2:]] * 2)[:2]
     if now != planned:
         progress.line(f"{record.name}: {now} of the {planned} steps fit into {seconds:g} s")

@@ -1,4 +1,4 @@
-"""Starts the ranks of one training run through the launcher, and reads what rank 0 reports."""
+"""Starts the ranks of one training run with the launcher, and reads the reports of rank 0."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ INTERRUPT_TIMEOUT_S = 5.0
 
 
 class TrainingJob:
-    """`unisono run -n ranks -m module ...`, bound to the life of this process.
+    """`unisono run -n ranks -m module ...`, which ends with this process.
 
-    A context manager: leaving it early interrupts the job, which takes its ranks along.
+    A context manager: an early exit interrupts the job and its ranks.
 
     Args:
-        show: gets every line of output that is not a report, such as a failing rank's traceback.
+        show: called with every line of output that is not a report, such as a failing rank's traceback.
     """
 
     def __init__(self, ranks: int, module: str, arguments: list[str], show: Callable[[str], None]) -> None:
@@ -66,11 +66,11 @@ class TrainingJob:
 
     @property
     def exit_code(self) -> int | None:
-        """How the job ended, as a shell would say it."""
+        """The exit code of the job, as in a shell."""
         return self.process.poll()
 
     def _lines(self) -> Iterator[str]:
-        """Whole lines of both streams, as they come."""
+        """Whole lines of both streams, in order of arrival."""
         rests: dict[int, bytes] = {}
         with selectors.DefaultSelector() as selector:
             for stream in (self.process.stdout, self.process.stderr):
@@ -87,7 +87,7 @@ class TrainingJob:
                     yield from (line.decode(errors="replace") for line in lines)
 
     def _interrupt(self) -> None:
-        """End the job as Ctrl-C would; kill it when that does not help."""
+        """End the job as by Ctrl-C; kill it if it continues."""
         with suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):

@@ -1,11 +1,11 @@
 """A small byte-level GPT: pre-norm transformer, learned positions, tied embedding.
 
 One addition to the usual model: a position starts from the embeddings of its own byte and of the
-few before it. Bytes say little alone; with this the first minute is spent on words, not on finding
-out which byte came before (loss 1.8 instead of 2.2 nats per byte after 300 steps of 2048 bytes).
+few before it. A single byte carries little information; with this the model learns words in the first
+minute, not which byte came before (loss 1.8 instead of 2.2 nats per byte after 300 steps of 2048 bytes).
 
-Source: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019; sizes chosen
-so that four ranks on two cores learn something readable in a minute.
+Source: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019; with these
+sizes four ranks on two cores write something readable after a minute.
 """
 
 # mypy: allow-subclassing-any

@@ -1,6 +1,6 @@
-"""A byte-level language model in NumPy, with its gradient by hand, and Adam.
+"""A byte-level language model in NumPy, with a hand-written gradient, and Adam.
 
-The bytes before a position are embedded, joined, and go through one hidden layer to the next byte.
+The bytes before a position are embedded and concatenated; one hidden layer predicts the next byte.
 
 Source: Bengio et al., "A Neural Probabilistic Language Model", JMLR 2003; Kingma and Ba, "Adam", 2015.
 """

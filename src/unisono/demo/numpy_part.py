@@ -1,4 +1,4 @@
-"""The demo's NumPy part: ranks train together, then one is killed and the others name it."""
+"""The demo's NumPy part: ranks train together; then one is killed, and the others report it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def tell_result(record: TrainingRecord, progress: Progress) -> None:
 
 
 def ending(report: Mapping[str, Any], kill: Mapping[str, Any]) -> str:
-    """One line on the kill, or on what a survivor was told, and how soon."""
+    """One line on the kill, or on a survivor's error and its delay."""
     if report["unisono_demo"] == "killed":
         return f"rank {report['rank']}: kill -9 {report['pid']}"
     return (
@@ -68,7 +68,7 @@ def ending(report: Mapping[str, Any], kill: Mapping[str, Any]) -> str:
 
 
 def complain(record: TrainingRecord, endings: list[Mapping[str, Any]], ranks: int, code: int | None) -> str:
-    """Say what is not as it should be; "" when all is."""
+    """Return the fault of the run; "" when there is none."""
     if not record.losses:
         return f"exit code {code}"
     if not record.identical:

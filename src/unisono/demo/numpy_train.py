@@ -1,7 +1,7 @@
 """One rank of the demo's NumPy part: `python -m unisono.demo.numpy_train`, started by a launcher.
 
 Data-parallel training with one all-reduce per step; then the last rank kills itself, and the others report
-what they were told. One JSON object a line on standard output; `unisono demo` reads them.
+their errors: one JSON object per line on standard output, for `unisono demo`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["main"]
 
 RATE = 3e-3
 WARMUP_STEPS = 20
-PILOT_STEPS = 10  # before the training, to see how many fit into the time
+PILOT_STEPS = 10  # before the training: how many steps fit into the time?
 PROMPT = b"def "
 CALLS_BEFORE_THE_KILL = 100
 
@@ -61,7 +61,7 @@ class Trainer:
         return {"loss": loss, "step_s": step_s, "exposed_s": reduced_s, "nbytes": gradient.nbytes}
 
     def steps_in(self, seconds: float) -> int:
-        """How many steps fit, timed on rank 0, the same on every rank. Nothing is learned meanwhile."""
+        """The number of steps that fit, timed on rank 0, the same on every rank. Trains nothing."""
         begin = time.perf_counter()
         for _ in range(PILOT_STEPS):
             self.step(0.0)

@@ -1,4 +1,4 @@
-"""What the demo shows: a progress line that stays in place on a terminal, then the comparison."""
+"""The demo's output: a progress line, updated in place on a terminal, then the comparison."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TrainingRecord:
                 setattr(self, name, value)
 
     def median_of(self, name: str) -> float:
-        """Median over the steps; the first ones allocate and are left out."""
+        """Median over the steps, without the first ones, which allocate."""
         return float(median(step[name] for step in self.steps[SKIPPED_STEPS:] or self.steps))
 
     def loss_after(self, steps: int) -> float:
@@ -59,7 +59,7 @@ class TrainingRecord:
 
 
 class Progress:
-    """Shows the steps of one run: in place on a terminal, else a line now and then."""
+    """Shows the steps of one run: in place on a terminal, else as occasional lines."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -86,7 +86,7 @@ class Progress:
         self._write(text + "\n")
 
     def clear(self) -> None:
-        """Take the progress line away."""
+        """Remove the progress line."""
         if self.drawn:
             self._write(CLEAR_LINE)
             self.drawn = False
@@ -97,7 +97,7 @@ class Progress:
 
 
 def progress_text(record: TrainingRecord) -> str:
-    """One line on where a run stands, averaged over the last steps; it fits into 80 columns."""
+    """One line on the progress of a run, averaged over the last steps; at most 80 columns."""
     recent = record.steps[-SMOOTHED_STEPS:]
     step_s, loss, nbytes = (fmean(step[name] for step in recent) for name in ("step_s", "loss", "nbytes"))
     share = fmean(step["exposed_s"] for step in recent) / step_s
@@ -110,7 +110,7 @@ def progress_text(record: TrainingRecord) -> str:
 
 
 def comparison(runs: Sequence[TrainingRecord]) -> str:
-    """The table at the end, one column per run, and how far the losses are apart."""
+    """The table at the end, one column per run, and the difference of the losses."""
     common = min(len(run.losses) for run in runs)
     rows = [
         ("", *(run.name for run in runs)),
@@ -132,8 +132,8 @@ def comparison(runs: Sequence[TrainingRecord]) -> str:
 def difference(first: TrainingRecord, second: TrainingRecord) -> str:
     """A line on the largest difference between two runs' losses.
 
-    Both started from the same weights and saw the same data. The sums of the gradients differ in the
-    last bit, because the ranks' contributions are added in another order, and training amplifies that.
+    Both have the same initial weights and the same data. The sums of the gradients differ in the last bit,
+    because the ranks' contributions are added in another order, and training amplifies that.
     """
     gaps = [abs(a - b) for a, b in zip(first.losses, second.losses, strict=False)]
     worst = max(range(len(gaps)), key=gaps.__getitem__)
@@ -144,7 +144,7 @@ def difference(first: TrainingRecord, second: TrainingRecord) -> str:
 
 
 def printable(text: str) -> str:
-    """Generated text with its indentation, and without what would upset a terminal.
+    """Generated text with its indentation, and without control characters.
 
     Example: "\\ta\\x1b[2Jb\\n" -> "    a.[2Jb\\n".
     """

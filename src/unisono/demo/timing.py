@@ -18,7 +18,7 @@ UNITS = ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 
 def show(progress: Progress) -> int:
-    """Measure, and show a line per size as soon as it is known. Return the exit code."""
+    """Measure, and show a line for each size when it is done. Return the exit code."""
     progress.line("\nall_reduce of f32 between 2 ranks, against one memcpy of the same size per rank")
     progress.line(f"    unisono {' '.join(BENCH)} -b {SIZES[0]} -e {SIZES[-1]} -f 64")
     progress.line(f"{'':>8}{'all_reduce':>14}{'memcpy':>14}{'wrong values':>14}")

@@ -2,7 +2,7 @@
 
 Plain PyTorch: DistributedSampler, DistributedDataParallel, AdamW. The backend is an argument, and
 nothing else differs between a run over Unisono and one over Gloo. Rank 0 reports on standard
-output, one JSON object a line; `unisono demo` reads them.
+output, one JSON object per line, for `unisono demo`.
 """
 
 # mypy: allow-subclassing-any
@@ -33,7 +33,7 @@ __all__ = ["main"]
 
 LEARNING_RATE = 3e-3
 WARMUP_STEPS = 30
-# Steps 2 to PILOT_STEPS are timed to see how many fit; they lie within the warm-up of the learning rate,
+# Steps 2 to PILOT_STEPS are timed to decide how many fit. They are part of the learning rate's warm-up,
 # which does not depend on the total.
 PILOT_STEPS = 10
 PROMPT = b"def "
@@ -66,7 +66,7 @@ def learning_rate(step: int, total: int) -> float:
 
 @dataclass
 class Step:
-    """What one step took and gave, on this rank."""
+    """The times and the loss of one step, on this rank."""
 
     loss: float
     step_s: float
@@ -200,7 +200,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument(
-        "--fixed-schedule", action="store_true", help="stopping early leaves the learning rate as it was"
+        "--fixed-schedule", action="store_true", help="an early stop does not change the learning rates"
     )
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
@@ -214,7 +214,7 @@ def main(argv: list[str] | None = None) -> int:
         dist.init_process_group(args.backend)
         run(args)
         dist.destroy_process_group()
-        if args.backend == "gloo":  # its threads outlive Python's end, and now and then abort the process
+        if args.backend == "gloo":  # its threads outlive the interpreter, and sometimes abort the process
             sys.stdout.flush()
             os._exit(0)
     except KeyboardInterrupt:

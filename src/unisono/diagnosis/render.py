@@ -54,7 +54,7 @@ def signal_name(number: int) -> str:
 
 def _where(report: FaultReport, for_all: bool) -> str:
     rank = f"size={report.size}" if for_all else f"rank={report.reporter}/{report.size}"
-    return f"group={report.group} seq={report.standing.started} {rank}"
+    return f"group={report.group} seq={report.status.started} {rank}"
 
 
 def _doing(report: FaultReport) -> str:

@@ -177,7 +177,7 @@ class FaultReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             raise ValueError(f"a fault report lists {len(self.ranks)} ranks of {self.size}")
 
     @property
-    def standing(self) -> RankState:
+    def status(self) -> RankState:
         """The status of the reporter."""
         return self.ranks[self.reporter]
 

@@ -28,7 +28,7 @@ from unisono.settings import Settings
 if TYPE_CHECKING:
     from traceback import TracebackException
 
-__all__ = ["MOST_NBYTES", "hand_on", "install", "uncaught"]
+__all__ = ["MOST_NBYTES", "install", "remember", "uncaught"]
 
 MOST_NBYTES = 96 << 10
 """The longest record; a longer one is sent without its report and with shortened texts."""
@@ -46,7 +46,7 @@ _handed_on: deque[UnisonoError] = deque(maxlen=8)
 """
 
 
-class _HandOver:
+class _ExceptHook:
     """The hook in `sys.excepthook`."""
 
     def __init__(self, fd: int, inode: int, rank: int, before: _Hook) -> None:
@@ -60,11 +60,11 @@ class _HandOver:
         quiet = handed = False
         with contextlib.suppress(Exception):  # __str__ of the caller's error class may raise
             quiet = isinstance(_meant(error), UnisonoError) and self._before is sys.__excepthook__
-            handed = os.getpid() == self._pid and self._hand_over(error, printed=not quiet)
+            handed = os.getpid() == self._pid and self._send(error, printed=not quiet)
         if not (quiet and handed):
             self._before(kind, error, trace)
 
-    def _hand_over(self, error: BaseException, *, printed: bool) -> bool:
+    def _send(self, error: BaseException, *, printed: bool) -> bool:
         data = _encoded(uncaught(error, self._rank, printed=printed))
         status = os.fstat(self._fd)
         if not stat.S_ISSOCK(status.st_mode) or status.st_ino != self._inode:
@@ -77,12 +77,12 @@ class _HandOver:
 
 def install(settings: Settings) -> None:
     """Send uncaught errors of this process to its launcher, if the launcher asks for them."""
-    if settings.report_fd is None or settings.rank is None or isinstance(sys.excepthook, _HandOver):
+    if settings.report_fd is None or settings.rank is None or isinstance(sys.excepthook, _ExceptHook):
         return
-    sys.excepthook = _HandOver(*settings.report_fd, settings.rank, sys.excepthook)
+    sys.excepthook = _ExceptHook(*settings.report_fd, settings.rank, sys.excepthook)
 
 
-def hand_on(error: Exception) -> None:
+def remember(error: Exception) -> None:
     """Remember an error of ours of which another library, such as PyTorch's C++, keeps only the text."""
     if isinstance(error, UnisonoError):
         _handed_on.append(copy.copy(error))  # without its frames, which hold buffers

@@ -1,4 +1,4 @@
-"""`unisono doctor`: what this machine is, what was found on it, and what Unisono can do here."""
+"""`unisono doctor`: this machine, the software on it, and what Unisono can do with them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from unisono.reduction import PremulSum, ReduceOp
 __all__ = ["add_arguments", "main"]
 
 GIB = 1 << 30
-OTHERS = {  # what is no plan, or made of others
+OTHERS = {  # operations without a plan, or made of others
     "send, recv": ("byte ring per pair of ranks",),
     "objects": ("encoded, then as bytes",),
     "coalesced": ("small buffers copied together, then as above",),
@@ -85,7 +85,7 @@ def _machine() -> Iterator[str]:
 
 
 def _interface(name: str) -> str:
-    """A network interface as the kernel describes it: "eth0 (up, 10000 Mbit/s)"."""
+    """A network interface by the kernel's description: "eth0 (up, 10000 Mbit/s)"."""
     state = _first_line(Path("/sys/class/net", name, "operstate")) or "unknown"
     speed = _first_line(Path("/sys/class/net", name, "speed"))
     known = speed.isdecimal() and int(speed) > 0
@@ -128,7 +128,7 @@ def _backends() -> Iterator[str]:
 
 
 def _tried() -> Iterator[str]:
-    """The table of operations and backends, then why something is not there."""
+    """The table of operations and backends, then the reasons why some are missing."""
     found: dict[str, dict[str, str]] = {}
     reasons: list[str] = []
     for name in BACKENDS:
@@ -158,7 +158,7 @@ def _operations() -> Iterator[str]:
 
 
 def _settings(settings: env.Settings) -> Iterator[str]:
-    """What a user may set, and what a launcher has set; by the names of the variables."""
+    """The variables that a user may set, and those that a launcher has set."""
     names = {variable.setting: variable.name for variable in reversed(env.VARIABLES)}
     for setting, value, origin in env.listing(settings):
         name = names.get(setting, setting) if origin == "default" else origin

@@ -1,8 +1,8 @@
-"""Which operations of each backend work here: tried, two ranks at a time, in processes of their own.
+"""Tries the operations of each backend on this machine, on two ranks in processes of their own.
 
-`try_backend(name)` starts the ranks with the launcher that the backend wants, `mpiexec` for MPI and
-`unisono run` for the others, and gives "yes", or why not, for every operation.
-Run as a program it is one of the ranks.
+`try_backend(name)` starts the ranks with the backend's launcher, `mpiexec` for MPI and `unisono run` for
+the others. It returns "yes", or the reason why not, for every operation. As a program this module is one of
+the ranks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from unisono.errors import NotSupported, UnisonoError
 __all__ = ["OPERATIONS", "try_backend"]
 
 TRIAL_S = 120.0
-"""How long the ranks of one backend may take, PyTorch's import included."""
+"""The time limit for the ranks of one backend, including PyTorch's import."""
 RANKS = 2
 MARK = "TRIED "
 PLACES = (
@@ -34,7 +34,7 @@ AS_ROOT = {
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }
-"""Open MPI's: root may start ranks, and more than there are cores."""
+"""For Open MPI: root may start ranks, and more than there are cores."""
 
 Try = Callable[[Any, Callable[..., Any]], Any]
 
@@ -112,19 +112,19 @@ OPERATIONS: dict[str, Try] = {
     "choice": lambda group, make: group.choice("all_reduce", 1 << 20),  # noqa: ARG005
     "last_seen": lambda group, make: group.last_seen(0),  # noqa: ARG005
 }
-"""Operations, and what else a call may ask for, each with a small call of it."""
+"""Operations and options of calls, each with a small call."""
 
 
 def try_backend(
     name: str, launcher: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Try every operation of a backend: "yes", or why it does not work here, by operation.
+    """Try every operation of a backend. Returns for each "yes", or the reason why it fails here.
 
     Args:
-        launcher: the command that starts the ranks of what follows; None: what is found here.
-        environ: theirs; None: this process's, without what it says of a job.
+        launcher: the command that starts ranks; None: the one on this machine.
+        environ: of the ranks; None: this process's, without the variables of a job.
     Raises:
-        UnisonoError: it could not be tried: it is not here, its ranks failed, or they took too long.
+        UnisonoError: the backend is not installed, its ranks failed, or they took too long.
     """
     command = [*(launcher or _launcher(name)), "-m", __name__, name]
     try:
@@ -132,17 +132,17 @@ def try_backend(
             command, env=environ or _environ(), capture_output=True, text=True, timeout=TRIAL_S, check=False
         )
     except subprocess.TimeoutExpired:
-        raise UnisonoError(f"tried for {TRIAL_S:.0f} s without an end") from None
+        raise UnisonoError(f"the trial did not end within {TRIAL_S:.0f} s") from None
     _, mark, told = ended.stdout.partition(MARK)
     if not mark:
         lines = [line for line in (ended.stderr or ended.stdout).splitlines() if line.strip()]
-        raise UnisonoError(f"its ranks failed: {lines[-1].strip() if lines else 'without a word'}")
+        raise UnisonoError(f"its ranks failed: {lines[-1].strip() if lines else 'without output'}")
     found: dict[str, str] = json.loads(told.partition("\n")[0])
     return found
 
 
 def _launcher(name: str) -> list[str]:
-    """The command that starts the ranks of the arguments that follow it."""
+    """The command before a program that starts its ranks."""
     if name == "mpi":
         if not is_available("mpi"):
             raise UnisonoError("mpi4py is not installed, or finds no library of MPI")
@@ -158,14 +158,14 @@ def _launcher(name: str) -> list[str]:
 
 
 def _environ() -> dict[str, str]:
-    """Of a job of its own, whatever this process is a rank of."""
+    """The environment of a separate job, even if this process is a rank."""
     of_a_job = {variable.name for variable in env.VARIABLES if variable.setting in PLACES}
     kept = {name: value for name, value in env.copy().items() if name not in of_a_job}
     return {**kept, "OMP_NUM_THREADS": "1", **AS_ROOT}
 
 
 def main(name: str) -> None:
-    """One rank: try all operations, and print how they went."""
+    """One rank: try all operations, and print the results."""
     from unisono.group import init_process_group
 
     if name == "nccl":
@@ -183,7 +183,7 @@ def main(name: str) -> None:
             else:
                 told[operation] = "yes"
         results = group.all_gather_object(told)
-        if group.rank == 0:  # what one rank is refused is not there
+        if group.rank == 0:  # an operation counts as missing if any rank refuses it
             merged = {key: next((one[key] for one in results if one[key] != "yes"), "yes") for key in told}
             print(MARK + json.dumps(merged), flush=True)
 

@@ -1,9 +1,9 @@
 """`unisono draw`: an algorithm as a picture, from its plan.
 
-    picture   the data: round by round who sends what to whom, what each rank holds, what it costs
-    diagram   the space-time diagram as SVG     page   the same as a page, round by round     colours
+    picture   the data: the messages of each round, what each rank holds, the cost
+    diagram   the space-time diagram as SVG     page   the same as an HTML page, round by round     colours
 
-It draws plans, of the catalogue or of the caller's own; the fields of --json are in docs/new-algorithm.md.
+It draws plans of the catalogue, and the caller's own; the fields of --json are in docs/new-algorithm.md.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--algorithm",
         default="",
         metavar="NAME",
-        help="of the catalogue, or file.py:function (default: the chosen one)",
+        help="a name of the catalogue, or file.py:function (default: the cost model's choice)",
     )
     add("-n", "--ranks", type=int, help=f"number of ranks (default {RANKS})")
     add(
         "--hosts",
         default="",
         metavar="HOSTS",
-        help="2x3: two hosts of three ranks; 3+2+1; 0,1,0,1: of each rank",
+        help="2x3: two hosts of three ranks; 3+2+1: ranks per host; 0,1,0,1: host of each rank",
     )
     add("--root", type=int, default=0, help="root of rooted collectives (default 0)")
     add(
         "--bytes",
         default="1M",
         metavar="SIZE",
-        help="of the whole buffer, for the predicted times (default 1M)",
+        help="size of the whole buffer, for the predicted times (default 1M)",
     )
     add("-o", "--output", metavar="FILE", help="FILE.svg: all rounds; FILE.html: one by one")
     add("--json", action="store_true", help="the picture's data on standard output")
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Draw, and print the file's name, or the data.
 
-    Exit code: 0, 1 a file that cannot be written, 2 usage, or a plan that is wrong.
+    Exit code: 0; 1: a file cannot be written; 2: wrong usage, or a wrong plan.
     """
     try:
         text = _drawn(args)
@@ -80,7 +80,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _drawn(args: argparse.Namespace) -> dict[str, str]:
-    """What was asked for: file name or "json" -> text."""
+    """The requested outputs: file name or "json" -> text."""
     from unisono.drawing.diagram import svg
     from unisono.drawing.page import html
     from unisono.drawing.picture import depict
@@ -90,7 +90,7 @@ def _drawn(args: argparse.Namespace) -> dict[str, str]:
     if args.output and suffix not in SUFFIXES:
         raise ValueError(f"-o {args.output}: expected a name that ends in {' or '.join(SUFFIXES)}")
     if not args.output and not args.json:
-        raise ValueError("where to? -o FILE.svg, -o FILE.html or --json")
+        raise ValueError("no output: give -o FILE.svg, -o FILE.html or --json")
     machine = _machine()
     try:
         nbytes = parse_size(args.bytes)

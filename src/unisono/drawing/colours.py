@@ -1,7 +1,7 @@
-"""The colours of chunks: Okabe and Ito's, which colour-blind people tell apart too, each in two shades.
+"""The colours of chunks: Okabe and Ito's, which colour-blind people can distinguish, each in two shades.
 
-Source: Okabe, Ito, "Color universal design", 2008. A number stands beside every colour, so that beyond
-sixteen chunks nothing is lost when they begin again.
+Source: Okabe, Ito, "Color universal design", 2008. Every colour comes with a number: beyond
+sixteen chunks the colours repeat.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BLACK, WHITE = 0, 255
 def _theme(
     paper: str, panel: str, ink: str, quiet: str, line: str, rail: str, towards: int
 ) -> dict[str, str]:
-    """Name -> colour; of chunk 0 the fill is f0, text on it t0. Second shades are mixed with `towards`."""
+    """Name -> colour; f0: the fill of chunk 0, t0: text on it. Second shades are mixed with `towards`."""
     theme = {"paper": paper, "panel": panel, "ink": ink, "quiet": quiet, "line": line, "rail": rail}
     for number, shade in enumerate([*BASE, *(_mixed(colour, towards) for colour in BASE)]):
         theme |= {f"f{number}": shade, f"t{number}": _text_on(shade)}
@@ -32,9 +32,9 @@ def variables() -> str:
 
 
 def styled(rules: str) -> str:
-    """CSS with $paper, $ink, $f0 ... written out, for light and for dark.
+    """CSS with the values of $paper, $ink, $f0 ..., for light and for dark.
 
-    Programs that show SVG and are no browsers know no CSS variables.
+    SVG viewers that are not browsers do not support CSS variables.
     """
     light, dark = (Template(rules).substitute(theme) for theme in (LIGHT, DARK))
     return f"{light}@media(prefers-color-scheme:dark){{{dark}}}"

@@ -1,7 +1,7 @@
 """The space-time diagram as SVG: ranks side by side, rounds downwards, an arrow for every message.
 
-Between two rows a rank sends one message at most and takes one at most. So every column has room for the
-label of the one it sends, arrows end each on its own column, and no text lies on another.
+Between two rows a rank sends at most one message and receives at most one. So every column has room for the
+label of its message, each arrow ends on a column of its own, and no texts overlap.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PILL = 17
 NARROWEST = 390
 GAP = 20
 LETTER = 6.1
-"""How wide a letter of 11 px is, at most."""
+"""The largest width of a letter of 11 px."""
 
 SHAPES = """
 text{font:11px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}
@@ -46,7 +46,7 @@ COLOURED = """
 text{fill:$ink}.quiet{fill:$quiet}.paper,.cell{fill:$paper}.host{fill:$panel}.rail{stroke:$rail}
 .cell{stroke:$line}.new{stroke:$ink}.pill{stroke:$paper}.fs{fill:$quiet}.ts{fill:$paper}.ls{stroke:$quiet}
 """ + "".join(f".f{n}{{fill:$f{n}}}.t{n}{{fill:$t{n}}}.l{n}{{stroke:$f{n}}}" for n in range(COLOURS))
-"""Of each chunk: its fill (f0), text on it (t0), a line (l0); s: of several chunks."""
+"""For each chunk: its fill (f0), text on it (t0), a line (l0); s: several chunks."""
 
 
 class _Lane(NamedTuple):
@@ -62,7 +62,7 @@ def svg(picture: Picture) -> str:
     """The diagram as an SVG document.
 
     Raises:
-        ValueError: more ranks, chunks or rounds than can be read.
+        ValueError: there are too many ranks, chunks or rounds for a readable picture.
     """
     plan = picture.plan
     check(plan.size, MOST_RANKS, "ranks")
@@ -72,7 +72,7 @@ def svg(picture: Picture) -> str:
 
 
 def check(number: int, most: int, what: str) -> None:
-    """Refuse what nobody could read.
+    """Refuse a picture that would be unreadable.
 
     Raises:
         ValueError: there are more than `most`.
@@ -82,7 +82,7 @@ def check(number: int, most: int, what: str) -> None:
 
 
 class _Diagram:
-    """Where everything of one picture lies, and its text as SVG."""
+    """The layout of one picture, and its SVG text."""
 
     def __init__(self, picture: Picture) -> None:
         self.picture = picture
@@ -112,15 +112,15 @@ class _Diagram:
     # ---- places --------------------------------------------------------------------------------------
 
     def row_y(self, row: int) -> float:
-        """The upper end of what ranks hold after round `row`; the start has no scratch memory."""
+        """The top of the cells after round `row`; the start has no scratch memory."""
         return self.top if row == 0 else self.top + LANE + row * BAND + (row - 1) * self.row_height
 
     def x(self, rank: int) -> float:
-        """The middle of a column."""
+        """The centre of a column."""
         return self.left + (rank + 0.5) * self.pitch
 
     def lanes(self, rank: int, row: int) -> list[_Lane]:
-        """What is shown of a rank in a row."""
+        """The lanes of a rank in a row."""
         y, found = self.row_y(row), []
         if row == 0:
             space = "out" if self.contract.in_place else "in"
@@ -266,7 +266,7 @@ class _Diagram:
         top, bottom = above + PILL - 3, self.row_y(row) - 7
         middle = (top + bottom) / 2
         colours = {self.picture.colour(value) % COLOURS for _, value in message.parts}
-        colour = str(colours.pop()) if len(colours) == 1 else "s"  # of several chunks
+        colour = str(colours.pop()) if len(colours) == 1 else "s"  # several chunks
         text = message_label(self.picture, message)
         if len(text) * LETTER + 6 > self.pitch - 4:
             text = _count(len(message.parts), "chunk")
@@ -286,7 +286,7 @@ class _Diagram:
 
 
 def message_label(picture: Picture, message: Message) -> str:
-    """What is written on an arrow: the chunks that it carries."""
+    """The label of an arrow: the chunks that it carries."""
     if len(message.parts) == 1:
         return picture.label(message.parts[0][1])
     return numbers(tuple(dict.fromkeys(picture.colour(value) for _, value in message.parts)))
@@ -304,7 +304,7 @@ def _legend(picture: Picture, letters: int, scratch: bool) -> list[str]:
 
 
 def _figures(picture: Picture) -> str:
-    """The times' figures and what they come to."""
+    """The figures of the cost model, and the time that follows from them."""
     cost = picture.cost
     where = "measured here" if cost.calibrated else "an ordinary machine"
     a = f"a = {_seconds(cost.a_s)}"

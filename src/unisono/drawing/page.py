@@ -17,7 +17,7 @@ def html(picture: Picture) -> str:
     """The page as text.
 
     Raises:
-        ValueError: more ranks, chunks or rounds than can be read.
+        ValueError: there are too many ranks, chunks or rounds for a readable picture.
     """
     data = json.dumps(picture.record(), separators=(",", ":")).replace("<", "\\u003c")
     parts = {
@@ -29,6 +29,6 @@ def html(picture: Picture) -> str:
     }
     text = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     for mark, part in parts.items():
-        before, _, after = text.partition(mark)  # what was put in is not looked at again
+        before, _, after = text.partition(mark)  # inserted text is not searched
         text = before + part + after
     return text

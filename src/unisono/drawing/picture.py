@@ -1,7 +1,7 @@
-"""A plan as the data of a picture: round by round who sends what to whom, and what each rank then holds.
+"""A plan as the data of a picture: the messages of each round, and what each rank then holds.
 
 Nothing is simulated here. The values are the proof's (`plans.proof`), the rounds and times the cost model's
-(`costs.timing`): in a round every rank sends one message at most and takes one at most.
+(`costs.timing`): in a round every rank sends at most one message and receives at most one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Change", "Cost", "Message", "Picture", "Round", "depict", "numbers"]
 
 
 class Message(NamedTuple):
-    """What `sender` sends `receiver` at once: chunks of the sender, and the value of each."""
+    """One message from `sender` to `receiver`: chunks of the sender, and the value of each."""
 
     sender: int
     receiver: int
@@ -28,7 +28,7 @@ class Message(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A rank's `step` ("recv", "reduce", "copy") wrote `value` into `chunk`, from what ranks `frm` sent."""
+    """A rank's `step` ("recv", "reduce", "copy") wrote `value` into `chunk`, from messages of ranks `frm`."""
 
     rank: int
     chunk: Chunk
@@ -38,7 +38,7 @@ class Change(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What happens between two rows of the picture.
+    """The events between two rows of the picture.
 
     Attributes:
         number: 1 for the first.  end_s: when it is over, by the cost model, from the start of the plan.
@@ -51,14 +51,14 @@ class Round(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What the plan costs.
+    """The cost of a plan.
 
     Attributes:
-        rounds: latencies paid one after the other.  messages, sent: the most of a rank; sent is a part of
-            the buffer, as "3/2".  formula: see `price.formula`.
+        rounds: successive latencies.  messages, sent: the most of any rank; sent is a part of
+            the buffer, such as "3/2".  formula: see `price.formula`.
         crossing: the most that leaves a host, a part of the buffer; "" on one host.
         nbytes: of the whole buffer, for the figures in seconds.  seconds: until the last rank is done.
-        call_s: of a call as `unisono bench` predicts it: in shared memory a rank writes once for all.
+        call_s: of a call, as `unisono bench` predicts: in shared memory a rank writes once for all receivers.
         a_s, b_s, g_s: of a message, of one of its bytes, of a byte reduced.  far_a_s, far_b_s: between hosts.
         calibrated: whether these were measured on this machine.
     """
@@ -102,23 +102,23 @@ class Picture(NamedTuple):
         return rows
 
     def complete(self, value: Value) -> float:
-        """How much of what is wanted a value holds, from 0 to 1.
+        """The share of the final value that a value holds, from 0 to 1.
 
-        Of a reduction: the share of the ranks whose contributions are in. Otherwise 1, or 0 for what no rank
-        wants: before a broadcast the buffers of all ranks but the root.
+        In a reduction: the share of the ranks whose contributions it includes. Otherwise 1, or 0 for a value
+        that no rank needs: before a broadcast the buffers of all ranks but the root.
         """
         if CONTRACTS[self.plan.collective].reduces:
             return value.ranks.bit_count() / self.plan.size
         return float(self.plan.collective != "broadcast" or value.ranks == 1 << self.plan.root)
 
     def colour(self, value: Value) -> int:
-        """The number that its colour stands for: of its block, or of its rank where blocks are gathered."""
+        """The number of its colour: of its block, or of its rank where blocks are gathered."""
         if CONTRACTS[self.plan.collective].out_blocks == "p":
             return value.ranks.bit_length() - 1
         return value.block
 
     def label(self, value: Value) -> str:
-        """A value in a few letters: its chunk, or whose it is where the buffer is not cut.
+        """A short label of a value: its chunk, or its ranks where the buffer is not cut.
 
         Examples: "2" chunk 2; "r1" the contribution of rank 1; "Σ0–3" those of ranks 0 to 3, combined; "1→3"
         what rank 1 has for rank 3.
@@ -131,7 +131,7 @@ class Picture(NamedTuple):
         return str(self.colour(value))
 
     def record(self) -> dict[str, Any]:
-        """The picture as JSON has it; docs/new-algorithm.md describes the fields."""
+        """The picture as JSON data; docs/new-algorithm.md describes the fields."""
         plan = self.plan
         return {
             "collective": plan.collective,
@@ -197,7 +197,7 @@ class Picture(NamedTuple):
         return f"rank {change.rank} {how}{self._whose(change.value, 'now ')}"
 
     def _whose(self, value: Value, now: str = "") -> str:
-        """Whose contributions a value combines, where that can be more than one."""
+        """The ranks whose contributions a value combines, where there can be several."""
         if not CONTRACTS[self.plan.collective].reduces:
             return ""
         ranks = ranks_of(value)
@@ -224,12 +224,12 @@ def numbers(values: tuple[int, ...]) -> str:
 
 
 def depict(plan: Plan, nbytes: int = 1 << 20, machine: Calibration = DEFAULTS) -> Picture:
-    """Prove a plan, and look at every round of it.
+    """Prove a plan, and record every round of it.
 
     Args:
-        nbytes: of the whole buffer, for the predicted times.  machine: the figures of the cost model.
+        nbytes: size of the whole buffer, for the predicted times.  machine: the figures of the cost model.
     Raises:
-        PlanError: the plan is wrong; the message shows the rank and the step.
+        PlanError: the plan is wrong; the text names the rank and the step.
     """
     prove(plan)
     if not CONTRACTS[plan.collective].counts:

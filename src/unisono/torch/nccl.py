@@ -213,7 +213,7 @@ class NCCLConfig(SimpleNamespace):
         super().__init__(blocking=1, cga_cluster_size=4, min_ctas=1, max_ctas=32, net_name="", split_share=0)
 
 
-class StandIn(type):
+class Replacement(type):
     """The metaclass of the class that replaces PyTorch's ProcessGroupNCCL."""
 
     def __call__(cls, store: Any, rank: int, size: int, options: Any = None) -> Any:
@@ -252,11 +252,11 @@ def _hash_tensors(tensors: list[torch.Tensor], mode: int = 0) -> int:  # noqa: A
 def make() -> None:
     """Install the replacement of ProcessGroupNCCL. Called when virtual GPUs are turned on."""
     namespace = {"Options": Options, "NCCLConfig": NCCLConfig, "__module__": c10d.__name__}
-    stand_in: Any = StandIn("ProcessGroupNCCL", (), namespace)
+    replacement: Any = Replacement("ProcessGroupNCCL", (), namespace)
     low: Any = torch._C._distributed_c10d
     module: Any
     for module in (c10d, torch.distributed, low):
-        module.ProcessGroupNCCL = stand_in
+        module.ProcessGroupNCCL = replacement
     low._hash_tensors = _hash_tensors
     named: Any = c10d
     named._NCCL_AVAILABLE = True

@@ -36,9 +36,9 @@ def register() -> None:
 
         nccl.make()
     original = getattr(module, "ProcessGroupGloo", None)  # None: PyTorch without Gloo raises its own error
-    if env.replaced() == "gloo" and type(original) not in (StandIn, type(None)):
+    if env.replaced() == "gloo" and type(original) not in (Replacement, type(None)):
         module.Backend.register_backend(ORIGINAL, original, devices=["cpu"])
-        module.ProcessGroupGloo = StandIn("ProcessGroupGloo", (), {"original": original})
+        module.ProcessGroupGloo = Replacement("ProcessGroupGloo", (), {"original": original})
 
 
 def _create(given: Any, backend_options: Any) -> ProcessGroup:
@@ -47,7 +47,7 @@ def _create(given: Any, backend_options: Any) -> ProcessGroup:
     return create(given, backend_options)
 
 
-class StandIn(type):
+class Replacement(type):
     """The metaclass of the class that replaces ProcessGroupGloo in distributed_c10d.
 
     A call makes a process group of Unisono. Attributes are those of PyTorch's class, and real Gloo groups are

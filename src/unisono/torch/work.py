@@ -383,6 +383,6 @@ def _outcome(work: UnisonoWork) -> list[torch.Tensor] | Exception:
     try:
         work.wait()
     except Exception as error:  # noqa: BLE001  (the future's, whatever it is)
-        uncaught.hand_on(error)
+        uncaught.remember(error)
         return error.with_traceback(None)
     return work.outputs

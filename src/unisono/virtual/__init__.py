@@ -1,4 +1,4 @@
-"""Virtual GPUs: CUDA devices of host memory, so that code for several GPUs runs, and fails, on any machine.
+"""Virtual GPUs: CUDA devices in host memory. Code for several GPUs runs, and fails, as on GPUs.
 
     unisono run --virtual-gpus 4 train.py       # or, in a program, before PyTorch is imported:
     import unisono.virtual

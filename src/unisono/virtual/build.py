@@ -1,7 +1,7 @@
 """Compiles the native library against the installed PyTorch, once; keeps it in the cache folder.
 
-It is compiled at first use because it needs PyTorch's headers and only fits the version it was compiled for.
-Two translation units, because nearly all the time goes into reading PyTorch's headers.
+It is compiled at its first use: it needs PyTorch's headers, and works with one version of PyTorch only. There
+are two translation units, because PyTorch's headers take most of the compile time.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ COMPILERS = ("g++", "c++", "clang++")
 
 
 def torch_folder() -> Path:
-    """Return where PyTorch is installed, without importing it.
+    """Return the folder of the installed PyTorch, without importing it.
 
     Raises:
-        ImportError: it is not.
+        ImportError: PyTorch is not installed.
     """
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.origin:
@@ -46,7 +46,7 @@ def torch_folder() -> Path:
 
 
 def sources() -> Path:
-    """Return the folder of the C++ sources: in the wheel beside this file, else in the source tree."""
+    """Return the folder of the C++ sources: beside this file in a wheel, else in the source tree."""
     here = Path(__file__).resolve().parent
     packed = here / "csrc"
     return packed if packed.is_dir() else here.parents[2] / "csrc" / "virtual"
@@ -55,10 +55,10 @@ def sources() -> Path:
 def build(torch: Path, cache: Path, version: str, extra: tuple[str, ...] = ()) -> Path:
     """Return the library for the PyTorch in folder `torch`; compile it if it is not in `cache`.
 
-    Other processes that need it meanwhile wait. Shows progress on stderr.
+    Other processes that need it wait meanwhile. Shows progress on stderr.
 
     Raises:
-        RuntimeError: no compiler, or it failed; says what to do.
+        RuntimeError: there is no compiler, or it failed; the text says what to do.
     """
     name = f"virtual-torch{version}-{_digest(torch, extra)}.so"
     made = cache / name
@@ -72,7 +72,7 @@ def build(torch: Path, cache: Path, version: str, extra: tuple[str, ...] = ()) -
 
 
 def _digest(torch: Path, extra: tuple[str, ...]) -> str:
-    """Tell apart what the library depends on besides PyTorch's version: our sources, the place of PyTorch."""
+    """Hash the inputs of the build besides PyTorch's version: our sources, the folder of PyTorch."""
     hashed = hashlib.sha256(f"{torch}{FLAGS}{extra}".encode())
     for path in sorted([*sources().glob("*.?pp"), Path(operations.__file__)]):
         hashed.update(path.read_bytes())
@@ -118,7 +118,7 @@ def _compile(torch: Path, made: Path, extra: tuple[str, ...]) -> None:
 
 
 def _run(commands: list[list[str]], began: float) -> None:
-    """Run all at once; show the seconds while they run."""
+    """Run all commands at the same time; show the elapsed seconds."""
     running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
     try:
         for process in running:

@@ -1,4 +1,4 @@
-"""Copies between the devices of one process: what DataParallel and `torch.cuda.comm` call in `torch._C`."""
+"""Copies between the devices of one process, for DataParallel and `torch.cuda.comm`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The functions of `torch._C` that only PyTorch's CUDA build has. `torch.cuda` calls them.
 
-What a virtual GPU cannot do is refused here, with a reason. docs/virtual-gpus.md lists it.
+Calls that a virtual GPU does not support raise an error with a reason. docs/virtual-gpus.md lists them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ TUNABLE = (
 
 
 class DeviceProperties:
-    """What `torch.cuda.get_device_properties` returns: the figures of an A100, the name and memory apart."""
+    """Returned by `torch.cuda.get_device_properties`: the values of an A100, except name and memory."""
 
     name = "Virtual GPU"
     major, minor = 8, 0
@@ -89,7 +89,7 @@ class DeviceProperties:
     pci_domain_id = pci_device_id = 0
 
     def __init__(self, index: int, memory: int) -> None:
-        """`index`: which of the machine's devices it is, as a driver counts them."""
+        """`index`: the number of the device on this machine, as a driver counts."""
         self.total_memory = memory
         self.pci_bus_id = index + 1
         self.uuid = f"00000000-0000-0000-0000-{index:012x}"
@@ -104,7 +104,7 @@ class DeviceProperties:
 
 
 def install(c: ModuleType, library: Library, settings: Settings) -> None:
-    """Put everything into `torch._C`, whose import is just over."""
+    """Add all functions to `torch._C`, which has just been imported."""
     python = TorchPython(build.torch_folder() / "lib" / "libtorch_python.so")
     given: dict[str, Any] = {
         **{name: refusal(name, why) for name, why in REFUSED.items()},
@@ -123,7 +123,7 @@ def install(c: ModuleType, library: Library, settings: Settings) -> None:
 
 
 def _function(name: str, called: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function of its own for each name: PyTorch's compiler keeps rules by function."""
+    """Make a separate function for each name: PyTorch's compiler has rules by function."""
 
     def function(*args: Any, **kwargs: Any) -> Any:
         return called(*args, **kwargs)
@@ -133,7 +133,7 @@ def _function(name: str, called: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def refusal(name: str, why: str) -> Callable[..., NoReturn]:
-    """Make a function that refuses, for a reason. ("_cuda_x", "it has none") -> "x: not on a ..."."""
+    """Make a function that raises an error. ("_cuda_x", "it has none") -> "x: not on a ..."."""
     shown = name.removeprefix("_").removeprefix("cuda_")
 
     def refuse(*args: object, **kwargs: object) -> NoReturn:
@@ -232,7 +232,7 @@ def _module(name: str, **functions: Any) -> ModuleType:
 
 
 def _runtime(library: Library) -> ModuleType:
-    """Stand in for the module `torch._C._cudart`."""
+    """Make the module `torch._C._cudart`."""
     error = type("cudaError", (int,), {"success": 0})
     return _module(
         "_cudart",
@@ -320,7 +320,7 @@ def _rest() -> dict[str, Any]:
 
 
 def _initialize(library: Library, python: TorchPython, settings: Settings) -> Callable[[], None]:
-    """Make `torch._C._cuda_init`: the first use of a device."""
+    """Make `torch._C._cuda_init`, which the first use of a device calls."""
 
     def initialize() -> None:
         torch = sys.modules["torch"]

@@ -14,14 +14,14 @@ SITE = os.path.join(os.path.dirname(__file__), "site")
 
 
 class Asked(NamedTuple):
-    """What the environment says. `visible`: CUDA_VISIBLE_DEVICES; an empty one hides all devices."""
+    """The settings in the environment. `visible`: CUDA_VISIBLE_DEVICES; an empty one hides all devices."""
 
     settings: env.Settings
     visible: str | None
 
 
 def asked(environ: Mapping[str, str] | None = None) -> Asked:
-    """Read what virtual GPUs ask for, and nothing else: this runs before anything of a job is looked at."""
+    """Read the variables of virtual GPUs only: this runs before a job's variables are read."""
     environ = env.copy() if environ is None else environ
     ours = {k: v for k, v in environ.items() if k.startswith("UNISONO_VIRTUAL") or k == "XDG_CACHE_HOME"}
     return Asked(env.read(ours), environ.get("CUDA_VISIBLE_DEVICES"))
@@ -30,7 +30,7 @@ def asked(environ: Mapping[str, str] | None = None) -> Asked:
 def set_for_children(
     environ: MutableMapping[str, str], gpus: int, memory: str, *, poison: bool, check_streams: bool
 ) -> None:
-    """Turn virtual GPUs on in every Python that starts with `environ`: a sitecustomize comes first there."""
+    """Enable virtual GPUs in every Python that starts with `environ`, through a sitecustomize module."""
     environ.update(
         UNISONO_VIRTUAL_GPUS=str(gpus),
         UNISONO_VIRTUAL_MEMORY=memory,

@@ -1,6 +1,6 @@
-"""Stands by while PyTorch is imported: the library is loaded before it, its C functions come into `torch._C`.
+"""Hooks into the import of PyTorch: loads the library before it, and adds C functions to `torch._C`.
 
-`torch.cuda` then finds there what it finds in PyTorch's CUDA build, and runs as it is.
+`torch.cuda` then finds the same functions as in PyTorch's CUDA build, and runs unchanged.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Importing(importlib.abc.MetaPathFinder):
         path: Sequence[str] | None,  # noqa: ARG002
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> ModuleSpec | None:
-        """Find it as others do, and wrap its loader."""
+        """Find it by the other finders, and wrap its loader."""
         if self._finding or (fullname not in self._before and fullname not in self._after):
             return None
         self._finding = True
@@ -52,7 +52,7 @@ class Importing(importlib.abc.MetaPathFinder):
 
 
 class _Loader:
-    """A module's loader, with a call before and one after."""
+    """A module's loader, with a call before it and one after it."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class _Loader:
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
         if module.__spec__ is not None:
-            module.__spec__.loader = self._loader  # what looks at it finds PyTorch's own
+            module.__spec__.loader = self._loader  # readers of it find PyTorch's own loader
         module.__loader__ = self._loader
         if self._run_after:
             self._run_after(module)
@@ -83,5 +83,5 @@ class _Loader:
 
 
 def already_imported() -> bool:
-    """Whether it is too late."""
+    """Whether PyTorch has been imported."""
     return "torch" in sys.modules

@@ -1,4 +1,4 @@
-"""Operations that PyTorch has for CUDA only, written with others: SyncBatchNorm's, fused cells, dropout.
+"""Operations that PyTorch has for CUDA only, composed of others: SyncBatchNorm's, fused cells, dropout.
 
 Formulas: Ioffe and Szegedy 2015 (batch norm), Hochreiter and Schmidhuber 1997 (LSTM), Cho et al. 2014 (GRU).
 """
@@ -16,12 +16,12 @@ __all__ = ["register"]
 
 
 def _others(x: Tensor) -> list[int]:
-    """Return all dimensions but that of the channels."""
+    """Return all dimensions except the channels."""
     return [d for d in range(x.dim()) if d != 1]
 
 
 def _shaped(vector: Tensor, x: Tensor) -> Tensor:
-    """Lay a value per channel along dimension 1 of x."""
+    """Reshape a value per channel to dimension 1 of x."""
     return vector.view([-1 if d == 1 else 1 for d in range(x.dim())])
 
 
@@ -45,7 +45,7 @@ def batch_norm_gather_stats_with_counts(
     eps: float,
     counts: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Join the statistics of several ranks, one row each; update the running ones."""
+    """Combine the statistics of several ranks, one row each; update the running ones."""
     n = counts.to(mean.dtype).view(-1, 1)
     total = n.sum()
     together = (mean * n).sum(0) / total
@@ -67,7 +67,7 @@ def batch_norm_gather_stats(
     eps: float,
     count: int,
 ) -> tuple[Tensor, Tensor]:
-    """Join the statistics of ranks with equally many elements."""
+    """Combine the statistics of ranks with equally many elements."""
     counts = torch.full((mean.shape[0],), count, device=mean.device)
     return batch_norm_gather_stats_with_counts(
         x, mean, invstd, running_mean, running_var, momentum, eps, counts
@@ -173,7 +173,7 @@ def lstm_cell_backward(
 def gru_cell(
     inputs: Tensor, hidden: Tensor, hx: Tensor, input_bias: Tensor | None, hidden_bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return hy, and what the backward pass needs."""
+    """Return hy, and the workspace for the backward pass."""
     ir, iz, inew = _plus(inputs, input_bias).chunk(3, 1)
     hr, hz, hn = _plus(hidden, hidden_bias).chunk(3, 1)
     r, z = (ir + hr).sigmoid(), (iz + hz).sigmoid()
@@ -253,7 +253,7 @@ KERNELS = {
 
 
 def register() -> Any:
-    """Register them all; they last as long as what is returned."""
+    """Register them all, for the lifetime of the returned object."""
     make: Any = torch.library.Library
     library = make("aten", "IMPL")
     for name, kernel in KERNELS.items():

@@ -1,4 +1,4 @@
-"""The native library of virtual GPUs (csrc/virtual/interface.cpp), seen through ctypes."""
+"""The native library of virtual GPUs (csrc/virtual/interface.cpp), called through ctypes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Library:
         raise AttributeError(name)
 
     def memory_stats(self, device: int) -> dict[str, object]:
-        """Return what `torch.cuda.memory_stats_as_nested_dict` returns."""
+        """Return the dictionary for `torch.cuda.memory_stats_as_nested_dict`."""
         numbers = (c_int64 * (len(COUNTED) * len(POOLS) * len(FIELDS) + len(TOTALS)))()
         self.statistics(device, numbers)
         each = iter(numbers)

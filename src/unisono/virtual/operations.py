@@ -1,4 +1,4 @@
-"""Which operations PyTorch's CUDA build has, and how it checks the devices of their arguments.
+"""The operations of PyTorch's CUDA build, and its device checks of their arguments.
 
 Read from `native_functions.yaml`, which comes with PyTorch (torchgen). It is read line by line: a YAML parser
 takes ten seconds for it. The result is a C++ table, included by csrc/virtual/checks.cpp.
@@ -74,7 +74,7 @@ def _entries(text: str) -> Iterator[_Entry]:
 
 
 def _method(entry: _Entry) -> str:
-    """Name the C++ function whose name is in PyTorch's text: torchgen's `wrapper_CUDA_...`."""
+    """Return the C++ function that PyTorch's error names: torchgen's `wrapper_CUDA_...`."""
     structured = "structured_delegate" in entry.fields or entry.fields.get("structured") == "True"
     if structured:
         return f"wrapper_CUDA_{entry.base}" + (f"_{entry.overload}" if entry.overload.endswith("out") else "")

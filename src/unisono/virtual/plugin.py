@@ -1,6 +1,6 @@
-"""`pytest --virtual-gpus 4`: tests on virtual GPUs. They are ready before any test imports PyTorch.
+"""`pytest --virtual-gpus 4`: runs tests on virtual GPUs. It enables them before any test imports PyTorch.
 
-Also for workers of pytest-xdist, and for processes that tests start.
+Workers of pytest-xdist, and processes that tests start, have them, too.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--virtual-gpus", type=int, default=0, metavar="N", help="run the tests on N virtual GPUs"
     )
-    group.addoption("--gpu-memory", default="", metavar="M", help="memory of each, as in 16G")
-    group.addoption("--no-poison", action="store_true", help="torch.empty leaves the memory as it is")
+    group.addoption("--gpu-memory", default="", metavar="M", help="memory of each, such as 16G")
+    group.addoption("--no-poison", action="store_true", help="torch.empty does not fill new memory")
     group.addoption("--check-streams", action="store_true", help="report missing waits of streams")
 
 
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Turn them on before a conftest.py is imported."""
+    """Enable them before a conftest.py is imported."""
     _enable(early_config.known_args_namespace)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Turn them on in a worker of pytest-xdist, which loads no initial conftest."""
+    """Enable them in a worker of pytest-xdist, which loads no initial conftest."""
     if hasattr(config, "workerinput"):
         _enable(config.option)
 

@@ -1,4 +1,4 @@
-"""Turns virtual GPUs on in this process, before PyTorch is imported."""
+"""Enables virtual GPUs in this process, before PyTorch is imported."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ SUPPORTED = "2.13"
 
 
 class Settings(NamedTuple):
-    """What virtual GPUs are like.
+    """The settings of virtual GPUs.
 
     Attributes:
-        gpus: how many this machine has; CUDA_VISIBLE_DEVICES may hide some from this process.
-        memory: bytes of each; 0: 80 GiB in the books, and no limit.
+        gpus: the number of devices of this machine; CUDA_VISIBLE_DEVICES may hide some from this process.
+        memory: bytes of each; 0: 80 GiB are reported, and there is no limit.
         poison: `torch.empty` is filled with a pattern.
-        check_streams: report what uses a tensor on a stream that did not wait for the one that wrote it.
-        shared: file in which processes of one machine note what they use; "": this one and its forks only.
+        check_streams: report the use of a tensor on a stream that did not wait for the stream that wrote it.
+        shared: file with the memory in use by each process of the machine; "": this one and its forks only.
     """
 
     gpus: int
@@ -46,11 +46,11 @@ class Settings(NamedTuple):
     shared: str = ""
 
 
-_STATE: dict[str, Settings] = {}  # "on": what was asked for. PyTorch itself can have only one set of devices.
+_STATE: dict[str, Settings] = {}  # "on": the settings. PyTorch itself can have only one set of devices.
 
 
 def enabled() -> Settings | None:
-    """Return what was asked for in this process; None without virtual GPUs."""
+    """Return this process's settings; None without virtual GPUs."""
     return _STATE.get("on")
 
 
@@ -61,13 +61,13 @@ def enable(
 
     Args:
         gpus: 1 to 64.
-        memory: of each, as in "16G"; 0: counted, without a limit.
-        poison: fill new memory with NaN (floating point) or numbers out of every range.
+        memory: of each, such as "16G"; 0: counted, without a limit.
+        poison: fill new memory with NaN (floating point) or invalid integers.
         check_streams: report missing waits between streams; see `torch.cuda._sanitizer`.
         shared: set by `unisono run`.
     Raises:
-        ValueError: a value out of range, or other settings than those of the first call.
-        RuntimeError: PyTorch was imported before, or the library cannot be built.
+        ValueError: a value is out of range, or the settings differ from the first call.
+        RuntimeError: PyTorch has been imported, or the library cannot be built.
         ImportError: PyTorch is not installed, or is another version.
     """
     if not 1 <= gpus <= MOST:
@@ -92,7 +92,7 @@ def enable(
 
 
 def enable_from_environment() -> None:
-    """Do what `unisono run --virtual-gpus` asked for."""
+    """Enable virtual GPUs as `unisono run --virtual-gpus` has set."""
     settings = asked().settings
     if settings.virtual_gpus:
         enable(
@@ -105,10 +105,10 @@ def enable_from_environment() -> None:
 
 
 def prepare() -> None:
-    """Build the library now if it is not there, so that ranks need not; without PyTorch do nothing.
+    """Build the library if it does not exist, before ranks start; without PyTorch do nothing.
 
     Raises:
-        RuntimeError: it cannot be built; says why.
+        RuntimeError: it cannot be built; the text gives the reason.
     """
     with contextlib.suppress(ImportError, importlib.metadata.PackageNotFoundError):
         _built(build.torch_folder())
@@ -118,7 +118,7 @@ def _built(torch: Path) -> Path:
     """Return the library for PyTorch in folder `torch`.
 
     Raises:
-        ImportError: it is a version the library does not fit.
+        ImportError: the library does not support its version.
     """
     version = importlib.metadata.version("torch")
     if not version.startswith(SUPPORTED + "."):
@@ -138,7 +138,7 @@ class _Start:
         self._library: Any = None
 
     def before_torch(self) -> None:
-        """Build the library if need be, and load it with PyTorch's libraries."""
+        """Build the library if necessary, and load it with PyTorch's libraries."""
         self._torch = build.torch_folder()
         path = _built(self._torch)
         names = ("libc10.so", "libtorch_cpu.so")
@@ -156,33 +156,33 @@ class _Start:
             print(f"unisono: the {self._settings.gpus} GPUs of this process are virtual", file=sys.stderr)
 
     def after_c(self, module: ModuleType) -> None:
-        """Put into `torch._C` what PyTorch's CUDA build has there."""
+        """Add the functions of PyTorch's CUDA build to `torch._C`."""
         from . import cuda
 
         self._library.register()
         cuda.install(module, self._library, self._settings)
 
     def after_torch(self, module: ModuleType) -> None:
-        """Add what needs all of PyTorch."""
+        """Install the parts that need all of PyTorch."""
         from . import cuda, kernels, storages, tensor_types
 
         storages.install()
         tensor_types.install()
         self._kernels = kernels.register()
-        for fused in ("flash", "mem_efficient", "cudnn"):  # kernels of the CUDA build; the others do the same
+        for fused in ("flash", "mem_efficient", "cudnn"):  # kernels of the CUDA build; others do the same
             getattr(module.backends.cuda, f"enable_{fused}_sdp")(False)
         module.backends.cudnn.is_acceptable = _not_acceptable  # without its warning
         module.cuda._get_pynvml_handler = cuda.refusal("pynvml", "it has no sensors")
-        module.cuda._device_count_nvml = lambda: -1  # a real driver knows real devices only
+        module.cuda._device_count_nvml = lambda: -1  # a real driver reports real devices only
 
 
 def _not_acceptable(tensor: object) -> bool:  # noqa: ARG001
-    """Stand in for `torch.backends.cudnn.is_acceptable`."""
+    """Replace `torch.backends.cudnn.is_acceptable`."""
     return False
 
 
 def _opened(path: str) -> int:
-    """Open the shared file; -1 where there is none. It goes with the job, whose children may live on."""
+    """Open the shared file; -1 if there is none: the job deletes it, and its children may outlive it."""
     try:
         return os.open(path, os.O_RDWR) if path else -1
     except FileNotFoundError:
@@ -190,9 +190,9 @@ def _opened(path: str) -> int:
 
 
 def visible(gpus: int, text: str | None) -> list[int]:
-    """Return the devices CUDA_VISIBLE_DEVICES leaves of `gpus`, as CUDA reads it.
+    """Return the devices of `gpus` that CUDA_VISIBLE_DEVICES selects, by CUDA's rules.
 
-    Example: (4, "2,0") -> [2, 0]; (4, "1,9,2") -> [1]: what follows an unknown one is not seen.
+    Example: (4, "2,0") -> [2, 0]; (4, "1,9,2") -> [1]: devices after an unknown one are hidden.
     """
     if text is None:
         return list(range(gpus))

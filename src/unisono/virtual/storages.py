@@ -1,4 +1,4 @@
-"""Two things about storages of device memory that PyTorch's CPU build does not do: make one, resize one."""
+"""Makes and resizes storages of device memory, which PyTorch's CPU build cannot."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`torch.cuda.Stream` and `torch.cuda.Event`: their base classes, which PyTorch's CUDA build has in C++.
+"""The base classes of `torch.cuda.Stream` and `torch.cuda.Event`, which PyTorch's CUDA build has in C++.
 
-Work runs when it is called for, in the order of the calls. That is one of the orders a GPU may take. So a
-stream is always idle, an event that was recorded has happened, and waiting takes no time.
+Work runs synchronously, in the order of the calls, which is a valid order on a GPU, too. So a stream is
+always idle, a recorded event is complete, and waiting takes no time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HIGH = 32  # streams above it have high priority: see csrc/virtual/device.cpp
 
 
 def classes(library: Library) -> dict[str, type]:
-    """Return the two base classes by the names torch.cuda.streams looks for."""
+    """Return the two base classes by the names that torch.cuda.streams expects."""
     return {"_CudaStreamBase": _stream_class(library), "_CudaEventBase": _CudaEventBase}
 
 

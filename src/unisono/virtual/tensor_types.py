@@ -1,4 +1,4 @@
-"""`torch.cuda.FloatTensor` and its like: PyTorch's oldest way to name a type of tensors."""
+"""`torch.cuda.FloatTensor` and the like: PyTorch's oldest names for types of tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = {
 
 
 class _Type(type):
-    """The type of such a name: called, it makes a tensor; asked, it looks at dtype and device."""
+    """The metaclass of these types: a call makes a tensor; isinstance compares dtype and device."""
 
     dtype: torch.dtype
 
@@ -30,7 +30,7 @@ class _Type(type):
 
 
 def install() -> None:
-    """Put them into `torch.cuda`."""
+    """Add them to `torch.cuda`."""
     module: Any = torch.cuda
     for name, dtype in NAMES.items():
         made = _Type(f"{name}Tensor", (), {"dtype": dtype, "__module__": "torch.cuda", "is_cuda": True})

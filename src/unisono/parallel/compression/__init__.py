@@ -1,1 +1,1 @@
-"""Gradients in fewer bytes: as factors of low rank, or as codes, with what is left out sent later."""
+"""Gradients in fewer bytes: as factors of low rank, or as codes. The error of a step is sent later."""

@@ -1,4 +1,4 @@
-"""What becomes of each parameter's gradient: by a rule, by name, or as `un.codecs.classify` found.
+"""How each parameter's gradient is sent: by a rule, by name, or by the result of `un.codecs.classify`.
 
 A choice is a rank (a whole number: low rank), a codec (its codes are sent), or "exact" (f32 is sent).
 """
@@ -32,7 +32,7 @@ _MOST_RANK = 1 << 16
 
 @dataclass(frozen=True, repr=False)
 class _Settings(ABC):
-    """What both ways of compressing have in common."""
+    """The common part of both ways of compressing."""
 
     def attach(self, ddp: Any) -> Compression:
         """Compress the gradients of a DistributedDataParallel: `register_comm_hook` with this.
@@ -56,7 +56,7 @@ class _Settings(ABC):
         """What becomes of a parameter's gradient: a rank, a codec, or "exact"."""
 
     def __repr__(self) -> str:
-        """What differs from the default, such as "PowerSGD(rank=8)"."""
+        """The fields that differ from the default, such as "PowerSGD(rank=8)"."""
         parts = (
             f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default
         )
@@ -65,11 +65,11 @@ class _Settings(ABC):
 
 @dataclass(frozen=True, repr=False)
 class PowerSGD(_Settings):
-    """Gradients of matrices are sent as two factors of low rank; what that leaves out is sent later.
+    """Gradients of matrices are sent as two factors of low rank; the error is sent later.
 
     The gradient M [n, m] of a parameter becomes P [n, r] and Q [m, r]; both are averaged over the ranks, and
-    P Q^T, with P made orthonormal, is what every rank gets. What it lacks of a rank's own M stays on this
-    rank in an error buffer, and is added to its next M. Q is where the next step begins (warm start).
+    every rank gets P Q^T, with P made orthonormal. The difference to a rank's own M stays on this rank in an
+    error buffer, and is added to its next M. The next step starts from this Q (warm start).
 
     Cost: 2 (n + m) r factors in place of 2 n m values (ring); one more message per bucket.
     Source: Vogels, Karimireddy, Jaggi, PowerSGD, NeurIPS 2019; factors and error buffers in 16 bits: Ramesh
@@ -82,7 +82,7 @@ class PowerSGD(_Settings):
         factors: the format in which P and Q are sent: "bf16", "fp16", "1-6-9" or "f32".
         errors: the format in which error buffers are kept: "f32", or "1-6-9" with half the memory.
         start: steps at the beginning that send gradients exactly.
-        feedback: False: what is left out is lost.
+        feedback: False: the error is dropped.
         warm_start: False: every step begins with a random Q.
         saving: with a number as `rank`, a matrix is compressed when its factors are smaller by this ratio.
         seed: of the first Q; ranks need the same one.
@@ -112,7 +112,7 @@ class PowerSGD(_Settings):
 
     @property
     def codec(self) -> Codec | None:
-        """The codec of factors; None: they are sent as they are."""
+        """The codec of factors; None: they are sent in f32."""
         return None if self.factors == "f32" else codec_of(self.factors)
 
     def choice(self, name: str, shape: Sequence[int]) -> Choice:
@@ -131,12 +131,12 @@ class PowerSGD(_Settings):
 
 @dataclass(frozen=True, repr=False)
 class Compressed(_Settings):
-    """Gradients are sent as codes; with feedback, what rounding changes is sent later.
+    """Gradients are sent as codes; with feedback, the rounding error is sent later.
 
     Each rank encodes its gradients once; the owner of a part adds their values in f32, and encodes the sum
-    once (over other backends than Unisono's the mean). What both roundings changed stays in an error buffer,
-    and is added to the next gradient. fp16 and fp8 overflow where the sum does: bf16, 1-6-9, int8 and int4
-    hold sums of gradients.
+    once (over other backends than Unisono's the mean). The errors of both roundings stay in an error buffer,
+    and are added to the next gradient. fp16 and fp8 overflow where the sum does: bf16, 1-6-9, int8 and int4
+    can hold sums of gradients.
 
     Cost: 2(p-1)/p of the codes' bytes sent per rank, one call (over other backends two messages).
     Source: Seide et al., 1-bit SGD, Interspeech 2014 (feedback); Tang et al., 1-bit Adam, ICML 2021 (of both
@@ -144,7 +144,7 @@ class Compressed(_Settings):
 
     Args:
         codec: one of `un.codecs`, or its name. 0-6-10 has no negative numbers, and is refused.
-        feedback: False: what rounding changes is lost.
+        feedback: False: rounding errors are dropped.
         errors: the format in which error buffers are kept: "f32", or "1-6-9" with half the memory.
         start: steps at the beginning that send gradients exactly.
         small: parameters with fewer elements are sent exactly.
@@ -177,7 +177,7 @@ class Compressed(_Settings):
 
 
 def _ruled(rule: Rule, name: str, shape: Sequence[int]) -> Choice | None:
-    """What a rule says of a parameter, checked; None: nothing."""
+    """A rule's choice for a parameter, checked; None: it makes none."""
     if isinstance(rule, Mapping):
         # a name may hold the characters of patterns
         found = rule[name] if name in rule else next(

@@ -1,7 +1,7 @@
-"""Means over ranks in steps: a generator starts a message, yields its work, and goes on once that is done.
+"""Means over ranks in steps: a generator starts a message, yields its work, and continues when it is done.
 
-All ranks advance their generators in one order, so messages meet, and other generators' messages are under
-way meanwhile. The last value of each has the same bits on every rank.
+All ranks advance their generators in the same order, so their calls match. Messages of other generators are
+under way meanwhile. The last value of each generator has the same bits on every rank.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ def coded_mean(
 
     Shapes: flat [p k], k values to a part, each a whole number of the codec's blocks (see `length`).
     Args:
-        feedback: also say what the roundings changed.
+        feedback: also return the rounding errors.
     Returns:
-        The mean as all ranks decode it. With feedback, what is still to be sent: `flat` minus what this
-        rank's codes stand for, and p times what rounding the mean changed in this rank's own part. Its mean
-        over the ranks is what the result lacks. Where the result is not finite, it means nothing.
+        The mean as all ranks decode it. With feedback, the error that is still to be sent: `flat` minus the
+        values of this rank's codes, and p times the rounding error of the mean in this rank's own part. The
+        mean of the errors over the ranks is the error of the result. Where that is not finite, the error is
+        undefined.
     """
     engine = getattr(group, "all_reduce_coded", None)
     if engine is None:
@@ -82,20 +83,20 @@ def _coded_by_parts(
 
 
 def length(numel: int, codec: Codec, size: int) -> int:
-    """How long a vector has to be so that `size` ranks get equal parts of whole blocks."""
+    """The length of a vector of which `size` ranks get equal parts of whole blocks."""
     step = size * (codec.block or 1)
     return math.ceil(numel / step) * step
 
 
 def finite(values: Tensor) -> bool:
-    """Whether there is no NaN and no infinity."""
+    """Whether all values are finite."""
     if values.numel() == 0:
         return True
     return all(math.isfinite(end) for end in torch.stack(torch.aminmax(values)).tolist())
 
 
 def together(*parts: Steps[None]) -> Steps[None]:
-    """Advance several at once: their messages are under way together."""
+    """Advance several generators at once: their messages are under way together."""
     live = list(parts)
     while live:
         works: list[Any] = []
@@ -116,13 +117,13 @@ class _Begun:
 
 
 class InFlight:
-    """What was begun and is not done, oldest first."""
+    """Generators that are not done, oldest first."""
 
     def __init__(self) -> None:
         self._live: list[_Begun] = []
 
     def begin(self, label: str, steps: Steps[None]) -> None:
-        """Start `steps`; then let what was begun before go one step further."""
+        """Start `steps`; then advance the earlier generators by one step."""
         older, begun = list(self._live), _Begun(label, steps, [])
         self._live.append(begun)
         self._go_on(begun)
@@ -130,13 +131,13 @@ class InFlight:
             self._go_on(each)
 
     def finish(self) -> None:
-        """Go on until all is done."""
+        """Advance until all are done."""
         while self._live:
             for each in list(self._live):
                 self._go_on(each)
 
     def drop(self) -> None:
-        """Forget all of it, once nothing is in flight: the buffers may be used again."""
+        """Drop all generators once nothing is in flight: their buffers may be used again."""
         older, self._live = self._live, []
         for each in older:
             each.steps.close()

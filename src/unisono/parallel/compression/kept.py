@@ -3,9 +3,9 @@
     errors.STAGE.ROW.TENSOR.NAME      each rank's own
     factors.STAGE.TENSOR.NAME         the same on all data ranks
 
-What the results lack of the gradients is the mean of the error buffers over the data ranks. So a plan with
-another number of data ranks gives each of its ranks that mean: nothing is lost, and nothing counted twice.
-Matrices that the tensor axis cuts otherwise begin with empty buffers, and a warning says so.
+The error of a result is the mean of the error buffers over the data ranks. So a plan with another number of
+data ranks gives each of its ranks that mean: no error is lost, and none is counted twice. Matrices that the
+tensor axis cuts differently start with empty buffers, and a warning reports it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Kept"]
 
 
 class Kept:
-    """What a rank of a plan saves of its compression, and finds again."""
+    """The state of compression that a rank of a plan saves and loads."""
 
     def __init__(self, compression: Compression, mesh: Mesh) -> None:
         self._compression = compression
@@ -48,7 +48,7 @@ class Kept:
         return found
 
     def wanted(self, described: Iterable[str]) -> list[str]:
-        """Which tensors of a checkpoint this rank reads.
+        """The tensors of a checkpoint that this rank reads.
 
         Args:
             described: the names of all its tensors.
@@ -86,7 +86,7 @@ class Kept:
         return found
 
     def take(self, loaded: Mapping[str, Tensor]) -> None:
-        """Put in place what was read. A factor of another rank does not serve; it begins anew."""
+        """Store the loaded tensors. A factor of another rank (r) is not used; it starts again."""
         errors: dict[str, list[Tensor]] = {}
         buffers: dict[str, Tensor] = {}
         for key, value in loaded.items():
@@ -100,11 +100,11 @@ class Kept:
         self._compression.take(buffers, self._compression.steps)
 
     def _of_stage(self, found: dict[int, Any]) -> Any:
-        """Of a parameter that several stages have, this one's; otherwise the first's."""
+        """For a parameter of several stages, this stage's value; otherwise the first one's."""
         return found.get(self._stage, found[min(found)]) if found else {}
 
     def _mean(self, errors: list[Tensor]) -> Tensor:
-        """One error buffer as it is; of several the mean; in the format that is kept now."""
+        """One error buffer unchanged; the mean of several; in the format of this run."""
         dtype = torch.float32 if self._compression.settings.errors == "f32" else torch.int16
         if len(errors) == 1 and errors[0].dtype == dtype:
             return errors[0]

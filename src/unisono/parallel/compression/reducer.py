@@ -1,7 +1,7 @@
-"""Averages gradients bucket by bucket as the settings say: for DistributedDataParallel, and for a plan.
+"""Averages gradients bucket by bucket by the settings: for DistributedDataParallel, and for a plan.
 
 A bucket's parameters are exact, coded or of low rank. Each kind is one vector, so a bucket is one message,
-and the further ones that codes and factors need. The next bucket's first message is under way meanwhile.
+plus the further ones for codes and factors. The next bucket's first message is under way meanwhile.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _KEYS = ("error", "factor")
 
 
 class Compression:
-    """Gradients are averaged in fewer bytes; what is left out is kept and sent later.
+    """Averages gradients in fewer bytes; keeps the error, which is sent later.
 
     `PowerSGD.attach` and `Compressed.attach` make one for DDP, `Plan(compression=...)` has its own.
 
     Attributes:
         settings: the PowerSGD or Compressed.
-        steps: how many were made.
-        choices: parameter -> what becomes of its gradient: a rank, a codec or "exact".
+        steps: the number of steps made.
+        choices: parameter -> how its gradient is sent: a rank, a codec or "exact".
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class Compression:
 
     @property
     def choices(self) -> dict[str, Choice]:
-        """What becomes of each parameter's gradient: a rank, a codec or "exact"."""
+        """How each parameter's gradient is sent: a rank, a codec or "exact"."""
         return {held.name: held.choice for held in self._held.values()}
 
     @property
     def active(self) -> bool:
-        """Whether the next step is compressed: the exact ones at the beginning (`start=`) are over."""
+        """Whether the next step is compressed: the exact steps at the beginning (`start=`) are over."""
         return self.steps >= self.settings.start
 
     def memory(self) -> int:
@@ -97,12 +97,12 @@ class Compression:
         exact: Sequence[Tensor] = (),
         done: Callable[[], object] = lambda: None,
     ) -> None:
-        """Begin to average the gradients of a bucket, in place.
+        """Start to average the gradients of a bucket, in place.
 
         Args:
             pairs: parameters, and their gradients, which are parts of `flat`.
             exact: further values in `flat`, which are always averaged exactly.
-            done: called when the averages are there.
+            done: called when the averages are complete.
         """
 
         def steps() -> Steps[None]:
@@ -115,12 +115,12 @@ class Compression:
         self._flight.begin(f"up::{'compressed' if self.active else 'gradients'}|{label}", steps())
 
     def finish(self) -> None:
-        """Wait for the averages of all buckets that were begun: the end of a step."""
+        """Wait for the averages of all buckets that were started: the end of a step."""
         self._flight.finish()
         self.steps += 1
 
     def reset(self) -> None:
-        """Forget a step that ended with an error."""
+        """Clean up after a step that ended with an error."""
         self._flight.drop()
 
     # ---- one bucket ----
@@ -142,14 +142,14 @@ class Compression:
         return together(*parts)
 
     def _exact(self, gradients: list[Tensor]) -> Steps[None]:
-        """One vector of all that is small."""
+        """One vector of all small parameters."""
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         yield from exact_mean(flat, self._group)
         for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(part.view(gradient.shape))
 
     def _coded(self, codec: Codec, sent: list[tuple[Held, Tensor]]) -> Steps[None]:
-        """One vector of all that is sent in this codec; parameters do not share its blocks."""
+        """One vector of all parameters with this codec; they do not share its blocks."""
         feedback = self.settings.feedback
         sizes = [length(gradient.numel(), codec, 1) for _, gradient in sent]
         flat = torch.zeros(length(sum(sizes), codec, self._group.size()))
@@ -184,18 +184,18 @@ class Compression:
         return {name: buffer for name, buffer in found.items() if buffer is not None}
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank goes on from. Each rank saves its own: error buffers differ.
+        """The state of this rank. Each rank saves its own: error buffers differ.
 
-        The tensors are the buffers themselves, as those of an optimizer's state are.
+        The tensors are the buffers themselves, as in an optimizer's state.
         """
         place = {"rank": self._group.rank(), "size": self._group.size()}
         return {**place, "steps": self.steps, "buffers": self.buffers()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of this rank.
+        """Continue from a state of this rank.
 
         Raises:
-            ValueError: it is another rank's, of another number of ranks, or of another model.
+            ValueError: it is from another rank, another number of ranks, or another model.
         """
         place = (self._group.rank(), self._group.size())
         if (state["rank"], state["size"]) != place:
@@ -206,11 +206,11 @@ class Compression:
         self.take(state["buffers"], state["steps"])
 
     def take(self, buffers: Mapping[str, Tensor], steps: int) -> None:
-        """Put copies of saved buffers in place. What is not among them begins anew; what would not be sent
-        any more, as with feedback=False, is left out.
+        """Load copies of saved buffers. Missing ones start empty; those that would never be sent are
+        skipped, for example with feedback=False.
 
         Raises:
-            ValueError: one is of another shape or type; nothing was changed. Or of no parameter here.
+            ValueError: one has another shape or type, or its parameter is not here; nothing has changed.
         """
         self.check(buffers)
         for held, key in itertools.product(self._held.values(), _KEYS):
@@ -219,7 +219,7 @@ class Compression:
         self.steps = steps
 
     def fits(self, key: str, value: Tensor) -> bool:
-        """Whether a saved buffer is of the shape and type that it has here."""
+        """Whether a saved buffer has the right shape and type."""
         try:
             self.check({key: value})
         except ValueError:
@@ -227,7 +227,7 @@ class Compression:
         return True
 
     def check(self, buffers: Mapping[str, Tensor]) -> None:
-        """Look at saved buffers; raises as `take` does."""
+        """Check saved buffers; raises as `take` does."""
         known = {f"{held.name}.{key}": (held, key) for held in self._held.values() for key in _KEYS}
         for name, buffer in buffers.items():
             if name not in known:

@@ -1,1 +1,1 @@
-"""Strategies per operator: how each input is cut, and how values get from one layout to the next."""
+"""Strategies per operator: how each input is cut, and how values move from one layout to the next."""

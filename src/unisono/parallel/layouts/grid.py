@@ -39,7 +39,7 @@ class Grid:
         self._groups: dict[tuple[int, ...], Any] = {}
 
     def ranks(self, axes: Sequence[int]) -> int:
-        """Ranks that differ in `axes` only."""
+        """The ranks that differ from this one in `axes` only."""
         return math.prod(self.sizes[axis] for axis in axes)
 
     def place(self, axes: Sequence[int]) -> int:
@@ -50,7 +50,7 @@ class Grid:
         return number
 
     def group(self, axes: tuple[int, ...]) -> Any:
-        """The process group of those ranks. All ranks of the job ask for it in the same order."""
+        """The process group of those ranks. All ranks of the job call this in the same order."""
         if axes not in self._groups:
             others = [axis for axis in range(len(self.sizes)) if axis not in axes]
             columns = self.mesh.mesh.permute(*others, *axes).reshape(-1, self.ranks(axes))

@@ -1,9 +1,9 @@
-"""Operators in index notation: which dims of inputs and output are one index, and what a rank computes on
-its parts.
+"""Operators in index notation: the index of each dim of inputs and output, and a rank's computation on its
+parts.
 
     matmul [m, k] @ [k, n] -> [m, n]      k is contracted: where it is cut, the output is a partial sum
 
-Each rule returns a Signature for the shapes it is given. `local` gets the ranks' `Part` and the local
+Each rule returns a Signature for given shapes. `local` gets the ranks' `Part` and the local
 tensors. What it returns is, by one convention, this rank's share: outputs add up over the axes of every index
 they do not have.
 """
@@ -24,14 +24,14 @@ Shape = tuple[int, ...]
 
 
 class Part(Protocol):
-    """Where a rank is along an index."""
+    """A rank's position along an index."""
 
     def parts(self, index: str) -> int:
-        """How many parts the index is cut into."""
+        """The number of parts of the index."""
         ...
 
     def place(self, index: str) -> int:
-        """Which of them this rank has."""
+        """The number of this rank's part."""
         ...
 
     def total(self, value: Tensor, index: str) -> Tensor:
@@ -63,7 +63,7 @@ def rule_of(function: Any) -> Callable[..., Signature]:
     """Find the rule of a function of torch.
 
     Raises:
-        ValueError: there is none; it lists those there are.
+        ValueError: there is none; the text lists the existing ones.
     """
     rule = RULES.get(function)
     if rule is None:

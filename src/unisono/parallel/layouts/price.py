@@ -1,4 +1,4 @@
-"""What moving a tensor between layouts costs, in seconds, by the alpha-beta model of the collectives."""
+"""The cost of moving a tensor between layouts, in seconds, by the alpha-beta model of the collectives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Move:
 
     Args:
         kind: slice, all_gather, all_to_all, all_reduce or reduce_scatter.
-        axes: mesh axes it runs over.
+        axes: the mesh axes of the group.
         source: the tensor dim that was cut; None for partial sums and whole values.
         target: the tensor dim that is cut afterwards.
     """
@@ -27,14 +27,14 @@ class Move:
 
 @dataclass(frozen=True)
 class Link:
-    """A network: seconds for a message, seconds for a byte, seconds to copy a byte at home."""
+    """A network: seconds for a message, seconds for a byte, seconds to copy a byte locally."""
 
     latency_s: float = 5e-6
     byte_s: float = 2.5e-10
     copy_s: float = 1e-10
 
     def received(self, kind: str, ranks: int, nbytes: float) -> float:
-        """Bytes a rank receives. `nbytes`: of its part before the move.
+        """The bytes that a rank receives. `nbytes`: of its part before the move.
 
         Example: all_gather on 4 ranks of 100 bytes each: 300.
         """

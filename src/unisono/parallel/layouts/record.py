@@ -1,4 +1,4 @@
-"""What was moved between operators: where, how, why, bytes, predicted and measured seconds."""
+"""The moves between operators: place, kind, reason, bytes, predicted and measured seconds."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ WHOLE, SUM = Replicate(), Partial()
 
 
 class Route(NamedTuple):
-    """A chain of moves and what it costs: seconds, bytes received by a rank."""
+    """A chain of moves and its cost: seconds, bytes received by a rank."""
 
     moves: tuple[Move, ...]
     seconds: float
@@ -76,7 +76,7 @@ def route(
 
 
 def _moves(layout: Layout, shape: tuple[int, ...], sizes: tuple[int, ...]) -> Iterator[tuple[Move, Layout]]:
-    """Every move from `layout`, and where it leads."""
+    """Every move from `layout`, and the layout after it."""
     axes = range(len(sizes))
     for count in range(1, len(sizes) + 1):
         for chosen in itertools.combinations(axes, count):
@@ -121,11 +121,11 @@ def _fits(
     return shape[dim] % parts == 0 and _minor(layout, chosen, dim)
 
 
-# ---- doing it ----
+# ---- the moves ----
 
 
 def redistribute(value: DTensor, goal: Layout, grid: Grid, link: Link, where: str) -> DTensor:
-    """Bring `value` into the layout `goal`; differentiable. Gradients come back by their own cheapest way."""
+    """Bring `value` into the layout `goal`; differentiable. Gradients take their own cheapest route back."""
     result: DTensor = _Redistribute.apply(value, goal, grid, link, where)
     return result
 

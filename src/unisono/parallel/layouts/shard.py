@@ -28,21 +28,21 @@ Owners = tuple[str | None, ...]  # for each mesh axis, the index it cuts
 
 
 def shard(op: Any, strategy: Strategy, *, link: Link | None = None) -> Any:
-    """Cut `op` as `strategy` says.
+    """Cut `op` by `strategy`.
 
     Args:
         op: a function of torch (see `operators.RULES`), or an nn.Linear, nn.Embedding or nn.LayerNorm.
-        strategy: for each tensor that goes in, for each of its dims, how many parts it is cut into. For a
-            module the first entry is of its input, then come its parameters.
+        strategy: for each input tensor, for each of its dims, the number of parts. For a module the first
+            entry is for its input; then come its parameters.
         link: prices for choosing how values move.
     Returns:
-        A function, or a module, of tensors and DTensors. A plain tensor is taken as whole, the same on every
-        rank. The result is a DTensor; `whole(result)` is the plain tensor.
+        A function, or a module, of tensors and DTensors. A plain tensor counts as replicated, the same on
+        every rank. The result is a DTensor; `whole(result)` is the plain tensor.
     Raises:
-        ValueError: the strategy is illegal; it names the operator, the dimension and both numbers.
+        ValueError: the strategy is invalid; the text names the operator, the dimension and both numbers.
     Example (4 ranks): y = shard(torch.matmul, ((4, 1), (1, 1)))(x, w), then shard(torch.matmul, ((1, 1), (1,
     4)))(y, v):
-        one all_gather of y lies between the two.
+        there is one all_gather of y between the two.
     """
     price = link or Link()
     if isinstance(op, nn.Module):
@@ -67,7 +67,7 @@ def whole(value: Tensor, link: Link | None = None) -> Tensor:
 
 
 class Sharded(nn.Module):
-    """A module whose parameters are kept cut, and whose operator runs cut."""
+    """A module with cut parameters, whose operator runs on the parts."""
 
     def __init__(self, module: nn.Module, strategy: Strategy, link: Link) -> None:
         super().__init__()
@@ -103,12 +103,12 @@ def _function_of(module: nn.Module) -> tuple[Any, dict[str, Any]]:
     )
 
 
-# ---- what a strategy means ----
+# ---- strategies ----
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """An operator on its inputs: which index is cut into how many parts."""
+    """An operator on its inputs: the number of parts of each index."""
 
     name: str
     signature: Signature
@@ -163,7 +163,7 @@ def _check_ranks(name: str, cuts: Sequence[int]) -> None:
 
 
 def _assignments(parts: dict[str, int], sizes: Sequence[int]) -> Iterator[Owners]:
-    """Every way to give mesh axes to indices so that each index gets as many parts as asked for."""
+    """Every assignment of mesh axes to indices that gives each index its number of parts."""
     cut = [index for index, count in parts.items() if count > 1]
     for owners in itertools.product([*cut, None], repeat=len(sizes)):
         got = dict.fromkeys(cut, 1)
@@ -224,9 +224,7 @@ def _run(
 
 
 def _share(indices: Sequence[str | None], owners: Owners) -> Layout:
-    """The layout of what a rank contributes: over the axes of an index it does not have it is a partial
-    sum.
-    """
+    """The layout of a rank's contribution: a partial sum over the axes of an index that it does not have."""
     return tuple(
         Replicate() if owner is None else Shard(indices.index(owner)) if owner in indices else Partial()
         for owner in owners

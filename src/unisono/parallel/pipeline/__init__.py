@@ -1,1 +1,1 @@
-"""Pipelines: a schedule is a list of actions per rank; it is proved, timed, drawn and run."""
+"""Pipelines: a schedule is a list of actions per rank, which is proved, timed, drawn and run."""

@@ -1,4 +1,4 @@
-"""Tensors from stage to stage. Shapes travel ahead of the first message of their kind; later ones are known.
+"""Tensors from stage to stage. Shapes are sent before the first message of a kind; then they are known.
 
 A sender does not wait. A message is a tuple of tensors; tag 2 * stage is activations, tag 2 * stage + 1
 gradients.
@@ -23,11 +23,11 @@ TYPES = (
     torch.int8,
     torch.uint8, torch.bool,
 )  # fmt: skip
-TENSORS, DIMS = 8, 8  # a header has room for so many
+TENSORS, DIMS = 8, 8  # the most that a header can hold
 
 
 class Spec(NamedTuple):
-    """What a tensor will be."""
+    """The shape and dtype of a tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -43,10 +43,10 @@ class Messages:
         self._sent: list[tuple[dist.Work, Tensor]] = []
 
     def send(self, message: Message, tensors: Sequence[Tensor], to: int, shape: Hashable) -> None:
-        """Send activations. `shape`: what decides their shapes; both ends give the same.
+        """Send activations. `shape`: the key of their shapes, equal at both ends.
 
         Raises:
-            ValueError: the same inputs gave other shapes than before, or a message has too many tensors.
+            ValueError: equal inputs gave other shapes than before, or a message has too many tensors.
         """
         specs = tuple(Spec(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors)
         key = (message.kind, message.stage, shape, torch.is_grad_enabled())
@@ -85,7 +85,7 @@ class Messages:
         return tensors
 
     def finish(self) -> None:
-        """Wait until all that was sent has been taken over."""
+        """Wait until all sends are complete."""
         for work, _ in self._sent:
             work.wait()
         self._sent.clear()

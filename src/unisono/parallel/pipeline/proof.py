@@ -1,5 +1,5 @@
-"""The proof of a schedule: every action once and in order, no deadlock, nothing left over. No tensor, no
-process.
+"""The proof of a schedule: every action once and in order, no deadlock, no message left over. It
+needs neither tensors nor processes.
 
 A message is found by its pair of ranks and its tag, which is its kind and stage; those of one tag arrive in
 the order in which they were sent. A send does not wait, a receive does.
@@ -30,7 +30,7 @@ def prove(schedule: Schedule) -> None:
 
 
 def _complete(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> None:
-    """Each stage of the rank does F once for each micro-batch, then B, or I and then W; nothing else."""
+    """Each stage of the rank does F once for each micro-batch, then B, or I and then W; no other action."""
     place: dict[Action, int] = {}
     for index, action in enumerate(order):
         if not 0 <= action.stage < schedule.stages or schedule.rank_of[action.stage] != rank:
@@ -55,7 +55,7 @@ def _complete(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> None:
 def _run(schedule: Schedule) -> None:
     """Run all ranks on messages without content. Whatever the timing, ranks get equally far."""
     sent: dict[Channel, deque[Message]] = {}
-    here: list[set[Message]] = [set() for _ in schedule.orders]  # what a rank's own stages gave to it
+    here: list[set[Message]] = [set() for _ in schedule.orders]  # from a rank's own stages
     at = [0] * schedule.ranks
     moved = True
     while moved:

@@ -1,4 +1,4 @@
-"""Runs the actions of one rank: forward, backward, and what lies between stages."""
+"""Runs the actions of one rank: forward, backward, and the messages between stages."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ __all__ = ["Runtime", "Work"]
 
 @dataclass
 class Work:
-    """What one step is asked to do.
+    """The input of one step.
 
     Args:
         micros: (inputs, targets) of each micro-batch.
         weights: the share of each micro-batch's loss in the step's.
-        factor: what losses are multiplied by before backward.
+        factor: losses are multiplied by it before backward.
     """
 
     micros: Sequence[tuple[Any, Any]]
@@ -46,7 +46,7 @@ class Work:
 
 @dataclass
 class _Passed:
-    """One micro-batch that has gone forward through one stage."""
+    """One micro-batch after its forward through one stage."""
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]  # on the last stage: the loss
@@ -57,7 +57,7 @@ class _Passed:
 
 @dataclass
 class _Step:
-    """What lives for one step."""
+    """The state of one step."""
 
     schedule: Schedule
     work: Work
@@ -85,7 +85,7 @@ class Runtime:
         self._messages = Messages(mesh.group("pipeline"), self._device)
 
     def run(self, schedule: Schedule, work: Work) -> tuple[Tensor | float, list[Span]]:
-        """Run this rank's actions; return its part of the loss, and when each action ran."""
+        """Run this rank's actions; return its part of the loss, and the times of each action."""
         if self.interrupted:
             self._units.reset()
         self.interrupted = True
@@ -116,7 +116,7 @@ class Runtime:
     # ---- between stages ----
 
     def _take(self, step: _Step, action: Action) -> None:
-        """Have at hand what `action` needs."""
+        """Receive the input of `action`."""
         message = step.schedule.needs(action)
         if message is None or message in step.here:
             return
@@ -130,7 +130,7 @@ class Runtime:
             step.here[message] = self._messages.recv_known(message, specs, source)
 
     def _give(self, step: _Step, action: Action) -> None:
-        """Hand on what `action` made."""
+        """Send the output of `action`."""
         given = step.schedule.gives(action)
         if given is None:
             return
@@ -196,7 +196,7 @@ class Runtime:
         passed, outputs, grads = self._arrived(step, action)
         passed.grads = grads
         if not any(t.requires_grad for t in passed.inputs) or not outputs:
-            return  # not needed; _weights does all of backward
+            return  # no gradients of inputs are needed; _weights does all of backward
         wanted = [t for t in passed.inputs if t.requires_grad]
         outputs = [t.clone() if t._is_view() else t for t in outputs]  # it detaches them in place
         found, passed.groups = stage_backward_input(outputs, grads, wanted, self._parameters(action.stage))
@@ -219,7 +219,7 @@ class Runtime:
 
 
 def _shape(inputs: Any) -> Hashable:
-    """What the shapes of all stages follow from."""
+    """The shapes that determine those of all stages."""
     return tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors_of(inputs))
 
 
@@ -227,6 +227,6 @@ def _check_outputs(stage: int, outputs: tuple[Any, ...]) -> None:
     for output in outputs:
         if not isinstance(output, Tensor):
             raise TypeError(
-                f"stage {stage} returned a {type(output).__name__}; a stage hands on a tensor or a tuple "
+                f"stage {stage} returned a {type(output).__name__}; a stage returns a tensor or a tuple "
                 f"of tensors"
             )

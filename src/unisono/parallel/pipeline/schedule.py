@@ -1,10 +1,9 @@
-"""Schedules: which rank does what, in which order. Pure lists; nothing here touches a tensor.
+"""Schedules: the ordered actions of each rank. Pure lists, without tensors.
 
     F forward        B backward        I backward for inputs only        W backward for weights only
 
 A schedule of p ranks with v stages each has p * v stages. Stage s lives on rank s % p; under "zbv", which
-folds the
-stages into a V, the second half runs back: with p = 2 stages 0 1 2 3 are on ranks 0 1 1 0.
+folds the stages into a V, the second half runs back: with p = 2 stages 0 1 2 3 are on ranks 0 1 1 0.
 
 Example: 1f1b with p = 2, m = 2: rank 0: F0 F1 B0 B1; rank 1: F0 B0 F1 B1.
 """
@@ -18,7 +17,7 @@ __all__ = ["Action", "Message", "Schedule", "schedule"]
 
 
 class Action(NamedTuple):
-    """One piece of work: kind F, B, I or W, on a stage, for a micro-batch."""
+    """One action: kind F, B, I or W, on a stage, for a micro-batch."""
 
     kind: str
     stage: int
@@ -29,9 +28,7 @@ class Action(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What one action waits for and another one gives: activations (F) or gradients (B) that leave
-    `stage`.
-    """
+    """The output of one action that another one waits for: activations (F) or gradients (B) from `stage`."""
 
     kind: str
     stage: int
@@ -62,7 +59,7 @@ class Schedule:
         return len(self.rank_of)
 
     def needs(self, action: Action) -> Message | None:
-        """What must be there before `action` runs, from another stage, on this rank or another."""
+        """The message that `action` needs, from another stage, on this rank or another."""
         kind, stage, micro = action
         if kind == "F":
             return Message("F", stage - 1, micro) if stage else None
@@ -71,7 +68,7 @@ class Schedule:
         return None
 
     def gives(self, action: Action) -> tuple[Message, int] | None:
-        """What `action` hands on, and the stage that wants it."""
+        """The message from `action`, and the stage that receives it."""
         kind, stage, micro = action
         if kind == "F" and stage + 1 < self.stages:
             return Message("F", stage, micro), stage + 1
@@ -126,7 +123,7 @@ def _interleaved(rank: int, ranks: int, micro_batches: int, chunks: int) -> list
     ]
     warm_up = 2 * (ranks - rank - 1) + (chunks - 1) * ranks
     if micro_batches % ranks:
-        warm_up = len(forwards)  # a short group: the first gradients come later than the formula says
+        warm_up = len(forwards)  # a short group: the first gradients come later than by the formula
     return _alternating(forwards, backwards, min(warm_up, len(forwards)))
 
 
@@ -154,7 +151,7 @@ def _zb_h1(rank: int, ranks: int, micro_batches: int, chunks: int) -> list[Actio
 
 
 def _zbv(rank_of: tuple[int, ...], ranks: int, micro_batches: int) -> list[list[Action]]:
-    """Every rank takes, in unit time, what is ready: I before F before W, the later stage first.
+    """Every rank runs, in unit time, a ready action: I before F before W, the later stage first.
 
     A rank holds at most 2p micro-batches of a stage between F and W, as much as rank 0 of 1F1B does.
     """

@@ -1,4 +1,4 @@
-"""Stages: which pieces of a model each one has, and what this rank keeps of the model."""
+"""Stages: the pieces of a model in each one, and the part of the model that this rank keeps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Stages", "balanced", "forget", "measured"]
 
 
 class Stages(nn.Module):
-    """The stages of one rank. Called with the number of the stage, then with what that stage takes."""
+    """The stages of one rank. Called with the number of the stage and its inputs."""
 
     def __init__(self, stages: dict[int, Sequence[nn.Module]]) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def _leaves(piece: nn.Module) -> list[Tensor]:
 
 
 def forget(model: nn.Module, kept: Iterable[nn.Module]) -> None:
-    """Free the parameters of modules of `model` that are in none of `kept`: they go to the meta device."""
+    """Free the parameters of modules of `model` that are in none of `kept`: these move to the meta device."""
     inside = {module for top in kept for module in top.modules()}
     for module in model.modules():
         if module in inside:

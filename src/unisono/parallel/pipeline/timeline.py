@@ -1,4 +1,4 @@
-"""When each action of a schedule runs, predicted or measured; the bubble; pictures as text and SVG."""
+"""The times of a schedule's actions, predicted or measured; the bubble; pictures as text and SVG."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def predict(
     Example: 1f1b with p = 2, m = 3, F and B 1 s each: 8 s, bubble 1/4.
     """
     cost = seconds if callable(seconds) else lambda action: seconds[action.kind]
-    given: dict[Message, tuple[float, int]] = {}  # when it was there, on which rank
+    given: dict[Message, tuple[float, int]] = {}  # its time of arrival, and the rank
     free, at, spans = [0.0] * schedule.ranks, [0] * schedule.ranks, []
     while any(at[rank] < len(order) for rank, order in enumerate(schedule.orders)):
         before = sum(at)

@@ -1,6 +1,6 @@
 """Python runs this at its start, in the processes of `unisono run --virtual-gpus` and in their children.
 
-The folder of this file is the first in PYTHONPATH there. A sitecustomize that it hides runs after it.
+The folder of this file is the first one in their PYTHONPATH. It then runs the sitecustomize that it hides.
 """
 
 import importlib.util
