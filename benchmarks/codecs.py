@@ -32,7 +32,7 @@ CODECS = {
 
 
 def ways(x: np.ndarray, y: np.ndarray, isa: str) -> dict[str, Callable[[], object]]:
-    """What is timed, by name."""
+    """The timed functions, by name."""
     numbers = {name: number for number, (name, _) in enumerate(_native.codecs())}
     memcpy = ctypes.CDLL(None).memcpy
     memcpy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)

@@ -35,12 +35,12 @@ TOKEN = "5" * 64
 
 
 def contribution(rank: int, numel: int) -> np.ndarray:
-    """Like gradients: of a normal distribution."""
+    """Values like gradients: normally distributed."""
     return np.random.default_rng(rank).standard_normal(numel, np.float32)
 
 
 def work(numel: int, rounds: int) -> None:
-    """One rank. Rank 0 prints what was measured as JSON."""
+    """One rank. Rank 0 prints the measurements as JSON."""
     with un.init_process_group() as group:
         mine = contribution(group.rank, numel)
         exact = np.sum([contribution(rank, numel) for rank in range(group.size)], axis=0, dtype=np.float64)
@@ -55,7 +55,7 @@ def work(numel: int, rounds: int) -> None:
                 group.all_reduce(x, codec=named)
                 took = np.array([time.perf_counter() - start])
                 group.all_reduce(took, un.MAX)
-                if turn:  # the first is to warm up
+                if turn:  # the first one warms up
                     line["seconds"].append(float(took[0]))
                     continue
                 line["error"] = float(np.abs(x - exact).max())
@@ -70,7 +70,7 @@ def work(numel: int, rounds: int) -> None:
 
 
 def ranks_of(size: int, words: list[str], places: list[Any], folder: str, address: str) -> str:
-    """Run a rank on each place (a host, or None for this one); what rank 0 prints."""
+    """Run a rank on each place (a host, or None for this one); returns the output of rank 0."""
     started = []
     for rank, place in enumerate(places):
         settings = {
@@ -94,13 +94,13 @@ def ranks_of(size: int, words: list[str], places: list[Any], folder: str, addres
 
 
 def measure(layout: str, numel: int, rounds: int) -> dict[str, dict[str, Any]]:
-    """Of "4@1gbit": 4 hosts on links of that rate; "2@": unshaped; "2": ranks of this host."""
+    """Measure a layout. "4@1gbit": 4 hosts on links of that rate; "2@": unshaped; "2": ranks of this host."""
     count, at, rate = layout.partition("@")
     words = [str(Path(__file__).resolve()), "--work", str(numel), "--rounds", str(rounds)]
     with tempfile.TemporaryDirectory() as folder:
         if not at:
             return json.loads(ranks_of(int(count), words, [None] * int(count), folder, "127.0.0.1"))
-        import hosts  # of tests/support: who measures shared memory needs no namespaces
+        import hosts  # from tests/support: shared memory needs no namespaces
 
         with hosts.hosts(int(count), rate=rate) as net:
             return json.loads(ranks_of(int(count), words, list(net), folder, net[0].address))

@@ -55,7 +55,7 @@ def rate(step: int, total: int) -> float:
 
 
 def compress(ddp: Any, way: str, order: dict[str, Any]) -> Any:
-    """Register the way's hook; what is attached, if Unisono's."""
+    """Register the way's hook; returns Unisono's compression, if it is one."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     import unisono.parallel as up
@@ -74,7 +74,7 @@ def compress(ddp: Any, way: str, order: dict[str, Any]) -> Any:
 
 
 def train(order: dict[str, Any]) -> dict[str, Any]:
-    """This rank's part; what it measured."""
+    """This rank's part; returns its measurements."""
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -93,7 +93,7 @@ def train(order: dict[str, Any]) -> dict[str, Any]:
         starts = torch.randint(len(source) - length, (rows,), generator=torch.Generator().manual_seed(seed))
         return torch.stack([source[start : start + length] for start in starts.tolist()])
 
-    # powerSGD_hook begins messages in callbacks: with several buckets ranks differ in their order, and Gloo
+    # powerSGD_hook starts messages in callbacks: with several buckets ranks differ in their order, and Gloo
     # ends with "collective mismatch"
     cap = 1000 if order["way"] == "gloo-low-rank" else order["bucket_mb"]
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=cap)
@@ -126,7 +126,7 @@ def train(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def matrix(order: dict[str, Any]) -> dict[str, Any]:
-    """The mean of one matrix, as it is and in low rank, in turns."""
+    """The mean of one matrix, exact and in low rank, in turns."""
     import torch
     import torch.distributed as dist
 
@@ -171,13 +171,13 @@ def matrix(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def bytes_sent() -> int:
-    """Through this host's link, headers included."""
+    """The bytes on this host's link, including headers."""
     lines = Path("/proc/net/dev").read_text().splitlines()
     return next(int(line.split()[9]) for line in lines if line.strip().startswith(f"{hosts.INTERFACE}:"))
 
 
 def work(order: dict[str, Any]) -> None:
-    """Be a rank."""
+    """Run one rank."""
     from datetime import timedelta
 
     import torch
@@ -200,7 +200,7 @@ def work(order: dict[str, Any]) -> None:
 
 
 def run(net: hosts.Network, order: dict[str, Any], token: str) -> list[dict[str, Any]]:
-    """A rank on each host; what each measured."""
+    """Run a rank on each host; returns the measurements of each."""
     settings = [f"GLOO_SOCKET_IFNAME={hosts.INTERFACE}", f"UNISONO_TOKEN_FILE={token}", "OMP_NUM_THREADS=1"]
     argv = ["env", *settings, sys.executable, os.path.abspath(__file__), "--worker"]
     ranks = [
@@ -223,7 +223,7 @@ def run(net: hosts.Network, order: dict[str, Any], token: str) -> list[dict[str,
 
 
 def summed_up(measured: list[dict[str, Any]], start: int) -> dict[str, Any]:
-    """The figures of a way."""
+    """Summarise the measurements of a way."""
     slowest = [max(times) for times in zip(*(one["seconds"] for one in measured), strict=True)][start + 2 :]
     sent = [max(each) for each in zip(*(one["sent"] for one in measured), strict=True)][start + 2 :]
     cpu = [max(each) for each in zip(*(one["cpu"] for one in measured), strict=True)][start + 2 :]
@@ -283,7 +283,7 @@ def show_matrix(args: argparse.Namespace, net: hosts.Network, token: str) -> dic
 
 
 def order_of(args: argparse.Namespace, way: str, net: hosts.Network) -> dict[str, Any]:
-    """What the ranks of a way are told."""
+    """The order for the ranks of a way."""
     keys = ("steps", "batch", "width", "rank", "start", "factors", "bucket_mb", "matrix", "rounds")
     return {key: getattr(args, key) for key in keys} | {
         "way": way,
@@ -299,11 +299,16 @@ def main() -> int:
     )
     add = parser.add_argument
     add("--hosts", type=int, default=2)
-    add("--shape", default="1gbit", metavar="RATE", help="of every link; empty: none")
+    add("--shape", default="1gbit", metavar="RATE", help="rate of every link; empty: no limit")
     add("--steps", type=int, default=200)
     add("--start", type=int, default=WARMUP, help="steps before low rank begins (30)")
     add("--batch", type=int, default=4, help="sequences of 128 bytes a rank and step (4)")
-    add("--width", type=int, default=160, help="of the model, a multiple of 32 (160: 1.4 million parameters)")
+    add(
+        "--width",
+        type=int,
+        default=160,
+        help="width of the model, a multiple of 32 (160: 1.4 million parameters)",
+    )
     add("--rank", type=int, default=4)
     add("--factors", default="bf16")
     add("--bucket-mb", type=float, default=1.0, help="of DDP")

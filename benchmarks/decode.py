@@ -35,11 +35,11 @@ LAYERS, WIDTH, HEADS, VOCABULARY, CONTEXT = 4, 512, 8, 256, 256
 ALONE = "alone"
 SIDES = ("unisono-torch", "gloo", "unisono", ALONE)
 COMPARED_TOKENS = 8
-TOLERANCE = 1e-3  # of logits of some units, sums being made in another order
+TOLERANCE = 1e-3  # absolute; logits are some units large, and sums differ in their order
 
 
 class Decoder:
-    """This rank's share of the model, and the keys and values up to now.
+    """This rank's share of the model, and the cache of keys and values.
 
     Shapes: a token's activations are [WIDTH]; weights [out, in], cut by `rank` of `size` as in
     tensor_parallel.py.
@@ -69,7 +69,7 @@ class Decoder:
         self.restart()
 
     def restart(self) -> None:
-        """Forget what was decoded."""
+        """Clear the cache."""
         self.place, self.token = 0, 1
 
     def step(self) -> Any:
@@ -119,7 +119,7 @@ class DecodingRank:
         self.decoder = Decoder(rank, size, all_reduce)
 
     def obey(self, command: dict[str, Any]) -> tuple[dict[str, Any], NDArray[np.int64] | None]:
-        """Decode from the beginning and tell the logits, or a block of tokens for their times."""
+        """Decode from the start and return the logits, or decode a block of tokens and return the times."""
         match command["do"]:
             case "logits":
                 self.decoder.restart()
@@ -137,7 +137,7 @@ class DecodingRank:
 
 
 def nothing(_: Any) -> None:
-    """The all-reduce of a rank on its own."""
+    """The all-reduce of a rank without communication."""
 
 
 # ---- the command ---------------------------------------------------------------------------------------

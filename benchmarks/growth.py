@@ -1,4 +1,4 @@
-"""How the time of an all-reduce grows with the number of ranks on this machine, with the peers beside it.
+"""How the time of an all-reduce grows with the number of ranks on this machine, next to other libraries.
 
     python benchmarks/growth.py                                4 bytes and 16 MiB for 2, 4, 8, 16 and 32 ranks
     python benchmarks/growth.py --ranks 2 4 8 --against gloo,mpich --csv growth.csv --plot growth.png
@@ -71,11 +71,11 @@ def draw(rows: list[dict[str, Any]], target: str) -> None:
 
 
 def main() -> None:
-    """Measure point after point; a table as it grows, then the files."""
+    """Measure all points; print each row when it is done, then write the files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8, 16, 32])
     parser.add_argument("--sizes", nargs="+", default=SIZES)
-    parser.add_argument("--against", default="gloo", help="comma list, as of `unisono bench`")
+    parser.add_argument("--against", default="gloo", help="comma list, as for `unisono bench`")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--round-ms", type=float, default=50.0)
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one point")

@@ -42,7 +42,7 @@ from unisono.env import parse_size  # noqa: E402
 
 RATES = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 PORTS = {"unisono": 29500, "gloo": 29501, "before": 29502}
-"""Where ranks meet on the first host, which is new and has all ports free."""
+"""The port of the rendezvous on the first host, where all ports are free."""
 
 AGENT = """#!/bin/sh
 # In ssh's place: agent [OPTION...] HOST COMMAND
@@ -83,7 +83,7 @@ class HostSide(Side):
 
 
 class MpiHostSide(MpiSide):
-    """Ranks that an MPI library starts on the hosts, through an agent in ssh's place."""
+    """Ranks that an MPI library starts on the hosts, through an agent instead of ssh."""
 
     def __init__(self, name: str, net: hosts.Network, per_host: int, inside: str) -> None:
         super().__init__(name, len(net) * per_host)
@@ -104,14 +104,14 @@ class MpiHostSide(MpiSide):
 
 
 def _mpich(agent: str, inside: str) -> tuple[list[str], list[str]]:
-    """UCX would find out that "hosts" share a kernel and copy from process to process: it gets TCP."""
+    """UCX would detect that the "hosts" share a kernel, and copy between processes: so it has to use TCP."""
     settings = ["UCX_TLS=tcp,self", f"UCX_NET_DEVICES={hosts.INTERFACE}"]
     settings += ["MPIR_CVAR_NOLOCAL=1"] if inside == "tcp" else []
     return settings, ["-launcher", "ssh", "-launcher-exec", agent, "-iface", hosts.INTERFACE]
 
 
 def _openmpi(agent: str, inside: str) -> tuple[list[str], list[str]]:
-    """Settings are passed on to the ranks when they are flags."""
+    """Settings must be flags: those are passed on to the ranks."""
     transports = "self,tcp" if inside == "tcp" else "self,sm,tcp"
     parameters = {"pml": "ob1", "btl": transports, "btl_tcp_if_include": hosts.INTERFACE}
     daemons = {"plm": "ssh", "plm_ssh_agent": agent, "prte_if_include": hosts.INTERFACE}
@@ -123,7 +123,7 @@ MPI_LAUNCH: dict[str, Callable[[str, str], tuple[list[str], list[str]]]] = {
     "mpich": _mpich,
     "openmpi": _openmpi,
 }
-"""(agent, what is used inside a host) -> settings in the environment, and flags."""
+"""(agent, transport inside a host) -> settings in the environment, and flags."""
 
 YIELDING = {"openmpi": ["--mca", "mpi_yield_when_idle", "1"]}
 """It counts the ranks of a host, and does not see that these hosts have the same cores."""
@@ -204,11 +204,16 @@ def main() -> int:
     add = parser.add_argument
     add("--layout", action="append", metavar="HxR", help="hosts x ranks on each (2x1, 2x2, 4x2)")
     add("--operation", action="append", choices=list(OPERATIONS), help="(all_reduce)")
-    add("--algorithm", default="", help="of Unisono, instead of the one it chooses")
-    add("--against", default="gloo", metavar="PEERS", help="of gloo, mpich, openmpi, before")
+    add("--algorithm", default="", help="the algorithm for Unisono, instead of its own choice")
+    add("--against", default="gloo", metavar="PEERS", help="a comma list of gloo, mpich, openmpi, before")
     add("--before", default="", metavar="PYTHON", help="the interpreter of the Unisono called before")
-    add("--mpi-inside", choices=["shm", "tcp"], default="shm", help="of a host, in MPI libraries")
-    add("--shape", default="", metavar="RATE", help="of every link, as 1gbit")
+    add(
+        "--mpi-inside",
+        choices=["shm", "tcp"],
+        default="shm",
+        help="transport of the MPI libraries inside a host",
+    )
+    add("--shape", default="", metavar="RATE", help="rate of every link, such as 1gbit")
     add("--sizes", default="4,4K,64K,1M,64M", metavar="BYTES")
     add("--rounds", type=int, default=7)
     add("--round-ms", type=float, default=50.0, help="length of a side's turn")

@@ -18,7 +18,7 @@ import unisono as un
 
 
 def held() -> int:
-    """Bytes that this process holds, what it shares divided by the number of those who share it."""
+    """The memory of this process in bytes; shared memory is divided by the number of its users (PSS)."""
     with open("/proc/self/smaps_rollup") as table:
         line = next(line for line in table if line.startswith("Pss:"))
     return int(line.split()[1]) << 10
@@ -28,7 +28,7 @@ def main() -> None:
     """Make the groups and let rank 0 print one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--groups", type=int, default=64)
-    parser.add_argument("--nbytes", type=int, default=16 << 20, help="reduced once in every group")
+    parser.add_argument("--nbytes", type=int, default=16 << 20, help="bytes that each group reduces once")
     args = parser.parse_args()
     with un.init_process_group() as world:
         x = np.ones(args.nbytes // 4, np.float32)
@@ -39,7 +39,7 @@ def main() -> None:
             x.fill(1.0)
             group.all_reduce(x)
             assert x[0] == x[-1] == world.size
-        world.barrier()  # all have made all
+        world.barrier()  # all ranks have made all groups
         grown = np.array([held() - before], np.int64)
         world.all_reduce(grown)
         if world.rank == 0:

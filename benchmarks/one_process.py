@@ -87,7 +87,7 @@ def threads(parts: int) -> dict[str, float]:
 
 
 def processes(how: str) -> None:
-    """One rank; rank 0 prints its figure."""
+    """Run one rank; rank 0 prints its figure."""
     dist.init_process_group("unisono")
     part = batch().chunk(dist.get_world_size())[0]
     if how == "ddp":

@@ -95,7 +95,7 @@ class TrainingRank:
 
 
 def memory(name: str) -> int:
-    """Bytes of this process, of a line in /proc/self/status."""
+    """Bytes of this process, from a line of /proc/self/status."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(name):
             return int(line.split()[1]) * 1024
@@ -124,7 +124,7 @@ def stepper(model: Any, way: str, ranks: int, tokens: Any) -> Any:
 
 
 def mean(loss: Any, ranks: int) -> float:
-    """The mean over all ranks, which `Run.step` gives, too."""
+    """The mean over all ranks, as from `Run.step`."""
     import torch.distributed as dist
 
     loss = loss.detach().double()
@@ -193,7 +193,7 @@ def deepspeeds(model: Any, zero: int, tokens: Any) -> Any:
 
 
 def bind(side: Side, way: str, args: argparse.Namespace) -> int:
-    """Make the model of a way on every rank; its parameters."""
+    """Make the model of a way on every rank; returns its number of parameters."""
     command = {"do": "bind", "way": way, "width": width_of(args.model), "batch": args.batch}
     answers = side.ask({**command, "context": args.context})
     return int(answers[0]["parameters"])
@@ -231,7 +231,7 @@ def measure(sides: list[Side], ways: list[str], args: argparse.Namespace) -> dic
 
 
 def table(timings: dict[tuple[str, str], Timing], ways: list[str], sides: list[str]) -> list[dict[str, Any]]:
-    """Print a line for each way; the same as records."""
+    """Print a line for each way; returns them as records."""
     theirs = [timings["unisono-torch", way] for way in ways if way in THEIRS]
     best = min(theirs, key=lambda timing: timing.p50_us) if theirs else None
     records = []
@@ -278,7 +278,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="turns of each way (default 7)")
     parser.add_argument("--steps", type=int, default=5, help="steps in a turn (default 5)")
     parser.add_argument("--sides", default=",".join(SIDES), help=f"comma list of {', '.join(SIDES)}")
-    parser.add_argument("--memory", action="store_true", help="peak memory in place of times")
+    parser.add_argument("--memory", action="store_true", help="measure peak memory instead of times")
     parser.add_argument("--json", metavar="FILE", help="also write a record")
     parser.add_argument("--ways", default=",".join(ways), help=f"comma list of {', '.join((*THEIRS, *OURS))}")
     args = parser.parse_args()

@@ -31,12 +31,12 @@ from unisono.bench.report import machine
 HERE = Path(__file__).resolve().parent
 RECORD = "{record}"
 AGREEMENT = 0.10
-"""Two runs in a row on a quiet machine differ by no more."""
+"""The largest difference of two successive runs on a quiet machine."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One command. `seconds`: about what it takes. RECORD in its words is the file it is to write."""
+    """One command. `seconds`: its approximate time. RECORD in its words: the file that it has to write."""
 
     name: str
     seconds: float
@@ -50,13 +50,13 @@ def bench(name: str, seconds: float, line: str, against: str) -> Part:
 
 
 def program(name: str, seconds: float, line: str) -> Part:
-    """A run of one of the programs here."""
+    """A run of another program in this folder."""
     file, *words = line.split()
     return Part(name, seconds, (str(HERE / file), *words, "--json", RECORD))
 
 
 def parts() -> list[Part]:
-    """What is run, the most important first; against those peers that are installed."""
+    """The commands, the most important first, with the installed peers."""
     there = [peer.name for peer in PEERS.values() if peer.name not in LIMITS and peer.missing() is None]
     everybody, gloo = ",".join(there), "gloo" if "gloo" in there else ""
     sweep, brief = "all_reduce -n 2 -b 4 -e 64M -f 64 --rounds 5", "--rounds 5 --round-ms 25"
@@ -80,7 +80,7 @@ def parts() -> list[Part]:
 
 
 def run(part: Part, environ: dict[str, str], limit_s: float) -> dict[str, Any]:
-    """The record of one part, or why there is none."""
+    """The record of one part, or the reason why there is none."""
     started = time.monotonic()
     environ = environ | ({"UNISONO_RANKS_PER_HOST": "1"} if part.name == "sockets-2" else {})
     with tempfile.TemporaryDirectory() as folder:
@@ -108,7 +108,7 @@ def run(part: Part, environ: dict[str, str], limit_s: float) -> dict[str, Any]:
 
 
 def run_all(chosen: list[Part], minutes: float) -> dict[str, dict[str, Any]]:
-    """Every part for which there is time."""
+    """Run every part for which there is time."""
     deadline = time.monotonic() + 60 * minutes
     found = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -131,13 +131,13 @@ def run_all(chosen: list[Part], minutes: float) -> dict[str, dict[str, Any]]:
 
 
 def agreement(first: dict[str, Any], second: dict[str, Any], figure: str) -> list[tuple[int, float]]:
-    """(size, by how much a figure of two runs differs) for every size that has it."""
+    """(size, difference of a figure between two runs) for every size with that figure."""
     pairs = zip(first["lines"], second["lines"], strict=True)
     return [(one["nbytes"], abs(one[figure] / two[figure] - 1)) for one, two in pairs if one[figure]]
 
 
 def agreements(first: dict[str, Any], second: dict[str, Any]) -> Iterator[str]:
-    """How far two runs in a row differ, in words; and the pace of the cores in both, which explains times."""
+    """The difference of two successive runs in words; and the pace of the cores in both, the cause."""
     for figure, words in (("p50_us", "times"), ("best_ratio", "ratios to the best peer")):
         differ = agreement(first, second, figure)
         if differ:
@@ -179,7 +179,7 @@ def table(head: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def lines_view(record: dict[str, Any]) -> list[str]:
-    """Of a run of `unisono bench`."""
+    """The view of a run of `unisono bench`."""
     peers = list(dict.fromkeys(name for line in record["lines"] for name in line["peers"]))
     head = [
         "operation",
@@ -208,7 +208,7 @@ def lines_view(record: dict[str, Any]) -> list[str]:
 
 
 def decode_view(record: dict[str, Any]) -> list[str]:
-    """Of decode.py."""
+    """The view of decode.py."""
     rows = [
         [name, f"{one['tokens_per_s']:.0f}", f"{one['communication']:.0%}", f"{one['time_over_gloo']:.3f}"]
         for name, one in record["sides"].items()
@@ -217,7 +217,7 @@ def decode_view(record: dict[str, Any]) -> list[str]:
 
 
 def train_view(record: dict[str, Any]) -> list[str]:
-    """Of train.py."""
+    """The view of train.py."""
     return table(
         ["way", "what", "value"],
         [[way, what, f"{value:.3g}"] for way, one in record["ways"].items() for what, value in one.items()],
@@ -225,13 +225,13 @@ def train_view(record: dict[str, Any]) -> list[str]:
 
 
 def growth_view(record: list[dict[str, Any]]) -> list[str]:
-    """Of growth.py."""
+    """The view of growth.py."""
     keys = ("ranks", "nbytes", "library", "p50_us", "ratio")
     return table(list(keys), [[shown(row[key]) if row[key] != "" else "-" for key in keys] for row in record])
 
 
 def flat_view(record: dict[str, Any]) -> list[str]:
-    """Of a record of numbers and records of numbers."""
+    """The view of a record of numbers, and of records of numbers."""
     rows = [
         [
             name,

@@ -32,7 +32,7 @@ PIECE = 1 << 20
 
 
 class Link(NamedTuple):
-    """A kind of link, and what is exchanged over it."""
+    """A kind of link, and the bytes to exchange."""
 
     name: str
     nbytes: int
@@ -79,7 +79,7 @@ def exchange(connections: list[socket.socket], out: memoryview, into: memoryview
 
 
 def prepare(connection: socket.socket, near: bool) -> socket.socket:
-    """As Unisono has its connections."""
+    """Set the options of Unisono's connections."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if near:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
@@ -104,7 +104,7 @@ def end_main(address: str, link: Link, number: int) -> None:
             exchange(connections[:1], tick[:1], tick[1:2])
             start = time.perf_counter()
             exchange(connections[:count], out, into)
-            if turn:  # the first is for warming up
+            if turn:  # the first one warms up
                 took[count].append(time.perf_counter() - start)
     if number == 0:
         print(json.dumps(took), flush=True)

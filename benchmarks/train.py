@@ -42,7 +42,7 @@ UNITS = {"K": 1e3, "M": 1e6, "G": 1e9}
 
 
 def width_of(model: str) -> int:
-    """The width at which LAYERS blocks have about so many parameters, 12 * width^2 each.
+    """The width at which LAYERS blocks have about this number of parameters, 12 * width^2 each.
 
     Example: "10M" -> 384, of which the blocks have 10.6 million.
     """
@@ -54,7 +54,7 @@ def width_of(model: str) -> int:
 
 
 class TrainingRank:
-    """A joined rank, with the model that is trained at the moment."""
+    """A joined rank, with its current model."""
 
     def __init__(self, command: dict[str, Any]) -> None:
         import torch
@@ -103,7 +103,7 @@ class TrainingRank:
         return parameters
 
     def step(self) -> float:
-        """Train on this rank's tokens; the loss before it."""
+        """Train on this rank's tokens; returns the loss before it."""
         loss = self.model(self.tokens)
         loss.backward()
         self.optimizer.step()
@@ -111,7 +111,7 @@ class TrainingRank:
         return float(loss.item())
 
     def reductions(self) -> None:
-        """What DDP's reducer does in a step, and nothing else."""
+        """The all-reduces of DDP's reducer in a step, without computation."""
         import torch.distributed as dist
 
         for work in [dist.all_reduce(bucket, async_op=True) for bucket in self.buckets]:
@@ -119,7 +119,7 @@ class TrainingRank:
 
 
 def buckets_of(parameters: int) -> list[Any]:
-    """Tensors as large as the buckets into which DDP puts the gradients of so many parameters."""
+    """Tensors with the sizes of DDP's buckets for this number of parameters."""
     import torch
 
     whole, rest = divmod(4 * parameters, BUCKET_BYTES)
@@ -127,7 +127,7 @@ def buckets_of(parameters: int) -> list[Any]:
 
 
 def wrapped(model: Any, way: str) -> Any:
-    """`model` as one of WAYS has it."""
+    """`model` wrapped by one of WAYS."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -173,7 +173,7 @@ def measure(way: str, sides: list[Side], args: argparse.Namespace) -> dict[str, 
 
 
 def shares(way: str, timings: dict[str, Timing]) -> dict[str, float]:
-    """What of a step of each backend is communication; of the all-reduces under DDP, what is hidden."""
+    """The share of communication in a step of each backend; under DDP the hidden share of the all-reduces."""
     alone, step = timings[ALONE].p50_us, timings["unisono-torch"].p50_us
     found = {f"communication {name}": 1 - alone / timings[name].p50_us for name in ("unisono-torch", "gloo")}
     if way == "ddp":

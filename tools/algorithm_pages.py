@@ -40,7 +40,7 @@ PROMISES = {
 
 
 def plan_of(collective: str, algorithm: str) -> Plan:
-    """The plan that is drawn: 4 ranks, 8 where that takes few rounds, on two hosts where those matter."""
+    """The plan to draw: 4 ranks, 8 where that takes few rounds, on two hosts where hosts matter."""
     if algorithm in PLACED.get(collective, {}):
         return make(collective, algorithm, len(HOSTS), 0, HOSTS)
     more = make(collective, algorithm, MANY)
@@ -69,7 +69,7 @@ def page(collective: str, algorithm: str) -> Iterator[str]:
 
 
 def code(function: Callable[..., object]) -> str:
-    """The source of a function, and of those of its module that it calls."""
+    """The source of a function, and of the functions of its module that it calls."""
     found, wanted = [], [function]
     while wanted:
         one = wanted.pop(0)
@@ -82,7 +82,7 @@ def code(function: Callable[..., object]) -> str:
 
 
 def _parts(compiled: CodeType) -> list[CodeType]:
-    """A function's code, and that of the generators and functions inside it."""
+    """The code of a function, and of the generators and functions inside it."""
     inner = [each for each in compiled.co_consts if isinstance(each, CodeType)]
     return [compiled, *(part for each in inner for part in _parts(each))]
 
@@ -101,7 +101,7 @@ def cost(collective: str, algorithm: str) -> Iterator[str]:
 
 
 def where(collective: str, algorithm: str) -> Iterator[str]:
-    """Where it is chosen, of the placements and sizes of the table of choices."""
+    """The placements and sizes in the table of choices that select it."""
     for placement, hosts in {"one host": (0,) * FEW, **PLACEMENTS}.items():
         chooser = Chooser(len(hosts), hosts)
         sizes = [name for name, nbytes in BYTES.items() if chooser.choose(collective, nbytes) == algorithm]
@@ -128,7 +128,7 @@ def index() -> Iterator[str]:
 
 
 def main(argv: list[str]) -> int:
-    """Write everything into the folder named. Exit code: 0, 2 usage."""
+    """Write all pages into the given folder. Exit code: 0; 2: wrong usage."""
     if len(argv) != 1:
         print("usage: python tools/algorithm_pages.py OUT_DIR", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""Asks of a file above 400 lines why it is one concept, and holds a function to 60. Prints each room's lines.
+"""Requires a reason for a file above 400 lines, and limits a function to 60. Prints each room's lines.
 
 Python functions are measured by `ast`. C++ ones by a brace heuristic that relies on clang-format's layout:
 a body opens with a `{` at the end of a line and closes with a `}` at that line's indentation.
@@ -17,7 +17,7 @@ from typing import NamedTuple
 FILE_LINES = 400
 FUNCTION_LINES = 60
 
-# Files above 400 lines: why each is one concept. Cutting one in two to stay below is the worse fault.
+# Files above 400 lines, with the reason why each is one concept. Cutting one in two would be worse.
 WHOLE: dict[str, str] = {
     "csrc/python/calls.cpp": "the way of every call: the methods of Group, what they remember, how they run",
     "csrc/engine/engine.cpp": "one rank of one group: it numbers, runs, queues and ends its operations",
@@ -42,7 +42,7 @@ NOT_FUNCTIONS = re.compile(
 
 
 class Measured(NamedTuple):
-    """A file or a function, how many lines it has, and how many it may have."""
+    """A file or a function, its number of lines, and its limit."""
 
     name: str
     lines: int
@@ -75,7 +75,7 @@ def _indent(line: str) -> int:
 
 
 def _first_of_head(lines: list[str], number: int) -> int:
-    """Go back to where the statement began whose body opens on line `number`: parentheses must balance."""
+    """Find the first line of the statement whose body opens on line `number`: parentheses must balance."""
     first = number
     while first > 0 and (
         "".join(lines[first : number + 1]).count(")") > "".join(lines[first : number + 1]).count("(")
@@ -87,7 +87,7 @@ def _first_of_head(lines: list[str], number: int) -> int:
 
 
 def _cpp_name(head: str) -> str:
-    """Name the function a head belongs to; "" if it is a namespace, a class or a control statement."""
+    """Return the function of a head; "" for a namespace, a class or a control statement."""
     head = head.strip().lstrip("} ")
     if NOT_FUNCTIONS.match(head) or "(" not in head:
         return ""
@@ -120,19 +120,19 @@ def _measured(name: str, lines: int, budget: int) -> Measured:
 
 
 def room_of(path: Path) -> str:
-    """Name the room: src/unisono/plans -> "src/unisono/plans", tests/unit -> "tests/unit", csrc -> "csrc"."""
+    """The room: src/unisono/plans -> "src/unisono/plans", tests/unit -> "tests/unit", csrc -> "csrc"."""
     return path.relative_to(ROOT).parent.as_posix()
 
 
 def stale_reasons(seen: dict[str, int]) -> Iterator[str]:
-    """Yield which reasons for long files are not needed any more."""
+    """Yield the reasons for long files that are no longer needed."""
     for name in WHOLE:
         if seen.get(name, 0) <= FILE_LINES:
             yield f"the reason for {name} is not needed any more"
 
 
 def main() -> int:
-    """Print lines per room, then whatever is over budget."""
+    """Print lines per room, then the files and functions over budget."""
     rooms: Counter[str] = Counter()
     seen: dict[str, int] = {}
     complaints = []

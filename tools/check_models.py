@@ -1,10 +1,10 @@
-"""Check the models of the protocol with Spin: each as it is, and with each of its seeded mistakes.
+"""Check the models of the protocol with Spin: each unchanged, and with each of its seeded mistakes.
 
 check_models.py [MODEL ...]       without arguments: all; `make model` calls it
 
-A model says on lines `// seed NAME: what is wrong` which mistakes it knows; Spin gets the name as a macro,
-and has to find an error. `ranks 3` behind the name: only with three ranks. As it is, a model must have no
-error. Needs `spin` and a C compiler, and installs nothing.
+Lines `// seed NAME: what is wrong` list the mistakes of a model. Spin gets the name as a macro, and has to
+find an error. `ranks 3` after the name: only with three ranks. An unchanged model must have no error. Needs
+`spin` and a C compiler, and installs nothing.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Case(NamedTuple):
 
     model: Path
     ranks: int
-    seed: str  # "": the model as it is
+    seed: str  # "": the unchanged model
     meaning: str
 
 
 class Outcome(NamedTuple):
-    """What Spin found: "" is nothing."""
+    """The error that Spin found; "": none."""
 
     found: str
     states: int
@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
 
 
 def cases(model: Path) -> list[Case]:
-    """The model as it is, then with each seed, for 2 and 3 ranks."""
+    """The unchanged model, then with each seed, for 2 and 3 ranks."""
     seeds = SEED.findall(model.read_text(encoding="utf-8"))
     right = [Case(model, ranks, "", "") for ranks in RANKS]
     wrong = [
@@ -65,7 +65,7 @@ def cases(model: Path) -> list[Case]:
 
 
 def command(arguments: list[str], folder: Path) -> str:
-    """Run a tool to its end; its output. Its failure is an error; pan tells by its output only."""
+    """Run a tool; returns its output. A failure is an error; pan reports in its output only."""
     done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     if done.returncode != 0 and arguments[0] != "./pan":
         raise RuntimeError(f"{' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
@@ -94,7 +94,7 @@ def run(case: Case) -> Outcome:
 
 
 def is_expected(case: Case, outcome: Outcome) -> bool:
-    """Whether the model as it is has no error, and a seeded mistake was found."""
+    """Whether the unchanged model has no error, or the seeded mistake was found."""
     return outcome.found in ("deadlock", "assertion") if case.seed else not outcome.found
 
 
@@ -107,7 +107,7 @@ def line(case: Case, outcome: Outcome) -> str:
 
 
 def main(names: list[str]) -> int:
-    """Print a line for each case; 1 if one came out otherwise than it has to."""
+    """Print a line for each case. Exit code: 1 if one has an unexpected outcome."""
     for tool, package in (("spin", "spin"), ("gcc", "gcc")):
         if shutil.which(tool) is None:
             print(f"make model needs {tool}: apt install {package}", file=sys.stderr)

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 
 class Page(HTMLParser):
-    """The ids of a page, and where its links and pictures lead."""
+    """The ids of a page, and the targets of its links and pictures."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note what a tag names and what it points to."""
+        """Record the id and the target of a tag."""
         found = dict(attrs)
         self.ids.update(filter(None, (found.get("id"), found.get("name"))))
         if tag in ("a", "img", "script", "link", "iframe", "object", "source"):
@@ -30,7 +30,7 @@ class Page(HTMLParser):
 
 
 def dead(folder: Path) -> Iterator[str]:
-    """Yield every link that leads nowhere."""
+    """Yield every dead link."""
     pages = {path: Page(path.read_text()) for path in sorted(folder.rglob("*.html"))}
     for path, page in pages.items():
         if path.name == "404.html":

@@ -1,6 +1,6 @@
-"""An extension of griffe, which reads the docstrings for the site: sections need no blank line before them.
+"""An extension of griffe, which parses docstrings for the site: sections need no blank line before them.
 
-The sources write "Args:" and "Raises:" right below each other; the parser takes the second for text.
+In the sources "Args:" and "Raises:" follow each other directly; the parser would take the second for text.
 """
 
 from __future__ import annotations

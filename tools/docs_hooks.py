@@ -1,7 +1,7 @@
-"""Hooks of mkdocs (mkdocs.yml): pages that lie outside docs/, and the links to them.
+"""Hooks of mkdocs (mkdocs.yml): pages from outside docs/, and the links to them.
 
 A link in a page is relative to its file in the repository, so that it also works there. On the site some
-files have another place, and some are no pages at all. Each link is resolved in the repository and rewritten.
+files have another place, and some are not pages. Each link is resolved in the repository and rewritten.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ALGORITHMS = ROOT / "build" / "docs" / "algorithms"
 LINK = re.compile(r"(\[[^\]]*\])\(([^)\s]+)\)")
 
-# Pages of the site whose text lies outside docs/: file in the repository -> page.
+# Pages of the site from outside docs/: file in the repository -> page.
 OUTSIDE = {
     "CONTRIBUTING.md": "project/contributing.md",
     "CHANGELOG.md": "project/changelog.md",
@@ -29,7 +29,7 @@ OUTSIDE = {
 
 
 def places() -> dict[str, str]:
-    """Return {file in the repository: its place on the site} for what lies outside docs/."""
+    """Return {file in the repository: its place on the site} for files outside docs/."""
     found = {name: page for name, page in OUTSIDE.items() if (ROOT / name).exists()}
     for results in sorted((ROOT / "benchmarks" / "results").glob("*.md")):
         found[f"benchmarks/results/{results.name}"] = f"project/results-{results.name}"
@@ -63,7 +63,7 @@ def listed(part: Any) -> Iterator[str]:
 
 
 def title(name: str) -> str:
-    """Return what a page is called in the navigation."""
+    """Return the title of a page in the navigation."""
     path = Path(name)
     return f"Results {path.stem}" if path.parts[0] == "benchmarks" else path.stem.capitalize()
 
@@ -89,7 +89,7 @@ def examples() -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Write the links of a page for the site."""
+    """Rewrite the links of a page for the site."""
     outside = places()
     here = next((name for name, place in outside.items() if place == page.file.src_uri), None)
     source = here or f"docs/{page.file.src_uri}"
@@ -113,7 +113,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 
 def place_of(name: str, outside: dict[str, str]) -> str | None:
-    """Return the place on the site of a file of the repository; None where it has none."""
+    """Return the place on the site of a file of the repository; None: it has none."""
     if name in outside:
         return outside[name]
     if name == "README.md" or name == "docs":

@@ -1,7 +1,7 @@
 """Draws the figures of README and docs from benchmarks/results, as plain SVG: `make figures`.
 
-A figure follows the reader's preference for light or dark. The same results give the same bytes: a test can
-compare the files with the results. Needs nothing but Python. With --tables it also prints the tables of
+A figure follows the reader's preference for light or dark. Equal results give equal bytes: a test can
+compare the files with the results. Needs Python only. With --tables it also prints the tables of
 docs/performance.md.
 """
 
@@ -45,7 +45,7 @@ PAPER = {"light": ("#ffffff", "#1f2328", "#d0d7de"), "dark": ("#0d1117", "#e6edf
 
 
 class Figure(NamedTuple):
-    """One figure: where its rows are, which of them it shows, and what stands above it."""
+    """One figure: its results, the rows that it shows, and its title."""
 
     file: str
     results: str
@@ -64,7 +64,7 @@ Lines = dict[str, list[tuple[int, float]]]
 
 
 def read(figure: Figure) -> Lines:
-    """Return {library: [(bytes, microseconds), ...]}, sorted, for the libraries that have a look."""
+    """Return {library: [(bytes, microseconds), ...]}, sorted, for the libraries with a `Look`."""
     lines: Lines = {}
     with (RESULTS / f"{figure.results}.csv").open(newline="") as file:
         for row in csv.DictReader(file):
@@ -94,7 +94,7 @@ class Axis(NamedTuple):
 
 
 def axes(lines: Lines) -> tuple[Axis, Axis]:
-    """Return the axes that hold all points: sizes with a margin, times from decade to decade."""
+    """Return the axes for all points: sizes with a margin, times in whole decades."""
     sizes = [size for points in lines.values() for size, _ in points]
     times = [time for points in lines.values() for _, time in points]
     below, above = math.floor(math.log10(min(times))), math.ceil(math.log10(max(times)))

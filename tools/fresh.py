@@ -1,7 +1,7 @@
-"""README's two commands as a new user's machine runs them: `make test-fresh`.
+"""Runs README's two commands as on a new user's machine: `make test-fresh`.
 
-Every variant is a fresh clone in a temporary folder, with an empty home and none of this environment's
-variables and pip settings: what pip then takes is what PyPI has. What is not committed is not tried.
+Every variant is a fresh clone in a temporary folder, with an empty home and without this environment's
+variables and pip settings: pip installs from PyPI. Uncommitted changes are not tested.
 
     cuda    make demo, make test                 PyTorch's CUDA build
     cpu     make demo, make test TORCH=cpu       PyTorch's CPU build
@@ -32,19 +32,19 @@ ROOT = Path(__file__).resolve().parent.parent
 PATH = "/usr/local/bin:/usr/bin:/bin"
 VARIANTS = {"cuda": [], "cpu": ["TORCH=cpu"], "none": ["TORCH=0"]}
 SHM = Path("/dev/shm")
-END_S = 10.0  # for what is left to go
+END_S = 10.0  # for remaining processes to end
 
 
 class Ran(NamedTuple):
-    """A command of a variant, and how it went."""
+    """A command of a variant, and its outcome."""
 
     variant: str
     command: str
     code: int
     took_s: float
     silence_s: float  # the longest time without output
-    after: str  # the line before it
-    summary: str  # the last line that pytest or the demo said
+    after: str  # the line before that time
+    summary: str  # the last line of pytest or the demo
 
 
 def parse() -> argparse.Namespace:
@@ -53,14 +53,14 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("variants", nargs="*", metavar="VARIANT", help=f"of {', '.join(VARIANTS)}; without any, all")
-    add("--python", help="for PYTHON= of make; else the first that the Makefile finds in the PATH")
+    add("variants", nargs="*", metavar="VARIANT", help=f"some of {', '.join(VARIANTS)} (default all)")
+    add("--python", help="PYTHON= for make (default: the first that the Makefile finds in PATH)")
     add("--path", default=PATH, help=f"the PATH (default {PATH})")
     add("--env", action="append", default=[], metavar="NAME=VALUE", help="passed on, for example PIP_CERT")
-    add("--wheels", metavar="FOLDER", help="where the CPU build's wheel is, in place of PyTorch's index")
-    add("--only", choices=["demo", "test"], help="one of the two commands")
-    add("--tests", metavar="ARGS", default="", help="arguments of pytest, to run some of the tests")
-    add("--folder", help="where the temporary folders are made; 10 GB for cuda")
+    add("--wheels", metavar="FOLDER", help="folder with the CPU build's wheel, instead of PyTorch's index")
+    add("--only", choices=["demo", "test"], help="run one of the two commands only")
+    add("--tests", metavar="ARGS", default="", help="arguments for pytest, to run some of the tests")
+    add("--folder", help="folder for the temporary folders; cuda needs 10 GB")
     add("--limit", type=float, default=3600, help="seconds for one command (default 3600)")
     arguments = parser.parse_args()
     unknown = [name for name in arguments.variants if name not in VARIANTS]
@@ -70,11 +70,11 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run the variants one after the other, and show how each went."""
+    """Run the variants in order, and show the outcome of each."""
     arguments = parse()
     status = ["git", "-C", str(ROOT), "status", "--porcelain"]
     if subprocess.run(status, capture_output=True, check=True).stdout:
-        print("note: changes that are not committed are not tried", flush=True)
+        print("note: uncommitted changes are not tested", flush=True)
     before, rows = set(os.listdir(SHM)), []
     for variant in arguments.variants or VARIANTS:
         rows += run_variant(variant, arguments)
@@ -86,7 +86,7 @@ def main() -> int:
 
 
 def run_variant(variant: str, arguments: argparse.Namespace) -> list[Ran]:
-    """Run both commands in a clone of their own, of which nothing stays."""
+    """Run both commands in a temporary clone."""
     with tempfile.TemporaryDirectory(prefix=f"unisono-fresh-{variant}-", dir=arguments.folder) as name:
         folder = Path(name)
         clone, home, temporary = folder / "unisono", folder / "home", folder / "tmp"
@@ -124,7 +124,7 @@ def commands(variant: str, arguments: argparse.Namespace) -> Iterator[list[str]]
 
 
 def run(variant: str, command: list[str], folder: Path, env: dict[str, str], limit_s: float) -> Ran:
-    """Run one command, pass on what it prints, and measure."""
+    """Run one command, pass on its output, and measure."""
     started = time.monotonic()
     last_at, silence_s, after, line, summary = started, 0.0, "", "", ""
     with subprocess.Popen(
@@ -156,7 +156,7 @@ def run(variant: str, command: list[str], folder: Path, env: dict[str, str], lim
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """End a command that still runs, and what it started."""
+    """End a command that still runs, and its child processes."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
@@ -165,7 +165,7 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def output(process: subprocess.Popen[bytes], deadline: float) -> Iterator[bytes]:
-    """Yield what a process prints until it ends or its time is over."""
+    """Yield the output of a process until it ends or its time is over."""
     assert process.stdout is not None
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
@@ -182,7 +182,7 @@ def output(process: subprocess.Popen[bytes], deadline: float) -> Iterator[bytes]
 
 
 def end_strays(folder: Path) -> list[str]:
-    """Kill the processes that still run from a folder, after a moment to end by themselves; return them."""
+    """Kill the processes that still run from a folder, after a grace period; return them."""
     deadline = time.monotonic() + END_S
     while (found := running_from(folder)) and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -196,7 +196,7 @@ def end_strays(folder: Path) -> list[str]:
 
 
 def running_from(folder: Path) -> dict[int, str]:
-    """Return pid and command line of the processes that work in a folder or run a program of it."""
+    """Return pid and command line of processes with their working directory or program in a folder."""
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -1,10 +1,10 @@
-"""Fuzz what reads bytes of others: frames in C++ with libFuzzer under ASan and UBSan, decoders in Python.
+"""Fuzz the parsers of untrusted bytes: frames in C++ with libFuzzer, ASan and UBSan; decoders in Python.
 
 fuzz.py [-max_total_time=SECONDS] [other options of libFuzzer]     `make fuzz ARGS=...` calls it
 
-Both run side by side for the same time, 60 s by default, from tests/fuzz/corpus. New inputs for frames stay
-in a temporary folder; `-merge=1` adds to the corpus what covers more. Needs clang with its fuzzer's runtime
-(Debian: clang-14 libclang-rt-14-dev). CLANGXX names the compiler.
+Both run in parallel for the same time, 60 s by default, from tests/fuzz/corpus. New inputs for frames stay
+in a temporary folder; `-merge=1` adds inputs with more coverage to the corpus. Needs clang with its fuzzer's
+runtime (Debian: clang-14 libclang-rt-14-dev). CLANGXX names the compiler.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ DEFAULT_S = 60
 
 
 class NoFuzzer(Exception):
-    """There is no compiler here that builds the target."""
+    """No compiler on this machine builds the target."""
 
 
 def built(folder: Path) -> Path:
     """Build the target in `folder`.
 
     Raises:
-        NoFuzzer: no clang, or one without libFuzzer; says what to install.
+        NoFuzzer: there is no clang, or it lacks libFuzzer; the text says what to install.
     """
     asked = os.environ.get("CLANGXX")
     found = [path for name in ([asked] if asked else COMPILERS) if (path := shutil.which(name))]
@@ -63,7 +63,7 @@ def built(folder: Path) -> Path:
 
 
 def main(arguments: list[str]) -> int:
-    """Build, fuzz, and say what was found; 0: nothing."""
+    """Build, fuzz, and report. Exit code: 0: no fault was found."""
     times = [one.partition("=")[2] for one in arguments if one.startswith("-max_total_time=")]
     seconds = times[-1] if times else str(DEFAULT_S)
     options = [*arguments] if times else [*arguments, f"-max_total_time={seconds}"]

@@ -1,9 +1,9 @@
-"""Install Unisono by pip, and show how far the compiler is: pip alone says "still running" for a minute.
+"""Install Unisono with pip, and show the compiler's progress: pip shows only "still running" for a minute.
 
 install_engine.py -e '.[dev]'       the arguments are those of `pip install`
 
-Everything pip and the compiler say goes into a log. After a failure the compiler's first error is shown,
-then the end of the log.
+The output of pip and the compiler goes into a log. After a failure the program shows the compiler's first
+error, then the end of the log.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STAGES = (
 
 
 def stage(line: str) -> str | None:
-    """What a line of pip's output begins: "[3/40] Building ..." -> "compiling the engine, step 3 of 40"."""
+    """The stage that a line starts: "[3/40] Building ..." -> "compiling the engine, step 3 of 40"."""
     for pattern, text in STAGES:
         found = pattern.match(line.strip())
         if found:
@@ -39,7 +39,7 @@ def stage(line: str) -> str | None:
 
 
 def first_error(lines: list[str]) -> str:
-    """The compiler's: "a.cpp:3:1: error: 'x' was not declared"; "": there is none."""
+    """The compiler's first error: "a.cpp:3:1: error: 'x' was not declared"; "": there is none."""
     return next((line.strip() for line in lines if ERROR.search(line)), "")
 
 

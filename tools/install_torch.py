@@ -1,8 +1,8 @@
-"""Install PyTorch: say before how large it is, show how far the download is.
+"""Install PyTorch: print its size first, then show the progress of the download.
 
 install_torch.py torch==X [--required] [argument of pip install ...]
 
-Without --required a machine that cannot have it goes on without: a note, and exit code 0.
+Without --required a machine that cannot install it continues without: a note, and exit code 0.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ WITHOUT = "without it: make test TORCH=0"
 
 
 class Build(NamedTuple):
-    """A build of PyTorch with all it requires, measured with 2.13.0 on x86-64."""
+    """A build of PyTorch with its dependencies, measured with 2.13.0 on x86-64."""
 
     name: str
     download_gb: float
     disk_gb: float
-    instead: str  # what the user may want
+    instead: str  # an alternative for the user
 
     @property
     def announcement(self) -> str:
-        """Say what it costs, and what else there is."""
+        """Its size, and the alternatives."""
         sizes = f"about {self.download_gb:g} GB to download, {self.disk_gb:g} GB on disk"
         return f"{self.name}: {sizes}; {self.instead}"
 
@@ -47,7 +47,7 @@ CUDA = Build("CUDA build", 3, 5, f"the CPU build, 0.2 GB: make test TORCH=cpu; {
 
 
 def build_offered(requirement: str, options: list[str]) -> Build | str:
-    """Return what pip would take, or why it has nothing.
+    """Return the build that pip would install, or the reason why there is none.
 
     On x86-64 Linux a build without `+cpu` in its version brings CUDA.
     """
@@ -64,7 +64,7 @@ def build_offered(requirement: str, options: list[str]) -> Build | str:
 
 
 class Stages:
-    """What pip is doing; while it downloads, how much has come."""
+    """The stage of pip; during a download with its progress."""
 
     INSTALLING = re.compile(r"Installing collected packages: (.*)")
     DOWNLOADING = re.compile(r"(?:Downloading|Using cached) ([A-Za-z0-9_.]+)-\S+\.whl \(")
@@ -75,7 +75,7 @@ class Stages:
         self._package = ""
 
     def __call__(self, line: str) -> str | None:
-        """Name the stage that pip is in after this line, or a second later."""
+        """Return the stage of pip after this line, or a second later."""
         if found := self.INSTALLING.match(line.strip()):
             self._package = ""
             return f"installing {found[1].count(',') + 1} packages"
@@ -88,7 +88,7 @@ class Stages:
 
 
 def size_gb(folder: Path) -> float:
-    """Return what the files below a folder take. Some may go while they are counted."""
+    """Return the size of the files below a folder. Some may disappear meanwhile."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -100,7 +100,7 @@ def size_gb(folder: Path) -> float:
 
 
 def install(requirement: str, options: list[str], build: Build) -> str:
-    """Run pip; return what went wrong, "" if nothing did.
+    """Run pip; return its error, "" if there is none.
 
     The temporary folder is on the disk of the environment: /tmp may be small.
     """
@@ -119,7 +119,7 @@ def install(requirement: str, options: list[str], build: Build) -> str:
 
 
 def main(arguments: list[str]) -> str | None:
-    """Return what made it fail, if anything did."""
+    """Return the error, if there is one."""
     required = "--required" in arguments
     requirement, *options = [argument for argument in arguments if argument != "--required"]
     if importlib.util.find_spec("torch") is not None:

@@ -1,4 +1,4 @@
-"""Say in one line what this machine lacks to build Unisono. Runs on the system's Python, also an old one."""
+"""Print in one line what this machine lacks to build Unisono. Runs on any Python of the system."""
 
 import importlib.util
 import os
@@ -8,7 +8,7 @@ import sysconfig
 
 
 def missing():
-    """Return (what is missing, the Debian package that has it) pairs."""
+    """Return pairs of a missing part and its Debian package."""
     found = []
     headers = os.path.join(sysconfig.get_path("include") or "", "Python.h")
     if not os.path.exists(headers):

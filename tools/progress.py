@@ -1,4 +1,4 @@
-"""Run a command that takes minutes: show how far it is, keep all it says in a log."""
+"""Run a command that takes minutes: show its progress, keep its output in a log."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-QUIET_S = 10.0  # between two lines where output is no terminal
+QUIET_S = 10.0  # between two lines where the output is not a terminal
 END_S = 10.0  # for the command to end after Ctrl-C
 INTERRUPTED = 130
 
 
 class Display:
-    """The current stage and the time since the start: one line, or, without a terminal, one now and then."""
+    """The current stage and the time since the start: one line, or, without a terminal, occasional lines."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()
@@ -41,9 +41,9 @@ class Display:
 
 
 def lines_of(process: subprocess.Popen[bytes], for_s: float = float("inf")) -> Iterator[str]:
-    """What a process writes, line by line, and "" in every second in which it writes nothing.
+    """The output of a process, line by line, and "" in every second without output.
 
-    Ends with the process, even if one that it has started keeps the pipe, or after `for_s` seconds.
+    Ends with the process, even if a child keeps the pipe open, or after `for_s` seconds.
     """
     assert process.stdout is not None
     pipe, rest, deadline = process.stdout.fileno(), b"", time.monotonic() + for_s
@@ -64,10 +64,10 @@ def lines_of(process: subprocess.Popen[bytes], for_s: float = float("inf")) -> I
 def follow(
     command: list[str], log: Path, stage: Callable[[str], str | None], env: dict[str, str] | None = None
 ) -> int:
-    """Run `command`, show the stages it goes through, and keep what it writes; its exit code.
+    """Run `command`, show its stages, and keep its output; returns its exit code.
 
-    `stage` names what a line of output begins, if it begins anything; "" comes once a second in silence.
-    After Ctrl-C, of which a terminal tells `command` as well, that has END_S to end by itself.
+    `stage` returns the stage that a line of output starts, if any; it gets "" once a second without output.
+    After Ctrl-C, which a terminal sends to `command`, too, it has END_S to end by itself.
     """
     display, now = Display(), "asking pip"
     with (

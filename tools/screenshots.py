@@ -1,6 +1,6 @@
-"""Takes pictures of the built site in Chromium, at desktop and phone width: `make screenshots`.
+"""Takes screenshots of the built site in Chromium, at desktop and phone width: `make screenshots`.
 
-To look at every page: python tools/screenshots.py build/site docs/figures --all /tmp/pages
+For every page: python tools/screenshots.py build/site docs/figures --all /tmp/pages
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 @contextmanager
 def served(site: Path) -> Iterator[str]:
-    """Serve the site while the context lasts; the search needs a server. Gives its address."""
+    """Serve the site in a context, because the search needs a server. Gives its address."""
     handler = functools.partial(Quiet, directory=str(site))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -47,7 +47,7 @@ def served(site: Path) -> Iterator[str]:
 
 
 def take(address: str, size: tuple[int, int], picture: Path, scale: float = 1.0) -> None:
-    """Store a picture of the upper part of a page, of a window of `size`, made smaller by `scale`."""
+    """Save a screenshot of the top of a page, in a window of `size`, scaled down by `scale`."""
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser is None:
         sys.exit("error: this needs Chromium: apt-get install chromium")
@@ -60,11 +60,11 @@ def take(address: str, size: tuple[int, int], picture: Path, scale: float = 1.0)
 
 
 def main() -> int:
-    """Take the pictures that docs/ keeps; with --all, one of every page at both widths."""
+    """Take the screenshots of docs/; with --all, one of every page at both widths."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("site", type=Path)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--all", type=Path, metavar="FOLDER", help="every page, into FOLDER, to look at")
+    parser.add_argument("--all", type=Path, metavar="FOLDER", help="take every page, into FOLDER")
     arguments = parser.parse_args()
     site = arguments.site.resolve()
     with served(site) as address:

@@ -1,6 +1,6 @@
-"""Build the source distribution into dist/ and look at what is in it: `make sdist`.
+"""Build the source distribution into dist/ and check its contents: `make sdist`.
 
-With `--install` a wheel is also built from it, where only the archive is, and tried as a release is.
+With `--install` a wheel is also built from the archive alone, and tested like a release.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from wheels import ROOT, tracked
 
 MOST_BYTES = 2_000_000
 
-# A build needs these, and nothing else belongs into it.
+# The files that a build needs; the archive contains no others.
 NEEDED = {"CMakeLists.txt", "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"}
 ALLOWED = re.compile(r"csrc/.+\.([ch]pp|map)|src/unisono/(.+\.(py|html)|py\.typed)")
 
 
 def main() -> int:
-    """Build and check; return 1 when it is not as it should be."""
+    """Build and check. Exit code: 1 if there is a fault."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--install", action="store_true", help="also build a wheel from it, and try it")
+    parser.add_argument("--install", action="store_true", help="also build a wheel from it, and test it")
     arguments = parser.parse_args()
     archive = ROOT / "dist" / build_sdist(str(ROOT / "dist"))
     with tarfile.open(archive) as packed:

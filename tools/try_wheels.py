@@ -1,10 +1,10 @@
-"""Try wheels of dist/ as a user has them: `make test-wheel`.
+"""Test wheels of dist/ as a user installs them: `make test-wheel`.
 
-Each is installed into a new environment of its Python, with what it requires from PyPI and nothing else. PATH
-is that environment's `bin`: no compiler, no shell. Then README's ten lines run, and every command once.
+Each is installed into a new environment of its Python, with its dependencies from PyPI only. PATH is that
+environment's `bin`: no compiler, no shell. Then README's ten lines run, and every command once.
 
-With `--torch REQUIREMENT` (torch==2.13.0) PyTorch comes, too: DDP over Unisono, and virtual GPUs, which
-compile what they need at first use, and are given the compilers of this PATH.
+With `--torch REQUIREMENT` (torch==2.13.0) it also tests PyTorch: DDP over Unisono, and virtual GPUs, which
+compile a library at their first use, with the compilers of this PATH.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from wheels import BUILD, COMPILER, NATIVE, ROOT, Interpreter, environment, foun
 COMPILERS = ("cc", "gcc", "g++", "c++", "clang", "clang++", "make", "cmake", "ninja")
 ROUNDS = 5  # of an import; the shortest counts
 MOST_IMPORT_S = 0.08  # CPU time of `import unisono`, beyond that of an empty program
-MOST_READY_S = 0.40  # CPU time until `init_process_group` is there: NumPy, msgspec and the engine are loaded
+MOST_READY_S = (
+    0.40  # CPU time until `init_process_group` can be called: NumPy, msgspec and the engine are loaded
+)
 LIMIT_S = 300.0  # for one command
 
 READY = "import unisono; unisono.init_process_group"
@@ -41,7 +43,7 @@ COMMANDS = (
     "unisono draw all_reduce -n 4 -o rounds.html",
     "unisono demo -n 2 --only numpy --numpy-seconds 2",
 )
-# What needs a package that is not there says so: the code, and words of its error.
+# Code that needs a missing package, and words of its error.
 REFUSED = (
     ("import unisono.ray as ray; ray.run(print, 2)", "pip install 'unisono[ray]'"),
     ("import unisono; unisono.init_process_group('mpi')", "pip install mpi4py"),
@@ -77,7 +79,7 @@ dist.destroy_process_group()
 
 
 class Tried(NamedTuple):
-    """What a wheel is like on a user's machine."""
+    """The results for a wheel on a user's machine."""
 
     wheel: str
     megabytes: float
@@ -89,7 +91,7 @@ class Tried(NamedTuple):
 
 
 def main() -> int:
-    """Try each wheel; return 1 when one does not do."""
+    """Test each wheel. Exit code: 1 if one has a fault."""
     arguments = parse()
     interpreters = {each.tag: each for each in (*found(), *map(inspect, arguments.python))}
     tried = []
@@ -120,7 +122,7 @@ def parse() -> argparse.Namespace:
 
 
 def try_wheel(wheel: Path, interpreter: Interpreter, arguments: argparse.Namespace) -> Tried:
-    """Install a wheel and run all there is; of the folder nothing stays."""
+    """Install a wheel into a temporary folder and run all tests."""
     print(f"==> {wheel.name}, {interpreter.path}", flush=True)
     with tempfile.TemporaryDirectory(prefix="unisono-wheel-") as name:
         folder = Path(name)
@@ -203,7 +205,7 @@ def run_all(folder: Path, commands: tuple[str, ...], path: str = "") -> Iterator
 
 
 def refusals(folder: Path) -> Iterator[str]:
-    """Yield what does not say clearly which package it lacks."""
+    """Yield the code whose error does not name the missing package."""
     for code, words in REFUSED:
         ran = python(folder, code)
         error = (ran.stderr.splitlines() or [""])[-1]
@@ -213,7 +215,7 @@ def refusals(folder: Path) -> Iterator[str]:
 
 
 def kernels(folder: Path) -> str:
-    """Return which kernels the engine uses: base, v3 or v4; "" when it does not load."""
+    """Return the kernels that the engine uses: base, v3 or v4; "" when it does not load."""
     return python(folder, "from unisono import _native; print(_native.isa())").stdout.strip()
 
 
@@ -233,7 +235,7 @@ def python(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
 
 
 def cpu_s(folder: Path, code: str) -> float:
-    """Return the CPU time of a program, the shortest of some: others use the machine, too."""
+    """Return the CPU time of a program, the shortest of several runs: others use the machine, too."""
     times = []
     for _ in range(ROUNDS):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -244,7 +246,7 @@ def cpu_s(folder: Path, code: str) -> float:
 
 
 def with_torch(folder: Path, requirement: str) -> Iterator[str]:
-    """Yield what fails with PyTorch."""
+    """Yield the failures with PyTorch."""
     install(folder, requirement)
     yield from run_all(folder, WITH_TORCH)
     yield from run_all(folder, (VIRTUAL,), os.environ["PATH"])

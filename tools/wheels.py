@@ -1,9 +1,9 @@
-"""Build the wheels that are released, into dist/: `make wheel`.
+"""Build the wheels of a release, into dist/: `make wheel`.
 
-One for each CPython of VERSIONS that is here, in PATH or of pyenv, or that `--python` names. The compiler is
-Zig's clang, a wheel of PyPI: it links against a glibc of any age, for any processor, and its C++ library
-statically. So a wheel runs with that glibc or a newer one, and nothing else is needed. auditwheel looks at
-what was made and names the tag; then size and contents are checked.
+There is one for each CPython of VERSIONS in PATH, in pyenv, or named by `--python`. The compiler is Zig's
+clang, a wheel of PyPI: it links against a glibc of any age, for any processor, and its C++ library
+statically. So a wheel needs only that glibc or a newer one. auditwheel inspects the wheel and sets the tag;
+then size and contents are checked.
 
 Examples: make wheel; make wheel ARGS="--python python3.12"; make wheel ARGS=--aarch64.
 """
@@ -27,10 +27,10 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "wheels"
 VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 NATIVE = platform.machine()
-GLIBC = "2.27"  # the oldest that has what the engine calls: memfd_create
+GLIBC = "2.27"  # the oldest with all functions that the engine calls: memfd_create
 MOST_BYTES = 3_000_000  # of a wheel
 
-# Pinned: another compiler makes other code. cmake and ninja are run, the others are imported by the build.
+# Pinned: another compiler makes other code. The build runs cmake and ninja, and imports the others.
 COMPILER = (
     "ziglang==0.17.1",
     "auditwheel==6.8.2",
@@ -41,7 +41,7 @@ COMPILER = (
 )
 BACKEND = ("scikit-build-core>=0.11", "nanobind>=2.7", "typing_extensions")
 
-# What a wheel may have; needed() is what it has to have.
+# The files that a wheel may contain; needed() lists those that it must contain.
 ALLOWED = re.compile(
     r"unisono/(.+\.(pyi?|html)|py\.typed|_native\.[\w.-]+\.so|virtual/csrc/\w+\.[ch]pp)|unisono-[^/]+\.dist-info/.+"
 )
@@ -66,7 +66,7 @@ class Interpreter(NamedTuple):
 
 
 def main() -> int:
-    """Build, repair and check; return 1 when a wheel is not as it should be."""
+    """Build, repair and check. Exit code: 1 if a wheel has a fault."""
     arguments = parse()
     interpreters = [inspect(name) for name in arguments.python] or list(found())
     if not arguments.python:
@@ -94,7 +94,7 @@ def parse() -> argparse.Namespace:
     add = parser.add_argument
     add("--python", action="append", default=[], metavar="PATH", help="an interpreter; may be repeated")
     add("--aarch64", action="store_true", help="also for 64-bit ARM (such a wheel ran under qemu-user only)")
-    add("--out", type=Path, default=ROOT / "dist", help="where the wheels go; default dist")
+    add("--out", type=Path, default=ROOT / "dist", help="folder for the wheels (default dist)")
     return parser.parse_args()
 
 
@@ -115,7 +115,7 @@ def inspect(name: str) -> Interpreter:
 
 
 def found() -> Iterator[Interpreter]:
-    """Yield one interpreter of each version of VERSIONS that is here."""
+    """Yield one installed interpreter of each version of VERSIONS."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
     for version in VERSIONS:
         candidates = [
@@ -130,12 +130,12 @@ def found() -> Iterator[Interpreter]:
 
 
 def environment(folder: Path, python: str, requirements: tuple[str, ...]) -> Path:
-    """Make a virtual environment with what is required, and return its folder."""
+    """Make a virtual environment with these requirements, and return its folder."""
     stamp = folder / "requirements"
     wanted = "\n".join((python, *requirements))
     if not stamp.exists() or stamp.read_text() != wanted:
         print(f"==> preparing {folder.relative_to(ROOT)}", flush=True)
-        # Without pip: Debian's Python has none to put there.
+        # Without pip: Debian's Python does not have it.
         subprocess.run([python, "-m", "venv", "--clear", "--without-pip", folder], check=True)
         pip = [
             sys.executable,
@@ -172,7 +172,7 @@ def build(interpreter: Interpreter, arch: str, tools: Path, out: Path, stub: Pat
         "_PYTHON_HOST_PLATFORM": f"linux-{arch}",
         "SETUPTOOLS_EXT_SUFFIX": f".cpython-{interpreter.tag[2:]}-{arch}-linux-gnu.so",
     }
-    # Debian's headers include <x86_64-linux-gnu/python3.11/pyconfig.h>, and Zig looks into no folder of ours.
+    # Debian's headers include <x86_64-linux-gnu/python3.11/pyconfig.h>, and Zig searches no system folders.
     headers = Path(interpreter.include).parent
     if (headers / f"{arch}-linux-gnu").is_dir():
         env["CXXFLAGS"] = f"-idirafter {headers}"
@@ -195,7 +195,7 @@ def build(interpreter: Interpreter, arch: str, tools: Path, out: Path, stub: Pat
 
 
 def wrapper(tool: str, arch: str, tools: Path) -> Path:
-    """Return a program that CMake takes for `tool`."""
+    """Return a program that CMake uses as `tool`."""
     path = BUILD / "bin" / f"{arch}-{tool}"
     path.parent.mkdir(parents=True, exist_ok=True)
     compiles = tool in ("cc", "c++")

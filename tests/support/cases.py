@@ -1,4 +1,4 @@
-"""The checks every transport has to pass: each takes a group, makes every rank's input, and compares."""
+"""The checks for every transport: each takes a group, makes every rank's input, and compares."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from unisono.plans import ALGORITHMS
 SEGMENT_BYTES = DEFAULTS.segment_bytes
 
 
-# Elements, for every dtype and op: fewer than ranks and no whole vector; many vectors and a rest.
-# Where a message becomes one of another kind depends on its bytes alone, see `sizes`.
+# Numbers of elements for every dtype and op: fewer than ranks, and less than a vector; many vectors and a
+# remainder. The kind of a message depends on its bytes alone, see `sizes`.
 FEW = (3, 1000)
 
 
 def sizes(itemsize: int, size: int) -> list[int]:
-    """Numbers of elements at which something changes: none, one, odd, inline or staged, segment ends."""
+    """Numbers of elements at boundaries: none, one, odd, inline or staged, segment ends."""
     segment = SEGMENT_BYTES // itemsize
     small = [0, 1, 3, 40 // itemsize, 40 // itemsize + 1, 1000]
     return [*small, segment - 1, segment, segment + 1, segment // size + 1, 3 * segment + 7]
@@ -34,7 +34,7 @@ _make: ContextVar[Callable[..., np.ndarray]] = ContextVar("make", default=np.emp
 
 @contextmanager
 def arrays_from(make: Callable[..., np.ndarray]) -> Iterator[None]:
-    """Checks of this thread use arrays made by this function of a shape and a dtype."""
+    """Checks of this thread make their arrays with this function of a shape and a dtype."""
     before = _make.set(make)
     yield
     _make.reset(before)
@@ -111,7 +111,7 @@ def scans(group: Group, dtype: str, op: un.ReduceOp, algorithm: str | None, nume
 
 
 def moves(group: Group, dtype: str, numel: int) -> None:
-    """Everything that only moves bytes, by every algorithm."""
+    """All collectives without reductions, with every algorithm."""
     size, rank = group.size, group.rank
     parts = [oracle.data(peer, numel, dtype) for peer in range(size)]
     for algorithm in ALGORITHMS["broadcast"]:
@@ -186,7 +186,7 @@ def uneven(group: Group, dtype: str = "float32") -> None:
 
 
 def in_flight(group: Group, rounds: int = 6, exact: bool = True, algorithm: str | None = "two_shot") -> None:
-    """Several groups of operations under way at once, finished in another order than begun."""
+    """Several sets of operations under way at once, waited for in another order than started."""
     works, results = [], []
     for number in range(rounds):
         numel = [1, 1000, 300_000][number % 3]

@@ -37,7 +37,7 @@ def beyond(of: Layout) -> int:
 
 
 def number(of: Layout, magnitude: int) -> Fraction:
-    """The value of a magnitude code, as if the exponent had no end."""
+    """The value of a magnitude code, with an unlimited exponent."""
     field, fraction = divmod(magnitude, 1 << of.fraction)
     if field == 0:
         return Fraction(2) ** (1 - of.bias - of.fraction) * fraction
@@ -60,7 +60,7 @@ def values(of: Layout) -> np.ndarray:
 
 
 def midpoints(of: Layout) -> np.ndarray:
-    """What lies in the middle of two neighbours, the one after the largest number included; exact in f64."""
+    """The midpoints of neighbours, also of the largest number and the next one; exact in f64."""
     every = [number(of, code) for code in range(beyond(of) + 1)]
     return np.array([float((a + b) / 2) for a, b in itertools.pairwise(every)])
 

@@ -1,4 +1,4 @@
-"""How often a test repeats what only sometimes goes wrong: a few times each day, many in `make test-long`."""
+"""How often a test repeats a race: a few times in `make test`, many times in `make test-long`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ SANITIZED = "UNISONO_SANITIZED" in os.environ
 
 
 def times(usual: int, long: int, sanitized: int | None = None) -> int:
-    """Return how often.
+    """Return the number of repetitions.
 
     Args:
         usual: in `make test`, where a round must be worth its time.
         long: in `make test-long`.
-        sanitized: under a sanitizer, which takes several times as long; None: as usual.
+        sanitized: under a sanitizer, which is several times slower; None: as usual.
     """
     if LONG:
         return long

@@ -1,4 +1,4 @@
-"""What failed and why, as soon as it fails; a traceback that many tests share is shown once.
+"""Reports a failure and its reason at once; shows a traceback that many tests share only once.
 
 Without this the reason of the first failure comes after the last test, and one fault below hundreds of tests
 fills thousands of lines.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import pytest
 
-AT_ONCE = 10  # different failures; the rest waits for pytest's own list
+AT_ONCE = 10  # different failures; the others appear in pytest's own list
 
 
 class FailureReports:
-    """A plugin of pytest, for the process that reports."""
+    """A pytest plugin for the process that prints reports."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -20,7 +20,7 @@ class FailureReports:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take every report before pytest keeps it."""
+        """Handle every report before pytest does."""
         if not report.failed:
             return
         text = str(report.longrepr)
@@ -41,6 +41,6 @@ def reason(report: pytest.TestReport, text: str) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Workers of pytest-xdist pass their reports on and show nothing."""
+    """Register the plugin; workers of pytest-xdist pass their reports on and print nothing."""
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(FailureReports(config))

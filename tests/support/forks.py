@@ -1,4 +1,4 @@
-"""Children of this process: how each ended."""
+"""Waits for child processes of this process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["wait"]
 def wait(pids: list[int], limit_s: float, grace_s: float | None = None) -> list[int]:
     """Exit codes, negative for a signal.
 
-    The rest is killed after `limit_s`, and `grace_s` after the first failure where that is given.
+    Remaining children are killed after `limit_s`, or `grace_s` after the first failure, if given.
     """
     deadline = time.monotonic() + limit_s
     codes: dict[int, int] = {}

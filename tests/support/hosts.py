@@ -4,10 +4,10 @@
         net[0].run(["python", "x.py"])         # its own network, host name and /dev/shm
         net.shape("1gbit"); net[1].cut(); net[1].mend(); net[0].traffic()
 
-Nothing has a name outside: each host is a process that sleeps in namespaces of its own, the bridge lives in
-one more, and all of them get SIGKILL from the kernel when this process dies. With the last process of a
-namespace the kernel removes it and every interface in it, so any number of runs can share a machine and a
-crash leaves nothing.
+No global names are used: each host is a process that sleeps in namespaces of its own, and the bridge is in
+another one. All of them get SIGKILL from the kernel when this process dies. The kernel removes a namespace
+and its interfaces with its last process: so any number of runs can share a machine, and a crash leaves
+nothing behind.
 
     host 0 [eth0 10.77.0.1, fd77::1] -- p0 \
     host 1 [eth0 10.77.0.2, fd77::2] -- p1 -- bridge, or `lossy.py` between two ports
@@ -38,14 +38,14 @@ _PREPARE = (
 
 
 class Traffic(NamedTuple):
-    """Bytes that crossed an interface, as its own counters say: headers included."""
+    """Bytes through an interface by its own counters, including headers."""
 
     received: int
     sent: int
 
 
 def why_not() -> str:
-    """What this machine lacks to make hosts; empty when it can."""
+    """The reason why this machine cannot make hosts; empty when it can."""
     if os.geteuid() != 0:
         return "needs root (network namespaces)"
     try:
@@ -73,7 +73,7 @@ class Host:
 
     @property
     def pid(self) -> int:
-        """The process that keeps the namespaces."""
+        """The process that keeps the namespaces alive."""
         return self._process.pid
 
     def command(self, argv: Sequence[str]) -> list[str]:
@@ -83,17 +83,17 @@ class Host:
         return [*enter, "env", path, *argv]
 
     def run(self, argv: Sequence[str], *, timeout: float = 60, **options: Any) -> Any:
-        """Run to the end; a subprocess.CompletedProcess with its output as text."""
+        """Run to the end; returns a subprocess.CompletedProcess with text output."""
         options = {"capture_output": True, "text": True, **options}
         return subprocess.run(self.command(argv), timeout=timeout, **options)
 
     def start(self, argv: Sequence[str], **options: Any) -> subprocess.Popen[str]:
-        """Start; stdout and stderr are pipes of text unless `options` say otherwise."""
+        """Start; stdout and stderr are text pipes unless `options` change that."""
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
         return subprocess.Popen(self.command(argv), **options)
 
     def must(self, *argv: str) -> str:
-        """Run; its output. An error when it fails."""
+        """Run; returns its output. A failure is an error."""
         done = self.run(argv)
         if done.returncode:
             raise RuntimeError(f"on {self.name}: {' '.join(argv)}: {done.stderr.strip()}")
@@ -108,7 +108,7 @@ class Host:
         return Traffic(int(fields[0]), int(fields[8]))
 
     def processes(self) -> list[int]:
-        """Every process in this host's network namespace but the one that keeps it."""
+        """Every process in this host's network namespace except the one that keeps it alive."""
         mine = os.stat(f"/proc/{self.pid}/ns/net").st_ino
         found = []
         for entry in filter(str.isdecimal, os.listdir("/proc")):
@@ -118,7 +118,7 @@ class Host:
         return found
 
     def kill(self) -> None:
-        """Kill every process of this host. Its kernel says goodbye for them unless `cut` came before."""
+        """Kill every process of this host. The kernel closes their connections, unless `cut` came before."""
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -134,7 +134,7 @@ class Host:
 
 
 class Node(Host):
-    """A host with a cable to the switch."""
+    """A host with a link to the switch."""
 
     def __init__(self, number: int, switch: Host, network: int) -> None:
         super().__init__(f"host{number}")
@@ -153,15 +153,15 @@ class Node(Host):
         switch.must("sh", "-c", f"ip link set {self.port} master {SWITCH} && ip link set {self.port} up")
 
     def cut(self) -> None:
-        """Pull the cable: nothing arrives and nothing says so."""
+        """Cut the link: packets are lost without a notice."""
         self._switch.must("bridge", "link", "set", "dev", self.port, "state", "0")
 
     def mend(self) -> None:
-        """Put the cable back."""
+        """Restore the link."""
         self._switch.must("bridge", "link", "set", "dev", self.port, "state", "3")
 
     def shape(self, rate: str) -> None:
-        """Limit the link in both directions, as tc writes rates: "1gbit". Empty: no limit."""
+        """Limit the link in both directions, at a rate of tc, such as "1gbit". Empty: no limit."""
         for where, interface in ((self, INTERFACE), (self._switch, self.port)):
             where.run(["tc", "qdisc", "del", "dev", interface, "root"])
             if rate:
@@ -170,7 +170,7 @@ class Node(Host):
 
 
 class Network:
-    """The hosts, by number, and what holds for all links."""
+    """The hosts, by number, and the settings of all links."""
 
     def __init__(self, count: int, number: int = 77) -> None:
         self.nodes: list[Node] = []
@@ -200,7 +200,7 @@ class Network:
             node.shape(rate)
 
     def disturb(self, *, delay_s: float = 0.0, loss: float = 0.0, seed: int = 1) -> None:
-        """Between hosts 0 and 1, delay every packet and drop a share of them; for good.
+        """Between hosts 0 and 1, delay every packet and drop a share of them, permanently.
 
         The two ports leave the bridge, and `lossy.py` carries packets from one to the other.
         """
@@ -215,7 +215,7 @@ class Network:
             raise RuntimeError("the lossy link did not come up")
 
     def wait_until_up(self) -> None:
-        """Until every host reaches every other: bridge ports need a moment."""
+        """Wait until every host reaches every other: bridge ports need a moment."""
         deadline = time.monotonic() + READY_S
         for node in self.nodes:
             program = _KNOCK.format(addresses=[(n.address, n.address6) for n in self.nodes])
@@ -248,7 +248,7 @@ for pair in {addresses}:
 
 @contextlib.contextmanager
 def hosts(count: int, *, rate: str = "") -> Iterator[Network]:
-    """`count` hosts that reach one another; removed at the end, with everything that runs on them."""
+    """`count` hosts that reach one another; removed at the end, with all their processes."""
     network = Network(count)
     try:
         network.wait_until_up()

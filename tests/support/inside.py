@@ -1,7 +1,7 @@
-"""Where tests reach inside: every private name of Unisono's that a test uses stands here, once.
+"""Access to internals: every private name of Unisono that a test uses is here, once.
 
-A test does so only for what nobody sees from outside, or for a moment that nothing from outside can hit: a
-signal between two lines, a word that is lost. Who renames such a name mends this file, and no test.
+A test uses one only for a state that the public interface does not show, or for a moment that it cannot hit,
+such as a signal between two lines, or a lost message. After a rename only this file changes, and no test.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import unisono as un
 
 
 def planner(group: un.Group) -> Any:
-    """What makes and remembers a group's calls."""
+    """The planner, which checks and remembers a group's calls."""
     return group._planner
 
 
 def engine(group: un.Group) -> Any:
-    """The native object under a group."""
+    """The native engine of a group."""
     return group._planner.engine
 
 
 @contextmanager
-def engine_replaced(group: un.Group, stand_in: Any) -> Iterator[None]:
-    """Calls of the group go to `stand_in`."""
+def engine_replaced(group: un.Group, replacement: Any) -> Iterator[None]:
+    """Calls of the group go to `replacement`."""
     own = planner(group)
-    kept, own._engine = own.engine, stand_in
+    kept, own._engine = own.engine, replacement
     try:
         yield
     finally:
@@ -35,17 +35,17 @@ def engine_replaced(group: un.Group, stand_in: Any) -> Iterator[None]:
 
 
 def remembered(group: un.Group) -> int:
-    """How many calls a group remembers."""
+    """The number of calls that a group remembers."""
     return len(planner(group)._prepared)
 
 
 def place(group: un.Group, hosts: tuple[int, ...]) -> None:
-    """Tell a group that its ranks are on these hosts."""
+    """Set the hosts of a group's ranks."""
     group._place(hosts)
 
 
 def keep(group: un.Group, work: Any) -> None:
-    """Have a group look after a work, as after one that nobody waits for."""
+    """Let a group keep a work, as one without a waiter."""
     group._kept.keep(work)
 
 
@@ -53,7 +53,7 @@ def keep(group: un.Group, work: Any) -> None:
 
 
 def group_of(process_group: Any) -> un.Group:
-    """The group of Unisono's under a process group of PyTorch's."""
+    """The Unisono group of a PyTorch process group."""
     made: un.Group = process_group._group
     return made
 
@@ -71,7 +71,7 @@ def changing(futures: Any) -> AbstractContextManager[Any]:
 
 
 def barrier_store(process_group: Any) -> Any:
-    """The store in which ranks say that they came to a monitored barrier."""
+    """The store in which ranks report their arrival at a monitored barrier."""
     return process_group._monitored._store
 
 
@@ -90,7 +90,7 @@ def hold(store: Any, deadline: float) -> AbstractContextManager[None]:
 
 
 def replace_lock(store: Any, make: Any) -> None:
-    """Give a store another lock, made of its own."""
+    """Replace the lock of a store by one that `make` makes of it."""
     name = "_guard" if hasattr(store, "_guard") else "_lock"
     setattr(store, name, make(getattr(store, name)))
 
@@ -100,7 +100,7 @@ TAKES_A_CONNECTION = "_take"
 
 
 def idle(store: Any) -> list[Any]:
-    """The connections of a TCP store that wait for a call."""
+    """The idle connections of a TCP store."""
     found: list[Any] = store._idle
     return found
 
@@ -112,7 +112,7 @@ def connections(store: Any) -> set[Any]:
 
 
 def ask(store: Any, op: Any, payload: bytes, timeout_s: float) -> Any:
-    """Make a call as if the store had been found open."""
+    """Make a call without the check that the store is open."""
     return store._call(op, payload, timeout_s)
 
 
@@ -127,47 +127,47 @@ def is_ending(store: Any) -> bool:
 
 
 def waits_of(server: Any) -> tuple[int, int]:
-    """How many alarms and how many waiters a server has."""
+    """The numbers of alarms and of waiters of a server."""
     return len(server._loop._alarms), len(server._loop._waiters)
 
 
-# The launcher, and what stands beside a rank.
+# The launcher, and the helpers of a rank.
 
 BEAT = "_beat"
 
 
 def give_up(node: Any, number: int) -> None:
-    """What a node does when another one is silent for too long."""
+    """The action of a node when another one is silent for too long."""
     node._give_up(number)
 
 
 def keep_beating(node: Any) -> None:
-    """What the thread of a node does."""
+    """The body of a node's thread."""
     node._keep_beating()
 
 
 def name_hosts(node: Any, names: tuple[str, ...]) -> None:
-    """What a node has learnt when all have met."""
+    """Set the names that a node has after the rendezvous."""
     node._hosts = names
 
 
 def drain(screen: Any) -> None:
-    """What was to be printed has been."""
+    """Wait until all output is printed."""
     screen._writer.backlog_nbytes = 0
 
 
 def relay_socket(relays: Any) -> Any:
-    """The connection to the process that encrypts; None as long as it was not needed."""
+    """The connection to the process that encrypts; None until it is needed."""
     return relays._control
 
 
 def set_relay_socket(relays: Any, sock: Any) -> None:
-    """Have a thread of this process encrypt."""
+    """Let a thread of this process encrypt."""
     relays._control = sock
 
 
 def sane(calibration: Any) -> bool:
-    """Whether some machine may have these figures."""
+    """Whether these figures are plausible for some machine."""
     from unisono.costs import machine
 
     return machine._sane(calibration)

@@ -1,4 +1,4 @@
-"""`unisono run` for tests: scripts given as text, and every process that came of them known by a mark."""
+"""`unisono run` for tests: scripts are text, and a mark identifies all their processes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-# What a shell's background job would ignore, an interactive one does not.
+# Signals that a shell's background job ignores, and an interactive one does not.
 DEFAULT_SIGNALS = ["env", "--default-signal=INT,TERM,HUP"]
-# Stands before every script: its rank, the status board as it sees it, and a bounded wait.
+# Comes before every script: its rank, the status board, and a bounded wait.
 PRELUDE = """
 import os, signal, subprocess, sys, time
 rank = int(os.environ["RANK"])
@@ -48,12 +48,12 @@ class Launcher:
     def run(
         self, script: str, *flags: str, args: tuple[str, ...] = (), stdin: str | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run to the end, with what was written. Only the test's own limit ends a wait here."""
+        """Run to the end; returns the output. Only the test's own limit ends this wait."""
         command = self.command(script, *flags, args=args)
         return subprocess.run(command, env=self.environ, capture_output=True, text=True, input=stdin)
 
     def start(self, script: str, *flags: str) -> subprocess.Popen[str]:
-        """Start, and leave the rest to the test."""
+        """Start, without waiting."""
         pipe = subprocess.PIPE
         return subprocess.Popen(
             self.command(script, *flags), env=self.environ, text=True, stdout=pipe, stderr=pipe
@@ -82,7 +82,7 @@ def launching(folder: Path) -> Iterator[Launcher]:
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left, "processes were left behind"
-    wait_until(lambda: not made.shared_memory())  # Python's resource tracker may still be at it
+    wait_until(lambda: not made.shared_memory())  # Python's resource tracker may still be removing it
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:

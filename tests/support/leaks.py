@@ -1,7 +1,7 @@
-"""What a test left behind: descriptors, threads, child processes, files in /dev/shm.
+"""Finds the leaks of a test: descriptors, threads, child processes, files in /dev/shm.
 
-Everything is read from /proc, so that threads and descriptors of the native module count too. A snapshot
-takes a fraction of a millisecond; only when something looks leaked does the check take its time.
+It reads /proc, so that threads and descriptors of the native module count, too. A snapshot takes a fraction
+of a millisecond; the check takes longer only when it suspects a leak.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-# What is left is left however long one waits; what is ending, here or in a test beside this one, may take its
-# time on a busy machine.
+# A leak remains however long the check waits. Threads and processes that are ending, here or in a parallel
+# test, may need some time on a busy machine.
 GRACE_S = 15.0
-# Set in this process's environment, inherited by what it starts: a grandchild is known by it when its own
-# parent is gone.
+# Set in this process's environment, and inherited by child processes: it identifies a grandchild whose parent
+# has ended.
 MARK = "PYTEST_RUN_PID"
 
-# What importing a module may open and keep, for good reason.
+# Descriptors that the import of a module may open and keep.
 KEPT_FILES = ("/dev/null", "/dev/urandom", "/dev/random")
 KEPT_SUFFIXES = (
     ".so",
@@ -33,28 +33,27 @@ KEPT_SUFFIXES = (
     ".zip",
     "/memfd:unisono-arrays (deleted)",
 )  # the last: one per process
-# multiprocessing's own helper, which lives as long as this process.
+# multiprocessing's helper, which lives as long as this process.
 KEPT_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
-# Files in /dev/shm that Python's multiprocessing and MPICH name at random: nothing tells whether this run or
-# one beside it made them. Unisono makes none there; a test whose ranks do asks for them by a name of its own
-# (see `launching`).
+# Files in /dev/shm that Python's multiprocessing and MPICH name at random: their owner is unknown. Unisono
+# makes none there; a test whose ranks do uses a name of its own (see `launching`).
 ANYBODYS_FILES = ("psm_", "mpich_shm_")
 # PyTorch's own pools (autograd, inter-op), which live as long as the process.
 KEPT_THREADS = ("pt_",)
 
 
 class Snapshot(NamedTuple):
-    """What this process holds at one moment."""
+    """The resources of this process at one moment."""
 
     descriptors: frozenset[tuple[int, str]]
     threads: frozenset[int]
     children: frozenset[int]
     shared: frozenset[str]
-    reaped: tuple[float, ...]  # resources used by children that have ended: tells whether there were any
+    reaped: tuple[float, ...]  # resource usage of ended children: shows whether there were any
 
 
 def snapshot() -> Snapshot:
-    """Look at this process now."""
+    """Take a snapshot of this process."""
     threads = [int(tid) for tid in os.listdir("/proc/self/task")]
     return Snapshot(
         descriptors=frozenset(_descriptors()),
@@ -66,9 +65,9 @@ def snapshot() -> Snapshot:
 
 
 def left_behind(before: Snapshot) -> list[str]:
-    """Name what is there now and was not before, after a grace for threads and processes that are ending.
+    """Return the new resources, after a grace period for threads and processes that are ending.
 
-    A child that was left behind is killed, so that it spoils this test only.
+    A leaked child is killed, so that it affects this test only.
     """
     found = _compare(before)
     if found:
@@ -83,7 +82,7 @@ def left_behind(before: Snapshot) -> list[str]:
 
 
 def mark_descendants() -> None:
-    """Make whatever this process starts recognisable, also after its own parent died."""
+    """Mark all descendants of this process, also those whose parent has ended."""
     os.environ[MARK] = str(os.getpid())
 
 
@@ -108,7 +107,7 @@ def _descriptors() -> list[tuple[int, str]]:
     for name in os.listdir("/proc/self/fd"):
         try:
             found.append((int(name), os.readlink(f"/proc/self/fd/{name}")))
-        except FileNotFoundError:  # the descriptor this listing itself used
+        except FileNotFoundError:  # the descriptor of this listing
             continue
     return found
 
@@ -135,7 +134,7 @@ def _processes(before: Snapshot, now: Snapshot) -> list[int]:
 
 
 def _marked() -> frozenset[int]:
-    """Find every process that carries this one's mark."""
+    """Find every process with this one's mark."""
     mark = f"{MARK}={os.getpid()}\0"
     others = (int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid())
     return frozenset(pid for pid in others if mark in _read(f"/proc/{pid}/environ"))
@@ -155,7 +154,7 @@ def _command(pid: int) -> str:
 
 
 def _foreign(name: str) -> bool:
-    """Whether a new file in /dev/shm is not surely ours: gone again, another user's, or mapped elsewhere."""
+    """Whether a new file in /dev/shm may not be ours: removed again, another user's, or mapped elsewhere."""
     path = Path("/dev/shm", name)
     if name.startswith(ANYBODYS_FILES):
         return True

@@ -1,7 +1,7 @@
-"""Many short cases of a test in one item, each of which passes or fails by itself.
+"""Many short cases of a test in one item, each with its own result.
 
-`each` is written like `pytest.mark.parametrize`. Use it where a case takes milliseconds and shares
-nothing with the next. Use parametrize where a case takes long, or needs fixtures of its own.
+`each` has the arguments of `pytest.mark.parametrize`. Use it for independent cases of some milliseconds. Use
+parametrize where a case takes long, or needs fixtures of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Test = Callable[..., None]
 def each(names: str | Sequence[str], values: Iterable[Any]) -> Callable[[Test], Test]:
     """Run a test once for each value, in one item. A failure names its case, and the other cases still run.
 
-    Several on one test make all combinations, as those of parametrize do.
+    Several on one test make all combinations, as with parametrize.
 
     Args:
         names: "size", or "size, root", or ("size", "root").
@@ -49,11 +49,11 @@ def within(
 ) -> Callable[[Test], Test]:
     """Run a test once for each value, in one item, inside the context that `around(value)` makes.
 
-    It stands next to the function, below any `each`.
+    Write it next to the function, below any `each`.
 
     Args:
-        name: what a value is called in the report of a failure.
-        gives: names of what the context gives, in a dict. A test has those as arguments that it names.
+        name: the name of a value in the report of a failure.
+        gives: the keys of the dict that the context gives. A test gets those that it has as parameters.
     """
     names = gives.split()
 
@@ -78,7 +78,7 @@ SPREADS = {"one host": {}, "apart": {"UNISONO_RANKS_PER_HOST": "1"}, "twos": {"U
 
 
 def everywhere(test: Test) -> Test:
-    """Run a test in one item with its ranks all on one host, every one on its own, and every two on one.
+    """Run a test in one item with all ranks on one host, with one rank per host, and with two per host.
 
     The fixture `spread` makes an item of each of these: for tests that start processes.
     """
@@ -106,7 +106,7 @@ def _looped(test: Test, cases: list[Case]) -> Test:
 
 
 def _run(test: Test, case: Case, subtests: pytest.Subtests) -> None:
-    """Only a case that does not pass becomes a subtest: each costs a report, and a message to xdist."""
+    """Run a case. Only a failing one becomes a subtest: each costs a report, and a message to xdist."""
     try:
         test()
     except pytest.skip.Exception as skipped:

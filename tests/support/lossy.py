@@ -1,11 +1,11 @@
-"""A link with delay and loss: carries whole packets between two interfaces, late, and drops some of them.
+"""A link with delay and loss: forwards packets between two interfaces with a delay, and drops some of them.
 
     lossy.py p0 p1 0.05 0.01 1     delay 50 ms each way, drop 1 %, seed 1
-    lossy.py --plain eth0          make an interface send packets as they travel on a wire
+    lossy.py --plain eth0          make an interface send complete packets
 
-The kernel's netem does this better where it exists. TCP sees real loss here and repairs it itself, which a
-relay of byte streams could not show. An interface that hands the checksum and the cutting of large packets to
-its hardware sends what cannot be forwarded from here, so `--plain` turns both off, once, on each host.
+The kernel's netem is better where it exists. TCP sees real loss here and repairs it, which a relay of byte
+streams could not show. With checksum and segmentation offload an interface sends packets that cannot be
+forwarded from here, so `--plain` turns both off, once, on each host.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ETH_P_ALL = 3
 SIOCETHTOOL = 0x8946
 OFFLOADS = (0x17, 0x1F, 0x24)  # ETHTOOL_STXCSUM, ETHTOOL_STSO, ETHTOOL_SGSO
 PACKET_OUTGOING = 4
-GONE = (errno.ENETDOWN, errno.ENODEV, errno.ENXIO)  # what the removal of an interface reads like
+GONE = (errno.ENETDOWN, errno.ENODEV, errno.ENXIO)  # the errors after the removal of an interface
 
 
 def plain(interface: str) -> None:
@@ -39,7 +39,7 @@ def plain(interface: str) -> None:
 
 
 def relay(names: list[str], delay_s: float, loss: float, seed: int) -> None:
-    """Carry packets until killed, or until one of the interfaces is gone."""
+    """Forward packets until killed, or until an interface is removed."""
     chance = random.Random(seed)
     sockets = []
     for name in names:

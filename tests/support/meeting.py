@@ -25,7 +25,7 @@ def meet(method: str | None = None, **changed: Any) -> Rendezvous:
 
 
 def together(*ranks: Callable[[], Any]) -> list[Any]:
-    """What each of `ranks`, run in a thread of its own, returned or raised."""
+    """Run each of `ranks` in a thread of its own; return what each returned or raised."""
     results: list[Any] = [None] * len(ranks)
 
     def run(index: int) -> None:

@@ -1,7 +1,7 @@
-"""One call of one operation, made of random choices, and what NumPy says it must give.
+"""One call of one operation with random choices, and its expected result from NumPy.
 
-`begin` starts a call on one rank and hands back what is still to be done: wait, then compare. Inputs are
-read-only and outputs lie between guards, so a byte written elsewhere is seen as well.
+`begin` starts a call on one rank and returns a Turn: wait for it, then compare. Inputs are read-only, and
+outputs are between guards, so that a write elsewhere is detected, too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GUARD = 0xA5
 
 @dataclass(frozen=True)
 class Call:
-    """What every rank calls. `root` and `numel` are cut down to what the group has."""
+    """The call of every rank. `root` and `numel` are reduced to the group's range."""
 
     kind: str
     dtype: str
@@ -31,9 +31,9 @@ class Call:
     shape: tuple[int, ...]
     root: int = 0
     algorithm: str | None = None
-    form: str = "array"  # of blocks: array, list, own (in place)
-    shift: int = 0  # bytes by which the memory of this call is out of line
-    strided: bool = False  # first ask with memory that is not contiguous
+    form: str = "array"  # how blocks are passed: array, list, own (in place)
+    shift: int = 0  # bytes by which the memory of this call is misaligned
+    strided: bool = False  # first call with memory that is not contiguous
     async_op: bool = False
     where: str = "world"
     tag: int = 0
@@ -46,7 +46,7 @@ class Call:
 
 
 class Turn:
-    """One call on one rank: its memory, its works, and the comparison to make in the end."""
+    """One call on one rank: its memory, its works, and the final comparison."""
 
     def __init__(self, group: un.Group, call: Call, number: int) -> None:
         self.group, self.call, self.number = group, call, number
@@ -54,7 +54,7 @@ class Turn:
         self.root = call.root % group.size
         self.works: list[Any] = []
         self.check: Callable[[], None] = lambda: None
-        self.agreed: np.ndarray | None = None  # every rank must hold the same bits
+        self.agreed: np.ndarray | None = None  # must have the same bits on every rank
         self._guarded: list[tuple[np.ndarray, int, int]] = []
         self._given: list[tuple[np.ndarray, bytes]] = []
 
@@ -63,14 +63,14 @@ class Turn:
         return (self.call, f"rank {self.rank} of {self.size}")
 
     def op(self, rank: int) -> Any:
-        """The operation as `rank` names it; factors of PREMUL_SUM differ."""
+        """The operation of `rank`: factors of PREMUL_SUM differ."""
         return un.premul_sum(self.factor(rank)) if self.call.op == PREMUL else self.call.op
 
     def factor(self, rank: int) -> float:
         return FACTORS[(self.call.seed + rank) % len(FACTORS)]
 
     def parts(self, numel: int, count: int | None = None, seed: int = 0) -> list[np.ndarray]:
-        """What each rank puts in."""
+        """The input of each rank."""
         op = None if self.call.op == PREMUL else self.call.op
         ranks = range(self.size if count is None else count)
         return [oracle.data(rank, numel, self.call.dtype, op, self.call.seed + seed) for rank in ranks]
@@ -81,7 +81,7 @@ class Turn:
         return oracle.reduced(parts, self.call.op)
 
     def room(self, like: np.ndarray) -> np.ndarray:
-        """Memory of this shape between guards, holding `like`."""
+        """Memory between guards with a copy of `like`."""
         raw = np.full(like.nbytes + 2 * GUARD_BYTES + 16, GUARD, np.uint8)
         start = GUARD_BYTES + self.call.shift
         end = start + like.nbytes
@@ -91,11 +91,11 @@ class Turn:
         return array
 
     def empty(self, like: np.ndarray) -> np.ndarray:
-        """Memory of this shape that holds something else."""
+        """Memory of this shape with other values."""
         return self.room(np.ones_like(like))
 
     def given(self, values: np.ndarray) -> np.ndarray:
-        """An input, which must stay as it was."""
+        """An input, which must not change."""
         array = self.room(values)
         array.flags.writeable = False
         self._given.append((array, array.tobytes()))
@@ -111,7 +111,7 @@ class Turn:
             assert one.tobytes() == np.ascontiguousarray(other).tobytes(), self.what
 
     def finish(self) -> None:
-        """All works have been waited for: compare everything."""
+        """Compare everything, after all works are done."""
         self.check()
         for raw, start, end in self._guarded:
             assert (raw[:start] == GUARD).all() and (raw[end:] == GUARD).all(), ("wrote outside", self.what)
@@ -204,7 +204,7 @@ def all_gather(turn: Turn) -> None:
 
 
 def lengths(turn: Turn) -> list[list[int]]:
-    """Ragged sizes, some 0: [i][j] is what rank i has for rank j."""
+    """Uneven sizes, some 0: [i][j] is the number of elements from rank i to rank j."""
     rng = np.random.default_rng(turn.call.seed)
     return rng.integers(0, turn.call.numel + 1, (turn.size, turn.size)).tolist()
 
@@ -267,7 +267,7 @@ def barrier(turn: Turn) -> None:
 
 
 def shifted(turn: Turn) -> None:
-    """Everybody to the one `root` further on (to itself when that is 0), begun and not waited for."""
+    """Every rank sends to rank + `root` (to itself when that is 0), without waiting."""
     to, frm = (turn.rank + turn.root) % turn.size, (turn.rank - turn.root) % turn.size
     parts = turn.parts(turn.call.numel)
     x, out = turn.given(parts[turn.rank]), turn.empty(parts[frm])
@@ -276,7 +276,7 @@ def shifted(turn: Turn) -> None:
 
 
 def sent_first(turn: Turn) -> None:
-    """Everybody sends before anybody receives."""
+    """Every rank sends before any rank receives."""
     to, frm = (turn.rank + 1) % turn.size, (turn.rank - 1) % turn.size
     parts, tag = turn.parts(turn.call.numel), own_tag(turn)
     out = turn.empty(parts[frm])
@@ -294,7 +294,7 @@ def sendrecv(turn: Turn) -> None:
 
 
 def from_anybody(turn: Turn) -> None:
-    """All to the root, which takes them as they come."""
+    """All ranks send to the root, which receives in order of arrival."""
     parts, tag = turn.parts(turn.call.numel), own_tag(turn)
     if turn.rank != turn.root:
         turn.works.append(turn.group.isend(turn.given(parts[turn.rank]), turn.root, tag))
@@ -311,7 +311,7 @@ def from_anybody(turn: Turn) -> None:
 
 
 def tags_crossed(turn: Turn) -> None:
-    """Three messages, asked for in the other order."""
+    """Three messages, received in the reverse order."""
     to, frm = (turn.rank + 1) % turn.size, (turn.rank - 1) % turn.size
     mine = [turn.parts(turn.call.numel, seed=tag)[turn.rank] for tag in range(3)]
     wanted = [turn.parts(turn.call.numel, seed=tag)[frm] for tag in range(3)]
@@ -342,7 +342,7 @@ OPERATIONS = {one.__name__: one for one in [*REDUCTIONS, *MOVES, *MESSAGES]}
 
 
 def strided(group: un.Group, call: Call) -> None:
-    """Ask with memory that is not contiguous: a ValueError on every rank, and nothing has moved."""
+    """Call with memory that is not contiguous: a ValueError on every rank, before a byte moves."""
     bad = np.zeros((4, 2), oracle.NUMPY_DTYPES[call.dtype])[:, 0]
     good, rows = np.zeros_like(bad), np.zeros((group.size, 4), bad.dtype)
     calls: list[Callable[[], Any]] = [

@@ -1,4 +1,4 @@
-"""What a collective must give, computed with NumPy from what every rank put in."""
+"""The expected result of a collective, computed with NumPy from the input of every rank."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FOLDS: dict[un.ReduceOp, Callable] = {
 
 
 def pairs() -> list[tuple[str, un.ReduceOp]]:
-    """Every (dtype, op) that has a meaning."""
+    """Every valid (dtype, op)."""
     arithmetic = [un.SUM, un.PRODUCT]
     order = [un.MIN, un.MAX]
     bits = [un.BAND, un.BOR, un.BXOR]
@@ -40,7 +40,7 @@ def pairs() -> list[tuple[str, un.ReduceOp]]:
 
 
 def data(rank: int, numel: int, dtype: str, op: un.ReduceOp | None = None, seed: int = 0) -> np.ndarray:
-    """What rank `rank` puts in: the same everywhere for the same arguments. Read-only."""
+    """The input of rank `rank`: the same everywhere for the same arguments. Read-only."""
     return _data(rank, numel, dtype, op is un.PRODUCT, seed)
 
 
@@ -76,7 +76,7 @@ def _total(group_size: int, numel: int, dtype: str, op: un.ReduceOp) -> np.ndarr
 def reduced(parts: list[np.ndarray], op: un.ReduceOp, factors: Sequence[float] | None = None) -> np.ndarray:
     """The reduction in the order of ranks; 16-bit floats are widened, and rounded once.
 
-    `factors`: what each part is multiplied by before.
+    `factors`: each part is multiplied by its factor first.
     """
     dtype = parts[0].dtype
     wide = [
@@ -92,7 +92,7 @@ def reduced(parts: list[np.ndarray], op: un.ReduceOp, factors: Sequence[float] |
 
 
 def tolerance(dtype: str, size: int, rounds_often: bool = False) -> dict[str, float]:
-    """How far an algorithm that combines in another order, or rounds at every hop, may be off."""
+    """The allowed error of an algorithm that combines in another order, or rounds at every hop."""
     eps = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1.2e-7, "float64": 2.3e-16}
     base = eps.get(dtype, eps["float32"] if dtype == "complex64" else eps["float64"])
     return (
@@ -105,7 +105,7 @@ def tolerance(dtype: str, size: int, rounds_often: bool = False) -> dict[str, fl
 def check(found: np.ndarray, expected: np.ndarray, exact: bool, dtype: str, size: int, what: object) -> None:
     """Compare bit for bit, or within rounding."""
     assert found.dtype == expected.dtype, what
-    # NumPy multiplies and divides complex numbers in other ways on other processors.
+    # NumPy multiplies and divides complex numbers differently on different processors.
     if (exact and dtype not in COMPLEX) or dtype in INTEGERS or dtype == "bool":
         if found.tobytes() != expected.tobytes():
             wrong = np.flatnonzero(found != expected)[:5]

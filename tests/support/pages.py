@@ -15,7 +15,7 @@ COMMAND = re.compile(
 
 
 class Block(NamedTuple):
-    """A fenced block: its language, the number of lines before its first one, what stands in it."""
+    """A fenced block: its language, the number of lines before its first one, its text."""
 
     language: str
     line: int
@@ -29,14 +29,14 @@ def blocks(page: str) -> Iterator[Block]:
 
 
 def commands(page: str) -> Iterator[list[str]]:
-    """The words of every command line of ours that stands on a line of its own; "..." is left out."""
+    """The words of every command of ours on a line of its own, without "..."."""
     for found in COMMAND.finditer(page):
         words = shlex.split(found[1], comments=True)
         yield [word for word in words if word != "..."]
 
 
 def links(page: str) -> Iterator[tuple[str, str]]:
-    """(path, anchor) of every link that is not to another site."""
+    """(path, anchor) of every link within the project."""
     for target in LINK.findall(page):
         if "://" not in target:
             path, _, anchor = target.partition("#")
@@ -44,6 +44,6 @@ def links(page: str) -> Iterator[tuple[str, str]]:
 
 
 def anchors(page: str) -> set[str]:
-    """What its headings are called in links."""
+    """The anchors of its headings."""
     titles = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}

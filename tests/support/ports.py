@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def reserved(count: int = 1) -> Iterator[int]:
-    """The first of `count` ports in a row on which nobody listens, but for a server that reuses addresses.
+    """The first of `count` successive free ports, for servers that reuse addresses.
 
-    They stay bound: nobody else is given them meanwhile, neither to listen nor for a connection.
+    They stay bound: the system gives them to no other process, neither to listen nor for a connection.
     """
     for _ in range(50):
         with contextlib.ExitStack() as stack:
@@ -35,5 +35,5 @@ def _bound(stack: contextlib.ExitStack, family: socket.AddressFamily, port: int)
     sock.bind(("", port))
     sock.setsockopt(
         socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-    )  # before, it would allow what others have reserved
+    )  # if set before, it would allow ports that others have reserved
     return int(sock.getsockname()[1])

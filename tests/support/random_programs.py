@@ -24,13 +24,13 @@ from unisono.plans import ALGORITHMS, make
 
 GROUPS = ("world", "subgroup", "split")
 MOST_RANKS = 9
-# Where something changes: inline and staged messages, one-shot and two-shot, a segment, several.
+# Around boundaries: inline and staged messages, one-shot and two-shot, one segment, several.
 EDGES = [5, 10, 11, 20, 21, 40, 41, 64, 65, 1000, 2049, 4097, 16_385, 32_769, 65_536, 65_537, 140_000]
 
 
 @dataclass(frozen=True)
 class Program:
-    """What `size` ranks call, one call after the other; works are waited for in an order of `seed`'s."""
+    """The calls of `size` ranks, in order; `seed` decides the order of waiting for works."""
 
     size: int
     calls: tuple[Call, ...]
@@ -42,7 +42,7 @@ class Program:
 
 @cache
 def fitting(kind: str, size: int) -> tuple[str, ...]:
-    """The algorithms of an operation that know this number of ranks."""
+    """The algorithms of an operation that support this number of ranks."""
     found = []
     for name in ALGORITHMS.get(kind, ()):
         try:
@@ -54,7 +54,7 @@ def fitting(kind: str, size: int) -> tuple[str, ...]:
 
 
 def group_size(where: str, size: int) -> int:
-    """Of the smallest group of this kind in a world of `size`."""
+    """The size of the smallest group of this kind in a world of `size`."""
     return {"world": size, "subgroup": (size + 1) // 2, "split": size // 2 or 1}[where]
 
 
@@ -80,7 +80,7 @@ def calls(
     groups: Sequence[str] = GROUPS,
     most_numel: int = EDGES[-1],
 ) -> Call:
-    """A call that has a meaning."""
+    """A valid call."""
     kind, where = draw(st.sampled_from(kinds)), draw(st.sampled_from(groups))
     dtype, op = draw(st.sampled_from(PAIRS))
     if "scan" in kind and op is un.AVG:
@@ -137,7 +137,7 @@ class Crew:
         self._groups[rank] = {name: group for name, group in made.items() if group is not None}
 
     def run(self, program: Program) -> None:
-        """Every rank runs the program; what all must agree in is compared in the end."""
+        """Every rank runs the program; results that must be equal on all ranks are compared at the end."""
         results = self._together(lambda rank: play(program, self._groups[rank]))
         for number, call in enumerate(program.calls):
             agreed: dict[tuple[int, ...], bytes] = {}
@@ -177,13 +177,13 @@ class Crew:
 
 
 class Crews:
-    """Crews by size, each made when it is first wanted. One that failed is not used again."""
+    """Crews by size, each made at its first use. A failed one is not used again."""
 
     def __init__(self) -> None:
         self._crews: dict[int, Crew] = {}
 
     def run(self, program: Program) -> None:
-        """Run a program on as many ranks as it wants."""
+        """Run a program on its number of ranks."""
         if program.size not in self._crews:
             self._crews[program.size] = Crew(program.size)
         try:
@@ -200,7 +200,7 @@ class Crews:
 
 @contextmanager
 def crews() -> Iterator[Crews]:
-    """Crews that are closed in the end."""
+    """Crews that are closed at the end."""
     made = Crews()
     try:
         yield made

@@ -1,5 +1,5 @@
-"""Ranks as threads of this process, over one mapping of the shared memory or as if on several hosts: quick,
-and TSan sees all of them.
+"""Ranks as threads of this process, with one mapping of the shared memory, or as if on several hosts: this is
+quick, and TSan sees all of them.
 
 Also ranks as processes: one Python program, started once per rank, meeting over a file.
 """
@@ -40,12 +40,13 @@ def groups(
     cores: int = 0,
     segment_bytes: int = DEFAULTS.segment_bytes,
 ) -> list[Group]:
-    """The group objects of `size` ranks, all in this process.
+    """The groups of `size` ranks, all in this process.
 
-    per_host: so many successive ranks share memory, the others have connections; None: as the environment
-    has it (see the fixture `spread`), all of them without.
+    per_host: the number of successive ranks that share memory; others have connections; None: by the
+    environment (see the fixture `spread`), else all ranks.
     socket_bytes: of the kernel's buffers, 0 for its own choice.
-    lending: large messages are not staged; in most collectives where `cores`, 0 for those there are, suffice.
+    lending: large messages are not staged; most collectives do so if there are enough `cores` (0: the
+    machine's).
     """
     store = HashStore(timeout_s)
     per_host = int(os.environ.get("UNISONO_RANKS_PER_HOST", "0")) if per_host is None else per_host
@@ -96,7 +97,7 @@ def threads(size: int, work: Callable[[Group], Any], **options: Any) -> list[Any
 
 
 def processes(size: int, program: str | Path, *arguments: str, timeout_s: float = LIMIT_S) -> list[str]:
-    """Run a program as `size` ranks; what each printed. Fails when one does.
+    """Run a program as `size` ranks; returns the output of each. Fails when one does.
 
     The program finds UNISONO's settings in its environment: `un.init_process_group()` works.
     """
@@ -117,7 +118,7 @@ def processes(size: int, program: str | Path, *arguments: str, timeout_s: float 
 
 
 def run(size: int, program: str) -> list[str]:
-    """What `size` processes print that run the text of a program; `group` is there already."""
+    """The output of `size` processes that run the text of a program, in which `group` is defined."""
     opening = (
         "import os, signal, sys, threading, time\nimport numpy as np\nimport unisono as un\n"
         'group = un.init_process_group(init_method=os.environ["MEETING"], timeout=60)\n'

@@ -55,7 +55,7 @@ def why_not() -> str:
 
 
 class Cluster:
-    """The cluster, from outside."""
+    """The cluster and its commands."""
 
     def __init__(self, net: hosts.Network, folder: Path) -> None:
         self.net = net
@@ -84,7 +84,7 @@ class Cluster:
         return found
 
     def left_behind(self) -> list[str]:
-        """What jobs have left: processes, and files in the /dev/shm of each host."""
+        """The leaks of jobs: processes, and files in the /dev/shm of each host."""
         files = [
             f"{node.name}: {name}"
             for node in self.net

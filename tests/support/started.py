@@ -1,4 +1,4 @@
-"""Launchers that the tests in tests/launchers started for real: which, and of what version."""
+"""The real launchers that the tests in tests/launchers have started, with their versions."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def note(config: pytest.Config, name: str, command: list[str], remedy: str) -> s
 
 
 def lines(text: str) -> list[str]:
-    """What the ranks said, in their order."""
+    """The output of the ranks, in their order."""
     return sorted(line for line in text.splitlines() if line.startswith("rank "))
 
 
 def sums(*where: str) -> list[str]:
-    """What `rank_program.py` says on these hosts."""
+    """The output of `rank_program.py` on these hosts."""
     total = sum(range(1, len(where) + 1))
     return [f"rank {rank} of {len(where)} on {host}: {total}" for rank, host in enumerate(where)]
 

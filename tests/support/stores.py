@@ -11,7 +11,7 @@ KINDS = ["hash", "file", "tcp", "tcp6", "tcp-token", "tcp-tls", "prefix-hash", "
 
 
 class Place:
-    """Somewhere to open stores that see the same keys."""
+    """A place where clients open stores with the same keys."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind = kind
