@@ -1,6 +1,6 @@
 """One process: data parallel by threads, and a model split over two devices. Both give one process's losses.
 
-Why one process for each device wins: benchmarks/one_process.py. Threads share Python's lock. One replica
+Why one process for each device is better: docs/training.md. Threads share Python's lock. One replica
 gathers all gradients, steps, and sends parameters on, while the others wait.
 """
 
