@@ -1,6 +1,6 @@
 // Reads NumPy arrays without the buffer protocol. The buffer protocol describes the element type as text in
 // every call: a view of an array takes 200 ns there, and 10 ns here.
-#include "python/bindings.hpp"
+#include "python/calls.hpp"
 
 namespace nb = nanobind;
 
@@ -101,4 +101,39 @@ std::optional<BufferView> look_at_array(nb::handle array) {
   for (int i = 0; i < seen.ndim; ++i) numel *= seen.shape[i];
   const bool readonly = (seen.flags & (kWriteable | kWarnOnWrite)) != kWriteable;
   return BufferView{reinterpret_cast<Address>(seen.data), numel, static_cast<int>(*dtype), readonly};
+}
+
+namespace {
+
+// (first, *rest of `shape`); without `first` where it is negative.
+nb::object shape_of(Py_ssize_t first, nb::handle shape, Py_ssize_t rest) {
+  const Py_ssize_t ndim = PyTuple_GET_SIZE(shape.ptr());
+  const nb::object tail = nb::steal(PyTuple_GetSlice(shape.ptr(), rest, ndim));
+  if (!tail.is_valid()) throw nb::python_error();
+  return first < 0 ? tail : nb::make_tuple(first) + tail;
+}
+
+}  // namespace
+
+nb::object allocated(nb::handle input, Returned shape, int size) {
+  const nb::object given = nb::steal(PySequence_Tuple(nb::object(input.attr("shape")).ptr()));
+  if (!given.is_valid()) throw nb::python_error();
+  nb::object wanted = given;
+  if (shape == Returned::kGathered) wanted = shape_of(size, given, 0);
+  if (shape == Returned::kBlock) {
+    if (PyTuple_GET_SIZE(given.ptr()) == 0) return {};
+    const auto first = nb::cast<Py_ssize_t>(given[0]);
+    if (first % size != 0) return {};
+    wanted = shape_of(first == size ? -1 : first / size, given, 1);
+  }
+  static PyObject* const new_empty = PyUnicode_InternFromString("new_empty");
+  if (look_at_array(input) || PyObject_HasAttr(input.ptr(), new_empty) == 0) {
+    static PyObject* empty = nullptr;  // not a guarded static: see `look_at_array`
+    if (empty == nullptr) empty = nb::object(nb::module_::import_("numpy").attr("empty")).release().ptr();
+    const nb::object dtype = input.attr("dtype");
+    return nb::handle(empty)(wanted, dtype);
+  }
+  const nb::object made = nb::steal(PyObject_CallMethodOneArg(input.ptr(), new_empty, wanted.ptr()));
+  if (!made.is_valid()) throw nb::python_error();
+  return made;
 }

@@ -3,15 +3,26 @@
 
 #include <array>
 #include <span>
+#include <vector>
 
 #include "python/bindings.hpp"
+#include "python/numbers.hpp"
 
 constexpr size_t kMostBuffers = 16;  // of one side of a call; Python handles calls with more
 
-// One side of a call: no buffer, one, or one for each rank. All are of one dtype.
+// Makes a view. The owner cannot resize or free the memory while the view is alive. Invalid: there is no
+// view.
+inline nanobind::object view_of(nanobind::handle buffer) {
+  PyObject* const view = PyMemoryView_FromObject(buffer.ptr());
+  if (view == nullptr) PyErr_Clear();
+  return nanobind::steal(view);
+}
+
+// One side of a call: no buffer, one, or one for each rank. All are of one dtype. Or a number.
 struct CallBuffers {
   int dtype = -1;
   bool readonly = false;
+  bool number = false;  // the buffer holds a copy of it
   size_t count = 0;
   std::array<unisono::Extent, kMostBuffers> extents;
 
@@ -22,11 +33,11 @@ struct CallBuffers {
     for (size_t i = 0; i < kept_count_; ++i) Py_DECREF(kept_[i]);
   }
 
-  // False: Python has to read these buffers.
-  bool see(nanobind::handle given) {
+  // False: Python has to read these buffers. Inlined: every call does this two or three times.
+  [[gnu::always_inline]] bool see(nanobind::handle given) {
     if (given.is_none()) return true;
     const bool list = PyList_CheckExact(given.ptr()), several = list || PyTuple_CheckExact(given.ptr());
-    if (!several) return add(given);
+    if (!several) return is_number(given) ? add_number(given) : add(given);
     const auto length = static_cast<size_t>(Py_SIZE(given.ptr()));
     if (length == 0 || length > kMostBuffers) return false;
     for (size_t i = 0; i < length; ++i) {
@@ -38,7 +49,7 @@ struct CallBuffers {
     }
     return true;
   }
-  // The items of a list, and the views that pin memory, as a tuple; invalid: there are none.
+  // The items of a list, views that pin memory, or a number's memory, as a tuple; invalid: there are none.
   nanobind::object kept() const {
     if (kept_count_ == 0) return {};
     PyObject* const tuple = PyTuple_New(static_cast<Py_ssize_t>(kept_count_));
@@ -58,25 +69,73 @@ struct CallBuffers {
   bool add(nanobind::handle buffer) {
     const auto seen = look(buffer);
     if (!seen || (count > 0 && seen->dtype != dtype)) return false;
-    if (seen->exported && !pin(buffer)) return false;
+    if (seen->exported) {
+      nanobind::object view = view_of(buffer);
+      if (!view.is_valid()) return false;
+      kept_[kept_count_++] = view.release().ptr();
+    }
     dtype = seen->dtype;
     readonly |= seen->readonly;
     extents[count++] = {reinterpret_cast<unsigned char*>(seen->address), static_cast<size_t>(seen->numel)};
     return true;
   }
 
-  // Makes a view. The owner cannot resize or free the memory while the view is alive.
-  bool pin(nanobind::handle buffer) {
-    PyObject* const view = PyMemoryView_FromObject(buffer.ptr());
-    if (view == nullptr) {
-      PyErr_Clear();
-      return false;
-    }
-    kept_[kept_count_++] = view;
+  // The copy lies in a bytes object that nobody else sees.
+  bool add_number(nanobind::handle given) {
+    PyObject* const memory = PyBytes_FromStringAndSize(nullptr, kNumberBytes);
+    if (memory == nullptr) throw nanobind::python_error();
+    kept_[kept_count_++] = memory;
+    const auto stored = store_number(given, PyBytes_AS_STRING(memory));
+    if (!stored) return false;
+    number = true;
+    dtype = static_cast<int>(*stored);
+    extents[count++] = {reinterpret_cast<unsigned char*>(PyBytes_AS_STRING(memory)), 1};
     return true;
   }
 
-  // The items of a list, which another thread may change while the bytes move; and views that pin memory.
+  // The items of a list, which another thread may change while the bytes move; views that pin memory; or a
+  // number's memory.
   size_t kept_count_ = 0;
   std::array<PyObject*, 2 * kMostBuffers> kept_;
+};
+
+// One side of a coalesced call: buffers of any dtypes.
+class BufferList {
+ public:
+  struct One {
+    unisono::Extent extent;
+    int dtype;
+    bool readonly;
+  };
+
+  // False: Python has to read these buffers.
+  bool see(nanobind::handle given) {
+    if (given.is_none()) return true;
+    const bool list = PyList_CheckExact(given.ptr());
+    if (!list && !PyTuple_CheckExact(given.ptr())) return false;
+    const Py_ssize_t length = Py_SIZE(given.ptr());
+    seen_.reserve(static_cast<size_t>(length));
+    kept_.reserve(static_cast<size_t>(length));
+    for (Py_ssize_t i = 0; i < length; ++i) {
+      if (Py_SIZE(given.ptr()) != length) return false;
+      kept_.push_back(
+          nanobind::borrow(list ? PyList_GET_ITEM(given.ptr(), i) : PyTuple_GET_ITEM(given.ptr(), i)));
+      const auto seen = look(kept_.back());
+      if (!seen) return false;
+      seen_.push_back({{reinterpret_cast<unsigned char*>(seen->address), static_cast<size_t>(seen->numel)},
+                       seen->dtype,
+                       seen->readonly});
+      if (!seen->exported) continue;
+      kept_.push_back(view_of(kept_.back()));
+      if (!kept_.back().is_valid()) return false;
+    }
+    return true;
+  }
+  const std::vector<One>& all() const { return seen_; }
+  // The items, and the views that pin memory.
+  const std::vector<nanobind::object>& kept() const { return kept_; }
+
+ private:
+  std::vector<One> seen_;
+  std::vector<nanobind::object> kept_;
 };

@@ -2,7 +2,10 @@
 #pragma once
 
 #include <array>
+#include <new>
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "python/buffers.hpp"
@@ -27,21 +30,49 @@ enum Argument : uint8_t {
 };
 using Arguments = std::array<PyObject*, kArguments>;
 
+// What a call returns apart from None.
+enum class Returned : uint8_t {
+  kNothing,
+  kNumber,    // the call was given a number
+  kGathered,  // an allocated array: [p, *shape of the input]
+  kSame,      // of the input's shape
+  kBlock,     // of the shape of one of p blocks of the input
+};
+
+// The array for the result of a call with this input. Invalid: the input cannot be cut into `size` blocks.
+nanobind::object allocated(nanobind::handle input, Returned shape, int size);
+
+// The result of a call: an array that it has allocated, or a number.
+struct Outcome {
+  nanobind::object owner = {};            // the array, or what holds the number; invalid: None
+  const unsigned char* number = nullptr;  // where it lies
+  unisono::DType dtype{};
+
+  nanobind::object value() const {
+    if (number != nullptr) return load_number(dtype, number);
+    return owner.is_valid() ? owner : nanobind::none();
+  }
+};
+
 // A call that was checked and planned: what the engine needs to run it, and what must stay alive meanwhile.
 struct BoundCall {
   nanobind::object name, keep;  // keep: the buffers
-  nanobind::object result;      // None, or a callable: makes the caller's result after the call has run
-  nanobind::object note;        // None, or a callable: a text that a Mismatch shows beside the source line
+  nanobind::object note;        // None, or a text that a Mismatch shows beside the source line
   Operation operation;
   int root;
   size_t numel;  // must be equal on all ranks; 0 where they may differ
   double factor;
-  bool writes;    // the call writes the first side
-  bool together;  // several buffers are treated as one
+  bool writes;  // the call writes the first side
   std::vector<unisono::Extent> out, given;
+  // Of a coalesced call: which of its buffers. Several are packed into one, block by block.
+  std::vector<uint32_t> pieces;
+  std::pair<uint32_t, uint32_t> blocks{1, 0};  // how many blocks the output and the input have
+  Returned returned = Returned::kNothing;
+  nanobind::object made = {};  // the allocated array, or an array that holds the number
   unisono::Extent feedback{};  // the accumulated encoding error; empty: it is dropped
 
   size_t nbytes() const;
+  Outcome outcome() const;
   unisono::Call call(double timeout_s) const;
 
  private:
@@ -63,7 +94,7 @@ struct Kept {
 class CollectiveWork {
  public:
   CollectiveWork(nanobind::object planner, nanobind::object engine, nanobind::object name, Kept keep,
-                 nanobind::object result, double timeout_s, bool brief)
+                 Outcome result, double timeout_s, bool brief)
       : planner_(std::move(planner)),
         engine_(std::move(engine)),
         name_(std::move(name)),
@@ -93,7 +124,8 @@ class CollectiveWork {
   int ended(double timeout_s);
   nanobind::object error();
 
-  nanobind::object planner_, engine_, name_, result_;
+  nanobind::object planner_, engine_, name_;
+  Outcome result_;
   Kept keep_;
   nanobind::object code_, note_;  // keep alive what `site_` points to
   unisono::CallSite site_;
@@ -105,4 +137,30 @@ class CollectiveWork {
 // Seconds of a timeout; `otherwise` for None. Python converts or refuses everything but a positive float.
 double seconds(nanobind::handle timeout, double otherwise, nanobind::handle planner);
 
+// Runs a call of any kind on a group. list: of a coalesced kind.
+nanobind::object run_call(nanobind::handle group, const Arguments& given, bool list);
+
+// Calls `body`, and turns its exceptions into Python's.
+template <class Body>
+PyObject* guarded(Body body) {
+  try {
+    return nanobind::object(body()).release().ptr();
+  } catch (nanobind::python_error& error) {
+    error.restore();
+  } catch (nanobind::builtin_exception& error) {
+    PyErr_SetString(error.type() == nanobind::exception_type::type_error ? PyExc_TypeError : PyExc_ValueError,
+                    error.what());
+  } catch (const std::system_error& error) {
+    set_os_error(error);
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::invalid_argument& error) {
+    PyErr_SetString(PyExc_ValueError, error.what());
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+void bind_methods(nanobind::module_& m, const nanobind::object& calls);
 void bind_works(nanobind::module_& m);

@@ -86,7 +86,7 @@ void CollectiveWork::start(Call&& call, const nb::object& note) {
   try {
     site_ = here(code_);
     if (!note.is_none()) {
-      note_ = note();
+      note_ = note;
       site_.note = PyUnicode_AsUTF8(note_.ptr());
       if (site_.note == nullptr) throw nb::python_error();
     }
@@ -136,7 +136,7 @@ nb::object CollectiveWork::exception() {
 
 nb::object CollectiveWork::result() {
   wait(nb::none());
-  return result_.is_none() ? nb::none() : result_();
+  return result_.value();
 }
 
 nb::object CollectiveWork::text() const {

@@ -9,19 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from unisono import _native
 from unisono.buffers import DTYPES, ITEMSIZES, pinned, view
 from unisono.checking import listed
 from unisono.diagnosis.calls import number_of_list
-from unisono.group.layout import SIDES, Extents, spread, two_sides
-from unisono.group.planning import Planner, named
+from unisono.group.layout import SIDES, Extents, named, spread, two_sides
+from unisono.group.work import DoneWork
+from unisono.kinds import kind_of
 from unisono.reduction import Op, PremulSum
 
-__all__ = ["between", "in_place"]
+if TYPE_CHECKING:
+    from unisono.group.planning import Planner
+
+__all__ = ["no_calls", "plan"]
 
 TOGETHER_BYTES = 64 * 1024
 """Copying a buffer of up to this size twice takes less time than an operation of its own."""
@@ -34,8 +37,13 @@ LISTED = 8
 
 
 class _Piece(NamedTuple):
-    """One buffer of a call, or an output and its input. `numel`: the elements that a rank contributes."""
+    """One buffer of a call, or an output and its input.
 
+    Attributes:
+        place: in the caller's list.  numel: the elements that a rank contributes.
+    """
+
+    place: int
     dtype: int
     numel: int
     out: Extents
@@ -46,108 +54,113 @@ class _Piece(NamedTuple):
         return self.numel * ITEMSIZES[self.dtype]
 
 
-def in_place(
+def plan(
     planner: Planner,
-    collective: str,
-    xs: Sequence[Any],
-    writable: bool,
-    op: Op,
-    root: int = 0,
-    reproducible: bool = False,
-    coding: Coding = (None, None),
-) -> list[_native.BoundCall]:
-    """The bound calls for a collective on each of `xs`, all checked. coding: codec, between_hosts."""
-    name = f"{collective}_coalesced"
-    pieces = []
-    xs = [planner.seen(name, x) for x in listed(xs, f"{name}: xs")]
-    keep = pinned(xs)
-    for i, x in enumerate(xs):
-        with _naming(name):
-            address, numel, dtype = view(x, writable, f"xs[{i}]")
-        pieces.append(_Piece(dtype, numel, [(address, numel)], []))
-    if writable:
-        _check_apart(name, pieces, (1, 0))
-    return _bind(planner, collective, pieces, keep, op, root, reproducible, coding)
-
-
-def between(
-    planner: Planner,
-    collective: str,
+    kind: str,
     outs: Sequence[Any],
-    givens: Sequence[Any],
-    op: Op,
-    reproducible: bool = False,
-    coding: Coding = (None, None),
-) -> list[_native.BoundCall]:
-    """The bound calls for a collective from each of `givens` into its `outs`, all checked."""
-    sides, name = SIDES[collective], f"{collective}_coalesced"
-    outs, givens = listed(outs, f"{name}: outs"), listed(givens, f"{name}: inputs")
-    outs, givens = ([planner.seen(name, x) for x in side] for side in (outs, givens))
-    if len(outs) != len(givens):
-        raise ValueError(f"{name}: {len(outs)} outputs and {len(givens)} inputs, expected as many")
-    keep = [pinned(each) for each in (*outs, *givens)]
-    pieces = []
-    for i, (out, given) in enumerate(zip(outs, givens, strict=True)):
-        with _naming(f"{name}: buffers {i}"):
-            dtype, target, source = two_sides(sides, out, given, planner.size, planner.rank, 0)
-        numel = (source if sides.out_blocks else target)[0][1]
-        pieces.append(_Piece(dtype, numel, target, source))
-    _check_apart(name, pieces, _block_counts(collective, planner.size))
-    return _bind(planner, collective, pieces, keep, op, 0, reproducible, coding)
-
-
-def _bind(
-    planner: Planner,
-    collective: str,
-    pieces: list[_Piece],
-    keep: Any,
+    givens: Sequence[Any] | None,
     op: Op,
     root: int,
     reproducible: bool,
     coding: Coding,
-) -> list[_native.BoundCall]:
+) -> Any:
+    """The bound calls of a coalesced call, all checked; or a callable that runs it, see `Calls._execute`.
+
+    Args:
+        outs, givens: its lists of buffers.  coding: codec, between_hosts.
+    Raises:
+        ValueError, TypeError: an argument is wrong.  GroupClosed: the group was closed.
+    """
+    collective = kind_of(kind).plan
+    if collective in SIDES:
+        pieces, keep = _between(planner, kind, outs, givens)
+        _check_apart(kind, pieces, _block_counts(collective, planner.size))
+        return _bind(planner, kind, pieces, keep, True, op, root, reproducible, coding)
+    writes = collective != "broadcast" or planner.rank != root or coding[0] is not None
+    pieces, keep = _in_place(planner, kind, outs, writes)
+    if writes:
+        _check_apart(kind, pieces, (1, 0))
+    return _bind(planner, kind, pieces, keep, writes, op, root, reproducible, coding)
+
+
+def no_calls(later: bool, timeout: Any) -> DoneWork | None:  # noqa: ARG001
+    """The call for a list without buffers."""
+    return DoneWork() if later else None
+
+
+def _in_place(planner: Planner, kind: str, xs: Sequence[Any], writable: bool) -> tuple[list[_Piece], Any]:
+    pieces = []
+    xs = [planner.seen(kind, x) for x in listed(xs, f"{kind}: xs")]
+    keep = pinned(xs)
+    for place, x in enumerate(xs):
+        with _naming(kind):
+            address, numel, dtype = view(x, writable, f"xs[{place}]")
+        pieces.append(_Piece(place, dtype, numel, [(address, numel)], []))
+    return pieces, keep
+
+
+def _between(planner: Planner, kind: str, outs: Sequence[Any], givens: Any) -> tuple[list[_Piece], Any]:
+    sides = SIDES[kind_of(kind).plan]
+    outs, givens = listed(outs, f"{kind}: outs"), listed(givens, f"{kind}: inputs")
+    outs, givens = ([planner.seen(kind, x) for x in side] for side in (outs, givens))
+    if len(outs) != len(givens):
+        raise ValueError(f"{kind}: {len(outs)} outputs and {len(givens)} inputs, expected as many")
+    keep = [pinned(each) for each in (*outs, *givens)]
+    pieces = []
+    for place, (out, given) in enumerate(zip(outs, givens, strict=True)):
+        with _naming(f"{kind}: buffers {place}"):
+            dtype, target, source = two_sides(sides, out, given, planner.size, planner.rank, 0)
+        numel = (source if sides.out_blocks else target)[0][1]
+        pieces.append(_Piece(place, dtype, numel, target, source))
+    return pieces, keep
+
+
+def _bind(
+    planner: Planner,
+    kind: str,
+    pieces: list[_Piece],
+    keep: Any,
+    writes: bool,
+    op: Op,
+    root: int,
+    reproducible: bool,
+    coding: Coding,
+) -> Any:
     in_order = reproducible or planner.reproducible
-    coded = [
-        planner.codings.coded(
-            f"{collective}_coalesced", coding, piece.dtype, op, root, in_order, (piece.out, piece.given)
-        )
-        for piece in pieces
-        if coding != (None, None)
-    ]
-    own: list[_native.BoundCall] | None = planner.own_list(collective, pieces, keep, op, root, reproducible)
+    collective, coded = kind_of(kind).plan, None
+    if coding != (None, None):
+        for piece in pieces:
+            sides = piece.out, piece.given
+            coded = planner.codings.coded(kind, coding, piece.dtype, op, root, in_order, sides)
+    own = planner.own_list(collective, pieces, keep, op, root, reproducible)
     if own is not None:
         return own
-    fingerprint_number = number_of_list([(piece.dtype, piece.numel) for piece in pieces])
-    counts = _block_counts(collective, planner.size)
+    number = number_of_list([(piece.dtype, piece.numel) for piece in pieces])
+    blocks = _block_counts(collective, planner.size)
     factor = op.factor if isinstance(op, PremulSum) else 1.0
-    note = partial(_listed, pieces)
+    note = _listed(pieces)
     calls = []
     for batch in _batches(pieces):
         dtype, numel = batch[0].dtype, sum(piece.numel for piece in batch)
-        operation, name, root, _ = planner.prepare(
-            f"{collective}_coalesced", None, dtype, numel, op, root, reproducible, coded[0] if coded else None
-        )
-        together = len(batch) > 1
-        out, given = batch[0].out, batch[0].given
-        if together:
-            item = ITEMSIZES[dtype]
-            out = _by_block([piece.out for piece in batch], counts[0], item)
-            given = _by_block([piece.given for piece in batch], counts[1], item)
+        operation, name, root, _ = planner.prepare(kind, None, dtype, numel, op, root, reproducible, coded)
+        item = ITEMSIZES[dtype]
         calls.append(
             _native.BoundCall(
                 name,
                 operation,
                 root,
-                fingerprint_number,
+                number,
                 factor,
-                out,
-                given,
+                _joined([piece.out for piece in batch], blocks[0], item),
+                _joined([piece.given for piece in batch], blocks[1], item),
                 keep,
-                together=together,
+                writes=writes,
+                pieces=[piece.place for piece in batch],
+                blocks=blocks,
                 note=note,
             )
         )
-    return calls
+    return calls or no_calls
 
 
 def _batches(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
@@ -183,10 +196,11 @@ def _block_counts(collective: str, size: int) -> tuple[int, int]:
     return (size if sides.out_blocks else 1), (size if sides.given_blocks else 1)
 
 
-def _by_block(sides: list[Extents], count: int, item: int) -> Extents:
-    """Block 0 of every buffer, then block 1 of every buffer, and so on: the engine cuts this into `count`."""
-    cut = [_cut(side, count, item) for side in sides]
-    return [blocks[number] for number in range(count) for blocks in cut]
+def _joined(sides: list[Extents], blocks: int, item: int) -> Extents:
+    """The extents of all buffers: one for each, or one for each block if a buffer is a list of blocks."""
+    if all(len(side) <= 1 for side in sides):
+        return [extent for side in sides for extent in side]
+    return [extent for side in sides for extent in _cut(side, blocks, item)]
 
 
 def _cut(side: Extents, count: int, item: int) -> Extents:

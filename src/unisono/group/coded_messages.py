@@ -10,8 +10,9 @@ from unisono.codecs.codec import Codec
 from unisono.codecs.memory import values_of
 from unisono.diagnosis.calls import form_of_codes
 from unisono.group.coding import check_signs, codec_for
+from unisono.group.layout import named
 from unisono.group.messages import Seconds, checked, run
-from unisono.group.planning import Planner, named
+from unisono.group.planning import Planner
 from unisono.group.work import Kept
 
 __all__ = ["pass_coded"]

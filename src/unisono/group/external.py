@@ -10,22 +10,25 @@ import contextlib
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, cast
 
 from unisono import _native
+from unisono._native import Returned
 from unisono.backends.driver import NATIVE, Call, Driver, keep_for_ever, unsupported
 from unisono.bootstrap.rendezvous import Rendezvous
 from unisono.buffers import DTYPES, DeviceArray, is_tensor
 from unisono.costs.choice import Choice
 from unisono.diagnosis.cause import at_failure
 from unisono.errors import Aborted, GroupError, Mismatch, Timeout, UnisonoError, message
+from unisono.group.coalesced import no_calls
 from unisono.group.external_work import ExternalCall, ExternalMessage, ExternalWork, device_arrays
 from unisono.group.group import Group, end_group
 from unisono.group.layout import Extents
 from unisono.group.planning import Planner, check_algorithm, check_op, check_reducible
-from unisono.group.work import DoneWork, Kept, MessageWork, Work, seconds
+from unisono.group.results import NOTHING, Made
+from unisono.group.work import Kept, MessageWork, seconds
 from unisono.kinds import kind_of
 from unisono.plans import ALGORITHMS, StepFunction, make
 from unisono.reduction import Op
@@ -107,8 +110,9 @@ class ExternalPlanner(Planner):
 
             out = number = np.array([out])
         out, given = self.seen(kind, out, number is not None), self.seen(kind, given)
-        laid, keep, result = self.lay_out(kind, out, given, root)
-        result = _unwrapped(result) if number is None else number.item
+        laid, keep, made = self.lay_out(kind, out, given, root)
+        if number is not None:
+            made = Made(number, Returned.NUMBER)
         check_op(kind, op)
         check_reducible(kind, laid.dtype, op)
         self._refuse(kind, algorithm, reproducible)
@@ -116,7 +120,7 @@ class ExternalPlanner(Planner):
         sides = (self._flat(extents, dtype, keep) for extents in (laid.target, laid.source))
         even = kind_of(kind).layout != "all_gather_v"
         call = Call(kind_of(kind).plan, dtype, op, root, even, *sides)
-        return ExternalCall(self, kind, [call], keep, result)
+        return ExternalCall(self, kind, [call], keep, made)
 
     @property
     def codings(self) -> Any:
@@ -130,7 +134,7 @@ class ExternalPlanner(Planner):
     def own_list(
         self, collective: str, pieces: list[Any], keep: Any, op: Op, root: int, reproducible: bool
     ) -> Any:
-        """The calls for a list of buffers, one after another; a list, because there may be none."""
+        """The call for a list of buffers, one after another."""
         name = f"{collective}_coalesced"
         check_op(name, op)
         self._refuse(name, None, reproducible)
@@ -140,7 +144,7 @@ class ExternalPlanner(Planner):
             dtype = DTYPES[piece.dtype]
             sides = (self._flat(extents, dtype, keep) for extents in (piece.out, piece.given))
             calls.append(Call(collective, dtype, op, root, True, *sides))
-        return [ExternalCall(self, name, calls, keep, None)] if calls else []
+        return ExternalCall(self, name, calls, keep, NOTHING) if calls else no_calls
 
     def seen(self, kind: str, array: Any, internal: bool = False) -> Any:
         """An array, or a list of them, in a form that the checks can read.
@@ -334,26 +338,9 @@ class ExternalGroup(Group):
         members = tuple(self._members[rank] for rank in chosen)
         return ExternalGroup(driver, f"{self.name}/{self._subgroups}", self.timeout_s, members)
 
-    def _run_all(self, planned: list[Any], async_op: bool, timeout: Seconds) -> Work | None:
-        if not planned:
-            return DoneWork() if async_op else None
-        return cast("Work | None", planned[0](async_op, timeout))
-
     def abort(self) -> None:
         """Refuse, see `Driver.abort`."""
         self._planner.driver.abort()
 
     def _irecv_whole(self, x: Any, src: int | None, tag: int) -> MessageWork:
         return self.irecv(x, src, tag)
-
-
-def _unwrapped(result: Callable[[], Any] | None) -> Callable[[], Any] | None:
-    """An allocated result in the form that the caller gets."""
-    if result is None:
-        return None
-
-    def unwrapped() -> Any:
-        made = result()
-        return made.tensor if isinstance(made, DeviceArray) else made
-
-    return unwrapped

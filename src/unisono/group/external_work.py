@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from unisono._native import Status
 from unisono.backends.driver import Call, Pending
 from unisono.buffers import DTYPES, ITEMSIZES, DeviceArray
 from unisono.errors import GroupError, Mismatch, Timeout, message
+from unisono.group.results import Made
 from unisono.group.work import MessageWork, Work, seconds
 
 if TYPE_CHECKING:
@@ -32,15 +33,15 @@ class ExternalCall:
         kind: str,
         calls: list[Call],
         keep: Any,
-        result: Callable[[], Any] | None,
+        made: Made,
     ) -> None:
-        self._planner, self._kind, self._calls, self._keep, self._result = planner, kind, calls, keep, result
+        self._planner, self._kind, self._calls, self._keep, self._made = planner, kind, calls, keep, made
 
     def __call__(self, later: bool, timeout: Seconds) -> Any:
         """Run it and return the caller's result; or start it and return the work."""
         planner = self._planner
         planner.refuse_timeout(timeout)
-        work = ExternalWork(planner, self._kind, self._keep, self._result, timeout)
+        work = ExternalWork(planner, self._kind, self._keep, self._made, timeout)
         try:
             work.start(self._calls, later)
             if not later:
@@ -60,10 +61,10 @@ class ExternalWork(Work):
         planner: ExternalPlanner,
         kind: str,
         keep: Any,
-        result: Callable[[], Any] | None,
+        made: Made,
         timeout: Seconds,
     ) -> None:
-        self._planner, self._kind, self._keep, self._result = planner, kind, keep, result
+        self._planner, self._kind, self._keep, self._made = planner, kind, keep, made
         self._limit_s = planner.limit_s(timeout)
         self._pending: list[Pending] = []
         self._error: GroupError | None = None
@@ -123,7 +124,8 @@ class ExternalWork(Work):
     def outcome(self) -> Any:
         """Wait; then return the result of the call."""
         self.wait()
-        return None if self._result is None else self._result()
+        made = self._made.value()
+        return made.tensor if isinstance(made, DeviceArray) else made
 
     result = outcome
 

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, SupportsIndex, cast
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import msgspec
 
@@ -23,12 +23,12 @@ from unisono.diagnosis.cause import at_failure, reason, why
 from unisono.diagnosis.read import last_seen, tell_cause
 from unisono.diagnosis.site import site
 from unisono.errors import GroupError, RendezvousError
-from unisono.group import coalesced, objects
+from unisono.group import objects
 from unisono.group.messages import RecvFrom, SendTo, begin, checked, iprobe, probe, run
 from unisono.group.parent import Parent, making, watching
 from unisono.group.planning import Planner
 from unisono.group.signature import collective
-from unisono.group.work import DoneWork, Kept, MessageWork, Work, seconds
+from unisono.group.work import Kept, MessageWork, Work, seconds
 from unisono.plans import StepFunction
 from unisono.reduction import Op, ReduceOp
 from unisono.store import PrefixStore, Store
@@ -412,6 +412,7 @@ class Group(_native.Calls):
 
     # ---- many buffers in one call, of any sizes and dtypes, the same list on every rank -------------
 
+    @collective(out="xs", listed=True)
     def all_reduce_coalesced(
         self,
         xs: Sequence[Any],
@@ -424,10 +425,8 @@ class Group(_native.Calls):
         timeout: Seconds = None,
     ) -> Work | None:
         """`all_reduce` of each of `xs`."""
-        coding = (codec, between_hosts)
-        planned = coalesced.in_place(self._planner, "all_reduce", xs, True, op, 0, reproducible, coding)
-        return self._run_all(planned, async_op, timeout)
 
+    @collective(out="xs", listed=True)
     def broadcast_coalesced(
         self,
         xs: Sequence[Any],
@@ -439,11 +438,8 @@ class Group(_native.Calls):
         timeout: Seconds = None,
     ) -> Work | None:
         """`broadcast` of each of `xs`."""
-        root = self._planner.member("broadcast_coalesced", src)
-        writes, coding = self.rank != root or codec is not None, (codec, between_hosts)
-        planned = coalesced.in_place(self._planner, "broadcast", xs, writes, SUM, root, coding=coding)
-        return self._run_all(planned, async_op, timeout)
 
+    @collective(out="outs", given="xs", listed=True)
     def all_gather_coalesced(
         self,
         outs: Sequence[Any],
@@ -455,10 +451,8 @@ class Group(_native.Calls):
         timeout: Seconds = None,
     ) -> Work | None:
         """`all_gather` of xs[i] into outs[i], for every i."""
-        coding = (codec, between_hosts)
-        planned = coalesced.between(self._planner, "all_gather", outs, xs, SUM, coding=coding)
-        return self._run_all(planned, async_op, timeout)
 
+    @collective(out="outs", given="inputs", listed=True)
     def reduce_scatter_coalesced(
         self,
         outs: Sequence[Any],
@@ -472,9 +466,6 @@ class Group(_native.Calls):
         timeout: Seconds = None,
     ) -> Work | None:
         """`reduce_scatter` of inputs[i] into outs[i], for every i."""
-        coding = (codec, between_hosts)
-        planned = coalesced.between(self._planner, "reduce_scatter", outs, inputs, op, reproducible, coding)
-        return self._run_all(planned, async_op, timeout)
 
     # ---- messages: two ranks call them; they may overlap any collective -----------------------------
 
@@ -888,12 +879,6 @@ class Group(_native.Calls):
         """Plan as if the ranks were on these hosts (one number for each rank); the same on every rank."""
         self._planner.place(hosts)
         self._forget(self.timeout_s)
-
-    def _run_all(self, planned: list[_native.BoundCall], async_op: bool, timeout: Seconds) -> Work | None:
-        """Run the operations of one coalesced call. Returns the last work: operations end in order."""
-        if not planned and async_op:
-            return DoneWork()
-        return cast("Work | None", self._execute(planned, async_op, timeout))
 
     def __enter__(self) -> Group:
         return self

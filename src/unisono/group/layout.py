@@ -12,7 +12,18 @@ from typing import Any, NamedTuple
 
 from unisono.buffers import DTYPES, ITEMSIZES, view, views
 
-__all__ = ["SIDES", "Extents", "Laid", "Sides", "blocks", "check_alike", "lay_out", "spread", "two_sides"]
+__all__ = [
+    "SIDES",
+    "Extents",
+    "Laid",
+    "Sides",
+    "blocks",
+    "check_alike",
+    "lay_out",
+    "named",
+    "spread",
+    "two_sides",
+]
 
 Extents = list[tuple[int, int]]
 
@@ -152,6 +163,11 @@ def spread(extents: Extents, count: int, item: int) -> Extents:
         return extents
     address, numel = extents[0][0], extents[0][1] // count
     return [(address + number * numel * item, numel) for number in range(count)]
+
+
+def named(collective: str, error: Exception) -> Exception:
+    """The same error, beginning with the name of the call."""
+    return type(error)(f"{collective}: {error}")
 
 
 def _away_from_root(sides: Sides, out: Any, given: Any, rank: int, root: int) -> tuple[int, Extents, Extents]:

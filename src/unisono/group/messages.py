@@ -20,7 +20,8 @@ from unisono.checking import whole
 from unisono.diagnosis.read import read_nothing_came
 from unisono.diagnosis.render import error as rendered
 from unisono.diagnosis.site import site
-from unisono.group.planning import Planner, named
+from unisono.group.layout import named
+from unisono.group.planning import Planner
 from unisono.group.work import Kept, MessageWork, seconds
 
 __all__ = ["ANY_TAG", "RecvFrom", "SendTo", "begin", "checked", "iprobe", "probe", "run"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from unisono.group.planning import named
+from unisono.group.layout import named
 
 if TYPE_CHECKING:
     import numpy as np

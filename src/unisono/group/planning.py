@@ -5,7 +5,6 @@ The native base class of `Group` calls `Planner.plan` for every call that it doe
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from functools import cached_property
 from operator import index
@@ -20,10 +19,11 @@ from unisono.diagnosis.read import Scene, read, read_late
 from unisono.diagnosis.render import error
 from unisono.diagnosis.site import site
 from unisono.errors import Aborted, GroupClosed, GroupError, message
+from unisono.group import coalesced
 from unisono.group.canon import Canon
 from unisono.group.custom import CustomAlgorithms
-from unisono.group.layout import Laid, check_alike, lay_out
-from unisono.group.results import Result, allocate
+from unisono.group.layout import Laid, check_alike, lay_out, named
+from unisono.group.results import Made, allocate
 from unisono.group.work import Work, seconds
 from unisono.kinds import KINDS, kind_of
 from unisono.plans import StepFunction, lower_rank
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from unisono.group.coding import CodedAs
     from unisono.group.codings import Codings
 
-__all__ = ["Planner", "Prepared", "check_algorithm", "check_op", "check_reducible", "named"]
+__all__ = ["Planner", "Prepared", "check_algorithm", "check_op", "check_reducible"]
 
 _OPS = (ReduceOp, PremulSum)
 _OP_NAMES = ", ".join(f"un.{op.name}" for op in ReduceOp)
@@ -47,7 +47,7 @@ class Prepared(NamedTuple):
     operation: _native.Operation
     name: str
     root: int
-    note: Callable[[], str] | None = None
+    note: str | None = None
 
 
 class Planner:
@@ -154,7 +154,7 @@ class Planner:
         """
         root = self.member(kind, root, "the root")
         check_algorithm(kind, algorithm)
-        laid, keep, result = self.lay_out(kind, out, given, root)
+        laid, keep, made = self.lay_out(kind, out, given, root)
         if laid.blocks and algorithm not in (None, "direct"):
             check_alike(kind, laid.blocks)
         coded, fed = None, None
@@ -176,22 +176,46 @@ class Planner:
             laid.source,
             (*keep, fed),
             laid.writes,
-            result=result,
+            made=made.array,
+            returned=made.kind,
             note=note,
             feedback=0 if fed is None else fed.address,
             feedback_numel=0 if fed is None else fed.numel,
         )
 
-    def lay_out(self, kind: str, out: Any, given: Any, root: int) -> tuple[Laid, Any, Result]:
-        """The checked buffers of a call, the objects that pin them, and a function for the caller's result.
+    def plan_list(
+        self,
+        kind: str,
+        outs: Any,
+        givens: Any,
+        op: Op,
+        root: int,
+        reproducible: bool,
+        codec: Codec | str | None,
+        between_hosts: bool | None,
+    ) -> Any:
+        """Check a coalesced call and plan it; see `coalesced.plan`."""
+        return coalesced.plan(
+            self,
+            kind,
+            outs,
+            givens,
+            op,
+            self.member(kind, root, "the root"),
+            reproducible,
+            (codec, between_hosts),
+        )
+
+    def lay_out(self, kind: str, out: Any, given: Any, root: int) -> tuple[Laid, Any, Made]:
+        """The checked buffers of a call, the objects that pin them, and the caller's result.
 
         Raises:
             ValueError, TypeError: see `plan`.
         """
         try:
-            out, given, result = allocate(kind, out, given, self.size, self.rank, root)
+            out, given, made = allocate(kind, out, given, self.size, self.rank, root)
             keep = (pinned(out), pinned(given))  # before their addresses are read
-            return lay_out(kind_of(kind).layout, out, given, self.size, self.rank, root), keep, result
+            return lay_out(kind_of(kind).layout, out, given, self.size, self.rank, root), keep, made
         except (TypeError, ValueError) as error:
             raise named(kind, error) from None
 
@@ -271,7 +295,7 @@ class Planner:
             side == "out",
             side == "in",
         )
-        found = self._prepared[key] = Prepared(operation, collective, root, lambda: str(coded))
+        found = self._prepared[key] = Prepared(operation, collective, root, str(coded))
         return found
 
     def agree(self, kind: str, ranks: tuple[int, ...]) -> _native.BoundCall:
@@ -333,7 +357,7 @@ class Planner:
             kind = KINDS.index(collective)
             operation = engine.operation(custom.code, kind, dtype, op.value, custom.number)
             note = f"algorithm {custom.name}, plan {custom.number:016x}"
-            found = self._prepared[key] = Prepared(operation, collective, root, lambda: note)
+            found = self._prepared[key] = Prepared(operation, collective, root, note)
         return found
 
     def _lowered(
@@ -376,13 +400,13 @@ class Planner:
         self.reported = True
         return error(read(self.scene(engine or self.engine, operation, timeout_s, where)))
 
-    def fail(self, operation: str, timeout_s: float, note: Callable[[], str] | None) -> NoReturn:
-        """Raise the error for what aborted the group. note: makes a further text for a Mismatch."""
+    def fail(self, operation: str, timeout_s: float, note: str | None) -> NoReturn:
+        """Raise the error for what aborted the group. note: a further text for a Mismatch."""
         if self._engine is None:  # closed by a signal handler or another thread, while the call was under way
             where = f"group={self.name} rank={self.rank}/{self.size}"
             what = f"{operation} failed: this rank closed the group during the call"
             raise Aborted(message(what, where=where))
-        raise self.failure(operation, timeout_s, None, f"{site()} with {note()}" if note else "")
+        raise self.failure(operation, timeout_s, None, f"{site()} with {note}" if note else "")
 
     def late(self, operation: str, waited_s: float, engine: _native.Engine, where: str) -> GroupError:
         """The error of a wait that timed out while its operation continues."""
@@ -419,11 +443,6 @@ def check_reducible(kind: str, dtype: int, op: Op) -> None:
         raise TypeError(f"{kind}: {op.name} has no meaning for {DTYPES[dtype]}{_hint(op, dtype)}")
     if kind in ("scan", "exclusive_scan") and op is ReduceOp.AVG:
         raise ValueError(f"{kind}: AVG has no meaning for a prefix; use SUM")
-
-
-def named(collective: str, error: Exception) -> Exception:
-    """The same error, beginning with the name of the call."""
-    return type(error)(f"{collective}: {error}")
 
 
 def _hint(op: Op, dtype: int) -> str:

@@ -2,74 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+from unisono import _native
+from unisono._native import Returned
 from unisono.buffers import view
 from unisono.checking import listed
 
-__all__ = ["Result", "allocate"]
+__all__ = ["NOTHING", "Made", "allocate"]
 
 _NUMBERS = (bool, int, float, complex)
 _IN_PLACE = ("all_reduce", "broadcast", "reduce", "scan", "exclusive_scan")
+_SHAPES = {
+    "all_gather": Returned.GATHERED,
+    "all_to_all": Returned.SAME,
+    "reduce_scatter": Returned.BLOCK,
+    "gather": Returned.GATHERED,
+}
 
-Result = Callable[[], Any] | None
+
+class Made(NamedTuple):
+    """What a call returns: an array that it has allocated, or the number in an array of one element."""
+
+    array: Any
+    kind: Returned
+
+    def value(self) -> Any:
+        """The caller's result, after the call has run."""
+        return self.array.item() if self.kind is Returned.NUMBER else self.array
 
 
-def allocate(kind: str, out: Any, given: Any, size: int, rank: int, root: int) -> tuple[Any, Any, Result]:
-    """(output, input, result) of a call; `result` makes its return value; None: the caller gave the output.
+NOTHING = Made(None, Returned.NOTHING)
+
+
+def allocate(kind: str, out: Any, given: Any, size: int, rank: int, root: int) -> tuple[Any, Any, Made]:
+    """(output, input, result) of a call; NOTHING: the caller gave the output.
 
     Example: ("all_gather", x, None) with x of shape [3] and 2 ranks -> an array of shape [2, 3], x
     """
     if kind in _IN_PLACE:
         if not isinstance(out, _NUMBERS):
-            return out, given, None
+            return out, given, NOTHING
         import numpy as np
 
         number = np.array([out])
-        return number, None, number.item
-    if kind in ("all_gather", "all_to_all", "reduce_scatter"):
-        if out is not None and given is not None:
-            return out, given, None
-        given = out if given is None else given
-        if kind == "all_gather":
-            made = _new(given, (size, *_shape(given)))
-        elif kind == "all_to_all":
-            made = _new(given, _shape(given))
-        else:
-            made = _new(given, _block(given, size))
-        return made, given, lambda: made
+        return number, None, Made(number, Returned.NUMBER)
     if kind == "all_gather_v" and not isinstance(out, (list, tuple)):
-        return listed(out, "out", size), given, None
-    if kind == "gather" and out is None and rank == root and given is not None:
-        made = _new(given, (size, *_shape(given)))
-        return made, given, lambda: made
-    return out, given, None
+        return listed(out, "out", size), given, NOTHING
+    if kind not in _SHAPES or (out is not None and given is not None):
+        return out, given, NOTHING
+    if kind == "gather" and (out is not None or given is None or rank != root):
+        return out, given, NOTHING
+    given = out if given is None else given
+    _check(given, _SHAPES[kind], size)
+    made = _native.allocated(given, _SHAPES[kind], size)
+    return made, given, Made(made, _SHAPES[kind])
 
 
-def _shape(x: Any) -> tuple[int, ...]:
-    if hasattr(x, "shape") and hasattr(x, "dtype"):
-        view(x, False)  # refuses broadcast arrays, whose shape may have more elements than memory holds
-        return tuple(x.shape)
-    raise TypeError(
-        f"got {type(x).__name__} and no output; an array's result can be allocated, not this one's"
-    )
-
-
-def _block(x: Any, size: int) -> tuple[int, ...]:
-    """The shape of one of `size` blocks: of an array with a leading axis of p, or of one that p divides."""
-    shape = _shape(x)
-    if shape and shape[0] == size:
-        return shape[1:]
-    if not shape or shape[0] % size:
-        raise ValueError(f"inputs has shape {list(shape)}, expected a first axis that {size} ranks divide")
-    return (shape[0] // size, *shape[1:])
-
-
-def _new(like: Any, shape: tuple[int, ...]) -> Any:
-    """An array of the kind of `like`: torch's for a tensor, NumPy's otherwise."""
-    if hasattr(like, "new_empty"):
-        return like.new_empty(shape)
-    import numpy as np
-
-    return np.empty(shape, like.dtype)
+def _check(x: Any, shape: Returned, size: int) -> None:
+    if not hasattr(x, "shape") or not hasattr(x, "dtype"):
+        raise TypeError(
+            f"got {type(x).__name__} and no output; an array's result can be allocated, not this one's"
+        )
+    view(x, False)  # refuses broadcast arrays, whose shape may have more elements than memory holds
+    if shape is Returned.BLOCK and (not x.shape or x.shape[0] % size):
+        raise ValueError(f"inputs has shape {list(x.shape)}, expected a first axis that {size} ranks divide")
