@@ -43,10 +43,9 @@ def test_exit_code_is_kept(launcher: Launcher, last: str, code: int) -> None:
     assert launcher.run(last, "-n", "2", "--grace", "0").returncode == code
 
 
-def test_a_rank_that_ends_right_behind_the_look_is_noticed(tmp_path: Path) -> None:
-    (tmp_path / "rank.py").write_text('import os, time; time.sleep(int(os.environ["RANK"]))')
+def test_a_rank_that_ends_right_behind_the_look_is_noticed() -> None:
     program = str(Path(__file__).with_name("launcher_program.py"))
-    words = ["the_next_ends_behind_the_look", "run", "-n", "2", str(tmp_path / "rank.py")]
+    words = ["the_next_ends_behind_the_look", "run", "-n", "2", str(PROGRAMS / "sleeps_by_rank.py")]
     subprocess.run([sys.executable, program, *words], check=True, timeout=60)
 
 
@@ -148,7 +147,9 @@ def test_ctrl_c_ends_those_who_ignore_it(launcher: Launcher, times: int) -> None
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_termination_is_passed_on(launcher: Launcher, number: signal.Signals, code: int) -> None:
-    process = launcher.start(PROGRAMS / "says_that_it_is_told.py", "-n", "2")
+    process = launcher.start(
+        PROGRAMS / "says_that_it_is_told.py", "-n", "2", args=(str(int(signal.SIGTERM)),)
+    )
     read_lines(process, 2)
     process.send_signal(number)
     output, _ = process.communicate(timeout=60)
@@ -211,10 +212,10 @@ def test_nodes_that_were_stopped_for_a_while_go_on(launcher: Launcher, port: int
     """As a virtual machine that is moved: no answer then says nothing of the other node."""
     where = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port)]
     where += ["--token-file", str(launcher.folder / "token"), "-n", "1", "--node-rank"]
-    script = "print('ready', flush=True); until(lambda: os.path.exists(sys.argv[0] + '.go'))"
-    nodes = [launcher.start(script, *where, "0")]
+    script, go = PROGRAMS / "waits_for_a_file.py", launcher.folder / "go"
+    nodes = [launcher.start(script, *where, "0", args=(str(go),))]
     wait_until((launcher.folder / "token").exists)
-    nodes.append(launcher.start(script, *where, "1"))
+    nodes.append(launcher.start(script, *where, "1", args=(str(go),)))
     for node in nodes:
         read_lines(node, 1)
     time.sleep(1.5)  # until both watch
@@ -225,7 +226,7 @@ def test_nodes_that_were_stopped_for_a_while_go_on(launcher: Launcher, port: int
         node.send_signal(signal.SIGCONT)
         time.sleep(0.5)
     time.sleep(1.5)
-    (launcher.folder / "script.py.go").touch()
+    go.touch()
     ends = [(*node.communicate(timeout=60), node.returncode) for node in nodes]
     assert [code for *_, code in ends] == [0, 0], ends
 
@@ -239,9 +240,8 @@ def test_interrupted_while_strays_live(launcher: Launcher) -> None:
 
 
 def test_ctrl_z_stops_the_ranks_and_they_go_on(launcher: Launcher) -> None:
-    process = launcher.start(
-        "print(os.getpid()); until(lambda: sys.exit() if os.path.exists('go') else 0)", "-n", "2"
-    )
+    never = str(launcher.folder / "never")
+    process = launcher.start(PROGRAMS / "waits_for_a_file.py", "-n", "2", args=(never,))
     pids = [process.pid, *(int(line.split()[-1]) for line in read_lines(process, 2))]
 
     def states() -> set[str]:
@@ -257,8 +257,8 @@ def test_ctrl_z_stops_the_ranks_and_they_go_on(launcher: Launcher) -> None:
 
 
 def test_user_signals_reach_the_ranks(launcher: Launcher) -> None:
-    script = "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0)); print('ready'); time.sleep(60)"
-    process = launcher.start(script, "-n", "2")
+    told = PROGRAMS / "says_that_it_is_told.py"
+    process = launcher.start(told, "-n", "2", args=(str(int(signal.SIGUSR1)),))
     read_lines(process, 2)
     process.send_signal(signal.SIGUSR1)
     process.communicate(timeout=60)
@@ -266,8 +266,8 @@ def test_user_signals_reach_the_ranks(launcher: Launcher) -> None:
 
 
 def test_a_progress_bar_is_seen_before_its_line_ends(launcher: Launcher) -> None:
-    script = "sys.stderr.write('\\r 10%'); sys.stderr.flush(); time.sleep(60)"
-    pid, terminal = _in_terminal(launcher.command(script, "-n", "2"), launcher.environ)
+    command = launcher.command(PROGRAMS / "shows_progress.py", "-n", "2")
+    pid, terminal = _in_terminal(command, launcher.environ)
     seen = _read_terminal(terminal, lambda seen: seen.count(b"10%") == 2)
     os.kill(pid, signal.SIGTERM)
     _read_terminal(terminal)

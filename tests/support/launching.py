@@ -20,7 +20,7 @@ HERE = str(Path(__file__).resolve().parent)
 # Signals that a shell's background job ignores, and an interactive one does not.
 DEFAULT_SIGNALS = ["env", "--default-signal=INT,TERM,HUP"]
 # Comes before a script that is text.
-OPENING = "import os, signal, sys, time; from launched import board, rank, until\n"
+OPENING = "import os, signal, sys, time; from launched import rank, until\n"
 
 
 class Launcher:

@@ -1,4 +1,4 @@
-"""Writes "told" at SIGTERM, and ends well."""
+"""`says_that_it_is_told.py NUMBER`: writes "told" when this signal comes, and ends well."""
 
 import os
 import signal
@@ -11,6 +11,6 @@ def told(number: int, frame: object) -> None:
     sys.exit(0)
 
 
-signal.signal(signal.SIGTERM, told)
+signal.signal(int(sys.argv[1]), told)
 print("ready")
 time.sleep(60)
