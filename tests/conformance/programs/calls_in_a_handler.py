@@ -3,6 +3,8 @@
 CALL: "barrier", or "wait": for one that is queued.
 """
 
+from __future__ import annotations
+
 import os
 import signal
 import sys

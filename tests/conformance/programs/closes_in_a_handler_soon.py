@@ -3,6 +3,8 @@
 CALL: "recv", "all_reduce", or "wait": for a work.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import signal

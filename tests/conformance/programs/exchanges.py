@@ -1,5 +1,7 @@
 """Every rank sends arrays that others can read and such that they cannot."""
 
+from __future__ import annotations
+
 import mmap
 import os
 
