@@ -30,7 +30,6 @@ WHOLE: dict[str, str] = {
     "src/unisono/launch/failures.py": "the failures of a job: taken from the ranks, ordered, reported once",
     "src/unisono/launch/job.py": "a job: its command line (flags and their help), its ranks' environment",
     "src/unisono/store/tcp_server.py": "the store's server: one selector loop and what it does for a peer",
-    "tests/conformance/test_lifetimes.py": "groups, works and buffers that end in every order",
 }
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ import inside
 import ranks
 import unisono as un
 from loops import everywhere
-from ranks import run
+
+PROGRAMS = Path(__file__).resolve().parent / "programs"
 
 
 @everywhere
@@ -34,38 +36,12 @@ def test_closing_with_large_work_in_flight_touches_no_freed_memory() -> None:
     reason="ASan's own allocator does not survive a fork while another thread allocates",
 )
 def test_child_of_a_fork_leaves_the_group_alone() -> None:
-    told = run(
-        2,
-        """
-group.all_reduce(np.ones(1), async_op=True).wait()
-if os.fork() == 0:
-    sys.exit(0)
-os.wait()
-group.all_reduce(x := np.ones(1))
-print(x[0])
-group.barrier()
-""",
-    )
+    told = ranks.processes(2, PROGRAMS / "forks_and_goes_on.py")
     assert [each.split()[-1] for each in told] == ["2.0", "2.0"]
 
 
 def test_child_of_a_fork_cannot_use_the_group() -> None:
-    told = run(
-        2,
-        """
-group.all_reduce(np.ones(1))
-if group.rank == 0 and os.fork() == 0:
-    for call in (lambda: group.all_reduce(np.ones(1)), lambda: group.send(np.ones(1), 1)):
-        try:
-            call()
-        except RuntimeError as error:
-            print(error, flush=True)
-    os._exit(0)
-group.all_reduce(x := np.ones(1))
-print(x[0])
-group.barrier()
-""",
-    )
+    told = ranks.processes(2, PROGRAMS / "calls_in_a_forks_child.py")
     assert told[0].count("this group belongs to process") == 2
     assert told[0].count("2.0") == told[1].count("2.0") == 1
 
@@ -224,84 +200,19 @@ def test_outputs_that_overlap_are_refused() -> None:
     ranks.threads(2, work)
 
 
-@pytest.mark.parametrize("call", ["group.barrier()", "group.barrier(async_op=True).wait()"])
+@pytest.mark.parametrize("call", ["barrier", "wait"])
 def test_collective_in_a_signal_handler_is_refused(call: str) -> None:
     """Also to wait for one, which comes after the call that the handler interrupts; it is queued then."""
-    told = run(
-        2,
-        f"""
-handled = os.environ["MEETING"].removeprefix("file://") + ".handled"
-if group.rank:
-    while not os.path.exists(handled):
-        time.sleep(0.01)
-else:
-    def handler(*_):
-        try:
-            {call}
-        except RuntimeError as error:
-            print(error)
-        open(handled, "w").close()
-    signal.signal(signal.SIGUSR1, handler)
-    def interrupt():
-        while group.last_seen(0) != "in all_reduce #1":
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGUSR1)
-    threading.Thread(target=interrupt).start()
-group.all_reduce(x := np.ones(1))
-print(x[0])
-group.barrier()
-if group.rank and {"async" in call}:
-    group.barrier()
-""",
-    )
+    told = ranks.processes(2, PROGRAMS / "calls_in_a_handler.py", call)
     assert "called from a signal handler" in told[0]
     assert told[0].split()[-1] == "2.0"
 
 
 def test_exception_of_a_signal_handler_comes_through() -> None:
-    told = run(
-        2,
-        """
-if group.rank == 0:
-    def handler(*_):
-        group.abort()
-        raise SystemExit(0)
-    signal.signal(signal.SIGTERM, handler)
-    def interrupt():
-        while group.last_seen(0) != "in all_reduce #1":
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGTERM)
-    threading.Thread(target=interrupt).start()
-    try:
-        group.all_reduce(np.ones(1))
-    except SystemExit:
-        print("came through")
-        raise
-else:
-    try:
-        group.recv(np.zeros(1), 0)  # rank 0's call cannot end before its signal comes
-    except un.Aborted:
-        print("told")
-""",
-    )
+    told = ranks.processes(2, PROGRAMS / "raises_in_a_handler.py")
     assert "came through" in told[0]
     assert "told" in told[1]
 
 
 def test_exit_while_a_daemon_thread_waits() -> None:
-    run(
-        2,
-        """
-def wait():
-    try:
-        group.recv(np.zeros(1), 1)
-    except un.UnisonoError:
-        pass  # Python aborts where a daemon thread prints in the very moment of its end
-group.barrier()
-if group.rank == 0:
-    threading.Thread(target=wait, daemon=True).start()
-    time.sleep(0.2)
-else:
-    time.sleep(0.5)
-""",
-    )
+    ranks.processes(2, PROGRAMS / "ends_while_a_thread_waits.py")

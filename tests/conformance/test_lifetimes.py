@@ -7,6 +7,7 @@ import gc
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,67 +16,20 @@ import pytest
 import inside
 import ranks
 import unisono as un
-from ranks import run
+
+PROGRAMS = Path(__file__).resolve().parent / "programs"
 
 
-@pytest.mark.parametrize("call", ["group.all_reduce(np.ones(1))", "group.recv(np.ones(1), 1)"])
+@pytest.mark.parametrize("call", ["all_reduce", "recv"])
 def test_close_in_a_signal_handler_ends_the_call_it_interrupts(call: str) -> None:
-    told = run(
-        2,
-        f"""
-ended = os.environ["MEETING"].removeprefix("file://") + ".ended"
-if group.rank == 0:
-    signal.signal(signal.SIGUSR1, lambda *_: group.close())
-    threading.Timer(1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-    try:
-        {call}
-    except un.UnisonoError as error:
-        print(type(error).__name__, group.closed)
-    open(ended, "w").close()
-else:
-    try:
-        while not os.path.exists(ended):
-            time.sleep(0.01)
-        group.barrier()
-        group.barrier()
-    except un.GroupError as error:
-        print(error)
-""",
-    )
+    told = ranks.processes(2, PROGRAMS / "closes_in_a_handler.py", call)
     # The latter where the machine is busy, and the call came after the signal.
     assert told[0].split() in (["Aborted", "True"], ["GroupClosed", "True"])
     assert "rank 0" in told[1]
 
 
 def test_close_in_a_signal_handler_does_not_wait_for_calls_behind_the_one_it_interrupts() -> None:
-    told = run(
-        2,
-        """
-closed = os.environ["MEETING"].removeprefix("file://") + ".closed"
-told = []
-def call():
-    try:
-        group.barrier()
-    except (un.Aborted, un.GroupClosed):  # the latter: the machine is busy, and it was not behind yet
-        told.append("ended")
-if group.rank == 0:
-    signal.signal(signal.SIGUSR1, lambda *_: group.close())
-    behind = threading.Thread(target=call)
-    def interrupt():
-        time.sleep(0.3)
-        behind.start()
-        time.sleep(0.3)
-        os.kill(os.getpid(), signal.SIGUSR1)
-    threading.Thread(target=interrupt).start()
-    call()
-    behind.join()
-    print(*told)
-    open(closed, "w").close()
-else:
-    while not os.path.exists(closed):
-        time.sleep(0.01)
-""",
-    )
+    told = ranks.processes(2, PROGRAMS / "closes_in_a_handler_before_others.py")
     assert told[0].split() == ["ended", "ended"]
 
 
@@ -99,58 +53,15 @@ def test_a_call_that_was_checked_when_the_group_closed_is_not_remembered() -> No
 
 
 def test_a_forks_child_cannot_wait_for_what_its_parent_began() -> None:
-    told = run(
-        2,
-        """
-if group.rank == 0:
-    works = [group.irecv(x := np.zeros(1), 1), group.all_reduce(np.ones(1), async_op=True)]
-    if (child := os.fork()) == 0:
-        for call in [work.wait for work in works] + [group.abort]:
-            try:
-                call()
-            except RuntimeError as error:
-                os.write(1, f"{error}\\n".encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    group.send(x, 1)
-    for work in works:
-        work.wait()
-    print("got", x[0])
-else:
-    group.recv(x := np.ones(1), 0)
-    group.send(np.full(1, 7.0), 0)
-    group.all_reduce(x)
-group.barrier()
-""",
-    )
+    told = ranks.processes(2, PROGRAMS / "waits_in_a_forks_child.py")
     lines = told[0].splitlines()
     assert [line.startswith("this group belongs to process") for line in lines] == [True] * 3 + [False]
     assert lines[-1] == "got 7.0"
 
 
-@pytest.mark.parametrize("call", ["recv(x, 1)", "all_reduce(x)", "all_reduce(x, async_op=True).wait()"])
+@pytest.mark.parametrize("call", ["recv", "all_reduce", "wait"])
 def test_close_in_a_signal_handler_does_not_wait_for_the_call_it_interrupts(call: str) -> None:
-    told = run(
-        2,
-        f"""
-x, took = np.ones(1), []
-def handler(*_):
-    started = time.monotonic()
-    inner.close()
-    took.append(time.monotonic() - started)
-signal.signal(signal.SIGUSR1, handler)
-for _ in range(3):
-    inner = group.subgroup([0, 1])
-    if group.rank == 0:
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-        try:
-            inner.{call}
-        except (un.Aborted, un.GroupClosed):  # the latter: it was to be called next
-            pass
-    group.barrier()
-print(took if group.rank else "at once" if sorted(took)[1] < 0.8 else took)
-""",
-    )
+    told = ranks.processes(2, PROGRAMS / "closes_in_a_handler_soon.py", call)
     assert told[0].strip() == "at once"
 
 
@@ -359,26 +270,7 @@ def test_works_say_what_they_are() -> None:
 
 
 def test_close_in_a_signal_handler_while_works_are_looked_through() -> None:
-    told = run(
-        1,
-        """
-signal.signal(signal.SIGUSR1, lambda *_: group.close())
-class Work:
-    def done(self):
-        os.kill(os.getpid(), signal.SIGUSR1)
-        return True
-    def let_go(self):
-        pass
-import inside
-inside.keep(group, Work())
-try:
-    group.isend(np.ones(1), 0)
-    group.irecv(np.ones(1), 0, tag=1)
-except un.UnisonoError:
-    pass
-print(group.closed)
-""",
-    )
+    told = ranks.processes(1, PROGRAMS / "closes_while_looking_through_works.py")
     assert told == ["True\n"]
 
 

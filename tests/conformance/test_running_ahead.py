@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
 import ranks
@@ -106,20 +108,5 @@ def test_two_ranks_gather_all() -> None:
 
 def test_processes() -> None:
     """More of them than cores; one arrives late, one has memory that others cannot read."""
-    program = """
-import mmap, os
-os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
-one = group.split(0, group.rank)
-numel, p, me = 1_100_001, group.size, group.rank
-def room():
-    if me != 1: return np.zeros((p, numel), np.float32)
-    return np.frombuffer(mmap.mmap(-1, 4 * p * numel, prot=mmap.PROT_WRITE), np.float32).reshape(p, numel)
-for turn in range(3):
-    given, got = room(), room()
-    given[:] = np.arange(p)[:, None] + 10 * me
-    if turn == me: time.sleep(0.2)
-    one.all_to_all(got, given)
-    assert (got == 10 * np.arange(p)[:, None] + me).all()
-print("done")
-"""
-    assert ranks.run(3, program) == ["done\n"] * 3
+    program = Path(__file__).resolve().parent / "programs" / "runs_ahead_on_one_core.py"
+    assert ranks.processes(3, program) == ["done\n"] * 3

@@ -15,6 +15,7 @@ import hosts
 
 pytestmark = pytest.mark.hosts
 
+MAKES_HOSTS = str(Path(__file__).resolve().parent / "programs" / "makes_hosts.py")
 STREAM = str(Path(__file__).with_name("stream_program.py"))
 
 
@@ -61,16 +62,8 @@ def test_delay_and_loss_are_real():
 
 
 def test_a_crash_leaves_nothing():
-    program = (
-        "import hosts, time\n"
-        "with hosts.hosts(2) as net:\n"
-        "    print(net[0].pid, net[1].pid, net.switch.pid, flush=True)\n"
-        "    time.sleep(60)\n"
-    )
     environ = {**os.environ, "PYTHONPATH": os.path.dirname(hosts.__file__)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environ
-    )
+    process = subprocess.Popen([sys.executable, MAKES_HOSTS], stdout=subprocess.PIPE, text=True, env=environ)
     assert process.stdout is not None
     pids = [int(pid) for pid in process.stdout.readline().split()]
     process.send_signal(signal.SIGKILL)

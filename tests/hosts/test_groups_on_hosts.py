@@ -153,25 +153,13 @@ def test_no_more_crosses_a_link_than_must(net: hosts.Network):
 
 # ---- TLS -----------------------------------------------------------------------------------------------
 
-WIRETAP = """
-import socket, sys
-seen = 0
-with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as sock:
-    sock.bind(("p0", 0))
-    print("ready", flush=True)
-    while not seen:
-        packet = sock.recv(70000)
-        if b"that is all" in packet:
-            break
-        seen += b"the weights of a model" in packet
-print("read it" if seen else "saw nothing", flush=True)
-"""
+WIRETAP = str(Path(__file__).resolve().parent / "programs" / "listens_on_the_wire.py")
 ENOUGH = "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'that is all', ('{}', 9))"
 
 
 @pytest.mark.parametrize(("tls", "wiretap"), [("0", "read it\n"), ("1", "saw nothing\n")])
 def test_who_listens_on_the_wire(net: hosts.Network, tls: str, wiretap: str):
-    tap = net.switch.start([sys.executable, "-c", WIRETAP])
+    tap = net.switch.start([sys.executable, WIRETAP])
     assert tap.stdout is not None
     assert tap.stdout.readline() == "ready\n"
     assert fine(start(net, (1, 2), "secret", UNISONO_TLS=tls)) == ["told\n"] * 3

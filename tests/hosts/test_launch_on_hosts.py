@@ -17,24 +17,7 @@ import hosts
 
 pytestmark = pytest.mark.hosts
 
-PLACE = """
-import os, sys, time, signal
-from unisono import env
-from unisono.bootstrap.rendezvous import rendezvous
-rank = int(os.environ["RANK"])
-meeting = rendezvous(None, store=None, rank=-1, world_size=-1, timeout_s=30, settings=env.read())
-"""
-ALL_FINE = """
-names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
-print("place", *(os.environ[name] for name in names), meeting.members[rank].host, flush=True)
-meeting.close()
-"""
-ONE_FAILS = """
-if rank == 2:
-    raise ValueError("label 10 is out of range")
-time.sleep(60)
-"""
-SLEEPS = "print('up', flush=True); time.sleep(60)"
+PROGRAM = str(Path(__file__).resolve().parent / "programs" / "comes_from_a_host.py")
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +31,10 @@ class Job:
 
     def __init__(self, net: hosts.Network, folder: Path) -> None:
         self.net = net
-        self.script = folder / "script.py"
         self.token = folder / "token"
 
-    def argv(self, node: int, nproc: int, *flags: str, address: str = "") -> list[str]:
-        """The command of one node."""
+    def argv(self, node: int, nproc: int, *flags: str, how: str = "tells", address: str = "") -> list[str]:
+        """The command of one node, whose ranks run `comes_from_a_host.py`."""
         launcher = ["env", "--default-signal=INT,TERM,HUP", sys.executable, "-m", "unisono", "run"]
         where = ["--nnodes", "2", "--node-rank", str(node), "--master-addr", address or self.net[0].address]
         return [
@@ -63,15 +45,15 @@ class Job:
             "-n",
             str(nproc),
             *flags,
-            str(self.script),
+            PROGRAM,
+            how,
         ]
 
-    def start(self, script: str, *flags: str, **options: Any) -> list[subprocess.Popen[str]]:
+    def start(self, how: str, *flags: str, **options: Any) -> list[subprocess.Popen[str]]:
         """Node 0 with two ranks, node 1 with one."""
-        self.script.write_text(PLACE + script)
-        first = self.net[0].start(self.argv(0, 2, *flags, **options))
+        first = self.net[0].start(self.argv(0, 2, *flags, how=how, **options))
         hosts.wait_until(self.token.exists)
-        return [first, self.net[1].start(self.argv(1, 1, *flags, **options))]
+        return [first, self.net[1].start(self.argv(1, 1, *flags, how=how, **options))]
 
 
 @pytest.fixture
@@ -90,7 +72,7 @@ def ended(launchers: list[subprocess.Popen[str]], timeout: float = 60) -> list[t
 
 @pytest.mark.parametrize("flags", [(), ("--tls",)], ids=["plain", "tls"])
 def test_ranks_are_numbered_node_by_node(job: Job, flags: tuple[str, ...]):
-    results = ended(job.start(ALL_FINE, *flags))
+    results = ended(job.start("tells", *flags))
     assert [code for code, _, _ in results] == [0, 0], results
     places = sorted(line for _, out, _ in results for line in out.splitlines())
     assert places == [
@@ -102,12 +84,12 @@ def test_ranks_are_numbered_node_by_node(job: Job, flags: tuple[str, ...]):
 
 
 def test_ipv6(job: Job):
-    results = ended(job.start(ALL_FINE, address=job.net[0].address6))
+    results = ended(job.start("tells", address=job.net[0].address6))
     assert [code for code, _, _ in results] == [0, 0], results
 
 
 def test_a_failure_on_one_node_ends_all_and_is_named_by_all(job: Job):
-    results = ended(job.start(ONE_FAILS))
+    results = ended(job.start("fails"))
     assert [code for code, _, _ in results] == [1, 1], results
     assert "rank 2 on node 1 (host host1) failed first: exit code 1" in results[0][2]
     assert "rank 2 failed first: exit code 1" in results[1][2]
@@ -117,7 +99,7 @@ def test_a_failure_on_one_node_ends_all_and_is_named_by_all(job: Job):
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_an_interrupt_on_any_node_ends_all(job: Job, number: int):
-    launchers = job.start(SLEEPS)
+    launchers = job.start("sleeps")
     for each in launchers:
         assert each.stdout is not None and "up" in each.stdout.readline()
     launchers[number].send_signal(signal.SIGINT)
@@ -128,7 +110,7 @@ def test_an_interrupt_on_any_node_ends_all(job: Job, number: int):
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_node_that_is_killed_ends_all(job: Job, number: int):
-    launchers = job.start(SLEEPS)
+    launchers = job.start("sleeps")
     for each in launchers:
         assert each.stdout is not None and "up" in each.stdout.readline()
     job.net[number].kill()
@@ -141,7 +123,6 @@ def test_a_node_that_is_killed_ends_all(job: Job, number: int):
 
 
 def test_a_node_without_the_token_is_refused(job: Job, tmp_path: Path):
-    job.script.write_text(PLACE + ALL_FINE)
     first = job.net[0].start(job.argv(0, 1))
     hosts.wait_until(job.token.exists)
     other = Job(job.net, tmp_path)
@@ -155,7 +136,6 @@ def test_a_node_without_the_token_is_refused(job: Job, tmp_path: Path):
 
 
 def test_nodes_that_disagree_are_told(job: Job):
-    job.script.write_text(PLACE + ALL_FINE)
     first = job.net[0].start(job.argv(0, 1))
     hosts.wait_until(job.token.exists)
     again = job.net[1].run(job.argv(0, 1, address=job.net[0].address))

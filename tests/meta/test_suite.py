@@ -1,11 +1,18 @@
-"""The tests themselves: a file is known by its name, and the fast part covers every room."""
+"""The tests themselves: a file is known by its name, the fast part covers every room, programs are files."""
 
 from __future__ import annotations
 
+import ast
+import textwrap
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).resolve().parents[1]
+LINES = 3  # of a program that may be a string
+WITHOUT_PROGRAMS = ("conformance", "hosts", "multiproc", "support")
 OF_THEIR_OWN = {TESTS / "launchers"}  # norecursedirs in pyproject.toml: `make test-launchers` runs it
 
 
@@ -28,3 +35,59 @@ def test_the_fast_part_covers_every_room() -> None:
     for entry in entries:
         path, _, name = entry.removeprefix("--deselect=").partition("::")
         assert not name or f"def {name}(" in (TESTS.parent / path).read_text(), f"there is no {entry}"
+
+
+def texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """The line and the value of every string that is not a statement; what an f-string inserts is a name."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            continue
+        if isinstance(node, ast.JoinedStr):
+            parts = (part.value if isinstance(part, ast.Constant) else "x" for part in node.values)
+            yield node.lineno, "".join(map(str, parts))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+        else:
+            yield from texts(node)
+
+
+def is_program(text: str) -> bool:
+    """Whether this is Python of more than a few lines, with an import or a call of a method."""
+    if len([line for line in text.splitlines() if line.strip()]) <= LINES:
+        return False
+    try:
+        nodes = list(ast.walk(ast.parse(textwrap.dedent(text))))
+    except SyntaxError:
+        return False
+    return any(
+        isinstance(node, (ast.Import, ast.ImportFrom))
+        or (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute))
+        for node in nodes
+    )
+
+
+@pytest.mark.parametrize("room", WITHOUT_PROGRAMS)
+def test_programs_are_files_that_the_linter_sees(room: str) -> None:
+    found = [
+        f"{path.relative_to(TESTS)}:{line}"
+        for path in sorted((TESTS / room).rglob("*.py"))
+        for line, text in texts(ast.parse(path.read_text()))
+        if is_program(text)
+    ]
+    assert not found, f"programs in strings; make them files, as in tests/multiproc/programs: {found}"
+
+
+def test_a_program_in_a_string_is_found() -> None:
+    lines = [
+        "import unisono as un",
+        "with un.init_process_group() as group:",
+        "    group.barrier()",
+        "    x = 1",
+    ]
+    program = "\n".join(lines)
+    assert is_program(program)
+    assert is_program(textwrap.indent(program, "    "))
+    assert not is_program("\n".join(lines[:LINES]))
+    assert not is_program("four\nlines\nof\ntext")
+    (found,) = texts(ast.parse(f"run(2, f'''{program}{{ending}}''')"))
+    assert found == (1, program + "x")

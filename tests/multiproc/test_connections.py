@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -244,29 +245,7 @@ def test_nothing_is_kept_of_an_attempt_that_failed() -> None:
 
 def test_child_of_a_fork_does_not_hide_the_death_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNISONO_RANKS_PER_HOST", "1")
-    told = ranks.run(
-        2,
-        """
-if group.rank == 1:
-    child = os.fork()
-    if child == 0:
-        os.closerange(0, 3)
-        time.sleep(30)
-        os._exit(0)
-    group.send(np.array([child, os.getpid()]), 0)
-    group.recv(np.zeros(1), 0)  # dead only once that has come: with a rank the whole group ends
-    os._exit(0)
-group.recv(pids := np.zeros(2, np.int64), 1)
-group.send(np.ones(1), 1)
-started = time.monotonic()
-try:
-    group.barrier()
-except un.PeerLost as error:
-    assert (error.rank, error.pid) == (1, pids[1]), error
-    print("told" if time.monotonic() - started < 10 else "late", error)
-os.kill(int(pids[0]), 9)
-""",
-    )
+    told = ranks.processes(2, Path(__file__).resolve().parent / "programs" / "dies_with_a_child.py")
     assert told[0].startswith("told")
     assert "rank 1 (host " in told[0]
     assert "died" in told[0]

@@ -18,6 +18,8 @@ import pytest
 from launching import Launcher, launching, read_lines, wait_until
 from ports import reserved
 
+PROGRAMS = Path(__file__).resolve().parent / "programs"
+
 
 @pytest.fixture
 def port() -> Iterator[int]:
@@ -41,35 +43,16 @@ def test_exit_code_is_kept(launcher: Launcher, last: str, code: int) -> None:
     assert launcher.run(last, "-n", "2", "--grace", "0").returncode == code
 
 
-def test_a_rank_that_ends_right_behind_the_look_is_noticed(tmp_path: Path) -> None:
-    (tmp_path / "rank.py").write_text('import os, time; time.sleep(int(os.environ["RANK"]))')
+def test_a_rank_that_ends_right_behind_the_look_is_noticed() -> None:
     program = str(Path(__file__).with_name("launcher_program.py"))
-    words = ["the_next_ends_behind_the_look", "run", "-n", "2", str(tmp_path / "rank.py")]
+    words = ["the_next_ends_behind_the_look", "run", "-n", "2", str(PROGRAMS / "sleeps_by_rank.py")]
     subprocess.run([sys.executable, program, *words], check=True, timeout=60)
-
-
-FAILS_FIRST = """
-import unisono
-group = unisono.init_process_group()
-group.barrier()
-os.open(f"{sys.argv[1]}/{rank}", os.O_CREAT)
-until(lambda: len(os.listdir(sys.argv[1])) == 4)
-if rank == 2:
-    try:
-        {}["inner"]
-    except KeyError:
-        raise ValueError("the cause")
-until(lambda: board()[2][1] == 2)
-if rank == 3:
-    time.sleep(30)
-group.barrier()
-"""
 
 
 def test_first_failure_comes_first_and_the_others_in_one_line(launcher: Launcher) -> None:
     for grace in ("1.5", "10"):  # a busy machine may not let two ranks end within the first
         args = (str(_folder(launcher, f"ready{grace}")),)
-        done = launcher.run(FAILS_FIRST, "-n", "4", "--grace", grace, args=args)
+        done = launcher.run(PROGRAMS / "fails_first.py", "-n", "4", "--grace", grace, args=args)
         assert done.returncode == 1
         if "ranks 0-1 failed because" in done.stderr:
             break
@@ -89,39 +72,13 @@ def test_first_failure_comes_first_and_the_others_in_one_line(launcher: Launcher
 
 
 def test_a_peer_that_ends_sooner_than_the_cause_is_not_the_first_failure(launcher: Launcher) -> None:
-    done = launcher.run(
-        """
-import unisono
-group = unisono.init_process_group()
-if rank == 0:
-    raise ConnectionResetError("Connection reset by peer")
-until(lambda: board()[0][1] == 2)
-sys.exit("bad input")
-""",
-        "-n",
-        "2",
-        "--grace",
-        "30",
-    )
+    done = launcher.run(PROGRAMS / "fails_before_its_cause.py", "-n", "2", "--grace", "30")
     assert "rank 1 failed first: exit code 1" in done.stderr and "\n  bad input\n" in done.stderr
 
 
 def test_who_ignores_the_end_is_killed(launcher: Launcher) -> None:
-    done = launcher.run(
-        """
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-os.open(f"{sys.argv[1]}/{rank}", os.O_CREAT)
-until(lambda: len(os.listdir(sys.argv[1])) == 2)
-if rank == 1:
-    sys.exit(5)
-time.sleep(60)
-""",
-        "-n",
-        "2",
-        "--grace",
-        "0.1",
-        args=(str(_folder(launcher, "ready")),),
-    )
+    args = (str(_folder(launcher, "ready")),)
+    done = launcher.run(PROGRAMS / "ignores_its_end.py", "-n", "2", "--grace", "0.1", args=args)
     assert done.returncode == 5 and "rank 0 was ended by the launcher" in done.stderr
 
 
@@ -132,18 +89,6 @@ def _folder(launcher: Launcher, name: str) -> Path:
 
 
 # --- the user ends it --------------------------------------------------------------------------------
-
-COUNTS_INTERRUPTS = """
-seen = []
-signal.signal(signal.SIGINT, lambda *_: seen.append(time.monotonic()))
-print("ready", flush=True)
-until(lambda: seen)
-time.sleep(0.2)
-print("interrupts", len(seen), flush=True)
-"""
-IGNORES_INTERRUPTS = (
-    "signal.signal(signal.SIGINT, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
-)
 
 
 def _in_terminal(command: list[str], environ: dict[str, str]) -> tuple[int, int]:
@@ -168,7 +113,7 @@ def _read_terminal(terminal: int, until: Callable[[bytes], bool] = lambda seen: 
 def test_ctrl_c_of_a_terminal_arrives_exactly_once(launcher: Launcher) -> None:
     for _ in range(3):  # on a busy machine a rank may not get to its last line before it is ended
         environ = {**launcher.environ, "TERM": "xterm"}
-        pid, terminal = _in_terminal(launcher.command(COUNTS_INTERRUPTS, "-n", "3"), environ)
+        pid, terminal = _in_terminal(launcher.command(PROGRAMS / "counts_interrupts.py", "-n", "3"), environ)
         _read_terminal(terminal, lambda seen: seen.count(b"ready") == 3)
         os.write(terminal, b"\x03")
         seen = _read_terminal(terminal)
@@ -185,7 +130,7 @@ def test_ctrl_c_of_a_terminal_arrives_exactly_once(launcher: Launcher) -> None:
 def test_ctrl_c_ends_those_who_ignore_it(launcher: Launcher, times: int) -> None:
     within_s = 3.0 if times == 1 else 2.0
     for _ in range(3):  # a busy machine is late now and then, not always
-        process = launcher.start(IGNORES_INTERRUPTS, "-n", "2")
+        process = launcher.start(PROGRAMS / "ignores_signals.py", "-n", "2", args=(str(int(signal.SIGINT)),))
         read_lines(process, 2)
         began = time.monotonic()
         for _ in range(times):
@@ -202,12 +147,9 @@ def test_ctrl_c_ends_those_who_ignore_it(launcher: Launcher, times: int) -> None
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_termination_is_passed_on(launcher: Launcher, number: signal.Signals, code: int) -> None:
-    script = """
-signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"told\\n") and sys.exit(0))
-print("ready")
-time.sleep(60)
-"""
-    process = launcher.start(script, "-n", "2")
+    process = launcher.start(
+        PROGRAMS / "says_that_it_is_told.py", "-n", "2", args=(str(int(signal.SIGTERM)),)
+    )
     read_lines(process, 2)
     process.send_signal(number)
     output, _ = process.communicate(timeout=60)
@@ -234,20 +176,12 @@ def test_a_reader_that_sleeps_does_not_hold_up_the_end(launcher: Launcher) -> No
 
 # --- nothing is left -----------------------------------------------------------------------------------
 
-LEAVES_CHILDREN = """
-import multiprocessing.shared_memory
-name = f"psm_{os.environ['LAUNCH_TEST_MARK']}_{rank}"
-memory = multiprocessing.shared_memory.SharedMemory(name, create=True, size=4096)
-subprocess.Popen(["sleep", "300"])
-subprocess.Popen(["sleep", "300"], start_new_session=True)
-subprocess.Popen(["sh", "-c", "setsid sh -c 'trap \\"\\" TERM; sleep 300; sleep 300' &"]).wait()
-print(os.getppid(), flush=True)
-"""
+LEAVES_CHILDREN = PROGRAMS / "leaves_children.py"
 
 
 @pytest.mark.parametrize("victim", ["front", "supervisor"])
 def test_a_killed_launcher_leaves_nothing(launcher: Launcher, victim: str) -> None:
-    process = launcher.start(LEAVES_CHILDREN + "time.sleep(300)", "-n", "2")
+    process = launcher.start(LEAVES_CHILDREN, "-n", "2", args=("sleep",))
     supervisor = int(read_lines(process, 2)[0].split()[-1])
     assert supervisor != process.pid
     os.kill(process.pid if victim == "front" else supervisor, signal.SIGKILL)
@@ -256,26 +190,17 @@ def test_a_killed_launcher_leaves_nothing(launcher: Launcher, victim: str) -> No
     assert process.returncode == (-9 if victim == "front" else 137)
 
 
-@pytest.mark.parametrize(("end", "code"), [("sys.exit(0)", 0), ("os.kill(os.getpid(), 9)", 137)])
+@pytest.mark.parametrize(("end", "code"), [("exit", 0), ("kill", 137)])
 def test_what_ranks_leave_behind_is_ended(launcher: Launcher, end: str, code: int) -> None:
-    done = launcher.run(LEAVES_CHILDREN + end, "-n", "2", "--grace", "30")
+    done = launcher.run(LEAVES_CHILDREN, "-n", "2", "--grace", "30", args=(end,))
     assert done.returncode == code
     assert "left behind by the ranks" in done.stderr
 
 
-SLOW_TRACKER = """
-import sys
-if "resource_tracker" in " ".join(sys.orig_argv):
-    import _posixshmem, time
-    unlink = _posixshmem.shm_unlink
-    _posixshmem.shm_unlink = lambda name: (time.sleep(1.0), unlink(name))
-"""
-
-
 def test_shared_memory_is_removed_however_slow_the_machine_is(launcher: Launcher) -> None:
-    (launcher.folder / "sitecustomize.py").write_text(SLOW_TRACKER)
-    launcher.environ["PYTHONPATH"] = str(launcher.folder)
-    process = launcher.start(LEAVES_CHILDREN + "time.sleep(300)", "-n", "2")
+    places = [str(PROGRAMS / "slow_tracker"), launcher.environ["PYTHONPATH"]]
+    launcher.environ["PYTHONPATH"] = os.pathsep.join(places)
+    process = launcher.start(LEAVES_CHILDREN, "-n", "2", args=("sleep",))
     read_lines(process, 2)
     assert len(launcher.shared_memory()) == 2
     process.kill()
@@ -287,10 +212,10 @@ def test_nodes_that_were_stopped_for_a_while_go_on(launcher: Launcher, port: int
     """As a virtual machine that is moved: no answer then says nothing of the other node."""
     where = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port)]
     where += ["--token-file", str(launcher.folder / "token"), "-n", "1", "--node-rank"]
-    script = "print('ready', flush=True); until(lambda: os.path.exists(sys.argv[0] + '.go'))"
-    nodes = [launcher.start(script, *where, "0")]
+    script, go = PROGRAMS / "waits_for_a_file.py", launcher.folder / "go"
+    nodes = [launcher.start(script, *where, "0", args=(str(go),))]
     wait_until((launcher.folder / "token").exists)
-    nodes.append(launcher.start(script, *where, "1"))
+    nodes.append(launcher.start(script, *where, "1", args=(str(go),)))
     for node in nodes:
         read_lines(node, 1)
     time.sleep(1.5)  # until both watch
@@ -301,13 +226,13 @@ def test_nodes_that_were_stopped_for_a_while_go_on(launcher: Launcher, port: int
         node.send_signal(signal.SIGCONT)
         time.sleep(0.5)
     time.sleep(1.5)
-    (launcher.folder / "script.py.go").touch()
+    go.touch()
     ends = [(*node.communicate(timeout=60), node.returncode) for node in nodes]
     assert [code for *_, code in ends] == [0, 0], ends
 
 
 def test_interrupted_while_strays_live(launcher: Launcher) -> None:
-    process = launcher.start(LEAVES_CHILDREN + "time.sleep(300)", "-n", "2")
+    process = launcher.start(LEAVES_CHILDREN, "-n", "2", args=("sleep",))
     read_lines(process, 2)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
@@ -315,9 +240,8 @@ def test_interrupted_while_strays_live(launcher: Launcher) -> None:
 
 
 def test_ctrl_z_stops_the_ranks_and_they_go_on(launcher: Launcher) -> None:
-    process = launcher.start(
-        "print(os.getpid()); until(lambda: sys.exit() if os.path.exists('go') else 0)", "-n", "2"
-    )
+    never = str(launcher.folder / "never")
+    process = launcher.start(PROGRAMS / "waits_for_a_file.py", "-n", "2", args=(never,))
     pids = [process.pid, *(int(line.split()[-1]) for line in read_lines(process, 2))]
 
     def states() -> set[str]:
@@ -333,8 +257,8 @@ def test_ctrl_z_stops_the_ranks_and_they_go_on(launcher: Launcher) -> None:
 
 
 def test_user_signals_reach_the_ranks(launcher: Launcher) -> None:
-    script = "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0)); print('ready'); time.sleep(60)"
-    process = launcher.start(script, "-n", "2")
+    told = PROGRAMS / "says_that_it_is_told.py"
+    process = launcher.start(told, "-n", "2", args=(str(int(signal.SIGUSR1)),))
     read_lines(process, 2)
     process.send_signal(signal.SIGUSR1)
     process.communicate(timeout=60)
@@ -342,8 +266,8 @@ def test_user_signals_reach_the_ranks(launcher: Launcher) -> None:
 
 
 def test_a_progress_bar_is_seen_before_its_line_ends(launcher: Launcher) -> None:
-    script = "sys.stderr.write('\\r 10%'); sys.stderr.flush(); time.sleep(60)"
-    pid, terminal = _in_terminal(launcher.command(script, "-n", "2"), launcher.environ)
+    command = launcher.command(PROGRAMS / "shows_progress.py", "-n", "2")
+    pid, terminal = _in_terminal(command, launcher.environ)
     seen = _read_terminal(terminal, lambda seen: seen.count(b"10%") == 2)
     os.kill(pid, signal.SIGTERM)
     _read_terminal(terminal)

@@ -11,6 +11,8 @@ import pytest
 
 from launching import Launcher, launching
 
+PROGRAMS = Path(__file__).resolve().parent / "programs"
+
 
 @pytest.fixture
 def launcher(tmp_path: Path) -> Iterator[Launcher]:
@@ -18,15 +20,7 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
         yield made
 
 
-MISMATCH = """
-import numpy as np, unisono as un
-group = un.init_process_group()
-x = np.ones(4, np.float32)
-if rank == 1:
-    group.broadcast(x, 0)
-else:
-    group.all_reduce(x)
-"""
+MISMATCH = PROGRAMS / "calls_another_thing.py"
 
 
 def test_a_mismatch_of_all_is_one_table_and_nobody_is_first(launcher: Launcher) -> None:
@@ -55,15 +49,8 @@ def test_own_frames_and_log_files_have_all(launcher: Launcher, tmp_path: Path) -
 
 def test_the_record_names_every_rank_and_its_fault(launcher: Launcher, tmp_path: Path) -> None:
     file = tmp_path / "errors.json"
-    script = """
-import unisono as un
-group = un.init_process_group()
-group.barrier()  # else rank 1 may be gone while the others still make the group
-if rank == 1:
-    os.kill(os.getpid(), signal.SIGKILL)
-group.barrier()
-"""
-    done = launcher.run(script, "-n", "3", "--grace", "20", "--json-errors", str(file))
+    flags = ("-n", "3", "--grace", "20", "--json-errors", str(file))
+    done = launcher.run(PROGRAMS / "is_killed.py", *flags)
     record = json.loads(file.read_text())
     assert record["status"] == done.returncode == 137 and record["first"] == [1]
     zero, one, two = record["ranks"]
@@ -93,16 +80,7 @@ def test_a_record_that_cannot_be_written_is_said_before_anything_starts(
 
 
 def test_an_error_is_shown_although_its_rank_does_not_end(launcher: Launcher) -> None:
-    script = """
-import threading, unisono as un
-group = un.init_process_group()
-if rank == 0:
-    threading.Thread(target=time.sleep, args=(600,)).start()
-    group.barrier(timeout=0.5)
-else:
-    time.sleep(600)
-"""
-    process = launcher.start(script, "-n", "2", "--grace", "600")
+    process = launcher.start(PROGRAMS / "fails_and_stays.py", "-n", "2", "--grace", "600")
     assert process.stderr is not None
     said = ""
     end = time.monotonic() + 60
@@ -113,40 +91,18 @@ else:
     process.communicate(timeout=60)
 
 
-@pytest.mark.parametrize("gone", ["os.close(fd)", "os.dup2(os.open('/dev/null', os.O_RDWR), fd)"])
+@pytest.mark.parametrize("gone", ["closed", "replaced"])
 def test_who_cannot_hand_over_prints(launcher: Launcher, gone: str) -> None:
-    script = f"""
-import unisono as un
-group = un.init_process_group()
-fd = int(os.environ["UNISONO_REPORT_FD"].partition(":")[0])
-{gone}
-raise un.Mismatch("of my own")
-"""
-    done = launcher.run(script, "-n", "1")
+    done = launcher.run(PROGRAMS / "cannot_hand_over.py", "-n", "1", args=(gone,))
     assert "[rank 0] unisono.errors.Mismatch: of my own" in done.stderr
     assert "rank 0 failed first: exit code 1" in done.stderr
 
 
 def test_a_hook_of_the_caller_is_called(launcher: Launcher) -> None:
-    script = """
-import unisono as un
-sys.excepthook = lambda kind, error, trace: print("my own hook:", error, file=sys.stderr)
-group = un.init_process_group()
-raise un.Mismatch("for it")
-"""
-    done = launcher.run(script, "-n", "1")
+    done = launcher.run(PROGRAMS / "has_a_hook.py", "-n", "1")
     assert "[rank 0] my own hook: for it" in done.stderr
 
 
 def test_the_exception_keeps_its_whole_traceback(launcher: Launcher) -> None:
-    script = """
-import traceback, unisono as un
-group = un.init_process_group()
-try:
-    group.barrier(timeout=0.2) if rank == 0 else until(lambda: board()[0][1] == 2)
-except un.Timeout as error:
-    print(error.missing, error.report.kind, "/unisono/group/" in "".join(traceback.format_exception(error)))
-    os._exit(0)
-"""
-    done = launcher.run(script, "-n", "2")
+    done = launcher.run(PROGRAMS / "catches_a_timeout.py", "-n", "2")
     assert "[rank 0] (1,) timeout True" in done.stdout

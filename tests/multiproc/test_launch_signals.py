@@ -22,6 +22,7 @@ from launching import DEFAULT_SIGNALS, Launcher, launching, read_lines, wait_unt
 from ports import reserved
 
 PROGRAM = str(Path(__file__).with_name("launcher_program.py"))
+PROGRAMS = Path(__file__).resolve().parent / "programs"
 BOUND_S = 60.0  # for what ends in a second or two, and without the mend never
 
 
@@ -32,10 +33,10 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
 
 
 def _run_patched(
-    launcher: Launcher, patch: str, script: str, *flags: str
+    launcher: Launcher, patch: str, script: str | Path, *flags: str, args: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
     """Run `script` by a launcher in which `patch` was called first."""
-    words = launcher.command(script, *flags)
+    words = launcher.command(script, *flags, args=args)
     command = [*DEFAULT_SIGNALS, sys.executable, PROGRAM, patch, *words[words.index("run") :]]
     return subprocess.run(command, env=launcher.environ, capture_output=True, text=True, timeout=BOUND_S)
 
@@ -43,17 +44,10 @@ def _run_patched(
 # --- what a parent leaves to us ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "inherited",
-    [
-        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})",
-        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
-    ],
-    ids=["blocked", "ignored"],
-)
+@pytest.mark.parametrize("inherited", ["blocked", "ignored"])
 def test_a_parents_way_with_children_is_not_ours(launcher: Launcher, inherited: str) -> None:
-    program = f"import os, signal, sys; {inherited}; os.execvp(sys.argv[1], sys.argv[1:])"
-    command = [sys.executable, "-c", program, *launcher.command("time.sleep(0.3); os._exit(3)", "-n", "1")]
+    parent = [sys.executable, str(PROGRAMS / "leaves_sigchld.py"), inherited]
+    command = [*parent, *launcher.command("time.sleep(0.3); os._exit(3)", "-n", "1")]
     done = subprocess.run(command, env=launcher.environ, capture_output=True, text=True, timeout=BOUND_S)
     assert done.returncode == 3, done.stderr
     assert "Traceback" not in done.stderr
@@ -109,20 +103,12 @@ def test_who_died_right_before_it_was_to_be_ended_died_by_itself(launcher: Launc
 
 def test_a_stray_that_dies_late_leaves_nobody_unnoticed(launcher: Launcher) -> None:
     """What it leaves is adopted when no kill was to come."""
-    script = """
-import pathlib
-ready = pathlib.Path(sys.argv[0] + ".ready")
-subprocess.Popen(["sh", "-c", f"trap '' TERM; sleep 999 & touch {ready}; wait"])
-until(ready.exists)
-"""
-    assert _run_patched(launcher, "no_kill_was_to_come", script, "-n", "1").returncode == 0
+    script, args = PROGRAMS / "leaves_one_that_dies_late.py", (str(launcher.folder / "ready"),)
+    assert _run_patched(launcher, "no_kill_was_to_come", script, "-n", "1", args=args).returncode == 0
 
 
 def test_strays_of_another_user_are_named_and_left_and_the_others_ended(launcher: Launcher) -> None:
-    script = """
-for name in ("protected", "other"):
-    subprocess.Popen(["sh", "-c", "sleep 300; true", name])
-"""
+    script = PROGRAMS / "leaves_two_shells.py"
     done = _run_patched(launcher, "it_cannot_be_signalled", script, "-n", "1")
     assert done.returncode == 0, done.stderr
     left = re.search(r"leaving without pid (\d+) \(sh, state \w\)", done.stderr)
@@ -136,12 +122,7 @@ for name in ("protected", "other"):
 
 
 def test_a_rank_that_cannot_be_killed_is_named_and_left(launcher: Launcher) -> None:
-    script = """
-if rank == 0:
-    os.execlp("sh", "sh", "-c", "sleep 300; true", "protected")
-until(lambda: b"protected" in open(f"/proc/{board()[0][0]}/cmdline", "rb").read())
-sys.exit(3)
-"""
+    script = PROGRAMS / "becomes_a_shell.py"
     done = _run_patched(launcher, "it_cannot_be_signalled", script, "-n", "2", "--grace", "0.1")
     assert done.returncode == 3, done.stderr
     assert re.search(r"leaving without rank 0, pid \d+ \(sh, state \w\)", done.stderr)
@@ -154,12 +135,7 @@ sys.exit(3)
 
 def test_nothing_is_computed_while_the_console_takes_nothing(launcher: Launcher) -> None:
     """Something was left behind, and has ended since: nothing is due any more."""
-    script = """
-outlives = "while kill -0 $PPID; do sleep 0.05; done; sleep 0.1"
-subprocess.Popen(["sh", "-c", outlives], stderr=subprocess.DEVNULL)
-os.write(1, b"x" * (1 << 20))
-"""
-    process = launcher.start(script, "-n", "1")
+    process = launcher.start(PROGRAMS / "leaves_one_and_prints_a_lot.py", "-n", "1")
     below = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     wait_until(below.read_text)
     supervisor = int(below.read_text())
@@ -179,9 +155,8 @@ def _cpu_s(pid: int) -> float:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda each: each.name)
 def test_a_stopped_supervisor_ends_the_job_all_the_same(launcher: Launcher, number: signal.Signals) -> None:
-    script = f"signal.signal({int(number)}, signal.SIG_IGN)\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-    script += 'print(os.getppid(), flush=True)\nuntil(lambda: os.path.exists("never"))'
-    with launcher.start(script, "-n", "1") as process:
+    ignored = (str(int(number)), str(int(signal.SIGTERM)))
+    with launcher.start(PROGRAMS / "ignores_signals.py", "-n", "1", args=ignored) as process:
         supervisor = int(read_lines(process, 1)[0].split()[-1])
         os.kill(supervisor, signal.SIGSTOP)
         wait_until(lambda: "State:\tT" in Path(f"/proc/{supervisor}/status").read_text())

@@ -13,6 +13,8 @@ import pytest
 
 from launching import Launcher, launching
 
+PROGRAMS = Path(__file__).resolve().parent / "programs"
+
 
 @pytest.fixture
 def launcher(tmp_path: Path) -> Iterator[Launcher]:
@@ -36,18 +38,7 @@ def test_every_line_has_its_prefix_and_its_stream(launcher: Launcher) -> None:
 
 
 def test_long_lines_stay_whole_and_the_tail_arrives(launcher: Launcher) -> None:
-    done = launcher.run(
-        """
-letter = "abcd"[rank]
-for _ in range(3):
-    sys.stdout.write(letter * (1 << 20) + "\\n")
-sys.stdout.write("tail of " + letter)
-sys.stdout.flush()
-os._exit(0)
-""",
-        "-n",
-        "4",
-    )
+    done = launcher.run(PROGRAMS / "prints_long_lines.py", "-n", "4")
     lines = done.stdout.splitlines()
     for rank, letter in enumerate("abcd"):
         assert lines.count(f"[rank {rank}] " + letter * (1 << 20)) == 3
@@ -136,19 +127,7 @@ def test_more_threads_than_cores_sleep_when_idle(
 
 
 def test_the_master_port_is_free_for_rank_0_and_the_store_answers(launcher: Launcher) -> None:
-    done = launcher.run(
-        """
-import socket
-if rank == 0:
-    socket.create_server((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
-host, _, port = os.environ["UNISONO_STORE"].rpartition(":")
-socket.create_connection((host, int(port)), timeout=5)
-assert port != os.environ["MASTER_PORT"]
-print("fine")
-""",
-        "-n",
-        "2",
-    )
+    done = launcher.run(PROGRAMS / "asks_for_both_ports.py", "-n", "2")
     assert done.stdout.count("fine") == 2, done.stderr
 
 
@@ -161,28 +140,7 @@ def test_a_taken_master_port_is_one_line(launcher: Launcher) -> None:
 
 
 def test_board_says_who_ended_of_what(launcher: Launcher) -> None:
-    done = launcher.run(
-        """
-until(lambda: all(pid for pid, _, _ in board()))
-assert board()[rank][0] == os.getpid()
-if rank == 1:
-    os.kill(os.getpid(), signal.SIGKILL)
-if rank == 2:
-    os._exit(9)
-if rank == 3:
-    os._exit(0)
-until(lambda: all(state > 1 for _, state, _ in board()[1:]))
-print(*(f"{state}:{code}" for _, state, code in board()))
-try:
-    os.pwrite(int(os.environ["UNISONO_STATUS_FD"]), b"x", 0)
-except OSError:
-    print("read-only")
-""",
-        "-n",
-        "4",
-        "--grace",
-        "30",
-    )
+    done = launcher.run(PROGRAMS / "reads_the_board.py", "-n", "4", "--grace", "30")
     assert "[rank 0] 1:0 3:9 2:9 2:0" in done.stdout, done.stdout + done.stderr
     assert "[rank 0] read-only" in done.stdout
 

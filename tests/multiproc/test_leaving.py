@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,8 @@ import pytest
 import ranks
 import unisono as un
 from loops import everywhere
+
+PROGRAMS = Path(__file__).resolve().parent / "programs"
 
 
 @everywhere
@@ -121,29 +122,5 @@ def test_who_closes_in_a_handler_or_leaves_by_sys_exit() -> None:
 @pytest.mark.parametrize("joining", ["together", "slowly"])
 def test_an_uncaught_exception_is_told_to_the_others(joining: str) -> None:
     """Also to a rank that is still joining when the other has joined, failed and ended."""
-    program = """
-import atexit, os, sys, time
-atexit.register(os._exit, 0)  # after all others: what is tested is not the exit code
-import numpy as np, unisono as un
-from unisono.bootstrap import engine
-def slowly(*arguments, **options):
-    region = share_memory(*arguments, **options)
-    time.sleep(1)
-    return region
-if (os.environ["RANK"], sys.argv[1]) == ("0", "slowly"):
-    share_memory, engine.share_memory = engine.share_memory, slowly
-def main():
-    group = un.init_process_group(init_method=os.environ["MEETING"], timeout=30)
-    if group.rank == 1:
-        raise FloatingPointError("loss is nan")
-    try:
-        group.barrier()
-    except un.PeerLost as error:
-        print(error, flush=True)
-main()
-"""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "program.py"
-        path.write_text(program)
-        told, _ = ranks.processes(2, path, joining)
+    told, _ = ranks.processes(2, PROGRAMS / "leaves_by_an_exception.py", joining)
     assert "rank 1" in told and "has closed the group because of FloatingPointError: loss is nan;" in told

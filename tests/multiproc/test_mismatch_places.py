@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -11,69 +10,20 @@ import pytest
 import ranks
 import unisono as un
 
-PROGRAM = """
-import os, sys, time
-import numpy as np
-import unisono as un
-from unisono.diagnosis import read
-read.REMARK_PATIENCE_S = 20  # a rank may get no turn on a core for a while
-group = un.init_process_group(init_method=os.environ["MEETING"], timeout=30)
-rank, case = group.rank, os.environ.get("CASE")
+PROGRAMS = Path(__file__).resolve().parent / "programs"
 
 
-def told(call):
-    inner = group.subgroup(range(group.size))
-    try:
-        call(inner)
-    except un.Mismatch as error:
-        print(str(error).replace(inner.name, "group"), flush=True)
-    print("--", flush=True)
-    inner.close()
-
-
-def blocking(g):
-    if rank == 1:
-        g.all_reduce(np.ones(3), un.MAX)  # A
-    g.all_reduce(np.ones(3))  # B
-
-
-def queued(g):
-    work = (
-        g.all_reduce(np.ones(2), async_op=True)  # C
-        if rank == 1
-        else g.all_reduce(np.ones(3), async_op=True)  # D
-    )
-    time.sleep(0.3)
-    work.wait()
-
-
-def ahead(g):
-    g.broadcast(np.ones(3), 0) if rank == 0 else None  # E: rank 0 could finish this alone
-    g.barrier()  # F
-
-
-def message(g):
-    g.recv(np.ones(3), 1, 5) if rank == 0 else g.send(np.ones(2, np.int32), 0, 5)  # G
-    g.barrier()
-
-
-for call in (blocking, queued, ahead, message):
-    told(call)
-group.close()
-"""
-
-
-def _line(lines: list[str], mark: str) -> int:
-    return next(number for number, line in enumerate(lines, 1) if f"# {mark}" in line)
+def _at(program: Path, mark: str) -> str:
+    """As a Mismatch names the line with this mark."""
+    lines = enumerate(program.read_text().splitlines(), 1)
+    number = next(number for number, line in lines if f"# {mark}" in line)
+    return f"at {program}:{number}"
 
 
 def test_all_ranks_show_the_lines_of_all() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder) / "program.py"
-        program.write_text(PROGRAM)
-        outputs = [output.split("--\n") for output in ranks.processes(2, program)]
-    lines = PROGRAM.splitlines()
-    at = {mark: f"at {program}:{_line(lines, mark)}" for mark in "ABCDEFG"}
+    program = PROGRAMS / "calls_in_different_lines.py"
+    outputs = [output.split("--\n") for output in ranks.processes(2, program)]
+    at = {mark: _at(program, mark) for mark in "ABCDEFG"}
     for blocking, queued, ahead, message, _ in outputs:
         lines = blocking.splitlines()
         assert lines[1] == f"  rank 0  #1 all_reduce(float64[3], SUM, algorithm=one_shot)  {at['B']}"
@@ -94,21 +44,9 @@ def test_all_ranks_show_the_lines_of_all() -> None:
 
 def test_line_of_a_call_through_torch_is_the_users() -> None:
     pytest.importorskip("torch")
-    program = """
-import os, torch, torch.distributed as dist, unisono.torch
-rank = int(os.environ["RANK"])
-dist.init_process_group("unisono", init_method=os.environ["MEETING"], rank=rank, world_size=2)
-try:
-    dist.all_reduce(torch.ones(2 + dist.get_rank()))  # here
-except Exception as error:
-    print(error)
-dist.destroy_process_group()
-"""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "program.py"
-        path.write_text(program)
-        for output in ranks.processes(2, path):
-            assert output.count(f"at {path}:6") == 2, output
+    program = PROGRAMS / "brings_another_size_to_torch.py"
+    for output in ranks.processes(2, program):
+        assert output.count(_at(program, "here")) == 2, output
 
 
 def test_a_rank_that_is_elsewhere_does_not_hold_up_the_others() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -11,51 +12,12 @@ from loops import each
 from unisono.bootstrap.membership import Card, Membership
 from unisono.costs.machine import DEFAULTS
 
-SPREAD = """
-everywhere = os.sched_getaffinity(0)
-first = min(everywhere)
-os.sched_setaffinity(0, {first})
-group.barrier()
-os.sched_setaffinity(0, everywhere)
-
-def core():
-    with open("/proc/self/stat") as file:
-        return int(file.read().rpartition(")")[2].split()[36])
-
-mine, all_cores, deadline = np.zeros(1), np.zeros((group.size, 1)), time.monotonic() + 30
-while True:
-    for _ in range(200):
-        group.barrier()
-    mine[0] = core()
-    group.all_gather(all_cores, mine)
-    late = np.array([float(time.monotonic() > deadline)])
-    group.broadcast(late, src=0)
-    if len(set(all_cores[:, 0])) > 1 or late[0]:
-        break
-assert len(set(all_cores[:, 0])) > 1, all_cores
-assert os.sched_getaffinity(0) == everywhere
-print("spread")
-"""
+PROGRAMS = Path(__file__).resolve().parent / "programs"
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_ranks_that_share_a_core_spread() -> None:
-    assert ranks.run(3, SPREAD) == ["spread\n"] * 3
-
-
-KEPT = """
-everywhere = sorted(os.sched_getaffinity(0))
-mine = {everywhere[0]} if group.rank < 2 else set(everywhere[:2])
-os.sched_setaffinity(0, mine)
-calls = []
-for _ in range(400):
-    group.barrier()
-    calls.append(os.sched_getaffinity(0) == mine)
-assert all(calls), "the calls have changed where this thread may run"
-group.close()
-assert os.sched_getaffinity(0) == mine
-print("kept")
-"""
+    assert ranks.processes(3, PROGRAMS / "spreads.py") == ["spread\n"] * 3
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
@@ -64,7 +26,7 @@ def test_a_thread_may_run_afterwards_where_its_caller_lets_it(
     placement: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UNISONO_PLACEMENT", placement)
-    assert ranks.run(4, KEPT) == ["kept\n"] * 4
+    assert ranks.processes(4, PROGRAMS / "keeps_its_cores.py") == ["kept\n"] * 4
 
 
 def card(rank: int, kernel: str, home: str, cores: int) -> Card:

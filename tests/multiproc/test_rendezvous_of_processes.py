@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,32 +19,13 @@ import unisono as un
 from ports import reserved
 from unisono.store import TCPStore
 
-START = """
-import sys, time
-from unisono import env
-from unisono.errors import *
-from unisono.bootstrap.rendezvous import rendezvous
-
-def meet(method=None, timeout_s=30, **changed):
-    settings = env.read()
-    return rendezvous(method, **{"store": None, "rank": -1, "world_size": -1, "timeout_s": timeout_s,
-                                 "settings": settings, **changed})
-"""
-MEET = """
-world = meet(sys.argv[1] if len(sys.argv) > 1 else None)
-pids = [member.pid for member in world.members]
-print(f"{world.rank} {world.world_size} {pids}\\n", end="", flush=True)  # in one piece
-world.store.add("n", 1)
-world.close()
-"""
+PROGRAMS = Path(__file__).resolve().parent / "programs"
 
 
-def rank(
-    text: str, *arguments: object, variables: Mapping[str, object] | None = None
-) -> subprocess.Popen[str]:
-    """A Python process running `text` with only `variables` telling its place."""
+def rank(*arguments: str, variables: Mapping[str, object] | None = None) -> subprocess.Popen[str]:
+    """A process of `meets.py` with only `variables` telling its place."""
     told = {name: str(value) for name, value in (variables or {}).items()}
-    command = [sys.executable, "-c", START + textwrap.dedent(text), *map(str, arguments)]
+    command = [sys.executable, str(PROGRAMS / "meets.py"), *arguments]
     return subprocess.Popen(
         command, env={**os.environ, **told}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -105,7 +85,7 @@ def test_env_from_each_launcher(launcher: str, port: int) -> None:
         "slurm": ("SLURM_PROCID", "SLURM_NTASKS"),
     }[launcher]
     master = {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
-    ranks = [rank(MEET, variables={names[0]: number, names[1]: 4, **master}) for number in range(4)]
+    ranks = [rank("closes", variables={names[0]: number, names[1]: 4, **master}) for number in range(4)]
     pids = [child.pid for child in ranks]
     assert finished(ranks) == [f"{number} 4 {pids}" for number in range(4)]
 
@@ -114,9 +94,10 @@ def test_env_from_each_launcher(launcher: str, port: int) -> None:
 def test_repeated_runs_with_kills_in_between(scheme: str, port: int, tmp_path: Path) -> None:
     """A run that is killed leaves nothing that would keep the next from coming together, at once."""
     method = f"tcp://127.0.0.1:{port}" if scheme == "tcp" else f"file://{tmp_path}/meet"
-    text = MEET.replace("world.close()", "time.sleep(60)")
     for turn in range(3):
-        doomed = [rank(text, f"{method}?rank={number}&world_size=3") for number in range(3 if turn else 2)]
+        doomed = [
+            rank("sleeps", f"{method}?rank={number}&world_size=3") for number in range(3 if turn else 2)
+        ]
         if turn:
             for child in doomed:
                 assert line(child)
@@ -126,13 +107,13 @@ def test_repeated_runs_with_kills_in_between(scheme: str, port: int, tmp_path: P
             child.kill()
         for child in doomed:
             child.communicate()
-        ranks = [rank(MEET, f"{method}?rank={number}&world_size=3") for number in range(3)]
+        ranks = [rank("closes", f"{method}?rank={number}&world_size=3") for number in range(3)]
         assert len(finished(ranks)) == 3
     assert not list(tmp_path.iterdir())
 
 
 def test_the_same_rank_in_two_processes_names_both(port: int) -> None:
-    ranks = [rank(MEET, variables=place(port, number, 3)) for number in (0, 1, 1)]
+    ranks = [rank("closes", variables=place(port, number, 3)) for number in (0, 1, 1)]
     texts = [failed(child) for child in ranks]
     for text in texts:
         assert "RendezvousError: rank 1 was taken twice" in text
@@ -141,7 +122,7 @@ def test_the_same_rank_in_two_processes_names_both(port: int) -> None:
 
 
 def test_two_rank_zeros_name_both(port: int) -> None:
-    ranks = [rank(MEET, variables=place(port, 0, 2)) for _ in range(2)]
+    ranks = [rank("closes", variables=place(port, 0, 2)) for _ in range(2)]
     for text in [failed(child) for child in ranks]:
         assert "RendezvousError: rank 0 was taken twice" in text
         assert str(ranks[0].pid) in text
@@ -149,7 +130,7 @@ def test_two_rank_zeros_name_both(port: int) -> None:
 
 
 def test_a_killed_rank_0_is_told(port: int) -> None:
-    zero, one = (rank(MEET, variables=place(port, number, 3)) for number in (0, 1))
+    zero, one = (rank("closes", variables=place(port, number, 3)) for number in (0, 1))
     with TCPStore("localhost", port, timeout_s=20) as store:
         store.wait(["unisono/meet/0/rank/1"])  # it has said who it is
     zero.kill()
@@ -163,9 +144,9 @@ def test_a_killed_rank_0_is_told(port: int) -> None:
 
 def test_malformed_and_missing_variables(port: int) -> None:
     start = time.monotonic()
-    wrong = rank(MEET, variables={**place(port, 0, 1), "MASTER_PORT": "29k"})
-    missing = rank(MEET, variables={"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "localhost"})
-    disagree = rank(MEET, variables={**place(port, 0, 1), "SLURM_PROCID": 3})
+    wrong = rank("closes", variables={**place(port, 0, 1), "MASTER_PORT": "29k"})
+    missing = rank("closes", variables={"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "localhost"})
+    disagree = rank("closes", variables={**place(port, 0, 1), "SLURM_PROCID": 3})
     assert "MASTER_PORT is malformed: got '29k'" in failed(wrong)
     assert "needs the environment variable MASTER_PORT, not set" in failed(missing)
     assert "RANK=0 and SLURM_PROCID=3 disagree" in failed(disagree)
@@ -178,8 +159,7 @@ def test_an_interrupt_while_waiting_for_the_others(
     scheme: str, number: int, port: int, tmp_path: Path
 ) -> None:
     method = f"tcp://127.0.0.1:{port}" if scheme == "tcp" else f"file://{tmp_path}/meet"
-    text = "print('waiting', flush=True)\n" + MEET
-    child = rank(text, f"{method}?rank={number}&world_size=2")
+    child = rank("says", f"{method}?rank={number}&world_size=2")
     assert line(child) == "waiting"
     time.sleep(0.4)
     child.send_signal(signal.SIGINT)
@@ -191,20 +171,17 @@ def test_an_interrupt_while_waiting_for_the_others(
 
 
 def test_exit_without_close_neither_hangs_nor_complains(port: int) -> None:
-    text = MEET[: MEET.index("world.store.add")]
-    ranks = [rank(text, variables=place(port, number, 2)) for number in range(2)]
+    ranks = [rank("ends", variables=place(port, number, 2)) for number in range(2)]
     finished(ranks)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
-def test_torchrun_itself(tmp_path: Path, port: int) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(START + MEET)
+def test_torchrun_itself(port: int) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     buffered = {**os.environ, "PYTHONUNBUFFERED": ""}  # a rank's line in one piece
     for options in (["--standalone"], ["--master-port", str(port)]):
         done = subprocess.run(
-            [*command, *options, str(script)],
+            [*command, *options, str(PROGRAMS / "meets.py"), "closes"],
             capture_output=True,
             text=True,
             timeout=100,
@@ -215,38 +192,14 @@ def test_torchrun_itself(tmp_path: Path, port: int) -> None:
         assert sorted(text.split()[0] for text in done.stdout.splitlines()) == ["0", "1"]
 
 
-BEFORE = "engine.share_memory = lambda *_, **__: os._exit(0)"
-BEHIND = "memory.socket.recv_fds = lambda *_: (real(*_), os._exit(0))"
-
-
 @pytest.mark.parametrize(
-    ("dies", "ends"),
-    [(0, BEFORE), (1, BEFORE), (1, BEHIND)],
+    ("dies", "moment"),
+    [(0, "before"), (1, "before"), (1, "behind")],
     ids=["who offers it", "a guest", "a guest who has it"],
 )
-def test_a_rank_that_ends_while_memory_is_handed_out_is_named_at_once(
-    dies: int, ends: str, tmp_path: Path
-) -> None:
-    program = tmp_path / "program.py"
-    text = f"""
-import os, time
-import unisono as un
-from unisono.bootstrap import engine, memory
-real = memory.socket.recv_fds
-if os.environ["RANK"] == "{dies}":
-    {ends}
-started = time.monotonic()
-try:
-    un.init_process_group(init_method=os.environ["MEETING"], timeout=60)
-except un.RendezvousError as error:
-    print("late" if time.monotonic() - started > 40 else "at once", error)
-    told = os.environ["MEETING"].removeprefix("file://") + ".told"
-    open(told + os.environ["RANK"], "x").close()
-    while sum(os.path.exists(f"{{told}}{{rank}}") for rank in range(3)) < 2:
-        time.sleep(0.01)  # or the other one may see this rank end first
-"""
-    program.write_text(text)
-    told = [said for rank, said in enumerate(ranks.processes(3, program)) if rank != dies]
+def test_a_rank_that_ends_while_memory_is_handed_out_is_named_at_once(dies: int, moment: str) -> None:
+    outputs = ranks.processes(3, PROGRAMS / "ends_while_memory_is_handed_out.py", str(dies), moment)
+    told = [said for rank, said in enumerate(outputs) if rank != dies]
     for said in told:
         assert said.startswith("at once"), said
         assert f"rank {dies} (pid " in said

@@ -18,19 +18,7 @@ from launching import Launcher, launching, read_lines
 from unisono.store import wire
 
 HERE = Path(__file__).resolve().parent
-JOB = """
-import numpy as np, unisono as un
-world = un.init_process_group(timeout=60)
-print("up", flush=True)
-x = np.ones(100)
-while not world.broadcast_object(os.path.exists(sys.argv[1])):  # one rank looks: two may see it a round apart
-    for _ in range(20):
-        x[:] = 1
-        world.all_reduce(x)
-        assert (x == 2).all()
-    world.barrier()
-world.close()
-"""
+JOB = HERE / "programs" / "reduces_until_told.py"
 
 
 @pytest.fixture
@@ -77,9 +65,7 @@ def knock(port: int, stack: contextlib.ExitStack) -> None:
 
 def test_a_scanner_does_not_disturb_a_running_job(launcher: Launcher, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
-    command = [*launcher.command(JOB, "-n", "2"), str(stop)]
-    pipe = subprocess.PIPE
-    job = subprocess.Popen(command, env=launcher.environ, text=True, stdout=pipe, stderr=pipe)
+    job = launcher.start(JOB, "-n", "2", args=(str(stop),))
     assert sorted(read_lines(job, 2)) == ["[rank 0] up", "[rank 1] up"]
     ports = listening(launcher.alive())
     assert ports, "the store listens somewhere"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,28 +18,13 @@ from loops import each, everywhere
 
 SOON_S = 10.0  # a second or two, on a machine that is not crowded; the group's timeout is 60 s
 
-LOST = """
-group.barrier()
-if group.rank == 1:
-    time.sleep(AFTER_S)
-    END
-else:
-    began = time.monotonic()
-    try:
-        group.subgroup(range(group.size))
-    except un.GroupError as error:
-        print(type(error).__name__, error)
-        print("soon" if time.monotonic() - began < SOON_S else "late")
-    group.close()
-"""
+PROGRAM = Path(__file__).resolve().parent / "programs" / "dies_before_a_subgroup.py"
 
 
 @pytest.mark.usefixtures("spread")
 @pytest.mark.parametrize("after_s", [0.0, 1.0], ids=["before", "meanwhile"])
 def test_a_member_that_dies_is_named(after_s: float) -> None:
-    end = "os._exit(0)"  # without a word, but not by a failure, which `run` would report
-    text = LOST.replace("AFTER_S", str(after_s)).replace("SOON_S", str(SOON_S)).replace("END", end)
-    first, _, last = ranks.run(3, text)
+    first, _, last = ranks.processes(3, PROGRAM, str(after_s), str(SOON_S))
     for told in (first, last):
         assert "PeerLost subgroup failed: rank 1 (" in told
         assert "soon" in told

@@ -217,9 +217,9 @@ class Network:
     def wait_until_up(self) -> None:
         """Wait until every host reaches every other: bridge ports need a moment."""
         deadline = time.monotonic() + READY_S
+        addresses = [address for node in self.nodes for address in (node.address, node.address6)]
         for node in self.nodes:
-            program = _KNOCK.format(addresses=[(n.address, n.address6) for n in self.nodes])
-            while node.run([sys.executable, "-S", "-c", program]).returncode:
+            while node.run([sys.executable, "-S", str(HERE / "knock.py"), *addresses]).returncode:
                 if time.monotonic() > deadline:
                     raise RuntimeError(f"{node.name} does not reach the others")
 
@@ -232,18 +232,6 @@ class Network:
             self._relay.wait()
             if self._relay.stdout is not None:
                 self._relay.stdout.close()
-
-
-# A closed port that answers (connection refused) shows that packets pass both ways.
-_KNOCK = """
-import socket, sys
-for pair in {addresses}:
-    for address in pair:
-        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as sock:
-            sock.settimeout(0.3)
-            if sock.connect_ex((address, 9)) != 111:
-                sys.exit(1)
-"""
 
 
 @contextlib.contextmanager

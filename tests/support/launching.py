@@ -1,4 +1,8 @@
-"""`unisono run` for tests: scripts are text, and a mark identifies all their processes."""
+"""`unisono run` for tests: a mark identifies all processes of a job.
+
+A script is the path of a program, which may import `launched`, or one line of text, in which the names of
+`launched` and a few modules are known.
+"""
 
 from __future__ import annotations
 
@@ -12,51 +16,42 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+HERE = str(Path(__file__).resolve().parent)
 # Signals that a shell's background job ignores, and an interactive one does not.
 DEFAULT_SIGNALS = ["env", "--default-signal=INT,TERM,HUP"]
-# Comes before every script: its rank, the status board, and a bounded wait.
-PRELUDE = """
-import os, signal, subprocess, sys, time
-rank = int(os.environ["RANK"])
-def board():
-    raw = os.pread(int(os.environ["UNISONO_STATUS_FD"]), 1 << 16, 0)
-    words = memoryview(raw).cast("i")
-    return [tuple(words[i : i + 3]) for i in range(0, len(words), 4)]
-def until(condition):
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.005)
-"""
+# Comes before a script that is text.
+OPENING = "import os, signal, sys, time; from launched import rank, until\n"
 
 
 class Launcher:
-    """Starts `unisono run` on scripts in `folder`."""
+    """Starts `unisono run`; scripts that are text are written into `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.mark = uuid.uuid4().hex
         self.environ = {**os.environ, "LAUNCH_TEST_MARK": self.mark}
+        self.environ["PYTHONPATH"] = os.pathsep.join([HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
         self.environ.pop("OMP_NUM_THREADS", None)
 
-    def command(self, script: str, *flags: str, args: tuple[str, ...] = ()) -> list[str]:
+    def command(self, script: str | Path, *flags: str, args: tuple[str, ...] = ()) -> list[str]:
         """The command line that runs `script`."""
-        path = self.folder / "script.py"
-        path.write_text(PRELUDE + script)
+        path = script if isinstance(script, Path) else self.folder / "script.py"
+        if isinstance(script, str):
+            path.write_text(OPENING + script)
         return [*DEFAULT_SIGNALS, sys.executable, "-m", "unisono", "run", *flags, str(path), *args]
 
     def run(
-        self, script: str, *flags: str, args: tuple[str, ...] = (), stdin: str | None = None
+        self, script: str | Path, *flags: str, args: tuple[str, ...] = (), stdin: str | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run to the end; returns the output. Only the test's own limit ends this wait."""
         command = self.command(script, *flags, args=args)
         return subprocess.run(command, env=self.environ, capture_output=True, text=True, input=stdin)
 
-    def start(self, script: str, *flags: str) -> subprocess.Popen[str]:
+    def start(self, script: str | Path, *flags: str, args: tuple[str, ...] = ()) -> subprocess.Popen[str]:
         """Start, without waiting."""
         pipe = subprocess.PIPE
         return subprocess.Popen(
-            self.command(script, *flags), env=self.environ, text=True, stdout=pipe, stderr=pipe
+            self.command(script, *flags, args=args), env=self.environ, text=True, stdout=pipe, stderr=pipe
         )
 
     def alive(self) -> list[int]:

@@ -96,10 +96,11 @@ def threads(size: int, work: Callable[[Group], Any], **options: Any) -> list[Any
     return results
 
 
-def processes(size: int, program: str | Path, *arguments: str, timeout_s: float = LIMIT_S) -> list[str]:
+def processes(size: int, program: Path, *arguments: str, timeout_s: float = LIMIT_S) -> list[str]:
     """Run a program as `size` ranks; returns the output of each. Fails when one does.
 
-    The program finds UNISONO's settings in its environment: `un.init_process_group()` works.
+    It finds its rank and the number of ranks in its environment, and a place to meet:
+    `un.init_process_group(init_method=os.environ["MEETING"])` makes their group.
     """
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "WORLD_SIZE": str(size), "MEETING": f"file://{folder}/meeting"}
@@ -115,18 +116,6 @@ def processes(size: int, program: str | Path, *arguments: str, timeout_s: float 
             for rank in range(size)
         ]
         return _collect(running, time.monotonic() + timeout_s)
-
-
-def run(size: int, program: str) -> list[str]:
-    """The output of `size` processes that run the text of a program, in which `group` is defined."""
-    opening = (
-        "import os, signal, sys, threading, time\nimport numpy as np\nimport unisono as un\n"
-        'group = un.init_process_group(init_method=os.environ["MEETING"], timeout=60)\n'
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "program.py"
-        path.write_text(opening + program)
-        return processes(size, path)
 
 
 def _collect(running: list[subprocess.Popen[str]], deadline: float) -> list[str]:

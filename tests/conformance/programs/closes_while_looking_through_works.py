@@ -1,0 +1,32 @@
+"""A handler closes the group while it looks through its works."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+
+import numpy as np
+
+import inside
+import unisono as un
+
+
+class Work:
+    """Sends the signal when the group asks whether it is done."""
+
+    def done(self) -> bool:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return True
+
+    def let_go(self) -> None:
+        pass
+
+
+group = un.init_process_group(init_method=os.environ["MEETING"], timeout=60)
+signal.signal(signal.SIGUSR1, lambda *_: group.close())
+inside.keep(group, Work())
+with contextlib.suppress(un.UnisonoError):
+    group.isend(np.ones(1), 0)
+    group.irecv(np.ones(1), 0, tag=1)
+print(group.closed)

@@ -1,0 +1,59 @@
+"""`is_interrupted.py CALL RAISED`: a SIGINT comes while rank 0 waits in CALL; rank 1 prints what it is told.
+
+RAISED: by Python's own handler (KeyboardInterrupt), or by one of the caller's (ValueError, SystemExit).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+
+import unisono as un
+
+ERRORS = {
+    "KeyboardInterrupt": KeyboardInterrupt(),
+    "ValueError": ValueError("bad loss"),
+    "SystemExit": SystemExit(0),
+}
+CALLS = {
+    "all_reduce": lambda: group.all_reduce(np.ones(1)),
+    "recv": lambda: group.recv(np.ones(1), 1),
+    "barrier": lambda: group.barrier(),
+    "wait": lambda: group.barrier(async_op=True).wait(),
+}
+
+error = ERRORS[sys.argv[2]]
+
+
+def handler(number: int, frame: object) -> None:
+    raise error
+
+
+def interrupt() -> None:
+    sent.append(time.monotonic())
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+if not isinstance(error, KeyboardInterrupt):
+    signal.signal(signal.SIGINT, handler)
+group = un.init_process_group(init_method=os.environ["MEETING"], timeout=30)
+group.barrier()
+if group.rank == 0:
+    sent: list[float] = []
+    threading.Timer(1, interrupt).start()
+    try:
+        CALLS[sys.argv[1]]()
+    except type(error):
+        took = time.monotonic() - sent[0]
+        print("interrupted in time" if took < 10 else f"took {took:.2f} s")  # the group's limit is 30
+else:
+    try:
+        group.recv(np.ones(1), 0)  # whatever rank 0 waits for does not come, however late its Ctrl-C is
+    except un.Aborted as aborted:
+        print(aborted)
+group.close()

@@ -1,0 +1,24 @@
+"""For programs that `unisono run` starts in tests: their rank, the status board, and a bounded wait."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+rank = int(os.environ["RANK"])
+
+
+def board() -> list[tuple[int, ...]]:
+    """Per rank: its process, its state, and its exit code."""
+    raw = os.pread(int(os.environ["UNISONO_STATUS_FD"]), 1 << 16, 0)
+    words = memoryview(raw).cast("i")
+    return [tuple(words[i : i + 3]) for i in range(0, len(words), 4)]
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait until `condition()` holds, a minute at most."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.005)
