@@ -20,7 +20,7 @@ from unisono.virtual.start import prepare
 
 prepare()
 
-SERVER = Path(__file__).resolve().parent / "fork_server.py"
+SERVER = Path(__file__).resolve().parent / "gpu_fork_server.py"
 MEMORY = "256M"  # of each GPU: filling it takes no time
 
 

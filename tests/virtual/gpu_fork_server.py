@@ -1,4 +1,4 @@
-"""`fork_server.py GPUS MEMORY`: runs programs as the ranks of jobs with virtual GPUs.
+"""`gpu_fork_server.py GPUS MEMORY`: runs programs as the ranks of jobs with virtual GPUs.
 
 A job is a line of JSON on standard input, answered with the exit codes of its ranks. PyTorch is imported
 once; every rank is a fork of this process, with the environment that a launcher gives it. What a rank prints
