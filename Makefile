@@ -103,6 +103,7 @@ check: $(VENV)/.installed  ## format, lint, types, layers, budgets
 	$(BIN)/mypy --strict src
 	$(call say,"layers")
 	$(BIN)/lint-imports --no-logo
+	$(if $(CSRC),$(BIN)/python tools/check_includes.py)
 	$(call say,"budgets")
 	$(BIN)/python tools/budgets.py
 

@@ -61,6 +61,32 @@ def test_layers():
     run(str(lint_imports), "--no-cache", "--no-logo")
 
 
+def test_includes():
+    run(sys.executable, "tools/check_includes.py")
+
+
+def test_includes_that_are_refused(tmp_path: Path):
+    texts = {
+        "kernels/sum.hpp": "#include <vector>\n",
+        "kernels/late.cpp": '#include "kernels/sum.hpp"\n#include "engine/run.hpp"\n',
+        "engine/run.hpp": '#include "kernels/sum.hpp"\n#include <nanobind/nanobind.h>\n',
+        "engine/gone.cpp": '#include "engine/gone.hpp"\n',
+        "other/a.cpp": "",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    command = [sys.executable, "tools/check_includes.py", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == [
+        "engine/gone.cpp includes engine/gone.hpp",
+        "engine/run.hpp includes nanobind/nanobind.h",
+        "kernels/late.cpp includes engine/run.hpp",
+        "other/a.cpp is in no package",
+    ]
+
+
 def test_budgets():
     run(sys.executable, "tools/budgets.py")
 
