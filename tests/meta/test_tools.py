@@ -69,7 +69,7 @@ def test_includes_that_are_refused(tmp_path: Path):
     texts = {
         "kernels/sum.hpp": "#include <vector>\n",
         "kernels/late.cpp": '#include "kernels/sum.hpp"\n#include "engine/run.hpp"\n',
-        "engine/run.hpp": '#include "kernels/sum.hpp"\n#include <nanobind/nanobind.h>\n',
+        "engine/run.hpp": '#include "kernels/sum.hpp"\n',
         "engine/gone.cpp": '#include "engine/gone.hpp"\n',
         "other/a.cpp": "",
     }
@@ -81,7 +81,6 @@ def test_includes_that_are_refused(tmp_path: Path):
     assert done.returncode == 1
     assert done.stdout.splitlines() == [
         "engine/gone.cpp includes engine/gone.hpp",
-        "engine/run.hpp includes nanobind/nanobind.h",
         "kernels/late.cpp includes engine/run.hpp",
         "other/a.cpp is in no package",
     ]
