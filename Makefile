@@ -92,7 +92,7 @@ CLIENTS ?= .venv-clients
 test-clients: $(VENV)/.installed  ## Accelerate, Lightning, DeepSpeed, Ray Train ... over Unisono and Gloo (ARGS="lightning --rounds 1")
 	test -d $(CLIENTS) || { $(PYTHON) -m venv $(CLIENTS) && $(CLIENTS)/bin/pip install --progress-bar off -r tests/clients/requirements.txt; }
 	PYTHONPATH=$$($(CLIENTS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
-	  $(BIN)/python tests/clients/run.py $(ARGS)
+	  $(BIN)/python tests/clients/run_clients.py $(ARGS)
 
 check: $(VENV)/.installed  ## format, lint, types, layers, budgets
 	$(call say,"format and lint")
@@ -103,6 +103,7 @@ check: $(VENV)/.installed  ## format, lint, types, layers, budgets
 	$(BIN)/mypy --strict src
 	$(call say,"layers")
 	$(BIN)/lint-imports --no-logo
+	$(if $(CSRC),$(BIN)/python tools/check_includes.py)
 	$(call say,"budgets")
 	$(BIN)/python tools/budgets.py
 

@@ -326,6 +326,8 @@ class Calls {
   void remember(const Arguments& given, const BoundCall& bound) {
     CallBuffers out, in;
     if (!PyLong_CheckExact(given[kRoot]) || !out.see(given[kOut]) || !in.see(given[kGiven])) return;
+    const bool allocates = bound.returned > Returned::kNumber;
+    if (allocates && (bound.operation.checks_out || bound.operation.checks_in)) return;  // see `Known::codes`
     const CallOptions options = options_of(given);
     Known known;
     known.kept = options.owned();
@@ -338,8 +340,8 @@ class Calls {
     known.place(out, in);
     known.number = out.number;
     known.returned = bound.returned;
-    known.writes = bound.writes && bound.returned <= Returned::kNumber;
-    if (bound.returned > Returned::kNumber) known.made_numel = bound.out.front().numel;
+    known.writes = bound.writes && !allocates;
+    if (allocates) known.made_numel = bound.out.front().numel;
     known.operation = bound.operation;
     known.numel = bound.numel;
     known.factor = bound.factor;

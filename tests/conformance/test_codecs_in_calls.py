@@ -344,6 +344,10 @@ def test_wrong_arguments_are_told_before_a_byte_moves() -> None:
             with pytest.raises(ValueError, match="below zero") if value < 0 else pytest.MonkeyPatch.context():
                 x[3] = value
                 group.all_reduce(x, codec="u0610")
+        for value in (1.0, 1.0, -1.0):  # the same with an allocated result
+            with pytest.raises(ValueError, match="is -1") if value < 0 else pytest.MonkeyPatch.context():
+                x[3] = value
+                group.all_gather(x, codec="u0610")
         group.barrier()
 
     ranks.threads(3, work)

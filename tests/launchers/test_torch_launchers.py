@@ -17,7 +17,7 @@ from ports import reserved
 from started import PROGRAM, VERSIONS, lines, name_hosts, sums
 
 torch = pytest.importorskip("torch", reason="PyTorch is not here: pip install torch")
-TORCH_PROGRAM = str(Path(__file__).with_name("torch_program.py"))
+TORCH_PROGRAM = str(Path(__file__).with_name("torch_rank_program.py"))
 HERE = os.uname().nodename
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 LAUNCH = [sys.executable, "-m", "torch.distributed.launch", "--use-env"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,24 +11,12 @@ from pathlib import Path
 import pytest
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
-TESTS = """
-import pytest
-
-@pytest.mark.parametrize("number", range(40))
-def test_of_one_fault(number):
-    pytest.fail("a long\\ntraceback\\nends in the cause", pytrace=False)
-
-def test_of_its_own():
-    assert 1 + 1 == 3
-
-def test_last():
-    pass
-"""
+TESTS = Path(__file__).parent / "programs" / "failing_tests.py"
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_the_reason_comes_first_and_once(tmp_path: Path, workers: str):
-    (tmp_path / "test_some.py").write_text(TESTS)
+    shutil.copy(TESTS, tmp_path / "test_some.py")
     done = subprocess.run(
         [
             sys.executable,

@@ -13,21 +13,15 @@ import pytest
 BUDGET_S = 0.100
 ROUNDS = 12
 
-PROGRAM = """
-import json, os, sys, time
-before = set(os.listdir("/proc/self/task"))
-start = time.perf_counter()
-import unisono
-took = time.perf_counter() - start
-print(json.dumps({"took_s": took, "modules": sorted(sys.modules)}))
-"""
+PROGRAMS = Path(__file__).parent / "programs"
 
 
 def imported() -> dict:
     """Import unisono in a fresh interpreter."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
-    run = subprocess.run([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, env=environment, check=True)
+    command = [sys.executable, str(PROGRAMS / "timed_import.py")]
+    run = subprocess.run(command, stdout=subprocess.PIPE, env=environment, check=True)
     return json.loads(run.stdout)
 
 
@@ -48,21 +42,12 @@ def test_import_brings_no(unwanted):
     assert unwanted not in imported()["modules"]
 
 
-RANK = """
-import sys, unisono
-with unisono.init_process_group() as group:
-    group.barrier()
-    with open(f"{sys.argv[1]}/{group.rank}", "w") as out:
-        print(*sys.modules, file=out)
-"""
-
-
 @pytest.mark.parametrize("ranks_per_host", ["2", "1"])
 def test_a_group_brings_nothing_that_its_ranks_can_do_without(ranks_per_host: str, tmp_path: Path):
     """64 ranks on two cores pay 32 times for what each imports."""
-    (tmp_path / "rank.py").write_text(RANK)
+    program = str(PROGRAMS / "modules_of_a_rank.py")
     environment = {**os.environ, "UNISONO_RANKS_PER_HOST": ranks_per_host}
-    command = [sys.executable, "-m", "unisono", "run", "-n", "2", str(tmp_path / "rank.py"), str(tmp_path)]
+    command = [sys.executable, "-m", "unisono", "run", "-n", "2", program, str(tmp_path)]
     subprocess.run(command, check=True, env=environment)
     unwanted = {"numpy", "dataclasses", "logging", "ssl", "subprocess", "concurrent.futures"}
     unwanted |= {"unisono.plans.proof", "unisono.store.tcp_server", "unisono.store.file", "unisono.encoding"}

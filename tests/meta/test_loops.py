@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -13,33 +13,11 @@ from loops import each
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 
-PROGRAM = """
-    import time
-    import pytest
-    from loops import each
-
-    ran = []
-
-    @each("size", [1, 2])
-    @each("root, name", [(0, "a"), (1, "b"), pytest.param(2, "c")])
-    def test_pairs(tmp_path, size, root, name):
-        ran.append((size, root, name))
-        if (size, root) == (2, 2):
-            pytest.skip("not this one")
-        assert (size, name) != (1, "b"), "a wrong pair"
-
-    def test_all_ran():
-        assert ran == [(size, root, name) for size in (1, 2) for root, name in enumerate("abc")]
-
-    @pytest.mark.timeout(0.5)
-    @each("seconds", [0, 60, 61])
-    def test_slow(seconds):
-        time.sleep(seconds)
-"""
+PROGRAM = Path(__file__).parent / "programs" / "tests_with_cases.py"
 
 
 def test_a_case_that_fails_is_named_and_the_others_run(tmp_path: Path) -> None:
-    (tmp_path / "test_program.py").write_text(textwrap.dedent(PROGRAM))
+    shutil.copy(PROGRAM, tmp_path / "test_program.py")
     (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {SUPPORT}\n")
     command = [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)

@@ -62,7 +62,7 @@ def test_states(own: dict[str, object], suite: dict[str, object], expected: str)
 
 
 class Seen(NamedTuple):
-    """A feature, as `features.Feature`, which needs PyTorch."""
+    """A feature, as `torch_features.Feature`, which needs PyTorch."""
 
     section: str
     name: str

@@ -69,22 +69,14 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("fresh")
 
 
-SAYS = """
-import subprocess, sys, time
-print("first", flush=True)
-time.sleep(1.5)
-print("last", flush=True)
-subprocess.Popen(["sleep", "300"], start_new_session=True, stdout=subprocess.DEVNULL).returncode = 0
-print("make: *** [Makefile:1: test] Error 3", flush=True)
-sys.exit(3)
-"""
+FAILS = Path(__file__).parent / "programs" / "fails_as_make_does.py"
 
 
 def test_a_rehearsal_measures_and_leaves_nothing(
     fresh: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(fresh, "END_S", 1.0)
-    ran = fresh.run("none", [sys.executable, "-c", SAYS], tmp_path, {"PATH": "/usr/bin:/bin"}, 60.0)
+    ran = fresh.run("none", [sys.executable, str(FAILS)], tmp_path, {"PATH": "/usr/bin:/bin"}, 60.0)
     assert (ran.code, ran.summary, ran.after) == (3, "last", "first")
     assert 1.4 < ran.silence_s <= ran.took_s
     assert [words.partition(" ")[2] for words in fresh.end_strays(tmp_path)] == ["sleep 300"]

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -21,6 +21,8 @@ from loops import each
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(sys.executable).parent
+PROGRAMS = Path(__file__).parent / "programs"
+PIP = str(PROGRAMS / "stands_in_for_pip.py")
 
 # Each pattern is written so that it does not match itself.
 FORBIDDEN = [
@@ -57,6 +59,31 @@ def test_layers():
     if not lint_imports.exists():
         pytest.skip("import-linter is not installed")
     run(str(lint_imports), "--no-cache", "--no-logo")
+
+
+def test_includes():
+    run(sys.executable, "tools/check_includes.py")
+
+
+def test_includes_that_are_refused(tmp_path: Path):
+    texts = {
+        "kernels/sum.hpp": "#include <vector>\n",
+        "kernels/late.cpp": '#include "kernels/sum.hpp"\n#include "engine/run.hpp"\n',
+        "engine/run.hpp": '#include "kernels/sum.hpp"\n',
+        "engine/gone.cpp": '#include "engine/gone.hpp"\n',
+        "other/a.cpp": "",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    command = [sys.executable, "tools/check_includes.py", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == [
+        "engine/gone.cpp includes engine/gone.hpp",
+        "kernels/late.cpp includes engine/run.hpp",
+        "other/a.cpp is in no package",
+    ]
 
 
 def test_budgets():
@@ -120,15 +147,6 @@ def test_no_forbidden_words(pattern):
     assert found == []
 
 
-COMPILING = """
-import time
-print("  *** Configuring CMake...", flush=True)
-time.sleep(1.5)
-print("  [3/40] Building CXX object é", flush=True)
-raise SystemExit(CODE)
-"""
-
-
 @pytest.fixture
 def tools(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
     monkeypatch.syspath_prepend(ROOT / "tools")
@@ -148,7 +166,7 @@ def test_progress_of_the_build(
     assert stage("  [3/40] Building CXX") == "compiling the engine, step 3 of 40"
     assert stage("  removing [3/40]") is None
     log = tmp_path / "log"
-    program = [sys.executable, "-X", "utf8", "-c", COMPILING.replace("CODE", str(code))]
+    program = [sys.executable, "-X", "utf8", PIP, "compiles", str(code)]
     assert tools["progress"].follow(program, log, stage) == code
     shown = capsys.readouterr().out.splitlines()
     assert len(shown) == 2
@@ -156,18 +174,6 @@ def test_progress_of_the_build(
     failed = "failed while compiling the engine, step 3 of 40 ("
     assert ("installed (" if code == 0 else failed) in shown[1]
     assert "Building CXX object" in log.read_text(encoding="utf-8")
-
-
-PIP_OF_TORCH = """
-import os, pathlib, time
-print("Collecting torch==2.13.0", flush=True)
-print("  Downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl (526.6 MB)", flush=True)
-pathlib.Path(os.environ["TMPDIR"], "torch.whl").write_bytes(bytes(20_000_000))
-time.sleep(1.5)
-print("Installing collected packages: mpmath, torch", flush=True)
-time.sleep(1.5)
-raise SystemExit(CODE)
-"""
 
 
 @pytest.mark.parametrize("code", [0, 1])
@@ -181,7 +187,7 @@ def test_the_download_of_pytorch_is_announced_and_followed(
     torch = tools["install_torch"]
     monkeypatch.setattr(torch.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(torch, "build_offered", lambda requirement, options: torch.CUDA)
-    monkeypatch.setattr(torch, "PIP", [sys.executable, "-c", PIP_OF_TORCH.replace("CODE", str(code))])
+    monkeypatch.setattr(torch, "PIP", [sys.executable, PIP, "downloads_pytorch", str(code)])
     monkeypatch.setattr(torch, "LOG", tmp_path / "log")
     monkeypatch.setattr(torch.sys, "prefix", str(tmp_path))
     monkeypatch.setattr(tools["progress"], "QUIET_S", 0.0)
@@ -201,7 +207,7 @@ def test_too_little_disk_is_told_before_the_download(
     tools: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
 ):
     torch = tools["install_torch"]
-    monkeypatch.setattr(torch.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 8, int(2e9)))
+    monkeypatch.setattr(torch.shutil, "disk_usage", lambda path: SimpleNamespace(free=int(2e9)))
     assert re.match(r"2\.0 GB are free for .*, and 8 needed", torch.install("torch", [], torch.CUDA))
 
 
@@ -226,37 +232,15 @@ def test_which_build_pip_would_take(
         assert offered is getattr(torch, found)
 
 
-INSTALLS = """
-import sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-import install_engine
-install_engine.PIP = [sys.executable, "-c", sys.argv[3]]
-install_engine.LOG = Path(sys.argv[2])
-sys.exit(install_engine.main([]))
-"""
-COMPILER_FAILS = r"""
-print("-- could not find error: this is not the compiler's")
-print("  /csrc/a.cpp:7:3: error: 'x' was not declared in this scope")
-print("  /csrc/b.cpp:1:10: fatal error: y.hpp: No such file or directory")
-print(*["ninja goes on"] * 100, sep="\n")
-raise SystemExit(1)
-"""
-# Ends when it is told, and leaves one behind that does not, with the pipe in its hands.
-TOLD_TO_END = """
-import signal, subprocess, time
-subprocess.Popen(["env", "--ignore-signal=INT", "sleep", "300"]).returncode = 0
-try:
-    print("[3/40] Building CXX object", flush=True)
-    time.sleep(300)
-except KeyboardInterrupt:
-    print("cancelled", flush=True)
-"""
+def installing(log: Path, case: str) -> list[str]:
+    """The command that installs the engine with what stands in for pip."""
+    program = str(PROGRAMS / "installs_the_engine.py")
+    return [sys.executable, program, str(ROOT / "tools"), str(log), sys.executable, PIP, case]
 
 
 def test_ctrl_c_ends_the_build_and_names_the_log(tmp_path: Path):
     log = tmp_path / "log"
-    command = [sys.executable, "-c", INSTALLS, str(ROOT / "tools"), str(log), TOLD_TO_END]
+    command = installing(log, "is_cancelled")
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     ) as tool:
@@ -276,7 +260,7 @@ def test_ctrl_c_ends_the_build_and_names_the_log(tmp_path: Path):
 
 def test_a_failed_build_shows_the_first_error_of_the_compiler_first(tmp_path: Path):
     log = tmp_path / "log"
-    command = [sys.executable, "-c", INSTALLS, str(ROOT / "tools"), str(log), COMPILER_FAILS]
+    command = installing(log, "meets_compiler_errors")
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     shown = done.stdout.partition("failed while ")[2].splitlines()[1:]

@@ -146,16 +146,6 @@ def keep_beating(node: Any) -> None:
     node._keep_beating()
 
 
-def name_hosts(node: Any, names: tuple[str, ...]) -> None:
-    """Set the names that a node has after the rendezvous."""
-    node._hosts = names
-
-
-def drain(screen: Any) -> None:
-    """Wait until all output is printed."""
-    screen._writer.backlog_nbytes = 0
-
-
 def relay_socket(relays: Any) -> Any:
     """The connection to the process that encrypts; None until it is needed."""
     return relays._control
@@ -164,10 +154,3 @@ def relay_socket(relays: Any) -> Any:
 def set_relay_socket(relays: Any, sock: Any) -> None:
     """Let a thread of this process encrypt."""
     relays._control = sock
-
-
-def sane(calibration: Any) -> bool:
-    """Whether these figures are plausible for some machine."""
-    from unisono.costs import machine
-
-    return machine._sane(calibration)

@@ -92,13 +92,13 @@ def test_a_check_that_fails_fails_alone(forks: suite.Forks):
 
 
 def test_a_check_that_ends_a_rank_fails_alone(forks: suite.Forks):
-    checks = [f"dies.check_{name}" for name in DIES]
+    checks = [f"ends_its_rank.check_{name}" for name in DIES]
     found = run_all(forks, 2, "failing", checks, 100)
     failed = {check: text for check, text in found.items() if text}
-    assert list(failed) == ["dies.check_ends_its_process", "dies.check_is_killed"]
-    assert "(ended with 7)" in failed["dies.check_ends_its_process"]
-    assert "(ended with -9)" in failed["dies.check_is_killed"]
-    assert "PeerLost" in failed["dies.check_is_killed"]
+    assert list(failed) == ["ends_its_rank.check_ends_its_process", "ends_its_rank.check_is_killed"]
+    assert "(ended with 7)" in failed["ends_its_rank.check_ends_its_process"]
+    assert "(ended with -9)" in failed["ends_its_rank.check_is_killed"]
+    assert "PeerLost" in failed["ends_its_rank.check_is_killed"]
 
 
 def test_time_that_is_over_is_told(forks: suite.Forks):

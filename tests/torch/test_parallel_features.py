@@ -1,4 +1,4 @@
-"""What plans promise beside the losses. The checks of parallel/features.py and others run on two ranks."""
+"""What plans promise beside the losses. Checks of parallel/run_features.py and others, on two ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unisono.parallel import Plan
 
 CHECKS = [
     (module, node.name)
-    for module in ("features", "backwards", "swaps", "errors", "mistakes")
+    for module in ("run_features", "backwards", "swaps", "errors", "refusals")
     for node in ast.parse((suite.HERE / "parallel" / f"{module}.py").read_text()).body
     if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")
 ]

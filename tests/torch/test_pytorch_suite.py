@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from pytorch_suite import notes
-from recording import features, table
+from recording import table, torch_features
 
 pytest.importorskip("expecttest", reason="PyTorch's tests need it")
 
-RUN = Path(__file__).resolve().parent / "pytorch_suite" / "run.py"
+RUN = Path(__file__).resolve().parent / "pytorch_suite" / "run_pytorch_suite.py"
 KNOWN = json.loads(table.RESULTS.read_text())
 
 
@@ -80,4 +80,4 @@ def test_pytorch(way: str, subtests: pytest.Subtests):
 @pytest.mark.filterwarnings("ignore")  # PyTorch warns of itself when its modules are imported
 def test_the_table_has_all_that_torch_distributed_exports():
     listed = {(row["section"], row["name"]) for row in KNOWN["rows"]}
-    assert {(feature.section, feature.name) for feature in features.features()} == listed
+    assert {(feature.section, feature.name) for feature in torch_features.features()} == listed

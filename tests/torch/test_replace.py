@@ -13,6 +13,7 @@ import suite
 from ports import reserved
 
 PROGRAM = str(suite.HERE / "programs" / "replaced.py")
+AUTOLOADED = str(suite.HERE / "programs" / "autoloaded.py")
 
 
 def run(*arguments: str, limit_s: float = 100, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -27,15 +28,13 @@ def run(*arguments: str, limit_s: float = 100, **environ: str) -> subprocess.Com
 
 
 def test_autoload_registers_and_loads_no_engine():
-    ask = "import sys, torch; print('UNISONO' in torch.distributed.Backend._plugins, "
-    ask += "[n for n in sys.modules if n.startswith(('unisono._native', 'unisono.group', 'msgspec'))])"
-    assert run("-c", ask).stdout == "True []\n"
-    assert run("-c", ask, TORCH_DEVICE_BACKEND_AUTOLOAD="0").stdout == "False []\n"
-    assert run("-c", "import unisono.torch; " + ask).stdout == "True []\n"
+    assert run(AUTOLOADED).stdout == "True []\n"
+    assert run(AUTOLOADED, TORCH_DEVICE_BACKEND_AUTOLOAD="0").stdout == "False []\n"
+    assert run(AUTOLOADED, "unisono.torch").stdout == "True []\n"
 
 
 def test_import_torch_survives_a_wrong_variable():
-    done = run("-W", "always", "-c", "import torch; print(torch.ones(1))", UNISONO_REPLACE="glo")
+    done = run("-W", "always", AUTOLOADED, UNISONO_REPLACE="glo")
     assert done.returncode == 0
     assert "UNISONO_REPLACE is malformed: got 'glo', expected gloo" in done.stderr
     assert run("-c", "import torch", RANK="nonsense").stderr == ""
@@ -50,11 +49,9 @@ def test_gloo_is_replaced_under_unisono_run():
 
 
 def test_gloo_is_replaced_under_torchrun():
-    program = "import runpy, os; os.environ['TORCHELASTIC_USE_AGENT_STORE'] = 'False'; "
-    arguments = ["--standalone", "--nproc-per-node", "2", "--no-python", sys.executable, "-c"]
+    arguments = ["--standalone", "--nproc-per-node", "2", PROGRAM]
     with reserved(6) as port:
-        program += f"os.environ['MASTER_PORT'] = '{port}'; runpy.run_path({PROGRAM!r}, run_name='__main__')"
-        done = run("-m", "torch.distributed.run", *arguments, program, UNISONO_REPLACE="gloo")
+        done = run("-m", "torch.distributed.run", *arguments, str(port), UNISONO_REPLACE="gloo")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("fine") == 2
 

@@ -16,7 +16,7 @@ SIZE = 3
 def results(forks: suite.Forks, way: str) -> list[dict]:
     """Fail in this way; what each survivor saw."""
     with tempfile.TemporaryDirectory() as folder:
-        printed = forks.run(Path(folder), {way: ("programs.dies", SIZE, [way])})[way]
+        printed = forks.run(Path(folder), {way: ("programs.last_rank_fails", SIZE, [way])})[way]
         return _seen(Path(folder, way), printed)
 
 

@@ -16,6 +16,11 @@ import unisono as un
 from loops import each
 
 NAME = "/memfd:unisono-arrays"
+PROGRAM = Path(__file__).parent / "programs" / "shared_memory_of_arrays.py"
+
+
+def run(*words: str) -> None:
+    subprocess.run([sys.executable, str(PROGRAM), *words], check=True, timeout=60)
 
 
 def held_bytes() -> int:
@@ -93,73 +98,20 @@ def test_lengths_and_dtypes_as_numpy_takes_them() -> None:
 
 
 def test_a_file_that_has_the_number_of_their_descriptor_is_left_alone(tmp_path: Path) -> None:
-    program = """
-import os, sys, unisono as un
-from pathlib import Path
-x = un.empty(1 << 20, "uint8")
-number = next(int(fd.name) for fd in Path("/proc/self/fd").iterdir() if "unisono-arrays" in os.readlink(fd))
-with open(sys.argv[1], "rb+") as other:
-    os.dup2(other.fileno(), number)
-y = un.empty(1 << 20, "uint8")
-x[:] = y[:] = 7
-del x, y
-"""
     path = tmp_path / "checkpoint"
     content = os.urandom(4 << 20)
     path.write_bytes(content)
-    subprocess.run([sys.executable, "-c", program, str(path)], check=True, timeout=60)
+    run("descriptor_is_of_another_file", str(path))
     assert path.read_bytes() == content
 
 
-WRITERS = """
-import os, numpy as np, unisono as un
-x = un.empty(1000)
-x[:] = 1
-for number in (2, 3):
-    child = os.fork()
-    if child == 0:
-        x[500:] = number
-        os._exit(0 if x.sum() == 500 + 500 * number else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-assert (x == 1).all()
-"""
-
-
 def test_children_do_not_write_into_their_parents_arrays() -> None:
-    subprocess.run([sys.executable, "-c", WRITERS], check=True, timeout=60)
-
-
-CHILD = """
-import os, numpy as np, unisono as un
-mine = un.empty(1000)
-mine[:] = 1
-child = os.fork()
-if child == 0:
-    own = un.empty(1000)       # in memory of its own
-    own[:] = 2
-    del own
-    fine = mine.sum() == 1000  # its parent's, which it must not give back
-    del mine
-    os._exit(0 if fine else 1)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-other = un.empty(1000)
-other[:] = 3
-assert (mine == 1).all() and (other == 3).all()
-"""
+    run("children_write")
 
 
 def test_a_fork_has_memory_of_its_own() -> None:
-    subprocess.run([sys.executable, "-c", CHILD], check=True, timeout=60)
-
-
-LIMITED = """
-import resource, numpy as np, unisono as un
-resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # of the file behind them
-array = un.empty((3, 5), np.float32)
-array[:] = 1
-assert array.sum() == 15
-"""
+    run("child_makes_its_own")
 
 
 def test_where_it_cannot_be_made_it_is_plain_memory() -> None:
-    subprocess.run([sys.executable, "-c", LIMITED], check=True, timeout=60)
+    run("file_is_limited")

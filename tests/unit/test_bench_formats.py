@@ -38,8 +38,7 @@ def test_osu_has_size_and_latency():
 def test_plot_writes_a_picture(tmp_path: Path):
     pytest.importorskip("matplotlib")
     # A process of its own: matplotlib keeps its fonts open.
-    script = "import sys, json; from unisono.bench.formats import plot as draw; "
-    script += "draw(json.loads(sys.argv[1]), sys.argv[2])"
-    words = [sys.executable, "-c", script, json.dumps(RECORD), str(tmp_path / "out.png")]
+    program = Path(__file__).parent / "programs" / "plots_a_record.py"
+    words = [sys.executable, str(program), json.dumps(RECORD), str(tmp_path / "out.png")]
     subprocess.run(words, check=True, timeout=60)
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")

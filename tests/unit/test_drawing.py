@@ -22,24 +22,7 @@ from unisono.plans.plan import MOST_RANKS
 NAMES = [(collective, name) for collective in ALGORITHMS for name in ALGORITHMS[collective]]
 SVG = "{http://www.w3.org/2000/svg}"
 
-OWN = """
-from unisono.plans import Out, Recv, Reduce, Send
-
-def pass_on(rank, size, root):
-    if rank == 0:
-        yield Reduce(Out(0), frm=tuple(range(size)))
-    else:
-        yield Send(Out(0), to=(0,))
-        yield Recv(Out(0), frm=rank - 1)
-    if rank + 1 < size:
-        yield Send(Out(0), to=(rank + 1,))
-
-def forgetful(rank, size, root):
-    yield Send(Out(0), to=((rank + 1) % size,))
-
-def broken(rank, size, root):
-    yield 1 // rank
-"""
+OWN = Path(__file__).parent / "programs" / "own_algorithms.py"
 
 
 def plans(collective: str, algorithm: str, sizes: range) -> list[Plan]:
@@ -166,17 +149,15 @@ def test_commands_write_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert (record["algorithm"], record["size"], record["root"]) == ("direct", 4, 2)
 
 
-def test_an_own_algorithm_is_drawn_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "own.py").write_text(OWN)
-    own = f"{tmp_path}/own.py"
-    assert cli.main(["draw", "all_reduce", "--algorithm", f"{own}:pass_on", "-n", "3", "--json"]) == 0
+def test_an_own_algorithm_is_drawn_or_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["draw", "all_reduce", "--algorithm", f"{OWN}:pass_on", "-n", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["cost"]["rounds"] == 4
     for name, told in (
         ("forgetful", "rank 1 never takes 1 of the messages that rank 0 sends it"),
         ("broken", "ZeroDivisionError"),
         ("missing", "has no function missing"),
     ):
-        assert cli.main(["draw", "all_reduce", "--algorithm", f"{own}:{name}", "--json"]) == 2
+        assert cli.main(["draw", "all_reduce", "--algorithm", f"{OWN}:{name}", "--json"]) == 2
         shown = capsys.readouterr().err
         assert told in shown and shown.count("\n") == 1
 

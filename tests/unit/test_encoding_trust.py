@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import enum
 import math
+import os
 import random
 import resource
 import struct
+import subprocess
 import sys
 import types
 from dataclasses import dataclass
@@ -67,20 +69,79 @@ class Outer:
 # ---- classes on the receiving side ---------------------------------------------------------------------
 
 
-def sent(monkeypatch: pytest.MonkeyPatch, source: str, expression: str) -> bytes:
-    """What a sender with another version of module `elsewhere` sends. The module is gone afterwards."""
+def named_thing(made: Any) -> Any:
+    """As if this class were the Thing of module `elsewhere`."""
+    made.__module__, made.__qualname__ = "elsewhere", "Thing"
+    return made
+
+
+def elsewhere(thing: Any) -> types.ModuleType:
+    """A module with this Thing."""
     module = types.ModuleType("elsewhere")
+    module.Thing = thing  # type: ignore[attr-defined]
+    return module
+
+
+def sent(monkeypatch: pytest.MonkeyPatch, value: Any) -> bytes:
+    """What a sender with module `elsewhere` sends. The module is gone afterwards."""
     with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "elsewhere", module)
-        exec(source, vars(module))
-        return encode(eval(expression, vars(module)))
+        patch.setitem(sys.modules, "elsewhere", elsewhere(type(value)))
+        return encode(value)
 
 
-RECORD = "from dataclasses import dataclass\n@dataclass\nclass Thing:\n  a: int\n  b: int = 2\n"
+@named_thing
+@dataclass
+class Record:
+    a: int
+    b: int = 2
+
+
+@named_thing
+@dataclass
+class OtherFields:
+    a: int
+    c: int = 2
+
+
+@named_thing
+@dataclass
+class WithDel:
+    a: int
+    b: int = 2
+
+    def __del__(self) -> None:
+        pass
+
+
+@named_thing
+class Plain:
+    pass
+
+
+@named_thing
+class OneMember(enum.Enum):
+    a = 1
+
+
+@named_thing
+class TwoMembers(enum.Enum):
+    a = 1
+    b = 2
+
+
+def loads_itself() -> types.ModuleType:
+    """A module that has no Thing, and runs code for each name that it is asked for."""
+
+    def load(name: str) -> None:
+        raise SystemExit("code was run")
+
+    module = types.ModuleType("elsewhere")
+    module.__getattr__ = load  # type: ignore[method-assign]
+    return module
 
 
 def test_a_class_that_the_receiver_has_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = sent(monkeypatch, RECORD, "Thing(1)")
+    data = sent(monkeypatch, Record(1))
     with pytest.raises(
         ValueError, match="class elsewhere:Thing is not known here. Import elsewhere on the rec"
     ):
@@ -89,31 +150,29 @@ def test_a_class_that_the_receiver_has_not_imported(monkeypatch: pytest.MonkeyPa
 
 
 @each(
-    ("source", "text"),
+    ("module", "text"),
     [
-        (RECORD.replace("b: int", "c: int"), "the sender's has the fields a, b, this process's a, c"),
-        ("class Thing: pass", "elsewhere:Thing is no dataclass, Struct or enum"),
-        ("from os import system as Thing", "not known here"),
-        ("from subprocess import Popen as Thing", "not known here"),
-        ("def __getattr__(name): raise SystemExit('code was run')", "not known here"),
-        (RECORD + "  def __del__(self): pass", "has a __del__"),
-        ("import enum\nclass Thing(enum.Enum): a = 1", "is an enum"),
+        (elsewhere(OtherFields), "the sender's has the fields a, b, this process's a, c"),
+        (elsewhere(Plain), "elsewhere:Thing is no dataclass, Struct or enum"),
+        (elsewhere(os.system), "not known here"),
+        (elsewhere(subprocess.Popen), "not known here"),
+        (loads_itself(), "not known here"),
+        (elsewhere(WithDel), "has a __del__"),
+        (elsewhere(OneMember), "is an enum"),
     ],
 )
-def test_another_class_of_that_name(monkeypatch: pytest.MonkeyPatch, source: str, text: str) -> None:
-    data = sent(monkeypatch, RECORD, "Thing(1)")
-    module = types.ModuleType("elsewhere")
+def test_another_class_of_that_name(
+    monkeypatch: pytest.MonkeyPatch, module: types.ModuleType, text: str
+) -> None:
+    data = sent(monkeypatch, Record(1))
     monkeypatch.setitem(sys.modules, "elsewhere", module)
-    exec(source, vars(module))
     with pytest.raises(ValueError, match=text):
         decode(data)
 
 
 def test_an_enum_member_that_the_receiver_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = sent(monkeypatch, "import enum\nclass Thing(enum.Enum): a = 1; b = 2", "Thing.b")
-    module = types.ModuleType("elsewhere")
-    monkeypatch.setitem(sys.modules, "elsewhere", module)
-    exec("import enum\nclass Thing(enum.Enum): a = 1", vars(module))
+    data = sent(monkeypatch, TwoMembers.b)
+    monkeypatch.setitem(sys.modules, "elsewhere", elsewhere(OneMember))
     with pytest.raises(ValueError, match="elsewhere:Thing has no member b in this process"):
         decode(data)
 
@@ -128,7 +187,7 @@ def test_a_module_that_would_load_itself_is_not_touched(monkeypatch: pytest.Monk
         def __getattribute__(self, name: str) -> Any:
             raise AssertionError("the module was asked for " + name)
 
-    data = sent(monkeypatch, RECORD, "Thing(1)")
+    data = sent(monkeypatch, Record(1))
     monkeypatch.setitem(sys.modules, "elsewhere", Loads("elsewhere"))
     with pytest.raises(ValueError, match="not known here"):
         decode(data)

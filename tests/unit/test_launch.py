@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import os
-import selectors
 import signal
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,13 +17,14 @@ from pathlib import Path
 
 import pytest
 
-import inside
 from loops import each
 from unisono.errors import LaunchError
-from unisono.launch.console import LONGEST_LINE_NBYTES, RankStream, Screen, Streams, prefix_of
+from unisono.launch.console import LONGEST_LINE_NBYTES, prefix_of
 from unisono.launch.job import Assignment, Job, add_arguments, job_from, rank_environment
 from unisono.launch.process import LEAVE_S, Escalation, StatusBoard
 from unisono.launch.supervisor import tell
+
+PROGRAMS = Path(__file__).parent / "programs"
 
 # --- flags ---------------------------------------------------------------------------------------------
 
@@ -202,18 +205,22 @@ def test_board_layout() -> None:
     board.close()
 
 
-class Recorder(Screen):
-    """A screen that keeps what it would write; both of its descriptors are one device."""
+def console(case: str, terminal: bool = False) -> bytes:
+    """What the program shows in a case: stdout and stderr are one pipe, or one terminal."""
+    ours, theirs = os.openpty() if terminal else os.pipe()
+    with open(ours, "rb", buffering=0) as reader, open(theirs, "wb", buffering=0) as writer:
+        command = [sys.executable, str(PROGRAMS / "shows_on_a_console.py"), case]
+        with subprocess.Popen(command, stdout=writer, stderr=writer) as process:
+            writer.close()
+            shown = b"".join(read_all(reader))
+    assert process.returncode == 0, shown[-5000:]
+    return shown
 
-    def __init__(self, terminal: bool = False) -> None:
-        super().__init__(color=False, on_progress=lambda: None)
-        self.written = b""
-        self.is_terminal = {1: terminal, 2: terminal}
-        self._device = {1: (0, 0), 2: (0, 0)}
-        self._writer.put = self._keep  # type: ignore[method-assign]
 
-    def _keep(self, fd: int, data: bytes) -> None:
-        self.written += data
+def read_all(reader: io.FileIO) -> Iterator[bytes]:
+    with contextlib.suppress(OSError):  # a terminal whose other end is closed
+        while piece := reader.read(1 << 20):
+            yield piece
 
 
 def test_prefix() -> None:
@@ -222,21 +229,12 @@ def test_prefix() -> None:
 
 
 def test_an_open_line_is_continued_by_its_owner_and_ended_for_others() -> None:
-    screen = Recorder()
-    screen.show(1, b"A ", b"one ")
-    screen.show(1, b"A ", b"line\ntwo ")
-    screen.show(1, b"B ", b"x\n")
-    screen.show(1, b"A ", b"lines\n")
-    screen.show(2, b"B ", b"y")
-    screen.say("done")
-    assert screen.written == b"A one line\nA two \nB x\nA lines\nB y\ndone\n"
+    assert console("lines_of_two") == b"A one line\nA two \nB x\nA lines\nB y\ndone\n"
 
 
 def test_a_carriage_return_keeps_the_name_on_a_terminal_only() -> None:
-    for terminal, seen in ((True, b"A \rA 10%"), (False, b"A \r10%")):
-        screen = Recorder(terminal)
-        screen.show(2, b"A ", b"\r10%")
-        assert screen.written == seen
+    assert console("progress_bar", terminal=True) == b"A \rA 10%"
+    assert console("progress_bar") == b"A \r10%"
 
 
 @pytest.fixture
@@ -246,53 +244,13 @@ def pipe() -> Iterator[tuple[io.FileIO, io.FileIO]]:
         yield reader, writer
 
 
-def test_a_stream_shows_whole_lines_and_its_tail(pipe: tuple[io.FileIO, io.FileIO]) -> None:
-    reader, writer = pipe
-    screen = Recorder()
-    stream = RankStream(reader, 2, b"A ", screen=screen, shown=True, log=None)
-    writer.write(b"begun ")
-    stream.pump()
-    assert screen.written == b"" and stream.partial_due() is None
-    writer.write(b"and ended\nagain")
-    stream.pump()
-    assert screen.written == b"A begun and ended\n"
-    writer.close()
-    stream.pump()
-    assert screen.written == b"A begun and ended\nA again\n" and not stream.open
-    assert stream.tail == b"begun and ended\nagain"
+def test_a_stream_shows_whole_lines_and_its_tail() -> None:
+    assert console("lines_of_a_stream") == b"A begun and ended\nA again\n"
 
 
-def test_a_line_without_end_is_passed_on_in_pieces(pipe: tuple[io.FileIO, io.FileIO]) -> None:
-    reader, writer = pipe
-    screen = Recorder()
-    stream = RankStream(reader, 1, b"A ", screen=screen, shown=True, log=None)
-    size = LONGEST_LINE_NBYTES + 100_000
-    feeder = threading.Thread(target=lambda: (writer.write(b"x" * size), writer.close()))
-    feeder.start()
-    while stream.open:
-        stream.pump()
-    feeder.join()
-    assert screen.written == b"A " + b"x" * size + b"\n"
+def test_a_line_without_end_is_passed_on_in_pieces() -> None:
+    assert console("line_without_end") == b"A " + b"x" * (LONGEST_LINE_NBYTES + 100_000) + b"\n"
 
 
-def test_reading_pauses_while_the_console_is_behind(pipe: tuple[io.FileIO, io.FileIO]) -> None:
-    reader, writer = pipe
-    job = Job(command=("x",), world_size=1, shown=(3,), logged=(0,))
-    with selectors.DefaultSelector() as selector:
-        screen = Screen(color=False, on_progress=lambda: None)  # never started: nothing is ever taken
-        streams = Streams(job, screen, selector)
-        streams.add(0, 0, reader, 1)
-        feeder = threading.Thread(target=lambda: (writer.write(b"x\n" * (4 << 20)), writer.close()))
-        feeder.start()
-        while selector.get_map():
-            for key, _ in selector.select():
-                key.data()
-        assert screen.backlog_nbytes > 4 << 20 and any(streams.open())
-        inside.drain(screen)
-        streams.resume_if_drained()
-        while any(streams.open()):
-            for key, _ in selector.select():
-                key.data()
-            inside.drain(screen)
-            streams.resume_if_drained()
-        feeder.join()
+def test_reading_pauses_while_the_console_is_behind() -> None:
+    assert console("more_than_is_taken") == b"[rank 0] x\n" * (4 << 20)

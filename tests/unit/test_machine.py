@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import inside
 from loops import each
 from unisono import calibrate, env
 from unisono.bootstrap.engine import EngineSettings, open_engine
@@ -144,9 +143,10 @@ def test_a_malformed_setting_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys
     assert "UNISONO_SPIN_US is malformed" in capsys.readouterr().err
 
 
-def test_measured_figures_are_those_of_a_machine():
-    found = measure()
-    assert inside.sane(found)
+def test_measured_figures_are_those_of_a_machine(tmp_path: Path):
+    found, file = measure(), tmp_path / "measured.json"
+    machine.save(found, file)
+    assert machine.load(file) == (found, "")
     assert found.cores == len(os.sched_getaffinity(0))
     assert found.measured_here
 

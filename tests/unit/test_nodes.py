@@ -6,7 +6,6 @@ import io
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 
 import pytest
 
@@ -23,8 +22,8 @@ from unisono.store import StoreServer, TCPStore
 class Together:
     """The nodes of a job that have met; `watched` ends when all that watch know of the end."""
 
-    def __init__(self, count: int, server: StoreServer) -> None:
-        options = {"command": ("true",), "world_size": 1, "shown": (3,), "logged": (0,), "grace_s": 30.0}
+    def __init__(self, count: int, server: StoreServer, grace_s: float = 30.0) -> None:
+        options = {"command": ("true",), "world_size": 1, "shown": (3,), "logged": (0,), "grace_s": grace_s}
         self.stores = [TCPStore(server.host, server.port, timeout_s=30.0) for _ in range(count)]
         self.nodes = [
             Nodes(Job(**options, nnodes=count, node_rank=number), store)  # type: ignore[arg-type]
@@ -132,12 +131,10 @@ def test_the_last_node_may_come_in_the_last_moment(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_store_that_is_anothers_by_now_is_one_that_does_not_answer() -> None:
-    with reserved() as port, ExitStack() as stack:
+    with reserved() as port:
         server = StoreServer("127.0.0.1", port)
-        store = stack.enter_context(TCPStore(server.host, port, timeout_s=30.0))
-        job = Job(command=("true",), world_size=1, shown=(3,), logged=(0,), nnodes=2, grace_s=0.0)
-        node = Nodes(job, store)
-        inside.name_hosts(node, ("a", "b"))
+        two = Together(2, server, grace_s=0.0)
+        node = two.nodes[0]
         server.close()
         other = StoreServer(server.host, port, token=Token(b"x" * 32))
         told = threading.Event()
@@ -145,5 +142,5 @@ def test_a_store_that_is_anothers_by_now_is_one_that_does_not_answer() -> None:
         node.watch(told.set)
         assert told.wait(30) and node.end is not None and "is gone" in node.end.text
         assert [final.node for final in node.settle(None, 0)] == [0]
-        node.close()
+        two.close()
         other.close()

@@ -10,6 +10,7 @@ import pytest
 
 import unisono.ray
 from loops import each
+from unisono.errors import RendezvousError
 
 
 def train(world: Any) -> None:
@@ -59,13 +60,33 @@ def test_join(arguments: dict[str, Any], error: type[Exception], text: str) -> N
         unisono.ray.join(name, **given)
 
 
-def test_a_placement_group_has_a_bundle_for_every_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unisono.ray, "_ray", lambda: SimpleNamespace(is_initialized=lambda: False))
+@pytest.fixture
+def removed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Ray on a cluster of two CPUs, none of which becomes free; which bundles were given back."""
+    given_back: list[str] = []
+    bundles = SimpleNamespace(wait=lambda timeout_s: False)
+    util = SimpleNamespace(
+        placement_group=lambda needs, strategy: bundles,
+        remove_placement_group=lambda group: given_back.append("ours" if group is bundles else "another"),
+    )
+    ray = SimpleNamespace(
+        util=util,
+        is_initialized=lambda: True,
+        cluster_resources=lambda: {"CPU": 2.0, "memory": 1e9},
+        available_resources=lambda: {"CPU": 0.0, "memory": 1e9},
+    )
+    for name, module in (("ray", ray), ("ray.util", util), ("ray.util.scheduling_strategies", util)):
+        monkeypatch.setitem(sys.modules, name, module)
+    return given_back
+
+
+def test_a_placement_group_has_a_bundle_for_every_worker(removed: list[str]) -> None:
     with pytest.raises(TypeError, match="placement_group is a int, expected one of Ray's"):
         unisono.ray.run(train, 2, placement_group=3)
     one = SimpleNamespace(bundle_specs=[{"CPU": 1}])
     with pytest.raises(ValueError, match="placement_group has 1 bundles, expected one for each of 2"):
         unisono.ray.run(train, 2, placement_group=one)
+    assert removed == []
 
 
 def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,9 +97,13 @@ def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch)
         unisono.ray.join("learners", rank=0, world_size=2)
 
 
-def test_a_cluster_that_is_too_small_is_told_at_once() -> None:
-    cluster = SimpleNamespace(cluster_resources=lambda: {"CPU": 2.0})
-    room = SimpleNamespace(wait=lambda timeout_s: True)
-    unisono.ray._await_room(cluster, room, {"CPU": 1}, 2, 300.0)
-    with pytest.warns(RuntimeWarning, match="4 workers need 4 CPU, the cluster has 2: waiting up to 300 s"):
-        unisono.ray._await_room(cluster, room, {"CPU": 1}, 4, 300.0)
+def test_a_cluster_that_is_too_small_is_told_at_once(removed: list[str]) -> None:
+    full = "no room for 2 workers .* within 300 s.*the cluster has {'CPU': 2.0}.*{'CPU': 0.0} are free"
+    with pytest.raises(RendezvousError, match=full):  # a warning would be an error: 2 CPU are enough
+        unisono.ray.run(train, 2, timeout=300)
+    with (
+        pytest.warns(RuntimeWarning, match="4 workers need 4 CPU, the cluster has 2: waiting up to 300 s"),
+        pytest.raises(RendezvousError, match="no room for 4 workers"),
+    ):
+        unisono.ray.run(train, 4, timeout=300)
+    assert removed == ["ours", "ours"]

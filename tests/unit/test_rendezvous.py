@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launching import wait_until
 from loops import each
 from meeting import closed_together, env_of, meet, together
 from ports import reserved
@@ -19,7 +24,6 @@ from unisono import env
 from unisono.bootstrap.rendezvous import Rendezvous
 from unisono.errors import RendezvousError, StoreError, StoreTimeout
 from unisono.store import HashStore, NotOurServer, Store, StoreServer
-from unisono.store.ops import Get
 
 
 @pytest.fixture
@@ -279,30 +283,29 @@ def test_who_gave_up_does_not_count_as_having_come() -> None:
 
 
 def test_an_interrupted_rank_is_told_of_and_can_try_again() -> None:
-    class Interrupted(HashStore):
-        times = 1
+    """Ctrl-C comes while the main thread waits for rank 2, which never comes."""
+    store, ours = HashStore(), threading.main_thread().ident
+    assert ours == threading.get_ident()
 
-        def _call(self, op: Any, payload: bytes, timeout_s: float) -> Any:
-            waits = isinstance(op, Get) and op.key.endswith("/verdict")
-            if waits and threading.current_thread().name == "1" and self.times:
-                self.times -= 1
-                raise KeyboardInterrupt
-            return super()._call(op, payload, timeout_s)
+    def waits_for_a_key() -> bool:
+        calls = [call.name for call in traceback.extract_stack(sys._current_frames()[ours])]
+        return "get" in calls and calls[-1] == "wait"
 
-    store = Interrupted()
+    def ctrl_c() -> None:
+        wait_until(waits_for_a_key)
+        signal.pthread_kill(ours, signal.SIGINT)
 
-    def rank(number: int) -> tuple[BaseException, Rendezvous]:
-        threading.current_thread().name = str(number)
-        with pytest.raises((RendezvousError, KeyboardInterrupt)) as caught:
-            meet(store=store, rank=number, world_size=3, timeout_s=60)
-        return caught.value, meet(store=store, rank=number, world_size=2)
-
-    (heard, first), (interrupted, second) = fast([lambda: rank(0), lambda: rank(1)])
-    assert isinstance(interrupted, KeyboardInterrupt)
-    for words in ("rank 1 (host ", "gave up", "KeyboardInterrupt"):
-        assert words in str(heard)
-    assert first.members == second.members
-    closed_together([first, second])
+    with ThreadPoolExecutor(2) as pool:
+        heard = pool.submit(meet, store=store, rank=0, world_size=3, timeout_s=60)
+        told = pool.submit(ctrl_c)
+        with pytest.raises(KeyboardInterrupt):
+            meet(store=store, rank=1, world_size=3, timeout_s=60)
+        told.result()
+        with pytest.raises(RendezvousError, match=r"rank 1 \(host .* gave up .*KeyboardInterrupt"):
+            heard.result(20)
+    worlds = together(*[lambda r=r: meet(store=store, rank=r, world_size=2) for r in (0, 1)])
+    assert worlds[0].members == worlds[1].members
+    closed_together(worlds)
 
 
 def test_a_latecomer_with_a_taken_rank_hurts_only_itself(port: int) -> None:

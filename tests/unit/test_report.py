@@ -15,6 +15,7 @@ report = importlib.util.module_from_spec(spec)
 sys.modules[spec.name] = report  # where dataclasses look
 spec.loader.exec_module(report)
 
+SLEEPS = Path(__file__).parent / "programs" / "sleeps.py"
 LINE = {
     "operation": "all_reduce", "nbytes": 4, "p50_us": 1.0, "p99_us": 2.0, "algorithm": "one_shot",
     "predicted_us": 0.9, "best_ratio": None, "peers": {"limit": {"ratio": 5.0}, "gloo": {"error": "no"}},
@@ -47,7 +48,7 @@ def test_every_part_names_a_command_that_exists():
 
 def test_a_part_that_fails_or_finds_no_time_is_told():
     failing = report.Part("failing", 1.0, ("-c", "raise SystemExit('no good')"))
-    slow = report.Part("slow", 1.0, ("-c", "import time; time.sleep(60)"))
+    slow = report.Part("slow", 1.0, (str(SLEEPS),))
     good = report.Part("good", 1.0, ("-c", "print('{\"a\": 1}')"))
     assert "no good" in report.run(failing, dict(os.environ), 30.0)["error"]
     assert "not done within" in report.run(slow, dict(os.environ), 0.5)["error"]

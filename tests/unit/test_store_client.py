@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,18 +119,12 @@ def test_another_job_is_refused() -> None:
         assert caught.value.reason == "job"
 
 
-SERVER = """
-import sys, time
-from unisono.store import StoreServer
-server = StoreServer()
-print(server.port, flush=True)
-time.sleep(60)
-"""
+SERVER = Path(__file__).parent / "programs" / "store_server.py"
 
 
 @pytest.fixture
 def server_process() -> Iterator[tuple[subprocess.Popen[str], int]]:
-    with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, str(SERVER)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         yield process, int(process.stdout.readline())
         process.kill()
@@ -195,7 +190,7 @@ def test_connecting_takes_its_time_from_that_of_the_wait(monkeypatch: pytest.Mon
     with StoreServer() as server, TCPStore("127.0.0.1", server.port) as store:
         take, clock = getattr(store, inside.TAKES_A_CONNECTION), Clock(monkeypatch)
 
-        def slow(deadline: float) -> tcp_client._Connection:
+        def slow(deadline: float) -> Any:
             clock.ahead_s = 39.9
             return take(deadline)
 
@@ -276,10 +271,9 @@ def serve_soon(port: int) -> None:
 
 
 def test_an_orphan_does_not_keep_the_port() -> None:
-    text = SERVER.replace(
-        "time.sleep(60)", "import os\npid = os.fork()\nif pid: print(pid, flush=True)\ntime.sleep(60)"
-    )
-    with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, str(SERVER), "fork"], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         port, orphan = int(process.stdout.readline()), int(process.stdout.readline())
         try:

@@ -10,7 +10,6 @@ import signal
 import struct
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from pathlib import Path
@@ -23,11 +22,12 @@ from unisono.errors import StoreError, StoreTimeout
 from unisono.store import FileStore
 from unisono.store.log import MAGIC, PREFIX
 
+PROGRAM = Path(__file__).parent / "programs" / "file_store_user.py"
 
-def process(text: str, *arguments: object) -> subprocess.Popen[str]:
-    """A Python process running `text`, its output in a pipe."""
-    start = "import os, sys, time\nimport inside\nfrom unisono.store import FileStore\n"
-    command = [sys.executable, "-c", start + textwrap.dedent(text), *map(str, arguments)]
+
+def process(case: str, *arguments: object) -> subprocess.Popen[str]:
+    """The program in a case, its output in a pipe."""
+    command = [sys.executable, str(PROGRAM), case, *map(str, arguments)]
     environ = {**os.environ, "PYTHONPATH": os.path.dirname(inside.__file__)}
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
 
@@ -43,14 +43,6 @@ def end(child: subprocess.Popen[str]) -> None:
         pass
 
 
-HOLD = """
-    store = FileStore(sys.argv[1], 2)
-    store.set("old", "value")
-    print("open", flush=True)
-    time.sleep(60)
-"""
-
-
 def test_the_file_is_deleted_by_the_last_one(tmp_path: Path) -> None:
     path = tmp_path / "store"
     one, two = FileStore(path, 2), FileStore(path, 2)
@@ -64,7 +56,7 @@ def test_the_file_is_deleted_by_the_last_one(tmp_path: Path) -> None:
 
 def test_the_file_of_a_killed_run_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "store"
-    child = process(HOLD, path)
+    child = process("hold", path)
     assert line(child) == "open"
     with FileStore(path, 2) as store:
         assert store.get("old") == b"value"  # the run goes on: it is joined
@@ -72,7 +64,7 @@ def test_the_file_of_a_killed_run_is_replaced(tmp_path: Path) -> None:
         assert store.get("old") == b"value"
         store.close()
     assert not path.exists()
-    child = process(HOLD, path)
+    child = process("hold", path)
     assert line(child) == "open"
     end(child)
     assert path.stat().st_size > 0
@@ -96,34 +88,17 @@ def test_of_two_who_leave_at_once_one_deletes_the_file(tmp_path: Path) -> None:
 
 def test_a_run_started_while_the_file_is_stale_comes_together(tmp_path: Path) -> None:
     path = tmp_path / "store"
-    child = process(HOLD, path)
+    child = process("hold", path)
     assert line(child) == "open"
     end(child)
-    text = """
-        with FileStore(sys.argv[1], 4, timeout_s=20) as store:
-            assert not store.check(["old"])
-            store.add("came", 1)
-            store.set(sys.argv[2], "here")
-            store.wait([str(number) for number in range(4)])
-            print(int(store["came"]), flush=True)
-    """
-    ranks = [process(text, path, rank) for rank in range(4)]
+    ranks = [process("meet", path, rank) for rank in range(4)]
     assert [rank.communicate()[0].strip() for rank in ranks] == ["4"] * 4
     assert not path.exists()
 
 
 def test_an_orphan_does_not_keep_the_run_alive(tmp_path: Path) -> None:
     path = tmp_path / "store"
-    forks = """up, tell = os.pipe()
-    pid = os.fork()
-    if not pid:
-        os.write(tell, b"1")
-        time.sleep(60)
-    os.read(up, 1)  # it has begun, and let go of the store
-    print(pid, flush=True)
-    print("""
-    text = HOLD.replace("print(", forks)
-    child = process(text, path)
+    child = process("hold_and_fork", path)
     orphan = int(line(child))
     try:
         assert line(child) == "open"
@@ -179,19 +154,10 @@ def test_a_torn_record_is_ignored_and_cut_off(tmp_path: Path) -> None:
 
 def test_writers_killed_at_random_moments_leave_whole_values(tmp_path: Path) -> None:
     path = tmp_path / "store"
-    text = """
-        store = FileStore(sys.argv[1])
-        print("open", flush=True)
-        number = 0
-        while True:
-            number += 1
-            store.set(sys.argv[2], bytes([number % 251]) * (1 + number * 7919 % 300_000))
-            store.add("writes", 1)
-    """
     chance = random.Random(7)
     with FileStore(path, timeout_s=20) as store:
         for turn in range(5):
-            children = [process(text, path, f"{turn}-{number}") for number in range(2)]
+            children = [process("write_on", path, f"{turn}-{number}") for number in range(2)]
             for child in children:
                 assert line(child) == "open"
             time.sleep(chance.uniform(0.0, 0.06))
@@ -208,14 +174,7 @@ def test_writers_killed_at_random_moments_leave_whole_values(tmp_path: Path) -> 
 
 
 def test_opening_and_closing_in_many_processes_never_fails(tmp_path: Path) -> None:
-    text = """
-        for number in range(60):
-            with FileStore(sys.argv[1], timeout_s=20) as store:
-                store.add("n", 1)
-                assert 1 <= int(store["n"])
-        print("fine")
-    """
-    children = [process(text, tmp_path / "store") for _ in range(4)]
+    children = [process("open_and_close", tmp_path / "store") for _ in range(4)]
     assert [child.communicate()[0].strip() for child in children] == ["fine"] * 4
     assert not (tmp_path / "store").exists()
 
@@ -254,14 +213,8 @@ def test_a_file_deleted_while_in_use_is_told(tmp_path: Path) -> None:
 
 def test_a_lock_held_by_a_stopped_process_does_not_hang(tmp_path: Path) -> None:
     path = tmp_path / "store"
-    text = """
-        store = FileStore(sys.argv[1])
-        with inside.log(store).locked(time.monotonic() + 5, writing=True):
-            print("locked", flush=True)
-            time.sleep(60)
-    """
     with FileStore(path) as store:
-        child = process(text, path)
+        child = process("lock", path)
         assert line(child) == "locked"
         start = time.monotonic()
         with pytest.raises(StoreTimeout, match="keeps the file locked"):
@@ -284,22 +237,8 @@ def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest
 
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "store"
-    text = """
-        import resource
-        from unisono.errors import StoreError
-        store = FileStore(sys.argv[1])
-        store.set("k", "before")
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
-        try:
-            store.set("k", b"x" * 200_000)
-        except StoreError as error:
-            print(error)
-        print(store["k"], flush=True)
-        store.set("k", "after")
-        print(store["k"], flush=True)
-    """
     with FileStore(path) as store:
-        child = process(text, path)
+        child = process("fill_the_disk", path)
         told = line(child)
         assert "cannot write to the store's file" in told
         assert "the limit RLIMIT_FSIZE is 100000" in told

@@ -10,8 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
-import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from unisono.virtual.start import prepare
 
 prepare()
 
-SERVER = Path(__file__).resolve().parent / "fork_server.py"
+SERVER = Path(__file__).resolve().parent / "gpu_fork_server.py"
 MEMORY = "256M"  # of each GPU: filling it takes no time
 
 
@@ -52,13 +51,24 @@ class Machine:
             bufsize=1,
         )
 
-    def run(self, program: str, size: int = 0, limit_s: float = 60, **environ: str) -> Ended:
-        """Run the text of a program as `size` ranks; 0: one for each GPU."""
+    def run(
+        self,
+        program: str | Path,
+        size: int = 0,
+        limit_s: float = 60,
+        arguments: Sequence[str] = (),
+        **environ: str,
+    ) -> Ended:
+        """Run a program, a file or its text, as `size` ranks; 0: one for each GPU."""
         size = size or self.gpus
         with tempfile.TemporaryDirectory() as folder:
-            script = Path(folder, "program.py")
-            script.write_text(textwrap.dedent(program))
-            job = {"program": str(script), "folder": folder, "size": size, "environ": environ}
+            if isinstance(program, str):
+                script = Path(folder, "program.py")
+                script.write_text(program)
+            else:
+                script = program
+            words = [str(script), *arguments]
+            job = {"words": words, "folder": folder, "size": size, "environ": environ}
             assert self._server.stdin is not None
             assert self._server.stdout is not None
             self._server.stdin.write(json.dumps({**job, "limit_s": limit_s}) + "\n")

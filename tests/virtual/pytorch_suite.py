@@ -13,7 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-RUN = ROOT / "tests" / "torch" / "pytorch_suite" / "run.py"
+RUN = ROOT / "tests" / "torch" / "pytorch_suite" / "run_pytorch_suite.py"
 PAGE = ROOT / "docs" / "virtual-gpus-tests.md"
 SIZES = (2, 4)
 

@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("expecttest", reason="PyTorch's tests need it")
 
-RUN = Path(__file__).resolve().parents[1] / "torch" / "pytorch_suite" / "run.py"
+RUN = Path(__file__).resolve().parents[1] / "torch" / "pytorch_suite" / "run_pytorch_suite.py"
 SOME = (
     "test_all_reduce_sum_cuda",
     "test_all_reduce_sum_cuda_async",

@@ -1,4 +1,4 @@
-"""What every client's program does alike: which backend it asks for, and what it reports to run.py."""
+"""What all programs of clients share: which backend they ask for, and what they report to run_clients.py."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Steps:
         self._last = time.perf_counter()
 
     def report(self, weights: torch.Tensor, client: str = "") -> None:
-        """All ranks hold the same weights; rank 0 prints the record that run.py reads."""
+        """All ranks hold the same weights; rank 0 prints the record that run_clients.py reads."""
         everybody = [torch.empty_like(weights) for _ in range(dist.get_world_size())]
         dist.all_gather(everybody, weights.contiguous())
         assert all(torch.equal(each, everybody[0]) for each in everybody)

@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from checks.features import run_schedule
+from checks.built_on_groups import run_schedule
 
 
 def check_factories(rank, size):

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import unisono as un
 import unisono.parallel as up
-from parallel.features import in_group, whole
+from parallel.run_features import in_group, whole
 from unisono.parallel import replicas
 from unisono.parallel.gradients import local
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 import unisono.parallel as up
 from parallel import models
 from parallel.backwards import Failing, Interrupted, own_batch, square_run
-from parallel.features import adamw, in_group, made
+from parallel.run_features import adamw, in_group, made
 from unisono.parallel import failures, replicas
 
 ENDED = r"this run cannot be used any more: rank {} raised {}: .*up\.parallelize.*checkpoint"

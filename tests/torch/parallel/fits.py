@@ -16,7 +16,7 @@ from torch.nn import functional
 
 import unisono.parallel as up
 from parallel import limited
-from parallel.features import in_group
+from parallel.run_features import in_group
 from parallel.swaps import M_ARENA_MAX, M_MMAP_THRESHOLD
 
 WIDTH, LAYERS, SHARE = 1024, 48, 0.75

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import unisono.parallel as up
 from parallel import models
-from parallel.features import adamw, in_group, whole
+from parallel.run_features import adamw, in_group, whole
 
 HAVE_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import unisono.parallel as up
 from parallel import limited, models
-from parallel.features import Branches, adamw, in_group, made, whole
+from parallel.run_features import Branches, adamw, in_group, made, whole
 
 M_ARENA_MAX, M_MMAP_THRESHOLD = -8, -3  # of mallopt
 

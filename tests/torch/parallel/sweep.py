@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 import unisono.parallel as up
 import unisono.torch  # noqa: F401
-from parallel import models, oracle
+from parallel import models, reference_training
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zbv")
 HAVE_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
@@ -124,7 +124,7 @@ def train(trial: Trial, steps: int) -> list[float]:
 def difference(trial: Trial, losses: list[float]) -> float:
     """The largest difference from one process's losses."""
     plan = up.Plan(**trial.plan)
-    alone = oracle.losses(
+    alone = reference_training.losses(
         trial.model,
         trial.optimizer,
         plan.precision,
@@ -137,9 +137,11 @@ def difference(trial: Trial, losses: list[float]) -> float:
     return max(abs(ours - theirs) for ours, theirs in zip(losses, alone, strict=True))
 
 
-def way(plan: up.Plan) -> oracle.Way:
+def way(plan: up.Plan) -> reference_training.Way:
     """In which parts one process computes: in f32, whole batches."""
     if plan.precision == "f32":
-        return oracle.Way()
+        return reference_training.Way()
     early, untied = plan.zero >= 2, plan.pipeline > 1
-    return oracle.Way(plan.data, plan.micro_batches, early=early, untied=untied, tensor=plan.tensor)
+    return reference_training.Way(
+        plan.data, plan.micro_batches, early=early, untied=untied, tensor=plan.tensor
+    )

@@ -1,6 +1,6 @@
 """What asks for gloo under UNISONO_REPLACE=gloo, in one process group after another. Run by test_replace.py.
 
-It imports nothing of Unisono: that is the point.
+It imports nothing of Unisono: that is the point. `replaced.py PORT`: not at the store of torchrun, but here.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ def summed(group=None) -> float:
 
 
 def main() -> None:
+    if len(sys.argv) > 1:
+        os.environ.update(TORCHELASTIC_USE_AGENT_STORE="False", MASTER_PORT=sys.argv[1])
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     assert not [name for name in sys.modules if name.startswith("unisono.group")]
     for number, backend in enumerate(("gloo", dist.Backend.GLOO, "GLOO", "cpu:gloo,cuda:nccl", None)):

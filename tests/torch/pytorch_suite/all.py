@@ -21,7 +21,7 @@ sys.path.insert(0, str(HERE.parent))
 import torch  # noqa: E402
 
 from pytorch_suite import notes  # noqa: E402
-from recording import features, table  # noqa: E402
+from recording import table, torch_features  # noqa: E402
 
 WAYS = ("unisono", "gloo", "mpi", "real-gloo")
 LARGER = 4  # the ranks some tests ask for; those that ask for 8 run on 3 as mpi
@@ -53,7 +53,7 @@ def main() -> int:
     outcomes |= {
         f"{table.SUITE_TEST}{run} {test}": end for test, ways in suite.items() for run, end in ways.items()
     }
-    rows = table.rows(features.features(), table.seen_by(calls), outcomes)
+    rows = table.rows(torch_features.features(), table.seen_by(calls), outcomes)
     rows = table.with_the_suite_of(before["rows"], rows)
     results = {"torch": torch.__version__.partition("+")[0], "suite": suite, "rows": rows}
     table.write(results, notes.NOTES, notes.REASONS)
@@ -82,7 +82,7 @@ def run_one(folder: Path, way: str, size: int, names: list[str], suite: Suite) -
     out = folder / f"{way}-{size}.json"
     if not out.exists():
         print(f"==> PyTorch's suite as {way}, {size} ranks", flush=True)
-        command = [str(HERE / "run.py"), way, "--world-size", str(size), "--out", str(out)]
+        command = [str(HERE / "run_pytorch_suite.py"), way, "--world-size", str(size), "--out", str(out)]
         subprocess.run(
             [sys.executable, *command, "--log", str(out.with_suffix(".log")), *names],
             env=recorded(folder),

@@ -1,4 +1,4 @@
-"""`fork_server.py GPUS MEMORY`: runs programs as the ranks of jobs with virtual GPUs.
+"""`gpu_fork_server.py GPUS MEMORY`: runs programs as the ranks of jobs with virtual GPUs.
 
 A job is a line of JSON on standard input, answered with the exit codes of its ranks. PyTorch is imported
 once; every rank is a fork of this process, with the environment that a launcher gives it. What a rank prints
@@ -59,17 +59,17 @@ def fork(job: dict, rank: int, environ: dict[str, str]) -> int:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     size = str(job["size"])
     os.environ.update(environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
-    os._exit(run(job["program"]))
+    os._exit(run(job["words"]))
 
 
-def run(program: str) -> int:
-    """Run it as `python program` would, to the functions at its exit."""
+def run(words: list[str]) -> int:
+    """Run a program with its arguments as `python` would, to the functions at its exit."""
     code = 0
-    sys.argv = [program]
+    sys.argv = words
     try:
         if "TORCH_CUDA_SANITIZER" in os.environ:  # PyTorch looks for it when it is imported
             importlib.import_module("torch.cuda._sanitizer").enable_cuda_sanitizer()
-        runpy.run_path(program, run_name="__main__")
+        runpy.run_path(words[0], run_name="__main__")
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
     except BaseException:

@@ -1,7 +1,7 @@
 """What `make test-clients` runs: frameworks over Gloo, over "unisono" by name, and over `--replace gloo`.
 
-    python tests/clients/run.py                     every client, each way three times, in turns
-    python tests/clients/run.py deepspeed --rounds 1
+    python tests/clients/run_clients.py                     every client, each way three times, in turns
+    python tests/clients/run_clients.py deepspeed --rounds 1
 
 Each is a program of two ranks in `programs/`. Its losses over Unisono have to equal those over Gloo. Prints
 the table of docs/pytorch.md: the medians of the steps' times are of this run, and worth something on a quiet

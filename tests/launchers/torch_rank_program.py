@@ -1,4 +1,4 @@
-"""One rank of a job of PyTorch's launchers: `python torch_program.py [CASE]`, cases as in rank_program.py.
+"""One rank of PyTorch's launchers: `python torch_rank_program.py [CASE]`, cases as in rank_program.py.
 
 spawn  starts two ranks itself, by torch.multiprocessing.spawn, on the port given
 """

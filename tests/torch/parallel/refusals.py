@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import unisono.parallel as up
 from parallel import models
-from parallel.features import Branches, adamw, in_group, made
+from parallel.run_features import Branches, adamw, in_group, made
 
 
 def check_mistakes_are_named(folder: Path) -> None:

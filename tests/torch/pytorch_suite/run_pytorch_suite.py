@@ -1,4 +1,4 @@
-"""`run.py gloo --out results.json [NAME ...]`: PyTorch's own distributed test suite, over Unisono.
+"""PyTorch's own distributed test suite, over Unisono: `run_pytorch_suite.py gloo --out FILE [NAME ...]`.
 
 The suite is the one in the torch wheel, unchanged: torch.testing._internal.distributed.distributed_test. Many
 of its tests are reserved for a backend by name, so there are several ways to run it:

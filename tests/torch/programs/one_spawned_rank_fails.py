@@ -1,0 +1,42 @@
+"""A rank of multiprocessing fails in DDP; the parent must raise its error. Run by test_torch_launch.py.
+
+`one_spawned_rank_fails.py FOLDER START_METHOD RANKS ATTEMPTS`
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel
+
+import unisono.torch  # noqa: F401
+
+
+def rank_main(rank: int, folder: str, ranks: int) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("unisono", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    net = DistributedDataParallel(torch.nn.Linear(8, 8))
+    for step in range(10):
+        if rank == 1 and step == 5:
+            raise ValueError("bad loss")
+        net(torch.ones(2, 8)).sum().backward()
+
+
+def main(place: str, start: str, ranks: int, attempts: int) -> None:
+    for attempt in range(attempts):
+        folder = f"{place}/{attempt}"
+        os.mkdir(folder)
+        try:
+            mp.start_processes(rank_main, (folder, ranks), nprocs=ranks, start_method=start)
+        except mp.ProcessRaisedException as error:
+            assert error.error_index == 1, error
+            assert "ValueError: bad loss" in str(error), error
+    print("fine")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

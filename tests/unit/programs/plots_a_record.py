@@ -1,0 +1,10 @@
+"""`plots_a_record.py RECORD PATH`: draws the JSON record of a benchmark. Run by test_bench_formats.py."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from unisono.bench.formats import plot
+
+plot(json.loads(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,5 @@
+"""Takes a minute: what must be over before. Run by test_report.py."""
+
+import time
+
+time.sleep(60)

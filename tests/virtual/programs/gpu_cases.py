@@ -1,0 +1,106 @@
+"""What a rank does with virtual GPUs, and what it must see. Run by test_virtual.py.
+
+`gpu_cases.py CASE [ARGUMENT]`: a case is a function.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+from unisono import virtual
+
+MIB = 1 << 20
+
+
+def each_rank_has_a_gpu() -> None:
+    rank = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl")
+    x = torch.ones(3).cuda()
+    dist.all_reduce(x)
+    assert x.device.index == rank, x
+    assert x.tolist() == [4.0] * 3, x
+    assert torch.cuda.device_count() == dist.get_world_size() == 4
+    try:
+        dist.all_reduce(torch.ones(3))
+    except RuntimeError as error:
+        assert "No backend type associated with device type cpu" in str(error)
+        print("refused")
+    dist.destroy_process_group()
+
+
+def both_devices(backend: str) -> None:
+    dist.init_process_group(backend)
+    for device in ("cpu", f"cuda:{dist.get_rank()}"):
+        x = torch.ones(3, device=device)
+        dist.all_reduce(x)
+        assert x.tolist() == [2.0] * 3, x
+
+
+def books() -> None:
+    cuda = torch.cuda
+    x = torch.ones(10, device="cuda")  # a block of 512 bytes of a segment of 2 MiB
+    assert (cuda.memory_allocated(), cuda.memory_reserved()) == (512, 2 * MIB)
+    y = torch.ones(1 << 20, device="cuda")  # 4 MiB of a segment of 20 MiB
+    assert (cuda.memory_allocated(), cuda.memory_reserved()) == (512 + 4 * MIB, 22 * MIB)
+    z = torch.ones(3 << 20, device="cuda")  # 12 MiB: fits into what is left of it
+    assert cuda.memory_reserved() == 22 * MIB
+    del y, z
+    assert (cuda.memory_allocated(), cuda.max_memory_allocated()) == (512, 512 + 16 * MIB)
+    stats = cuda.memory_stats()
+    assert stats["allocation.all.allocated"] == 3
+    assert stats["segment.large_pool.current"] == 1
+    cuda.empty_cache()
+    cuda.reset_peak_memory_stats()
+    assert (cuda.memory_reserved(), cuda.max_memory_allocated()) == (2 * MIB, 512)
+    free, total = cuda.mem_get_info()
+    assert (total, total - free) == (256 * MIB, 2 * MIB)
+    assert "PyTorch CUDA memory summary" in cuda.memory_summary()
+    assert x.sum() == 10  # it was there until here
+
+
+def stream_waits() -> None:
+    x, s = torch.zeros(4, device="cuda"), torch.cuda.Stream()
+    s.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(s):
+        x.add_(1)
+    torch.cuda.current_stream().wait_stream(s)
+    assert x.sum().item() == 4
+
+
+def flags() -> None:
+    assert torch.cuda.mem_get_info(0)[1] == 1 << 30
+    settings = virtual.enabled()
+    assert settings.check_streams
+    assert not settings.poison
+    assert torch.empty(1000, device="cuda").isnan().sum() < 1000
+    assert torch.cuda.is_available()
+    assert torch.cuda.device_count() == 2
+    assert torch.cuda.get_device_properties(0).pci_bus_id == 4  # the machine's number 3
+
+
+def hidden() -> None:
+    print("sees", torch.cuda.device_count(), torch.cuda.is_available())
+
+
+def forks_after_use() -> None:
+    torch.ones(1, device="cuda")
+    if os.fork() == 0:
+        try:
+            torch.ones(1, device="cuda")
+        except RuntimeError as error:
+            print(error, flush=True)
+        os._exit(0)
+    os.wait()
+
+
+def enables_too_late() -> None:
+    virtual.enable(2)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])
