@@ -128,7 +128,7 @@ def _bind(
 ) -> Any:
     in_order = reproducible or planner.reproducible
     collective, coded = kind_of(kind).plan, None
-    if coding != (None, None):
+    if any(each is not None for each in coding):
         for piece in pieces:
             sides = piece.out, piece.given
             coded = planner.codings.coded(kind, coding, piece.dtype, op, root, in_order, sides)
