@@ -62,6 +62,19 @@ struct PackedBuffers {
 
 // One call of a collective. `numel` is part of the fingerprint; 0 where ranks may differ in it.
 struct Call {
+  // A constructor, because compilers clear an aggregate of this size as a whole: slower than its members.
+  Call(uint8_t kind, DType dtype, ReduceOp op, int32_t root, uint64_t numel, double factor,
+       const Program* program, Binding&& binding, Nanoseconds timeout)
+      : kind(kind),
+        dtype(dtype),
+        op(op),
+        root(root),
+        numel(numel),
+        factor(factor),
+        program(program),
+        binding(std::move(binding)),
+        timeout(timeout) {}
+
   uint8_t kind;
   DType dtype;
   ReduceOp op;

@@ -109,7 +109,7 @@ class Calls {
   }
 
   // Repeats a remembered call. Returns an invalid object, with no effect, if it is not remembered.
-  nb::object repeat(const Arguments& given) {
+  [[gnu::hot]] nb::object repeat(const Arguments& given) {
     if (!PyLong_CheckExact(given[kRoot]) || !(given[kAsync] == Py_False || given[kAsync] == Py_True))
       return {};
     CallBuffers out, in, feedback;
@@ -134,7 +134,7 @@ class Calls {
     } written{&out, given[kOut]}, read{&in, given[kGiven]};
     CallBuffers made;
     Outcome outcome;
-    if (returned > Returned::kNumber) [[unlikely]] {
+    if (returned > Returned::kNumber) {
       if (read.owner.is_none()) read = written;
       outcome.owner = allocated_or_none(read.owner, returned, alive);
       if (!outcome.owner.is_valid() || !made.see(outcome.owner) || made.count != 1 ||
