@@ -122,7 +122,8 @@ nb::object allocated(nb::handle input, Returned shape, int size) {
   if (shape == Returned::kGathered) wanted = shape_of(size, given, 0);
   if (shape == Returned::kBlock) {
     if (PyTuple_GET_SIZE(given.ptr()) == 0) return {};
-    const auto first = nb::cast<Py_ssize_t>(given[0]);
+    const Py_ssize_t first = PyNumber_AsSsize_t(PyTuple_GET_ITEM(given.ptr(), 0), nullptr);
+    if (PyErr_Occurred() != nullptr) throw nb::python_error();
     if (first % size != 0) return {};
     wanted = shape_of(first == size ? -1 : first / size, given, 1);
   }

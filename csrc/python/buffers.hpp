@@ -22,7 +22,8 @@ inline nanobind::object view_of(nanobind::handle buffer) {
 struct CallBuffers {
   int dtype = -1;
   bool readonly = false;
-  bool number = false;  // the buffer holds a copy of it
+  bool number = false;   // the buffer holds a copy of it
+  bool several = false;  // given as a list, also of one
   size_t count = 0;
   std::array<unisono::Extent, kMostBuffers> extents;
 
@@ -36,7 +37,8 @@ struct CallBuffers {
   // False: Python has to read these buffers. Inlined: every call does this two or three times.
   [[gnu::always_inline]] bool see(nanobind::handle given) {
     if (given.is_none()) return true;
-    const bool list = PyList_CheckExact(given.ptr()), several = list || PyTuple_CheckExact(given.ptr());
+    const bool list = PyList_CheckExact(given.ptr());
+    several = list || PyTuple_CheckExact(given.ptr());
     if (!several) return is_number(given) ? add_number(given) : add(given);
     const auto length = static_cast<size_t>(Py_SIZE(given.ptr()));
     if (length == 0 || length > kMostBuffers) return false;
@@ -70,6 +72,8 @@ struct CallBuffers {
     const auto seen = look(buffer);
     if (!seen || (count > 0 && seen->dtype != dtype)) return false;
     if (seen->exported) {
+      PyObject* const one = buffer.ptr();  // NumPy's scalars: Python makes numbers of them
+      if (PyFloat_Check(one) || PyComplex_Check(one) || PyLong_Check(one)) return false;
       nanobind::object view = view_of(buffer);
       if (!view.is_valid()) return false;
       kept_[kept_count_++] = view.release().ptr();

@@ -94,24 +94,23 @@ class Calls {
   }
 
   // Runs a coalesced call.
-  nb::object run_list(const Arguments& given) {
-    nb::object result = repeat_list(given);
+  nb::object run_coalesced(const Arguments& given) {
+    nb::object result = repeat_coalesced(given);
     if (result.is_valid()) return result;
-    const nb::object plan = planner.attr("plan_list");
+    const nb::object plan = planner.attr("plan_coalesced");
     const std::array<PyObject*, 8> asked{given[kCollective], given[kOut],         given[kGiven],
                                          given[kOp],         given[kRoot],        given[kReproducible],
                                          given[kCodec],      given[kBetweenHosts]};
     const nb::object planned =
         nb::steal(PyObject_Vectorcall(plan.ptr(), asked.data(), asked.size(), nullptr));
     if (!planned.is_valid()) throw nb::python_error();
-    if (PyList_CheckExact(planned.ptr())) remember_list(given, planned);
+    if (PyList_CheckExact(planned.ptr())) remember_coalesced(given, planned);
     return execute(planned, given[kAsync], given[kTimeout]);
   }
 
   // Repeats a remembered call. Returns an invalid object, with no effect, if it is not remembered.
   [[gnu::hot]] nb::object repeat(const Arguments& given) {
-    if (!PyLong_CheckExact(given[kRoot]) || !(given[kAsync] == Py_False || given[kAsync] == Py_True))
-      return {};
+    if (!plain(given)) return {};
     CallBuffers out, in, feedback;
     if (!out.see(given[kOut]) || !in.see(given[kGiven]) || !feedback.see(given[kFeedback])) return {};
     if (in.number || feedback.number) return {};
@@ -138,7 +137,8 @@ class Calls {
       if (read.owner.is_none()) read = written;
       outcome.owner = allocated_or_none(read.owner, returned, alive);
       if (!outcome.owner.is_valid() || !made.see(outcome.owner) || made.count != 1 ||
-          made.extents[0].numel != made_numel || made.dtype != read.buffers->dtype)
+          made.extents[0].numel != made_numel || made.dtype != read.buffers->dtype || made.readonly ||
+          !known::apart(made, *read.buffers))
         return {};
       written = {&made, outcome.owner};
     } else if (out.number) {
@@ -159,28 +159,29 @@ class Calls {
   }
 
   // As `repeat`, of a coalesced call.
-  nb::object repeat_list(const Arguments& given) {
-    if (!PyLong_CheckExact(given[kRoot]) || !(given[kAsync] == Py_False || given[kAsync] == Py_True))
-      return {};
+  nb::object repeat_coalesced(const Arguments& given) {
+    if (!plain(given)) return {};
     BufferList out, in;
     if (!out.see(given[kOut]) || !in.see(given[kGiven])) return {};
     const CallOptions options = options_of(given);
     const auto found =
         std::ranges::find_if(lists_, [&](const auto& each) { return each->fits(options, out, in); });
     if (found == lists_.end()) return {};
-    std::vector<BoundCall> calls = (*found)->calls;  // copied, as in `repeat`
+    std::rotate(lists_.begin(), found, found + 1);         // the front is the last one used
+    std::vector<BoundCall> calls = lists_.front()->calls;  // copied, as in `repeat`
     const double timeout_s = seconds(given[kTimeout], timeout_s_, planner);
     const nb::object keep = nb::cast(std::pair(out.kept(), in.kept()));
-    nb::object result = nb::none();
+    const bool async = given[kAsync] == Py_True;
+    std::vector<nb::object> results;
     for (BoundCall& call : calls) {
       call.keep = keep;
       for (const uint32_t piece : call.pieces) {
         call.out.push_back(out.all()[piece].extent);
         if (!in.all().empty()) call.given.push_back(in.all()[piece].extent);
       }
-      result = execute_one(call, given[kAsync] == Py_True, timeout_s);
+      results.push_back(execute_one(call, async, timeout_s));
     }
-    return result;
+    return last_of(results, async);
   }
 
   // Runs or starts a planned call, or several in order. Of several it returns the last one's work.
@@ -191,10 +192,10 @@ class Calls {
     if (nb::isinstance<BoundCall>(planned))
       return execute_one(*nb::inst_ptr<BoundCall>(planned), later != 0, timeout_s);
     if (PyCallable_Check(planned.ptr()) != 0) return planned(later != 0, timeout);  // another backend
-    nb::object result = nb::none();
+    std::vector<nb::object> results;
     for (const nb::handle bound : planned)
-      result = execute_one(nb::cast<const BoundCall&>(bound), later != 0, timeout_s);
-    return result;
+      results.push_back(execute_one(nb::cast<const BoundCall&>(bound), later != 0, timeout_s));
+    return last_of(results, later != 0);
   }
 
   // Sends (True) or receives (the Status) a message. None: Python has to do it; nothing has happened.
@@ -262,9 +263,22 @@ class Calls {
   static nb::object allocated_or_none(nb::handle input, Returned shape, const nb::object& engine) {
     try {
       return allocated(input, shape, nb::inst_ptr<Engine>(engine)->size());
-    } catch (const nb::python_error&) {
+    } catch (const nb::python_error& error) {
+      if (!error.matches(PyExc_Exception)) throw;  // Ctrl-C
       return {};
     }
+  }
+
+  // Whether the root and `async_op` are what a remembered call has.
+  static bool plain(const Arguments& given) {
+    return PyLong_CheckExact(given[kRoot]) && (given[kAsync] == Py_False || given[kAsync] == Py_True);
+  }
+
+  // The last work keeps the buffers of all: calls end in order.
+  static nb::object last_of(const std::vector<nb::object>& results, bool async) {
+    if (async)
+      for (size_t i = 0; i + 1 < results.size(); ++i) nb::inst_ptr<CollectiveWork>(results[i])->hand_over();
+    return results.empty() ? nb::none() : results.back();
   }
 
   nb::object execute_one(const BoundCall& bound, bool async, double timeout_s) {
@@ -325,9 +339,13 @@ class Calls {
 
   void remember(const Arguments& given, const BoundCall& bound) {
     CallBuffers out, in;
-    if (!PyLong_CheckExact(given[kRoot]) || !out.see(given[kOut]) || !in.see(given[kGiven])) return;
+    if (!plain(given) || !out.see(given[kOut]) || !in.see(given[kGiven])) return;
     const bool allocates = bound.returned > Returned::kNumber;
     if (allocates && (bound.operation.checks_out || bound.operation.checks_in)) return;  // see `Known::codes`
+    if (out.number != (bound.returned == Returned::kNumber)) return;
+    // The buffers may have changed since they were checked, if the caller has other threads.
+    const CallBuffers& read = allocates && in.count == 0 ? out : in;
+    if (!known::are(bound.given, read) || !(allocates || out.number || known::are(bound.out, out))) return;
     const CallOptions options = options_of(given);
     Known known;
     known.kept = options.owned();
@@ -339,6 +357,8 @@ class Calls {
     known.feedback_numel = bound.feedback.numel;
     known.place(out, in);
     known.number = out.number;
+    known.out_several = out.several;
+    known.given_several = in.several;
     known.returned = bound.returned;
     known.writes = bound.writes && !allocates;
     if (allocates) known.made_numel = bound.out.front().numel;
@@ -358,17 +378,18 @@ class Calls {
     std::swap(slots_[place], known);
   }
 
-  void remember_list(const Arguments& given, nb::handle planned) {
+  void remember_coalesced(const Arguments& given, nb::handle planned) {
     BufferList out, in;
-    if (nb::len(planned) == 0 || !PyLong_CheckExact(given[kRoot]) || !out.see(given[kOut]) ||
-        !in.see(given[kGiven]))
-      return;
+    if (!plain(given) || !out.see(given[kOut]) || !in.see(given[kGiven])) return;
     auto known = std::make_unique<KnownList>();
     for (const nb::handle one : planned) {
       known->calls.push_back(nb::cast<const BoundCall&>(one));
       BoundCall& call = known->calls.back();
-      if (call.operation.checks_out || call.operation.checks_in)
-        return;  // of values: Python checks each time
+      // Codes that refuse values are checked in each call. The lists may have changed since they were
+      // checked.
+      if (call.operation.checks_out || call.operation.checks_in || !known::are(call.out, out, call.pieces) ||
+          !known::are(call.given, in, call.pieces))
+        return;
       call.keep = nb::none();
       call.out.clear();
       call.given.clear();
@@ -378,10 +399,17 @@ class Calls {
     for (const BufferList::One& one : out.all()) known->out.push_back({one.dtype, one.extent.numel});
     for (const BufferList::One& one : in.all()) known->given.push_back({one.dtype, one.extent.numel});
     known->distances = KnownList::distances_of(out, in);
-    lists_.push_back(std::move(known));
+    const auto same = std::ranges::find_if(
+        lists_, [&](const auto& each) { return each->same_call(known->options, out, in); });
+    std::unique_ptr<KnownList> dropped;  // its end may run Python code
+    if (same != lists_.end()) {
+      std::swap(*same, known);
+      return;
+    }
+    lists_.push_front(std::move(known));
     if (lists_.size() <= kLists) return;
-    const std::unique_ptr<KnownList> oldest = std::move(lists_.front());  // its end may run Python code
-    lists_.pop_front();
+    dropped = std::move(lists_.back());
+    lists_.pop_back();
   }
 
   const Known* find(const CallOptions& options, const CallBuffers& out, const CallBuffers& in,
@@ -528,9 +556,9 @@ Call BoundCall::bound(double timeout_s) const {
   return made;
 }
 
-nb::object run_call(nb::handle group, const Arguments& given, bool list) {
+nb::object run_call(nb::handle group, const Arguments& given, bool coalesced) {
   Calls& calls = *nb::inst_ptr<Calls>(group);
-  return list ? calls.run_list(given) : calls.run(given);
+  return coalesced ? calls.run_coalesced(given) : calls.run(given);
 }
 
 namespace {

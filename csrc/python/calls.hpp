@@ -115,6 +115,8 @@ class CollectiveWork {
   void let_go() const {
     if (engine().unsettled()) keep_.for_ever();
   }
+  // Releases its buffers, which a later work of the same call keeps alive.
+  void hand_over() { keep_ = {}; }
   bool raised() const { return raised_; }
 
  private:
@@ -137,8 +139,8 @@ class CollectiveWork {
 // Seconds of a timeout; `otherwise` for None. Python converts or refuses everything but a positive float.
 double seconds(nanobind::handle timeout, double otherwise, nanobind::handle planner);
 
-// Runs a call of any kind on a group. list: of a coalesced kind.
-nanobind::object run_call(nanobind::handle group, const Arguments& given, bool list);
+// Runs a call of any kind on a group.
+nanobind::object run_call(nanobind::handle group, const Arguments& given, bool coalesced);
 
 // Calls `body`, and turns its exceptions into Python's.
 template <class Body>

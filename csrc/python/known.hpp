@@ -28,6 +28,22 @@ inline bool apart(const CallBuffers& out, const CallBuffers& given) {
   return true;
 }
 
+inline bool same(const Extent& a, const Extent& b) { return a.data == b.data && a.numel == b.numel; }
+
+// Whether these are the buffers that were checked.
+inline bool are(const std::vector<Extent>& checked, const CallBuffers& seen) {
+  return std::ranges::equal(checked, seen.all(), same);
+}
+// The same for some of the buffers of a coalesced call.
+inline bool are(const std::vector<Extent>& checked, const BufferList& seen,
+                const std::vector<uint32_t>& pieces) {
+  const auto& all = seen.all();
+  return all.empty() ? checked.empty()
+                     : std::ranges::equal(checked, pieces, [&](const Extent& extent, uint32_t piece) {
+                         return piece < all.size() && same(extent, all[piece].extent);
+                       });
+}
+
 // The arguments of a call without its buffers. Objects are compared by identity: names, operations and flags
 // are usually the same objects in every call. A call with another object counts as a new call.
 struct CallOptions {
@@ -52,7 +68,7 @@ struct Known {
   std::vector<size_t> out_numel, given_numel;
   std::vector<ptrdiff_t> distances;  // from the first buffer
   nb::object note;                   // see BoundCall
-  bool writes = false, number = false;
+  bool writes = false, number = false, out_several = false, given_several = false;
   Operation operation{};
   size_t numel = 0, made_numel = 0;  // made: the array that a call allocates
   double factor = 1;
@@ -61,9 +77,9 @@ struct Known {
   bool fits(const CallOptions& given_options, const CallBuffers& out, const CallBuffers& given,
             const CallBuffers& feedback) const {
     return operation.program != nullptr && options == given_options && out_dtype == out.dtype &&
-           given_dtype == given.dtype && number == out.number && alike(out_numel, out) &&
-           alike(given_numel, given) && !(writes && out.readonly) &&
-           (placed_alike(out, given) || apart(out, given)) &&
+           given_dtype == given.dtype && number == out.number && out_several == out.several &&
+           given_several == given.several && alike(out_numel, out) && alike(given_numel, given) &&
+           !(writes && out.readonly) && (placed_alike(out, given) || apart(out, given)) &&
            (options.codec == Py_None ? feedback.count == 0 : codes(out, given, feedback));
   }
   void place(const CallBuffers& out, const CallBuffers& given) {
@@ -115,23 +131,25 @@ struct KnownList {
   std::array<nb::object, 7> kept;
   CallOptions options{};
   std::vector<Form> out, given;
-  std::vector<ptrdiff_t> distances;
-  std::vector<BoundCall> calls;  // without buffers
+  std::vector<ptrdiff_t> distances;  // of each input from its output: an input may be a block of it
+  std::vector<BoundCall> calls;      // without buffers
 
+  bool same_call(const CallOptions& given_options, const BufferList& outs, const BufferList& givens) const {
+    return options == given_options && alike(out, outs) && alike(given, givens);
+  }
   bool fits(const CallOptions& given_options, const BufferList& outs, const BufferList& givens) const {
-    if (options != given_options || !alike(out, outs) || !alike(given, givens)) return false;
+    if (!same_call(given_options, outs, givens)) return false;
     if (!calls.front().writes) return true;
     const bool readonly =
         std::ranges::any_of(outs.all(), [](const BufferList::One& one) { return one.readonly; });
-    return !readonly && (distances == distances_of(outs, givens) || apart(outs, givens));
+    return !readonly && apart(outs, givens);
   }
 
   static std::vector<ptrdiff_t> distances_of(const BufferList& outs, const BufferList& givens) {
     std::vector<ptrdiff_t> list;
-    list.reserve(outs.all().size() + givens.all().size());
-    for (const BufferList* side : {&outs, &givens})
-      for (const BufferList::One& one : side->all())
-        list.push_back(one.extent.data - outs.all().front().extent.data);
+    list.reserve(givens.all().size());
+    for (size_t i = 0; i < givens.all().size(); ++i)
+      list.push_back(givens.all()[i].extent.data - outs.all()[i].extent.data);
     return list;
   }
 
@@ -142,24 +160,39 @@ struct KnownList {
     };
     return std::equal(forms.begin(), forms.end(), side.all().begin(), side.all().end(), same);
   }
-  // Whether no output shares memory with another buffer.
-  static bool apart(const BufferList& outs, const BufferList& givens) {
+  // Whether no output shares memory with another buffer, apart from an input that is the same block of its
+  // output as before.
+  bool apart(const BufferList& outs, const BufferList& givens) const {
     struct Reach {
       const unsigned char *start, *end;
       bool written;
     };
+    const auto reach = [](const BufferList::One& one, bool written) {
+      const size_t nbytes = one.extent.numel * itemsize(static_cast<DType>(one.dtype));
+      return Reach{one.extent.data, one.extent.data + nbytes, written};
+    };
     std::vector<Reach> reaches;
-    for (const BufferList* side : {&outs, &givens})
-      for (const BufferList::One& one : side->all())
-        if (one.extent.numel > 0)
-          reaches.push_back({one.extent.data,
-                             one.extent.data + one.extent.numel * itemsize(static_cast<DType>(one.dtype)),
-                             side == &outs});
+    reaches.reserve(outs.all().size() + givens.all().size());
+    for (const BufferList::One& one : outs.all())
+      if (one.extent.numel > 0) reaches.push_back(reach(one, true));
+    const auto reads = [&](const unsigned char* start, const unsigned char* end) {
+      if (start < end) reaches.push_back({start, end, false});
+    };
+    for (size_t i = 0; i < givens.all().size(); ++i) {
+      const Reach read = reach(givens.all()[i], false), own = reach(outs.all()[i], true);
+      const bool meets = read.start < own.end && own.start < read.end;
+      if (meets && read.start - own.start == distances[i]) {
+        reads(read.start, std::min(read.end, own.start));
+        reads(std::max(read.start, own.end), read.end);
+      } else {
+        reads(read.start, read.end);
+      }
+    }
     std::ranges::sort(reaches, {}, &Reach::start);
     const unsigned char *written = nullptr, *read = nullptr;
-    for (const Reach& reach : reaches) {
-      if (reach.start < written || (reach.written && reach.start < read)) return false;
-      (reach.written ? written : read) = std::max(reach.written ? written : read, reach.end);
+    for (const Reach& one : reaches) {
+      if (one.start < written || (one.written && one.start < read)) return false;
+      (one.written ? written : read) = std::max(one.written ? written : read, one.end);
     }
     return true;
   }

@@ -1,5 +1,5 @@
-// A collective as a method of `Group`: reads its arguments in CPython's own calling convention. nanobind's
-// conversions would take a tenth of the time of a barrier.
+// A collective as a method of `Group`: reads its arguments in CPython's own calling convention, as the
+// methods in calls.cpp.
 #include "python/calls.hpp"
 
 #include <structmember.h>
@@ -23,7 +23,7 @@ struct Collective {
   std::array<uint8_t, kMostParameters> places;  // among the arguments
   size_t positional, count;
   uint32_t required;  // bits, of the names
-  bool list;          // of lists of buffers: a coalesced call
+  bool coalesced;
 };
 
 // By identity first: keyword names in source code are interned. Names from a dictionary may not be.
@@ -61,7 +61,7 @@ PyObject* call_collective(PyObject* self, PyObject* const* given, size_t flags, 
   }
   Arguments arguments = method.defaults;
   if (place(method, given + 1, count - 1, keywords, arguments))
-    return guarded([&] { return run_call(given[0], arguments, method.list); });
+    return guarded([&] { return run_call(given[0], arguments, method.coalesced); });
   const nb::object refused = nb::steal(PyObject_Vectorcall(method.function, given, flags, keywords));
   if (refused.is_valid())  // the function moves no data, so returning would look like success
     PyErr_SetString(PyExc_SystemError, "the arguments fit a signature that the engine does not know");
@@ -146,7 +146,8 @@ using Objects = nb::typed<nb::list, nb::object>;
 using Parameters = nb::typed<nb::list, nb::typed<nb::tuple, nb::str, int, bool>>;
 
 nb::any make_collective(const nb::object& type, nb::handle owner, nb::object function,
-                        const Objects& defaults, const Parameters& parameters, size_t positional, bool list) {
+                        const Objects& defaults, const Parameters& parameters, size_t positional,
+                        bool coalesced) {
   if (defaults.size() != kArguments || parameters.size() > kMostParameters || positional > parameters.size())
     throw std::invalid_argument("a collective has a default for each argument and at most twelve parameters");
   auto* const made = PyObject_GC_New(Collective, reinterpret_cast<PyTypeObject*>(type.ptr()));
@@ -160,7 +161,7 @@ nb::any make_collective(const nb::object& type, nb::handle owner, nb::object fun
   for (size_t i = 0; i < kArguments; ++i) made->defaults[i] = nb::object(defaults[i]).release().ptr();
   made->count = parameters.size();
   made->positional = positional;
-  made->list = list;
+  made->coalesced = coalesced;
   made->required = 0;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const nb::handle parameter = parameters[i];
@@ -182,11 +183,12 @@ void bind_methods(nb::module_& m, const nb::object& calls) {
   m.def(
       "collective",
       [type, calls](nb::object function, const Objects& defaults, const Parameters& parameters,
-                    size_t positional, bool list) {
-        return make_collective(type, calls, std::move(function), defaults, parameters, positional, list);
+                    size_t positional, bool coalesced) {
+        return make_collective(type, calls, std::move(function), defaults, parameters, positional, coalesced);
       },
-      nb::arg("function"), nb::arg("defaults"), nb::arg("parameters"), nb::arg("positional"), nb::arg("list"),
+      nb::arg("function"), nb::arg("defaults"), nb::arg("parameters"), nb::arg("positional"),
+      nb::arg("coalesced"),
       "A method of `Calls` with the signature of `function`. defaults: all arguments of a call; "
       "parameters: (name, place among them, required) in order, the first `positional` also without a name; "
-      "list: its buffers are lists, of a coalesced call.");
+      "coalesced: its buffers are lists.");
 }

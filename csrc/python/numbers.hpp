@@ -13,7 +13,7 @@ inline bool is_number(nanobind::handle object) {
   return type == &PyFloat_Type || type == &PyLong_Type || type == &PyBool_Type || type == &PyComplex_Type;
 }
 
-// Stores a number. Returns its dtype; nullopt: it does not fit into 64 bits.
+// Stores a number. Returns its dtype; nullopt: it is too large for an int64.
 inline std::optional<unisono::DType> store_number(nanobind::handle number, void* memory) {
   using unisono::DType;
   const auto put = [&](const auto& value, DType dtype) {

@@ -156,7 +156,8 @@ void bind_works(nb::module_& m) {
       .def("exception", &CollectiveWork::exception, nb::sig("def exception(self) -> BaseException | None"),
            "Its error; None if it has none or is still under way.")
       .def("result", &CollectiveWork::result, nb::sig("def result(self) -> typing.Any"),
-           "Wait; then return the array that the call allocated, or None if the caller gave one.")
+           "Wait; then return the array that the call allocated, or the number; None if the caller gave an "
+           "array.")
       .def("let_go", &CollectiveWork::let_go,
            "After its end: keep its buffers for ever if a stopped rank may still write to them.")
       .def("_what", &CollectiveWork::text, "The operation, for messages.")

@@ -129,7 +129,7 @@ def _bind(
     in_order = reproducible or planner.reproducible
     collective, coded = kind_of(kind).plan, None
     if any(each is not None for each in coding):
-        for piece in pieces:
+        for piece in pieces:  # the same for all; the values of each are checked
             sides = piece.out, piece.given
             coded = planner.codings.coded(kind, coding, piece.dtype, op, root, in_order, sides)
     own = planner.own_list(collective, pieces, keep, op, root, reproducible)

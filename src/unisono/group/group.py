@@ -412,7 +412,7 @@ class Group(_native.Calls):
 
     # ---- many buffers in one call, of any sizes and dtypes, the same list on every rank -------------
 
-    @collective(out="xs", listed=True)
+    @collective(out="xs", coalesced=True)
     def all_reduce_coalesced(
         self,
         xs: Sequence[Any],
@@ -426,7 +426,7 @@ class Group(_native.Calls):
     ) -> Work | None:
         """`all_reduce` of each of `xs`."""
 
-    @collective(out="xs", listed=True)
+    @collective(out="xs", coalesced=True)
     def broadcast_coalesced(
         self,
         xs: Sequence[Any],
@@ -439,7 +439,7 @@ class Group(_native.Calls):
     ) -> Work | None:
         """`broadcast` of each of `xs`."""
 
-    @collective(out="outs", given="xs", listed=True)
+    @collective(out="outs", given="xs", coalesced=True)
     def all_gather_coalesced(
         self,
         outs: Sequence[Any],
@@ -452,7 +452,7 @@ class Group(_native.Calls):
     ) -> Work | None:
         """`all_gather` of xs[i] into outs[i], for every i."""
 
-    @collective(out="outs", given="inputs", listed=True)
+    @collective(out="outs", given="inputs", coalesced=True)
     def reduce_scatter_coalesced(
         self,
         outs: Sequence[Any],

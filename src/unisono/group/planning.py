@@ -183,7 +183,7 @@ class Planner:
             feedback_numel=0 if fed is None else fed.numel,
         )
 
-    def plan_list(
+    def plan_coalesced(
         self,
         kind: str,
         outs: Any,
@@ -195,16 +195,10 @@ class Planner:
         between_hosts: bool | None,
     ) -> Any:
         """Check a coalesced call and plan it; see `coalesced.plan`."""
-        return coalesced.plan(
-            self,
-            kind,
-            outs,
-            givens,
-            op,
-            self.member(kind, root, "the root"),
-            reproducible,
-            (codec, between_hosts),
-        )
+        self.engine  # noqa: B018 (raises once the group was closed)
+        check_op(kind, op)
+        root, coding = self.member(kind, root, "the root"), (codec, between_hosts)
+        return coalesced.plan(self, kind, outs, givens, op, root, reproducible, coding)
 
     def lay_out(self, kind: str, out: Any, given: Any, root: int) -> tuple[Laid, Any, Made]:
         """The checked buffers of a call, the objects that pin them, and the caller's result.
@@ -213,6 +207,7 @@ class Planner:
             ValueError, TypeError: see `plan`.
         """
         try:
+            out, given = (list(side) if type(side) is list else side for side in (out, given))
             out, given, made = allocate(kind, out, given, self.size, self.rank, root)
             keep = (pinned(out), pinned(given))  # before their addresses are read
             return lay_out(kind_of(kind).layout, out, given, self.size, self.rank, root), keep, made
@@ -323,7 +318,7 @@ class Planner:
         return None
 
     def own_list(self, *buffers: Any) -> Any:  # noqa: ARG002
-        """The calls for a list of checked buffers; None: the engine runs them."""
+        """What runs a list of checked buffers, see `Calls._execute`; None: the engine does."""
         return None
 
     def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> Choice:

@@ -20,15 +20,15 @@ _DEFAULTS = (None, None, None, ReduceOp.SUM, 0, None, False, False, None, None, 
 _ROOTS = ("src", "dst")
 
 
-def collective(*, out: str = "", given: str = "", listed: bool = False) -> Callable[[F], F]:
+def collective(*, out: str = "", given: str = "", coalesced: bool = False) -> Callable[[F], F]:
     """Make a method of `Group` a collective, from its name, its parameters and its docstring.
 
-    A repeated call goes to the engine at once; `Planner.plan`, or `plan_list`, checks a new one. The body
-    never runs.
+    A repeated call goes to the engine at once; `Planner.plan`, or `plan_coalesced`, checks a new one. The
+    body never runs.
 
     Args:
         out: the parameter of its buffer, or of its output.  given: the parameter of its input, if any.
-        listed: they are lists of buffers, see `coalesced`.
+        coalesced: they are lists of buffers.
     Example: `@collective(out="out", given="x")` on `def all_gather(self, out, x, *, async_op=False)`
     """
 
@@ -42,7 +42,9 @@ def collective(*, out: str = "", given: str = "", listed: bool = False) -> Calla
             (name, place, number < optional)
             for number, (name, place) in enumerate(zip(names, places, strict=True))
         ]
-        made = _native.collective(method, [method.__name__, *_DEFAULTS[1:]], parameters, positional, listed)
+        made = _native.collective(
+            method, [method.__name__, *_DEFAULTS[1:]], parameters, positional, coalesced
+        )
         return cast("F", made)
 
     return make
