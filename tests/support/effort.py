@@ -1,8 +1,10 @@
-"""How often a test repeats a race: a few times in `make test`, many times in `make test-long`."""
+"""How much a test does: a few rounds and cases in `make test`, many in `make test-long`."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from typing import Any
 
 LONG = "UNISONO_TEST_LONG" in os.environ
 SANITIZED = "UNISONO_SANITIZED" in os.environ
@@ -19,3 +21,13 @@ def times(usual: int, long: int, sanitized: int | None = None) -> int:
     if LONG:
         return long
     return usual if sanitized is None or not SANITIZED else sanitized
+
+
+def cases(usual: Iterable[Any], long: Iterable[Any]) -> list[Any]:
+    """Return the cases of a test.
+
+    Args:
+        usual: one of each kind.
+        long: others of the same kinds, only in `make test-long`.
+    """
+    return [*usual, *(long if LONG else ())]

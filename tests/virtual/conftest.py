@@ -83,9 +83,18 @@ class Machine:
             self._server.stdin.close()
 
 
-@pytest.fixture(scope="session", params=[1, 2, 4])
-def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
-    """A machine with 1, 2 or 4 GPUs."""
-    made = Machine(request.param)
+@pytest.fixture(scope="session")
+def machines() -> Iterator[dict[int, Machine]]:
+    """The machines by their number of GPUs. They live as long as the session: a start takes seconds."""
+    made: dict[int, Machine] = {}
     yield made
-    made.close()
+    for one in made.values():
+        one.close()
+
+
+@pytest.fixture(scope="session", params=[1, 2, 4])
+def machine(request: pytest.FixtureRequest, machines: dict[int, Machine]) -> Machine:
+    """A machine with 1, 2 or 4 GPUs."""
+    if request.param not in machines:
+        machines[request.param] = Machine(request.param)
+    return machines[request.param]
