@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from effort import cases
 from unisono.bench.cases import OPERATIONS, Case
 from unisono.bench.mpi_side import MPIS, MpiSide
 from unisono.bench.side import BenchError, Side
@@ -110,7 +111,7 @@ def test_no_worker_outlives_the_command(number: signal.Signals):
     assert not wait_until_gone(workers)
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", cases([1, 2], long=[3]))
 def test_every_operation_leaves_the_right_values(ranks: int):
     sweep = ["-n", str(ranks), "-b", "4", "-e", "64K", "-f", "16384", *QUICK, "--rounds", "1"]
     done = run("all", *sweep, "--json", "-", timeout_s=110.0)
@@ -142,7 +143,7 @@ def test_sixty_four_groups_of_four_ranks_fit_in_a_gigabyte():
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("interface", ["numpy", "torch"])
+@pytest.mark.parametrize("interface", cases(["torch"], long=["numpy"]))
 def test_gloo_is_compared_in_the_same_run(interface: str):
     words = ["-b", "4", "-e", "4", "--interface", interface, "--against", "gloo", "--json", "-", *QUICK]
     done = run("all_reduce", *words)

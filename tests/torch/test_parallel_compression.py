@@ -12,6 +12,7 @@ import torch
 import suite
 import unisono as un
 import unisono.parallel as up
+from effort import cases
 from loops import each
 from test_checks import run_all
 from unisono.parallel.compression.low_rank import orthonormal
@@ -22,7 +23,7 @@ ALL_S = 150
 
 
 @pytest.mark.timeout(ALL_S + 30)
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", cases([3], long=[2]))
 def test_checks(forks: suite.Forks, size: int, subtests: pytest.Subtests) -> None:
     for check, text in run_all(forks, size, "parallel", CHECKS, ALL_S).items():
         if text:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import suite
-from effort import times
+from effort import cases, times
 from ports import reserved
 
 EXAMPLE = suite.HERE.parents[1] / "examples" / "ddp.py"
@@ -36,12 +36,12 @@ def test_the_example_under_torchrun(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("start", "ranks", "attempts"), [("spawn", 2, 1), ("spawn", 4, 1), ("fork", 2, 8), ("fork", 4, 3)]
+    ("start", "jobs"), cases([("spawn", ["2:1"]), ("fork", ["2:8", "4:3"])], long=[("spawn", ["4:1"])])
 )
-def test_the_parent_shows_the_error_of_the_rank_that_failed(tmp_path, start, ranks, attempts):
+def test_the_parent_shows_the_error_of_the_rank_that_failed(tmp_path, start, jobs):
     """Not the error of those that were waiting for it, whose processes must not end first."""
     program = str(PROGRAMS / "one_spawned_rank_fails.py")
-    assert "fine" in run(program, str(tmp_path), start, str(ranks), str(attempts))
+    assert "fine" in run(program, str(tmp_path), start, *jobs)
 
 
 def test_the_launcher_shows_our_error_where_pytorch_keeps_its_text_alone():

@@ -71,7 +71,7 @@ def run(words: list[str]) -> int:
             importlib.import_module("torch.cuda._sanitizer").enable_cuda_sanitizer()
         runpy.run_path(words[0], run_name="__main__")
     except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
         sys.excepthook(*sys.exc_info())
         code = 1

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 PROGRAM = Path(__file__).resolve().parents[1] / "torch" / "programs" / "plans.py"
 
 
-def test_plans_have_the_losses_of_one_process_on_the_cpu() -> None:
-    command = [sys.executable, "-m", "unisono", "run", "--virtual-gpus", "4", str(PROGRAM), "nccl"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("Plan(") == 7
+@pytest.mark.parametrize("machine", [4], indirect=True)
+def test_plans_have_the_losses_of_one_process_on_the_cpu(machine: Any) -> None:
+    ended = machine.run(PROGRAM, limit_s=110, arguments=["nccl"])
+    assert not any(ended.codes), ended.text
+    assert ended.text.count("Plan(") == 7

@@ -5,6 +5,7 @@ Run by test_torch_launch.py. Works and futures are globals: they live until the 
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 import unisono.torch.process_group  # noqa: F401  (takes seconds: once, before the ranks are forked)
 
+gc.freeze()  # at their end the ranks need not look through all that PyTorch has made
 for attempt in range(int(sys.argv[2])):
     pids = []
     for rank in range(2):

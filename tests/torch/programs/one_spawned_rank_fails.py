@@ -1,10 +1,11 @@
 """A rank of multiprocessing fails in DDP; the parent must raise its error. Run by test_torch_launch.py.
 
-`one_spawned_rank_fails.py FOLDER START_METHOD RANKS ATTEMPTS`
+`one_spawned_rank_fails.py FOLDER START_METHOD RANKS:ATTEMPTS ...`
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 
@@ -26,17 +27,24 @@ def rank_main(rank: int, folder: str, ranks: int) -> None:
         net(torch.ones(2, 8)).sum().backward()
 
 
-def main(place: str, start: str, ranks: int, attempts: int) -> None:
-    for attempt in range(attempts):
-        folder = f"{place}/{attempt}"
-        os.mkdir(folder)
-        try:
-            mp.start_processes(rank_main, (folder, ranks), nprocs=ranks, start_method=start)
-        except mp.ProcessRaisedException as error:
-            assert error.error_index == 1, error
-            assert "ValueError: bad loss" in str(error), error
+def main(place: str, start: str, *jobs: str) -> None:
+    if start == "fork":  # DDP imports it, which takes seconds: once, before the ranks are forked
+        importlib.import_module("torch._dynamo")
+    for job in jobs:
+        ranks, attempts = map(int, job.split(":"))
+        for attempt in range(attempts):
+            attempt_of_job(f"{place}/{ranks}-{attempt}", start, ranks)
     print("fine")
 
 
+def attempt_of_job(folder: str, start: str, ranks: int) -> None:
+    os.mkdir(folder)
+    try:
+        mp.start_processes(rank_main, (folder, ranks), nprocs=ranks, start_method=start)
+    except mp.ProcessRaisedException as error:
+        assert error.error_index == 1, error
+        assert "ValueError: bad loss" in str(error), error
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(*sys.argv[1:])
