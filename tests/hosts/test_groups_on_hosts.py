@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import hosts
+import suite
 
 pytestmark = pytest.mark.hosts
 
@@ -46,27 +48,31 @@ def start(
     **variables: str,
 ) -> Ranks:
     """Start the program on `layout[i]` ranks of host i."""
-    size, started = sum(layout), []
+    command = [sys.executable, program, what]
+    return [
+        host.start(command, env={**os.environ, **environ, **variables}, stdin=subprocess.PIPE)
+        for host, environ in placed(net, layout)
+    ]
+
+
+def placed(net: hosts.Network, layout: tuple[int, ...]) -> list[tuple[hosts.Host, dict[str, str]]]:
+    """The host and the environment of each rank."""
+    found: list[tuple[hosts.Host, dict[str, str]]] = []
     for host, count in enumerate(layout):
-        for _ in range(count):
+        for local in range(count):
             environ = {
                 "PYTHONPATH": PLACES,
-                "RANK": str(len(started)),
-                "LOCAL_RANK": str(len(started) - sum(layout[:host])),
-                "WORLD_SIZE": str(size),
+                "RANK": str(len(found)),
+                "LOCAL_RANK": str(local),
+                "WORLD_SIZE": str(sum(layout)),
                 "MASTER_ADDR": net[0].address,
                 "MASTER_PORT": "29500",
                 "UNISONO_TOKEN": "5" * 64,
                 "OMP_NUM_THREADS": "1",
                 "OPENBLAS_NUM_THREADS": "1",
-                **variables,
             }
-            started.append(
-                net[host].start(
-                    [sys.executable, program, what], env={**os.environ, **environ}, stdin=subprocess.PIPE
-                )
-            )
-    return started
+            found.append((net[host], environ))
+    return found
 
 
 def ended(ranks: Ranks, timeout: float = 90) -> list[tuple[int, str, str]]:
@@ -97,16 +103,31 @@ def test_every_operation(net: hosts.Network, layout: tuple[int, ...]):
     assert fine(start(net, layout, "conformance")) == [f"hosts {len(layout)}\n"] * sum(layout)
 
 
-def test_pytorch_trains_as_one_process_does(net: hosts.Network):
+@pytest.fixture(scope="module")
+def forks() -> Iterator[suite.Forks]:
+    """A Python that has imported PyTorch, which takes seconds. Its forks are the ranks."""
     pytest.importorskip("torch")
-    ranks = start(net, (1, 1), "", program=TORCH_PROGRAM, HOSTS="2")
-    assert fine(ranks) == ["fine\n"] * 2
+    made = suite.Forks()
+    yield made
+    made.close()
 
 
-def test_parallel_plans_train_as_one_process_does(net: hosts.Network):
-    pytest.importorskip("torch")
-    printed = fine(start(net, (2, 2), "unisono", program=PLANS_PROGRAM))
-    assert printed[0].count("Plan(") == 7
+def forked(forks: suite.Forks, folder: Path, net: hosts.Network, layout: tuple[int, ...], *words: str) -> str:
+    """Run a program of PyTorch on `layout[i]` ranks of host i, all of which end well; what they printed."""
+    places = json.dumps([(host.pid, environ) for host, environ in placed(net, layout)])
+    printed = forks.run(folder, {"ranks": ("on_hosts", sum(layout), [places, *words])}, limit_s=100)["ranks"]
+    assert "(ended with" not in "".join(printed), "\n".join(printed)
+    return "".join(printed)
+
+
+def test_pytorch_trains_as_one_process_does(net: hosts.Network, forks: suite.Forks, tmp_path: Path):
+    printed = forked(forks, tmp_path, net, (1, 1), TORCH_PROGRAM, "2")
+    assert printed.splitlines().count("fine") == 2
+
+
+def test_parallel_plans_train_as_one_process_does(net: hosts.Network, forks: suite.Forks, tmp_path: Path):
+    printed = forked(forks, tmp_path, net, (2, 2), PLANS_PROGRAM, "unisono")
+    assert printed.count("Plan(") == 7
 
 
 @pytest.mark.parametrize("way", ["MASTER_ADDR", "INIT_METHOD"])

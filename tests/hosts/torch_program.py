@@ -1,8 +1,11 @@
-"""One rank of PyTorch on a test's host: DDP and FSDP2 against one process. Started by test_groups.py."""
+"""One rank of PyTorch on a test's host: DDP and FSDP2 against one process. Run by test_groups_on_hosts.py.
+
+`torch_program.py HOSTS`: how many there are.
+"""
 
 from __future__ import annotations
 
-import os
+import sys
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -16,7 +19,7 @@ def main() -> None:
     dist.init_process_group("unisono", timeout=timedelta(seconds=60))
     rank, size = dist.get_rank(), dist.get_world_size()
     world = inside.group_of(dist.group.WORLD)
-    assert len({world.host_of(r) for r in range(size)}) == int(os.environ["HOSTS"])
+    assert len({world.host_of(r) for r in range(size)}) == int(sys.argv[1])
     training.check_ddp_equals_one_process(rank, size)
     sharded.check_fully_shard(rank, size)
     sharded.check_tensor_parallel(rank, size)

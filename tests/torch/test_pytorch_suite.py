@@ -22,6 +22,7 @@ from recording import table, torch_features
 pytest.importorskip("expecttest", reason="PyTorch's tests need it")
 
 RUN = Path(__file__).resolve().parent / "pytorch_suite" / "run_pytorch_suite.py"
+WAYS = ("gloo", "mpi")
 KNOWN = json.loads(table.RESULTS.read_text())
 
 
@@ -35,12 +36,15 @@ def runs(way: str) -> list[str]:
     ]
 
 
+@functools.cache
+def first_outcomes() -> dict[str, dict[str, dict[str, str]]]:
+    """Run all of each way, the two at a time: the forks of each wait for each other most of the time."""
+    with ThreadPoolExecutor(len(WAYS)) as pool:
+        return dict(zip(WAYS, pool.map(lambda way: run(way, runs(way)), WAYS), strict=True))
+
+
 def outcomes(way: str) -> dict[str, dict[str, str]]:
-    """Run all of them, in two processes and their forks: these wait for each other most of the time."""
-    names = runs(way)
-    with ThreadPoolExecutor(2) as pool:
-        halves = pool.map(functools.partial(run, way), (names[::2], names[1::2]))
-    ends = {name: end for half in halves for name, end in half.items()}
+    ends = first_outcomes()[way]
     for _ in range(2):
         late = [name for name in notes.TIGHT if ends.get(name, {}).get("outcome") == "failed"]
         if late:
@@ -64,7 +68,7 @@ def run(way: str, names: list[str]) -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.timeout(520)
-@pytest.mark.parametrize("way", ["gloo", "mpi"])
+@pytest.mark.parametrize("way", WAYS)
 def test_pytorch(way: str, subtests: pytest.Subtests):
     ends = outcomes(way)
     for name in runs(way):
