@@ -8,6 +8,7 @@ FOLDER/end<rank>.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -19,12 +20,14 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 
 from forks import wait
 
-# What every rank would otherwise import for seconds: DDP, FSDP2, meshes, checkpoints, Unisono's group.
+# What every rank would otherwise import itself: DDP, FSDP2, meshes, checkpoints, Unisono's group and plans.
 IMPORTED_ONCE = (
     "torch._dynamo",
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
+    "unisono.parallel",
     "unisono.torch.process_group",
 )
 
@@ -32,6 +35,7 @@ IMPORTED_ONCE = (
 def main() -> None:
     for name in IMPORTED_ONCE:
         importlib.import_module(name)
+    gc.freeze()  # a collection in a rank would copy every page of what was imported
     for line in sys.stdin:
         job = json.loads(line)
         module, size, folder = importlib.import_module(job["module"]), job["size"], Path(job["folder"])

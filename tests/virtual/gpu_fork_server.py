@@ -8,6 +8,7 @@ goes to FOLDER/out<rank>.
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -35,6 +36,7 @@ from forks import wait
 
 def main() -> None:
     torch.set_num_threads(1)
+    gc.freeze()  # a collection in a rank would copy every page of what was imported
     for line in sys.stdin:
         job = json.loads(line)
         environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **job["environ"]}

@@ -16,6 +16,7 @@ once: a test takes half a second instead of ten. `--spawn` is PyTorch's way.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import sys
@@ -41,6 +42,7 @@ def main() -> int:
         made = make_class(suite, f"suite {arguments.way} x{arguments.world_size}", spawn=arguments.spawn)
         chosen = arguments.names or [name for name in names(suite) if name not in arguments.without]
         tests = [made(name) for name in chosen]
+        gc.freeze()  # a collection in a rank would copy every page of what was imported
         result = Recorded(screen, len(tests))
         unittest.TestSuite(tests).run(result)
     arguments.out.write_text(json.dumps(result.outcomes, indent=1) + "\n")
