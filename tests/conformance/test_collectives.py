@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 import cases
+import effort
 import oracle
 import ranks
 import unisono as un
 from loops import each
 from unisono.plans import ALGORITHMS
 
-RANKS = [1, 2, 3, 5, 8]  # the random programs take 1 to 9
+RANKS = effort.cases([1, 2, 3, 8], long=[5])  # the random programs take 1 to 9
 LARGE = [
     ("float32", un.SUM),
     ("bfloat16", un.SUM),
@@ -22,7 +23,7 @@ LARGE = [
 ]
 
 
-@pytest.mark.parametrize("size", RANKS)
+@each("size", RANKS)
 @each("algorithm", ALGORITHMS["all_reduce"])
 def test_all_reduce_of_every_dtype_and_op(size: int, algorithm: str) -> None:
     def work(group: un.Group) -> None:
@@ -33,7 +34,7 @@ def test_all_reduce_of_every_dtype_and_op(size: int, algorithm: str) -> None:
     ranks.threads(size, work)
 
 
-@pytest.mark.parametrize("size", RANKS)
+@each("size", RANKS)
 @each("algorithm", ALGORITHMS["all_reduce"])
 def test_all_reduce_around_boundaries(size: int, algorithm: str) -> None:
     def work(group: un.Group) -> None:
@@ -44,7 +45,7 @@ def test_all_reduce_around_boundaries(size: int, algorithm: str) -> None:
     ranks.threads(size, work)
 
 
-@pytest.mark.parametrize("size", RANKS)
+@each("size", RANKS)
 def test_rooted_and_scattering_reductions(size: int) -> None:
     def work(group: un.Group) -> None:
         for dtype, op in oracle.pairs():
@@ -74,7 +75,7 @@ def test_rooted_and_scattering_reductions_of_several_segments(size: int) -> None
     ranks.threads(size, work)
 
 
-@pytest.mark.parametrize("size", RANKS)
+@each("size", RANKS)
 def test_moving_operations(size: int) -> None:
     def work(group: un.Group) -> None:
         for dtype in oracle.NUMPY_DTYPES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 import codec_reference as exact
 import unisono as un
+from effort import times
 from loops import each
 from unisono import _native
 from unisono.codecs import Codec
@@ -95,15 +97,22 @@ def boundaries(name: str) -> np.ndarray:
     return np.concatenate([x, -x]) if of.signed else np.concatenate([x, np.float32([-0.0])])
 
 
-@each("name", NAMES)
-@each("isa", ISAS)
-def test_every_boundary_is_rounded_to_the_nearest(name, isa):
-    codec, of = Codec(name), exact.FORMATS[name]
+@functools.cache
+def rounded(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """All boundaries and random patterns, and their codes."""
+    of = exact.FORMATS[name]
     patterns = np.random.default_rng(1).integers(0, 1 << 32, 200_000, np.uint32).view(np.float32)
     if not of.signed:
         patterns = np.abs(patterns)
     x = np.concatenate([boundaries(name), patterns])
-    expected = exact.nearest(of, x, exact.midpoints(of)) & ((1 << of.bits) - 1)
+    return x, exact.nearest(of, x, exact.midpoints(of)) & ((1 << of.bits) - 1)
+
+
+@each("name", NAMES)
+@each("isa", ISAS)
+def test_every_boundary_is_rounded_to_the_nearest(name, isa):
+    codec, of = Codec(name), exact.FORMATS[name]
+    x, expected = rounded(name)
     found = as_codes(codec, encoded(codec, x, isa))
     assert np.array_equal(found, expected.astype(codec.dtype) if of.signed else expected)
 
@@ -235,7 +244,7 @@ def test_all_sizes_at_all_addresses_on_all_instruction_sets(codec):
 @each("rounding", ["nearest", "stochastic"])
 def test_the_error_is_never_above_its_bound(codec, rounding):
     rng = np.random.default_rng(6)
-    for case in range(1000):
+    for case in range(times(usual=300, long=1000)):
         for x in adversarial(rng, int(rng.integers(1, 130))):
             x = np.abs(x) if codec.name == "0-6-10" else x
             bound = codec.bound(x, rounding)
