@@ -24,7 +24,7 @@ def roots(collective: str, size: int) -> range:
     return range(size) if size < 18 else range(size // 3, size // 3 + 1)
 
 
-@pytest.mark.parametrize(("collective", "algorithm"), NAMES)
+@each(("collective", "algorithm"), NAMES)
 @each("size", SIZES)
 def test_proved(collective: str, algorithm: str, size: int) -> None:
     for root in roots(collective, size):

@@ -162,7 +162,7 @@ def test_an_own_algorithm_is_drawn_or_refused(capsys: pytest.CaptureFixture[str]
         assert told in shown and shown.count("\n") == 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "told"),
     [
         ("all_reduc -o x.svg", "no collective 'all_reduc': there are broadcast, "),
