@@ -1,4 +1,6 @@
-"""Everything in checks/ on two and three ranks: each world size is one set of processes.
+"""Everything in checks/ on two ranks, on three by `make test-long`: each world size is one set of processes.
+
+PyTorch's own tests run on three, see test_pytorch_suite.py.
 
 A check that fails, or ends its rank, fails alone. A set that did not come to its end leaves the rest to a new
 one.
@@ -15,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import suite
+from effort import cases
 
 ALL_S = 200  # for all checks of a size
 CALL_S = 20  # for one call, see worker.py
@@ -66,7 +69,7 @@ def _text(written: list[dict[str, str]], check: str) -> str:
 
 @pytest.mark.timeout(ALL_S + 2 * CALL_S)  # the first of a size runs all
 @pytest.mark.parametrize("module", dict.fromkeys(check.partition(".")[0] for check in suite.checks("checks")))
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", cases([2], long=[3]))
 def test_checks(forks: suite.Forks, size: int, module: str, subtests: pytest.Subtests, record_property):
     for check, text in results(forks, size).items():
         if check.partition(".")[0] != module:
