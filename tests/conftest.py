@@ -35,8 +35,9 @@ NIGHTLY_TIMEOUT_S = 3600
 ABOUT_TORCH = (HERE / "torch", HERE / "virtual")
 # These begin first, so that no worker is left with one of them when the others are done. The longest first.
 TAKE_LONG = (
-    "test_torch_launch.py", "test_pytorch_suite.py", "test_train_benchmark.py", "test_groups_on_hosts.py",
-    "test_torch_failures.py", "test_checks.py", "test_fuzz_mismatches.py", "test_examples.py",
+    "test_groups_on_hosts.py", "test_pytorch_suite.py", "test_torch_launch.py", "test_train_benchmark.py",
+    "test_parallel_features.py", "test_ranks_that_die.py", "test_bench_runs.py", "test_checks.py",
+    "test_parallel_compression.py", "test_torch_failures.py", "test_fuzz_mismatches.py", "test_examples.py",
     "test_parallel_checkpoints.py", "test_launch_on_hosts.py", "test_subgroups.py", "test_torch_demo.py",
 )  # fmt: skip
 HAVE_TORCH = importlib.util.find_spec("torch") is not None

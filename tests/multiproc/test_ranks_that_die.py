@@ -312,7 +312,7 @@ def test_a_repeated_call_whose_group_is_closed_meanwhile_says_so() -> None:
 
 
 def interrupted(*cases: tuple[str, str]) -> dict[tuple[str, str], list[str]]:
-    """What two ranks printed in each case: a call, and what is raised. All at a time: each waits for a second."""
+    """What two ranks printed in each case, a call and what is raised. All at a time: each waits a second."""
     with ThreadPoolExecutor(len(cases)) as pool:
         told = pool.map(lambda case: ranks.processes(2, PROGRAMS / "is_interrupted.py", *case), cases)
         return dict(zip(cases, told, strict=True))

@@ -16,7 +16,7 @@ from pathlib import Path
 NAMESPACES = ("net", "uts", "ipc", "mnt")
 
 
-def main(rank: int, size: int, folder: Path, places: str, program: str, *arguments: str) -> None:  # noqa: ARG001
+def main(rank: int, size: int, folder: Path, places: str, program: str, *arguments: str) -> None:
     pid, environ = json.loads(places)[rank]
     enter(pid)
     os.environ.update(environ)
