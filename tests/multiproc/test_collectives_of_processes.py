@@ -7,12 +7,17 @@ from pathlib import Path
 import pytest
 
 import ranks
+from effort import cases
 
 PROGRAM = Path(__file__).with_name("collectives_program.py")
 
 
 @pytest.mark.parametrize(
-    ("size", "arrays"), [(1, "plain"), (2, "plain"), (5, "plain"), (2, "shared"), (4, "shared"), (3, "mixed")]
+    ("size", "arrays"),
+    cases(
+        [(1, "plain"), (2, "plain"), (4, "shared"), (3, "mixed")],
+        long=[(5, "plain"), (2, "shared")],
+    ),
 )
 def test_collectives_between_processes(size: int, arrays: str) -> None:
     outputs = ranks.processes(size, PROGRAM, arrays)
