@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
 import os
 import signal
@@ -75,6 +76,11 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
         reason = _missing(item)
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector skip what pytest and PyTorch have made: looking through it takes 0.2 s."""
+    gc.freeze()
 
 
 @functools.cache
