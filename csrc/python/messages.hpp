@@ -30,7 +30,8 @@ class Transfer {
     }
     const bool named = rank >= 0 && rank < engine.size();
     const bool tagged = (number >= 0 && number <= INT32_MAX) || (number == unisono::kAnyTag && !sending);
-    if (!(named || anybody) || !tagged || !side_.see(given[0]) || side_.count != 1) return false;
+    if (!(named || anybody) || !tagged || !side_.see(given[0]) || side_.count != 1 || side_.number)
+      return false;
     if (!sending && side_.readonly) return false;
     peer_ = static_cast<int>(rank);
     tag_ = static_cast<int>(number);

@@ -86,6 +86,14 @@ def test_numbers_that_no_dtype_holds_are_refused_each_time(alone: un.Group) -> N
             alone.all_gather(np.ones(1), 1.0)
 
 
+def test_a_number_is_no_message(alone: un.Group) -> None:
+    for _ in range(2):
+        with pytest.raises(TypeError, match="x is a float"):
+            alone.send(1.5, 0)
+        with pytest.raises(TypeError, match="x is a int"):
+            alone.recv(1, 0)
+
+
 def test_the_shape_of_a_result_is_that_of_this_call() -> None:
     def work(group: un.Group) -> None:
         for shape in [(6,), (2, 3), (6, 1), (2, 3), (6,)]:
