@@ -134,6 +134,7 @@ def test_memcpy_is_compared_in_the_same_run(tmp_path: Path):
     assert json.loads(record.read_text())["lines"][0]["peers"]["memcpy"]["ratio"] > 0
 
 
+@pytest.mark.skipif("UNISONO_SANITIZED" in os.environ, reason="a sanitizer needs several times the memory")
 def test_sixty_four_groups_of_four_ranks_fit_in_a_gigabyte():
     program = Path(__file__).resolve().parents[2] / "benchmarks" / "memory.py"
     words = [sys.executable, "-m", "unisono", "run", "-n", "4", str(program), "--nbytes", str(1 << 20)]
