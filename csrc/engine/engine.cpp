@@ -487,6 +487,20 @@ void Engine::close_copies() {
   channels_.close_copies();
 }
 
+// Whether a thread is in a call: another one; or this one, which is in a signal handler and must not lock
+// again. A thread may keep the lock for a moment after its call has ended.
+bool Engine::in_call() {
+  if (within()) return true;
+  const RankCell& own = world_.cell(rank_);
+  std::unique_lock executing(executing_, std::try_to_lock);
+  while (!executing) {
+    if (own.started.load(std::memory_order_acquire) != own.finished.load(std::memory_order_acquire))
+      return true;
+    (void)executing.try_lock_until(std::chrono::system_clock::now() + kWaitSlice);  // see `lock_executing`
+  }
+  return false;
+}
+
 // Calls under way or queued would end only at their deadlines. The abort ends them now, on the other ranks,
 // too: those get the same error as ranks that later wait for this one.
 void Engine::leave() {
@@ -502,10 +516,7 @@ void Engine::leave() {
     stopping_ = true;
     queue_grew_.notify_all();
   }
-  // Another thread runs a call; or this one does, and is in a signal handler: it must not lock again.
-  const bool running = within() || !executing_.try_lock();
-  if (!running) executing_.unlock();
-  if (running || !done(queued_.load(std::memory_order_acquire)))
+  if (in_call() || !done(queued_.load(std::memory_order_acquire)))
     abort(Fault{FaultKind::kPeerLeft, rank_, rank_});
   if (thread_.joinable()) thread_.join();
   channels_.leave(false);

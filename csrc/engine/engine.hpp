@@ -180,6 +180,7 @@ class Engine {
   void run_queued(bool executing, bool in_background, HeldLock* held);
   void run_up_to(uint64_t ticket, HeldLock* held);
   void throw_if_within() const;
+  bool in_call();
   bool await_queued();
   bool lock_executing(std::unique_lock<std::timed_mutex>& executing);
   void serve();

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -296,3 +297,28 @@ def test_a_call_that_closing_overtakes_does_not_succeed() -> None:
             world.barrier()
 
     ranks.threads(2, work)
+
+
+def test_who_closes_after_a_wait_takes_no_data_from_the_others() -> None:
+    """On one core, the thread that ends the call is often stopped before it lets go of the group."""
+
+    def work(group: un.Group) -> None:
+        for _ in range(100):
+            world = group.subgroup([0, 1])
+            assert world is not None
+            with world:
+                xs = [np.full(2000, group.rank + 1.0, np.float32) for _ in range(30)]
+                if group.rank == 1:
+                    time.sleep(0.002)
+                broadcasting = world.broadcast_coalesced(xs, 0, async_op=True)
+                assert broadcasting is not None
+                broadcasting.wait(60)
+                assert all((x == 1).all() for x in xs)
+            group.barrier()
+
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        ranks.threads(2, work)
+    finally:
+        os.sched_setaffinity(0, cores)
