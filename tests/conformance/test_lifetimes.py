@@ -56,7 +56,8 @@ def test_a_call_that_was_checked_when_the_group_closed_is_not_remembered() -> No
 def test_a_forks_child_cannot_wait_for_what_its_parent_began() -> None:
     told = ranks.processes(2, PROGRAMS / "waits_in_a_forks_child.py")
     lines = told[0].splitlines()
-    assert [line.startswith("this group belongs to process") for line in lines] == [True] * 3 + [False]
+    refused = [line for line in lines if line.startswith("this group belongs to process")]
+    assert len(refused) == 3, lines  # newer Pythons also warn of forks of processes with threads
     assert lines[-1] == "got 7.0"
 
 
