@@ -33,7 +33,7 @@ class Private(NamedTuple):
         purpose: what Unisono does with it.
         without: what a user notices where it is missing, as the end of "PyTorch 2.16.0 has no NAME: ...".
         since: the first supported minor version that has it, such as "2.14"; "": all of them.
-        until: the last one that has it; "": the newest. Both are for the table and its test, not for the code.
+        until: the last one that has it; "": the newest. Both are for the table and its test only.
     """
 
     path: str
