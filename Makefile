@@ -9,11 +9,15 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-# PyTorch. TORCH=0: not installed. TORCH=cpu: PyTorch's CPU build from its own index. TORCH=1: an error where
-# it cannot be had. TORCH_PIP: further arguments for `pip install`, such as --find-links.
+# PyTorch: the supported versions, the default first; an older one where pip has no newer for this Python.
+# TORCH_VERSION=2.13.0: this one. TORCH=0: not installed. TORCH=cpu: PyTorch's CPU build, from its own index unless
+# TORCH_PIP names another place. TORCH=1: an error where it cannot be had. TORCH_PIP: further arguments for
+# `pip install`, such as --find-links.
+TORCH_VERSIONS := 2.15.0 2.14.1 2.13.0 2.12.1
 TORCH   =
-PYTORCH := torch==2.13.0
+TORCH_VERSION = $(TORCH_VERSIONS)
 TORCH_PIP = $(if $(filter cpu,$(TORCH)),--index-url https://download.pytorch.org/whl/cpu)
+PYTORCH = $(addprefix torch==,$(TORCH_VERSION)) $(if $(filter cpu,$(TORCH)),--cpu)
 ifneq ($(filter-out 0 1 cpu,$(TORCH)),)
 $(error TORCH is '$(TORCH)', expected 0, 1, cpu or nothing)
 endif
@@ -29,7 +33,7 @@ say = @if [ -t 1 ] && [ "$${TERM:-dumb}" != dumb ]; then printf '\033[1m==> %s\0
 install_torch = @$(BIN)/python tools/install_torch.py $(PYTORCH) $(1) $(TORCH_PIP)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-long test-torch test-torch-cuda-build test-backends test-parallel test-clients test-launchers test-fresh check format bench bench-report bench-peers sanitize sanitize-virtual model fuzz wheel test-wheel sdist docs figures screenshots clean
+.PHONY: help demo test test-fast test-long test-torch test-torch-versions test-backends test-parallel test-clients test-launchers test-fresh check format bench bench-report bench-peers sanitize sanitize-virtual model fuzz wheel test-wheel sdist docs figures screenshots clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -76,12 +80,9 @@ test-torch: $(VENV)/.installed  ## PyTorch's own distributed test suite over Uni
 	$(call say,"PyTorch's tests for NCCL on virtual GPUs")
 	$(BIN)/python tests/virtual/pytorch_suite.py
 
-# The wheel that PyPI gives to everybody, several gigabytes. TORCH_CUDA=folder: one that is there already.
-TORCH_CUDA ?= .venv-torch-cuda
-test-torch-cuda-build: $(VENV)/.installed  ## virtual GPUs with PyTorch's CUDA build, on a machine without a GPU
-	test -d $(TORCH_CUDA) || { $(PYTHON) -m venv $(TORCH_CUDA) && $(TORCH_CUDA)/bin/pip install --progress-bar off $(PYTORCH); }
-	export PYTHONPATH=$$($(TORCH_CUDA)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
-	  $(BIN)/python -m pytest tests/virtual -n 0 $(ARGS) && $(BIN)/python tests/virtual/pytorch_suite.py
+# Each version in a folder of its own, .venv-torch-2.15 ...: 5 GB each.
+test-torch-versions: $(VENV)/.installed  ## all tests, and PyTorch's own, with the four supported versions of PyTorch (two hours; ARGS="--lanes nccl")
+	$(BIN)/python tests/torch/versions.py $(TORCH_VERSION) $(ARGS)
 
 test-parallel: $(VENV)/.installed  ## tests of parallel training, with all plans of the sweep (half an hour)
 	$(call install_torch,--required)
@@ -153,7 +154,7 @@ fuzz: $(VENV)/.installed  ## fuzz frames with libFuzzer (needs clang) and the de
 wheel: $(VENV)/.created  ## build the wheels of a release into dist/, for each installed Python (ARGS=--help)
 	$(BIN)/python tools/wheels.py $(ARGS)
 
-test-wheel: $(VENV)/.created  ## install the wheels of dist/ without a compiler, and test them (ARGS="--torch torch==2.13.0")
+test-wheel: $(VENV)/.created  ## install the wheels of dist/ without a compiler, and test them (ARGS="--torch torch==2.15.0")
 	$(BIN)/python tools/try_wheels.py $(ARGS)
 
 sdist: $(VENV)/.tools  ## build the source distribution into dist/, and check what is in it

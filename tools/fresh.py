@@ -9,7 +9,7 @@ variables and pip settings: pip installs from PyPI. Uncommitted changes are not 
 
 Examples: make test-fresh ARGS="none cpu"; ARGS="none --python python3.13";
 ARGS="--env PIP_CERT=/etc/ssl/ca.crt" where pip needs that; ARGS="cpu --wheels FOLDER" where the CPU build's
-own index cannot be reached.
+own index cannot be reached; ARGS="cuda --torch 2.12.1".
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ def parse() -> argparse.Namespace:
     add("--python", help="PYTHON= for make (default: the first that the Makefile finds in PATH)")
     add("--path", default=PATH, help=f"the PATH (default {PATH})")
     add("--env", action="append", default=[], metavar="NAME=VALUE", help="passed on, for example PIP_CERT")
+    add("--torch", metavar="VERSION", help="TORCH_VERSION= for make, such as 2.12.1 (default: the newest)")
     add("--wheels", metavar="FOLDER", help="folder with the CPU build's wheel, instead of PyTorch's index")
     add("--only", choices=["demo", "test"], help="run one of the two commands only")
     add("--tests", metavar="ARGS", default="", help="arguments for pytest, to run some of the tests")
@@ -118,7 +119,8 @@ def commands(variant: str, arguments: argparse.Namespace) -> Iterator[list[str]]
     if arguments.only != "demo":
         options = list(VARIANTS[variant])
         if variant == "cpu" and arguments.wheels:
-            options = [f"TORCH_PIP=--find-links {Path(arguments.wheels).resolve()}"]
+            options = ["TORCH=cpu", f"TORCH_PIP=--find-links {Path(arguments.wheels).resolve()}"]
+        options += [f"TORCH_VERSION={arguments.torch}"] if arguments.torch else []
         options += [f"ARGS={arguments.tests}"] if arguments.tests else []
         yield ["make", "test", *options, *python]
 

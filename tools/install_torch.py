@@ -1,7 +1,8 @@
 """Install PyTorch: print its size first, then show the progress of the download.
 
-install_torch.py torch==X [--required] [argument of pip install ...]
+install_torch.py torch==X [torch==Y ...] [--required] [--cpu] [argument of pip install ...]
 
+It installs the first version that pip has for this Python; with --cpu, the first that has a CPU build.
 Without --required a machine that cannot install it continues without: a note, and exit code 0.
 """
 
@@ -28,7 +29,7 @@ WITHOUT = "without it: make test TORCH=0"
 
 
 class Build(NamedTuple):
-    """A build of PyTorch with its dependencies, measured with 2.13.0 on x86-64."""
+    """A build of PyTorch with its dependencies, measured with 2.13.0 (CPU) and 2.15.0 (CUDA) on x86-64."""
 
     name: str
     download_gb: float
@@ -61,6 +62,20 @@ def build_offered(requirement: str, options: list[str]) -> Build | str:
         return CUDA if (sys.platform, platform.machine()) == ("linux", "x86_64") else CPU
     reason = listing.stderr.strip().splitlines()[-1:] or ["other versions only"]
     return f"pip finds no {requirement} for Python {PYTHON} ({reason[0]})"
+
+
+def choose(requirements: list[str], options: list[str], *, cpu: bool) -> tuple[str, Build | str]:
+    """Return the first requirement that pip can install, with its build; if there is none, the first reason.
+
+    cpu: the first that has a CPU build.
+    """
+    offers = ((each, build_offered(each, options)) for each in requirements)
+    refused = []
+    for requirement, build in offers:
+        if isinstance(build, Build) and (build is CPU or not cpu):
+            return requirement, build
+        refused.append(build if isinstance(build, str) else f"pip finds no CPU build of {requirement}")
+    return requirements[0], refused[0]
 
 
 class Stages:
@@ -121,13 +136,14 @@ def install(requirement: str, options: list[str], build: Build) -> str:
 def main(arguments: list[str]) -> str | None:
     """Return the error, if there is one."""
     required = "--required" in arguments
-    requirement, *options = [argument for argument in arguments if argument != "--required"]
+    requirements = [each for each in arguments if each.startswith("torch==")]
+    options = [each for each in arguments if each not in {*requirements, "--required", "--cpu"}]
     if importlib.util.find_spec("torch") is not None:
         return None
-    print(f"==> installing {requirement}\n    asking pip which build it has for Python {PYTHON}", flush=True)
-    build = build_offered(requirement, options)
+    print(f"==> installing PyTorch\n    asking pip which build it has for Python {PYTHON}", flush=True)
+    requirement, build = choose(requirements, options, cpu="--cpu" in arguments)
     if isinstance(build, Build):
-        print(f"    PyTorch, {build.announcement}", flush=True)
+        print(f"    {requirement}, {build.announcement}", flush=True)
         failure = install(requirement, options, build)
     else:
         failure = build

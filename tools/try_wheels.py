@@ -3,7 +3,7 @@
 Each is installed into a new environment of its Python, with its dependencies from PyPI only. PATH is that
 environment's `bin`: no compiler, no shell. Then README's ten lines run, and every command once.
 
-With `--torch REQUIREMENT` (torch==2.13.0) it also tests PyTorch: DDP over Unisono, and virtual GPUs, which
+With `--torch REQUIREMENT` (torch==2.15.0) it also tests PyTorch: DDP over Unisono, and virtual GPUs, which
 compile a library at their first use, with the compilers of this PATH.
 """
 
@@ -117,7 +117,7 @@ def parse() -> argparse.Namespace:
     add = parser.add_argument
     add("wheels", nargs="*", type=Path, metavar="WHEEL", help="default: those of dist/ for this machine")
     add("--python", action="append", default=[], metavar="PATH", help="an interpreter; may be repeated")
-    add("--torch", metavar="REQUIREMENT", help="also with PyTorch: torch==2.13.0")
+    add("--torch", metavar="REQUIREMENT", help="also with PyTorch: torch==2.15.0")
     return parser.parse_args()
 
 

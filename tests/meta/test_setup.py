@@ -33,7 +33,7 @@ def make(*words: str, path: str = "") -> subprocess.CompletedProcess[str]:
         (["test"], ""),
         (["test", "TORCH=0"], None),
         (["test", "TORCH=1"], "--required"),
-        (["test", "TORCH=cpu"], "--required --index-url https://download.pytorch.org/whl/cpu"),
+        (["test", "TORCH=cpu"], "--cpu --required --index-url https://download.pytorch.org/whl/cpu"),
         (["test", "TORCH_PIP=--find-links here"], "--find-links here"),
         (["demo"], None),
         (["demo", "TORCH=1"], "--required"),
@@ -41,8 +41,8 @@ def make(*words: str, path: str = "") -> subprocess.CompletedProcess[str]:
 )
 def test_when_pytorch_is_installed(command: list[str], options: str | None):
     ran = make(*command).stdout
-    found = re.search(r"tools/install_torch.py torch==\S+ *(.*)\n", ran)
-    assert (found[1].strip() if found else None) == options
+    found = re.search(r"tools/install_torch.py (?:torch==\S+ +)+(.*)\n", ran)
+    assert (" ".join(found[1].split()) if found else None) == options
     assert found is None or ran.index("install_engine.py" if "install_engine" in ran else "") < found.start()
 
 
@@ -104,7 +104,10 @@ def test_the_variants_of_a_rehearsal(fresh: ModuleType, monkeypatch: pytest.Monk
         "none": [["make", "demo"], ["make", "test", "TORCH=0"]],
     }
     assert commands("cpu", "--wheels", "/w", "--python", "python3.13", "--only", "test") == {
-        "cpu": [["make", "test", "TORCH_PIP=--find-links /w", "PYTHON=python3.13"]]
+        "cpu": [["make", "test", "TORCH=cpu", "TORCH_PIP=--find-links /w", "PYTHON=python3.13"]]
+    }
+    assert commands("cuda", "--torch", "2.12.1", "--only", "test") == {
+        "cuda": [["make", "test", "TORCH_VERSION=2.12.1"]]
     }
     with pytest.raises(SystemExit):
         commands("gpu")

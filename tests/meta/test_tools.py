@@ -191,7 +191,7 @@ def test_the_download_of_pytorch_is_announced_and_followed(
     monkeypatch.setattr(torch, "LOG", tmp_path / "log")
     monkeypatch.setattr(torch.sys, "prefix", str(tmp_path))
     monkeypatch.setattr(tools["progress"], "QUIET_S", 0.0)
-    assert torch.main(["torch==2.13.0"]) is None
+    assert torch.main(["torch==2.15.0"]) is None
     shown = capsys.readouterr().out
     assert "about 3 GB to download, 5 GB on disk" in shown.partition("downloading torch")[0]
     assert "TORCH=0" in shown.partition("downloading torch")[0]
@@ -200,7 +200,7 @@ def test_the_download_of_pytorch_is_announced_and_followed(
     assert ("PyTorch was not installed: pip failed with 1" in shown) == bool(code)
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
     if code:
-        assert "error: PyTorch was not installed" in torch.main(["torch==2.13.0", "--required"])
+        assert "error: PyTorch was not installed" in torch.main(["torch==2.15.0", "--required"])
 
 
 def test_too_little_disk_is_told_before_the_download(
@@ -209,6 +209,23 @@ def test_too_little_disk_is_told_before_the_download(
     torch = tools["install_torch"]
     monkeypatch.setattr(torch.shutil, "disk_usage", lambda path: SimpleNamespace(free=int(2e9)))
     assert re.match(r"2\.0 GB are free for .*, and 8 needed", torch.install("torch", [], torch.CUDA))
+
+
+@pytest.mark.parametrize(
+    "cpu, chosen",
+    [(False, ("torch==2.14.1", "CUDA build")), (True, ("torch==2.13.0", "CPU build"))],
+)
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere there is one build")
+def test_the_first_version_that_there_is(
+    cpu: bool, chosen: tuple[str, str], tools: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+):
+    torch = tools["install_torch"]
+    listing = "torch (2.14.1)\nAvailable versions: 2.14.1, 2.13.0+cpu, 2.13.0, 2.12.1"
+    monkeypatch.setattr(torch, "PIP", [sys.executable, "-c", f"print({listing!r})"])
+    offered = ["torch==2.15.0", "torch==2.14.1", "torch==2.13.0"]
+    requirement, build = torch.choose(offered, [], cpu=cpu)
+    assert (requirement, build.name) == chosen
+    assert "pip finds no torch==2.15.0" in torch.choose(["torch==2.15.0"], [], cpu=cpu)[1]
 
 
 @pytest.mark.parametrize(

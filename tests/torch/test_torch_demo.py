@@ -210,7 +210,7 @@ def parsed(*words: str) -> argparse.Namespace:
 def test_without_torch_one_line_says_what_to_do(monkeypatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setattr("unisono.demo.find_spec", lambda name: None)
     assert demo.main(parsed("--only", "ddp")) == 2
-    assert capsys.readouterr().err == "unisono demo: this needs PyTorch: pip install torch==2.13.0\n"
+    assert capsys.readouterr().err == "unisono demo: this needs PyTorch: pip install torch\n"
 
 
 def test_bad_arguments_are_one_line(capsys: pytest.CaptureFixture[str]):

@@ -10,7 +10,7 @@ from unisono.bench.side import Side
 
 __all__ = ["PEERS", "Peer", "choose_peers", "choose_side", "torch_missing"]
 
-INSTALL_TORCH = "pip install torch==2.13.0"
+INSTALL_TORCH = "pip install torch"
 
 
 @dataclass(frozen=True)

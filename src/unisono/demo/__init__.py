@@ -20,7 +20,7 @@ from unisono.demo.screen import Progress
 
 __all__ = ["add_arguments", "main"]
 
-INSTALL_TORCH = "pip install torch==2.13.0"
+INSTALL_TORCH = "pip install torch"
 EXIT_INTERRUPTED = 130
 PARTS = ("numpy", "timing", "ddp")
 

@@ -20,8 +20,8 @@ def compiles(code: str) -> None:
 
 
 def downloads_pytorch(code: str, *_: str) -> None:
-    print("Collecting torch==2.13.0", flush=True)
-    print("  Downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl (526.6 MB)", flush=True)
+    print("Collecting torch==2.15.0", flush=True)
+    print("  Downloading torch-2.15.0-cp311-cp311-manylinux_2_28_x86_64.whl (526.6 MB)", flush=True)
     Path(os.environ["TMPDIR"], "torch.whl").write_bytes(bytes(20_000_000))
     time.sleep(1.5)
     print("Installing collected packages: mpmath, torch", flush=True)
