@@ -7,7 +7,7 @@ table in docs/pytorch-versions.md. Fails if a lane fails.
     tests      Unisono's tests
     pytorch    PyTorch's distributed tests of that version, over Unisono and over Gloo (make test-torch)
     nccl       PyTorch's tests for NCCL, on virtual GPUs
-    clients    Accelerate, Lightning, DeepSpeed ... (make test-clients)
+    clients    Accelerate, Lightning, DeepSpeed ..., if `make test-clients` has installed them
 
 Examples: make test-torch-versions; TORCH_VERSION="2.15.0 2.12.1"; ARGS="--lanes pytorch nccl".
 """
@@ -39,6 +39,7 @@ class Lane(NamedTuple):
     title: str
     command: Sequence[str]
     summary: str  # a regular expression; its last match in the output is what the table shows
+    venv: str = ""  # an environment with further packages, made by another target of the Makefile
 
 
 LANES = {
@@ -55,7 +56,9 @@ LANES = {
     "nccl": Lane(
         "PyTorch's tests for NCCL, on virtual GPUs", ["tests/virtual/pytorch_suite.py"], r"^summary: (.*)$"
     ),
-    "clients": Lane("clients", ["tests/clients/run_clients.py", "--rounds", "1"], r"^summary: (.*)$"),
+    "clients": Lane(
+        "clients", ["tests/clients/run_clients.py", "--rounds", "1"], r"^(\d+ clients: .*)$", venv="clients"
+    ),
 }
 
 
@@ -88,7 +91,7 @@ def minor(version: str) -> str:
 
 def folder(version: str) -> Path:
     """Return the folder of packages with this PyTorch; install it if it is not there."""
-    venv = ROOT / f".venv-torch-{minor(version)}"
+    venv = environment(f"torch-{minor(version)}")
     python = venv / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", venv], check=True)
@@ -96,10 +99,18 @@ def folder(version: str) -> Path:
     if has.returncode:
         command = [python, "-m", "pip", "install", "--progress-bar", "off", f"torch=={version}", "numpy"]
         subprocess.run(command, check=True)
-    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    return Path(
-        subprocess.run([python, "-c", where], capture_output=True, text=True, check=True).stdout.strip()
-    )
+    return purelib(venv)
+
+
+def environment(name: str) -> Path:
+    """Return the folder of a virtual environment."""
+    return ROOT / f".venv-{name}"
+
+
+def purelib(venv: Path) -> Path:
+    """Return the folder of packages of a virtual environment."""
+    command = [venv / "bin" / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    return Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
 
 
 def installed(packages: Path) -> str:
@@ -110,9 +121,9 @@ def installed(packages: Path) -> str:
     ).stdout.strip()
 
 
-def using(packages: Path) -> Mapping[str, str]:
+def using(*packages: Path) -> Mapping[str, str]:
     """Return the environment in which Python finds this PyTorch."""
-    return {**os.environ, "PYTHONPATH": str(packages)}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, packages))}
 
 
 def run(name: str, version: str, packages: Path) -> dict[str, Any]:
@@ -121,12 +132,13 @@ def run(name: str, version: str, packages: Path) -> dict[str, Any]:
     log = ROOT / "build" / "torch-versions" / f"{minor(version)}-{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     print(f"==> PyTorch {version}: {lane.title} ({log.relative_to(ROOT)})", flush=True)
+    used = [packages, purelib(environment(lane.venv))] if lane.venv else [packages]
     started = time.monotonic()
     with log.open("w") as output:
         code = subprocess.run(
             [sys.executable, *lane.command],
             cwd=ROOT,
-            env=using(packages),
+            env=using(*used),
             stdout=output,
             stderr=output,
             check=False,
