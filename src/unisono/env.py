@@ -28,6 +28,7 @@ __all__ = [
     "Settings",
     "Variable",
     "copy",
+    "flight_recorder",
     "listing",
     "markdown",
     "parse_size",
@@ -343,6 +344,14 @@ def replaced(environ: Mapping[str, str] | None = None) -> str:
     variable = next(variable for variable in VARIABLES if variable.setting == "replace")
     name: str = _parsed(variable, environ.get(variable.name, ""))
     return name
+
+
+def flight_recorder(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether PyTorch's flight recorder was asked for: its buffer has a size, and not by default."""
+    given = os.environ if environ is None else environ
+    names = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+    sizes = [given[name] for name in names if given.get(name)]
+    return bool(sizes) and sizes[0].isdecimal() and int(sizes[0]) > 0
 
 
 def copy() -> dict[str, str]:

@@ -22,6 +22,8 @@ from torch._C._distributed_c10d import (
     ScatterOptions,
 )
 
+from unisono.errors import message
+
 from .arguments import Call, options, single
 from .calling import Calling, repeated
 from .cuda import any_device
@@ -196,6 +198,37 @@ class Collectives(Calling):
         x, call = single("gather", input_tensors), Call("gather", moves_only=True)
         out = [call.write(each) for each in outputs] or None
         return self._run(self._group.gather, opts, outputs, call, call.read(x), out, dst=opts.rootRank)
+
+    @any_device
+    def gather_single(self, output: Tensor | None, given: Tensor, opts: Any = None) -> Work:
+        """Collect the tensors of all ranks in one tensor on the root, stacked or concatenated."""
+        opts = options(GatherOptions, opts)
+        call = Call("gather", moves_only=True)
+        parts = self.parts_of(output, given) if opts.rootRank == self._rank else []
+        out = [call.write(part) for part in parts] or None
+        result = [output] if parts and output is not None else []
+        return self._run(self._group.gather, opts, result, call, call.read(given), out, dst=opts.rootRank)
+
+    gather_into_tensor = gather_single
+
+    def parts_of(self, output: Tensor | None, given: Tensor) -> Sequence[Tensor]:
+        """Cut the output of a gather into one flat part per rank.
+
+        Raises:
+            ValueError: it is not as large as `given` from every rank, or not contiguous.
+        """
+        numel = given.numel()
+        if output is None or output.numel() != self._size * numel or not output.is_contiguous():
+            shown = "none" if output is None else f"a tensor of {output.numel()} elements"
+            raise ValueError(
+                message(
+                    "gather_single: the output does not fit",
+                    observed=f"{shown}"
+                    + ("" if output is None or output.is_contiguous() else ", not contiguous"),
+                    expected=f"a contiguous tensor of {self._size} x {numel}",
+                )
+            )
+        return [part.view(-1) for part in output.view(self._size, numel)]
 
     @any_device
     def scatter(

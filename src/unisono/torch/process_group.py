@@ -19,21 +19,24 @@ import torch.distributed.distributed_c10d as distributed_c10d
 from torch._C import _distributed_c10d as c10d
 
 import unisono.group
-from unisono import virtual
+from unisono import env, virtual
 from unisono.errors import message
 from unisono.group.parent import Parent
+from unisono.torch_internals import hooks as internals
 
 from .calling import Calling
 from .collectives import Collectives
 from .cuda import CUDA, CudaGroup, why_not
+from .hooks import Bridge, Hooks, dispatched
 from .monitored import MonitoredBarrier
 from .openmp import warn_if_crowded
 from .store import TorchStore
 from .tracing import skip
+from .unavailable import Unavailable
 from .work import Futures, TransferWork, UnisonoWork
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from unisono.costs.choice import Choice
 
@@ -75,7 +78,7 @@ class Within(NamedTuple):
 NOWHERE = Within(None, ())
 
 
-class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
+class ProcessGroupUnisono(Unavailable, Collectives, c10d.ProcessGroup):  # type: ignore[misc]
     """`torch.distributed` over one `unisono.Group`."""
 
     def __init__(
@@ -97,6 +100,8 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         self._backend = backend
         self._group_name = name
         self._group_desc = ""
+        self._hooks = Hooks()
+        self._global_ranks = [*within.ranks] or list(range(size))
         self._batch = None
         self._recent = deque(maxlen=16)
         self._futures = Futures(f"unisono futures {name}")
@@ -155,7 +160,12 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         self._group_desc = desc
 
     group_desc = property(getGroupDesc)
-    _set_group_desc = setGroupDesc
+
+    def _set_group_desc(self, desc: str) -> None:
+        """Set the description, by PyTorch: the last step in which it makes a group."""
+        self.setGroupDesc(desc)
+        if env.flight_recorder():
+            self._flight_recorder = internals.attach_flight_recorder(self, self._global_ranks)
 
     def get_group_store(self) -> c10d.Store:
         """Return PyTorch's store of this group."""
@@ -185,6 +195,8 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
         if kind != "cpu":
             raise RuntimeError(f"unisono has no backend for device {device}: it takes CPU and CUDA tensors")
         return self
+
+    get_backend = _get_backend
 
     def _backend_id(self, backend_type: Any) -> int:  # noqa: ARG002
         """Return a number that identifies the group."""
@@ -226,6 +238,57 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
     def _get_sequence_number_for_group(self) -> int:
         """Return the number of collectives issued."""
         return self._group.sequence
+
+    # ---- hooks ----
+
+    supports_abort_hooks = True
+
+    def register_pre_hook(self, hook_id: int, hook: Callable[..., None]) -> None:
+        """Call `hook(PreHookArgs)` before every collective and message. PyTorch 2.14 and later."""
+        self.pass_dispatcher()
+        super().register_pre_hook(hook_id, hook)
+
+    def register_post_hook(self, hook_id: int, hook: Callable[..., None]) -> None:
+        """Call `hook(PostHookArgs)` after every collective and message was issued. PyTorch 2.14 and later."""
+        self.pass_dispatcher()
+        super().register_post_hook(hook_id, hook)
+
+    def register_abort_hook(self, hook_id: int, hook: Callable[[], None]) -> None:
+        """Call `hook()` once, before `abort`, and when a call of this group fails."""
+        self.pass_dispatcher()
+        self._hooks.add(hook_id, hook)
+
+    def unregister_abort_hook(self, hook_id: int) -> None:
+        """Forget an abort hook."""
+        self._hooks.remove(hook_id)
+
+    def pass_dispatcher(self) -> None:
+        """From now on calls go through PyTorch's dispatcher, which calls the hooks. See hooks.py.
+
+        Raises:
+            NotImplementedError: this PyTorch has no such hooks.
+        """
+        if isinstance(getattr(self, "_bridge", None), Bridge):
+            return
+        if not internals.have_hooks():
+            raise NotImplementedError(
+                message(
+                    f"process groups of PyTorch {torch.__version__} have no hooks",
+                    remedy="Use PyTorch 2.14 or later.",
+                )
+            )
+        self._bridge = Bridge(self)
+        kind: Any = c10d.ProcessGroup.BackendType.CUSTOM
+        for device in self._device_types:
+            self._register_backend(device, kind, self._bridge)
+        self._set_default_backend(kind)
+        self.__class__ = dispatched(type(self))
+
+    def get_error(self) -> Any:
+        """Return PyTorch's ErrorType: SUCCESS, or COMM_ERROR once the group is aborted or closed."""
+        kinds: Any = c10d.ErrorType
+        failed = self._group.closed or self._group._planner.engine.faulted
+        return kinds.COMM_ERROR if failed else kinds.SUCCESS
 
     def _has_hooks(self) -> bool:
         return False
@@ -334,6 +397,7 @@ class ProcessGroupUnisono(Collectives, c10d.ProcessGroup):  # type: ignore[misc]
     def abort(self) -> None:
         """Abort the group: every wait in it raises, on every rank."""
         try:
+            self._hooks.before_abort()
             self._group.abort()
         finally:
             try:

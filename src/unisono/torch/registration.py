@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed.distributed_c10d as c10d
 
 from unisono import env, virtual
+from unisono.errors import message
+from unisono.torch_internals import hooks
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -30,6 +32,8 @@ def register() -> None:
         ValueError: UNISONO_REPLACE is malformed.
     """
     c10d.Backend.register_backend("unisono", _create, extended_api=True, devices=["cpu", "cuda"])
+    hooks.before_attaching(_pass_dispatcher)
+    hooks.records_itself("unisono")
     module: Any = c10d  # Any: for a type checker its classes are constants
     if virtual.enabled():
         from . import nccl
@@ -47,6 +51,14 @@ def _create(given: Any, backend_options: Any) -> ProcessGroup:
     return create(given, backend_options)
 
 
+def _pass_dispatcher(group: Any) -> None:
+    """Make a group of Unisono call PyTorch's hooks; others do."""
+    from .process_group import ProcessGroupUnisono
+
+    if isinstance(group, ProcessGroupUnisono):
+        group.pass_dispatcher()
+
+
 class Replacement(type):
     """The metaclass of the class that replaces ProcessGroupGloo in distributed_c10d.
 
@@ -56,9 +68,33 @@ class Replacement(type):
 
     original: Any
 
-    def __call__(cls, store: Store, rank: int, size: int, timeout: timedelta) -> ProcessGroup:
-        """Make a group with the backend name "gloo"."""
+    def __call__(
+        cls,
+        store: Store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        *,
+        enable_reconfigure: bool = False,  # noqa: ARG002
+        **new: Any,
+    ) -> ProcessGroup:
+        """Make a group with the backend name "gloo".
+
+        Args:
+            enable_reconfigure: accepted; the functions that reconfigure a group raise NotImplementedError.
+        Raises:
+            NotImplementedError: PyTorch gives further arguments.
+        """
         from .process_group import NOWHERE, ProcessGroupUnisono, Within, world
+
+        if new:
+            raise NotImplementedError(
+                message(
+                    "PyTorch gives its Gloo groups arguments that Unisono does not know",
+                    observed=", ".join(new),
+                    remedy="Run without --replace gloo.",
+                )
+            )
 
         # Every rank must pass the same name here. The group's own name and ranks are set only later.
         everybody = c10d.GroupMember.WORLD

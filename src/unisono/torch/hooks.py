@@ -1,0 +1,200 @@
+"""PyTorch's hooks around collectives: pre- and post-hooks, the NaN check, the flight recorder, abort hooks.
+
+PyTorch 2.14 and later call the hooks of a group in their C++ dispatcher, which the methods of our group
+bypass. So the first hook changes the group's class: from then on each call goes through the dispatcher. It
+calls the hooks and then a backend of PyTorch, the `Bridge`, which calls the group's own method. A group
+without hooks pays nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from weakref import proxy
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import GatherOptions
+
+from unisono.errors import UnisonoError
+from unisono.torch_internals import need
+from unisono.torch_internals.hooks import BACKEND
+
+from .arguments import options
+from .work import UnisonoWork
+
+if TYPE_CHECKING:
+    from .process_group import ProcessGroupUnisono
+
+__all__ = ["Hooks", "dispatched"]
+
+# mypy must pass with and without PyTorch installed.
+# mypy: disallow-subclassing-any=False, warn-unused-ignores=False
+
+COLLECTIVES = (
+    "broadcast", "allreduce", "allreduce_coalesced", "reduce", "allgather", "all_gather_single",
+    "allgather_coalesced", "all_gather_single_coalesced", "gather", "scatter",
+    "reduce_scatter", "reduce_scatter_single", "reduce_scatter_single_coalesced", "all_to_all_single",
+    "alltoall", "send", "recv", "recv_anysource", "barrier",
+)  # fmt: skip
+
+OLD_NAMES = (
+    "_allgather_base", "allgather_into_tensor_coalesced", "_reduce_scatter_base",
+    "reduce_scatter_tensor_coalesced", "alltoall_base",
+)  # fmt: skip
+
+
+class Hooks:
+    """The abort hooks of one group, and each thread's call that is on its way through the dispatcher."""
+
+    def __init__(self) -> None:
+        self._abort: dict[int, Callable[[], None]] = {}
+        self._aborted = False
+        self._thread = threading.local()
+
+    def add(self, hook_id: int, hook: Callable[[], None]) -> None:
+        """Register a function to call before the group is aborted."""
+        self._abort[hook_id] = hook
+
+    def remove(self, hook_id: int) -> None:
+        """Forget a function; none is there under that number: nothing happens."""
+        self._abort.pop(hook_id, None)
+
+    def before_abort(self) -> None:
+        """Call the abort hooks, in the order of their numbers, once."""
+        if self._aborted:
+            return
+        self._aborted = True
+        for _, hook in sorted(self._abort.items(), key=lambda item: item[0]):
+            hook()
+
+    @property
+    def inside(self) -> bool:
+        """Whether this thread is in a call that has passed the dispatcher."""
+        return getattr(self._thread, "depth", 0) > 0
+
+    @contextmanager
+    def passing(self) -> Iterator[list[Any]]:
+        """A call begins; gives the list into which the bridge puts the group's own Work."""
+        outer = getattr(self._thread, "works", None)
+        self._thread.works = works = []
+        try:
+            yield works
+        finally:
+            self._thread.works = outer
+
+    def run(self, method: Callable[..., Any], *args: Any) -> Any:
+        """Call the group's own method, from the bridge."""
+        self._thread.depth = getattr(self._thread, "depth", 0) + 1
+        try:
+            work = method(*args)
+        finally:
+            self._thread.depth -= 1
+        works = getattr(self._thread, "works", None)
+        if works is not None:
+            works.append(work)
+        return work
+
+
+Backend: Any = need(BACKEND)
+
+
+class Bridge(Backend):  # type: ignore[misc]
+    """The backend that PyTorch's dispatcher calls after the hooks; it calls the group's own methods."""
+
+    # All of them: PyTorch asks an inherited property by itself, without end.
+    supports_splitting = False
+    supports_coalescing = False
+    supports_shrinking = False
+    supports_reconfigure = False
+    supports_window = False
+    supports_abort_hooks = False
+    supports_completion_hooks = False
+    _supports_time_estimate = False
+
+    def __init__(self, group: ProcessGroupUnisono) -> None:
+        super().__init__(group.rank(), group.size())
+        self._group = proxy(group)  # the group's C++ object keeps this one
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """Return the name of the backend."""
+        return self._group.name()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the group's timeout."""
+        self._group.set_timeout(timeout)
+
+    def abort(self) -> None:
+        """Abort the group."""
+        self._group.abort()
+
+
+def _bridged(name: str) -> Callable[..., Any]:
+    def call(self: Any, *args: Any) -> Any:
+        group = self._group
+        return group._hooks.run(getattr(group._direct, name), group, *args)
+
+    call.__name__ = name
+    return call
+
+
+for _name in COLLECTIVES:
+    setattr(Bridge, _name, _bridged(_name))
+Bridge.allreduce_sparse = _bridged("allreduce")
+
+
+def _through(name: str) -> Callable[..., Any]:
+    """A method that calls PyTorch's own, which calls the dispatcher."""
+    base = getattr(dist.ProcessGroup, name)
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._hooks.inside:  # the group calls itself, as for coalesced calls
+            return getattr(self._direct, name)(self, *args, **kwargs)
+        with self._hooks.passing() as works:
+            try:
+                work = base(self, *args, **kwargs)
+            except UnisonoError:
+                self._hooks.before_abort()
+                raise
+        return works[0] if works else work  # ours: PyTorch's copy of it in C++ knows `wait` only
+
+    # pybind11 takes a call from a frame of this name as one of the base class's method.
+    call.__code__ = call.__code__.replace(co_name=name)
+    call.__name__ = name
+    return call
+
+
+def dispatched(direct: type) -> type:
+    """Return a subclass of a group's class whose collectives go through PyTorch's dispatcher."""
+
+    class Work(direct._work):  # type: ignore[misc, name-defined]
+        """A Work that reports a failure to the abort hooks."""
+
+        __slots__ = ("hooks",)
+
+        def wait(self, timeout: timedelta | None = None) -> bool:
+            try:
+                return bool(super().wait(timeout))
+            except UnisonoError:
+                self.hooks.before_abort()
+                raise
+
+    def made(self: Any, *args: Any) -> UnisonoWork:
+        work = Work(*args)
+        work.hooks = self._hooks
+        return work
+
+    def gather_single(self: Any, output: Any, given: Any, opts: Any = None) -> Any:
+        """As `gather`: the dispatcher finds no `gather_single` in a backend written in Python."""
+        opts = options(GatherOptions, opts)
+        here = opts.rootRank == self._rank
+        outputs = [list(direct.parts_of(self, output, given))] if here else []
+        return self.gather(outputs, [given.reshape(-1)], opts)
+
+    there = [name for name in COLLECTIVES if hasattr(dist.ProcessGroup, name)]
+    old = {name: getattr(dist.ProcessGroup, name) for name in OLD_NAMES if hasattr(dist.ProcessGroup, name)}
+    methods = {name: _through(name) for name in there}
+    methods |= {"gather_single": gather_single, "gather_into_tensor": gather_single}
+    return type(direct.__name__, (direct,), {**methods, **old, "_direct": direct, "_work": made})
