@@ -119,8 +119,8 @@ class Bridge(Backend):  # type: ignore[misc]
         self._group = proxy(group)  # the group's C++ object keeps this one
 
     def getBackendName(self) -> str:  # noqa: N802
-        """Return the name of the backend."""
-        return self._group.name()
+        """Return "unisono", also where the group replaces Gloo."""
+        return self._group.getBackendName()
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the group's timeout."""
