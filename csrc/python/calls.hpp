@@ -118,6 +118,8 @@ class CollectiveWork {
   // Releases its buffers, which a later work of the same call keeps alive.
   void hand_over() { keep_ = {}; }
   bool raised() const { return raised_; }
+  // Its number among the group's collectives, from 1: the same on every rank.
+  uint64_t number() const { return number_; }
 
  private:
   static constexpr uint64_t kNotYet = UINT64_MAX - 1;  // a ticket that no engine reaches
@@ -131,7 +133,7 @@ class CollectiveWork {
   Kept keep_;
   nanobind::object code_, note_;  // keep alive what `site_` points to
   unisono::CallSite site_;
-  uint64_t ticket_ = kNotYet;
+  uint64_t ticket_ = kNotYet, number_ = 0;
   double timeout_s_;
   bool brief_, raised_ = false;
 };

@@ -92,6 +92,7 @@ void CollectiveWork::start(Call&& call, const nb::object& note) {
     }
     call.site = site_;
     ticket_ = engine().start(std::move(call));
+    number_ = engine().issued();
   } catch (...) {
     ticket_ = 0;  // the engine did not accept the call; ticket 0 is always done
     throw;
@@ -169,5 +170,7 @@ void bind_works(nb::module_& m) {
           "cancel", [](const CollectiveWork&) { return false; }, "False: see `Work.cancel`.")
       .def_prop_ro(
           "cancelled", [](const CollectiveWork&) { return false; }, "False: see `Work.cancelled`.")
+      .def_prop_ro("number", &CollectiveWork::number,
+                   "Its number among the collectives of its group, from 1; the same on every rank.")
       .def_prop_ro("raised", &CollectiveWork::raised, "Whether its error has been raised.");
 }

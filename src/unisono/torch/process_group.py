@@ -202,7 +202,7 @@ class ProcessGroupUnisono(Unavailable, Collectives, c10d.ProcessGroup):  # type:
         """Return a number that identifies the group."""
         return id(self)
 
-    supports_splitting = False  # a split would not be cheaper than a new group
+    supports_splitting = True
     supports_coalescing = False  # waiting for works one by one costs nothing here
     supports_time_estimate = False
     supports_shrinking = False
@@ -304,6 +304,9 @@ class ProcessGroupUnisono(Unavailable, Collectives, c10d.ProcessGroup):  # type:
 
     def _wait_for_pending_works(self) -> None:
         """Do nothing: there are no hooks to wait for."""
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """Do nothing: the ranks that are in no part of a split make no group."""
 
     def split_group(
         self,

@@ -136,6 +136,17 @@ class UnisonoWork(Work):
             Variable._execution_engine.queue_callback(self.synchronize)
         return self._futures.of(self)
 
+    def _get_sequence_number(self) -> int:
+        """Return its number among the group's collectives, from 1; the same on every rank.
+
+        Raises:
+            NotImplementedError: messages and calls that are several collectives have no number.
+        """
+        number: int | None = getattr(self._native, "number", None)
+        if number is None:
+            raise NotImplementedError("only a Work of one collective has a sequence number")
+        return number
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {_state(self)}{_named(self.outputs)}>"
 

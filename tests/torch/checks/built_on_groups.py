@@ -154,6 +154,18 @@ def check_sync_batch_norm_is_pytorchs_for_gpus(rank, size):
         net(torch.ones(2, 3))
 
 
-def check_split_group_of_pytorch_wants_a_device(rank, size):
-    with pytest.raises(RuntimeError, match="No device associated"):
-        dist.split_group(split_ranks=[[0, 1]])
+def check_split_group(rank, size):
+    if not hasattr(
+        dist.ProcessGroup, "register_pre_hook"
+    ):  # before 2.14 PyTorch splits groups of devices only
+        with pytest.raises(RuntimeError, match="No device associated"):
+            dist.split_group(split_ranks=[[0, 1]])
+        return
+    half = dist.split_group(split_ranks=[[1, 0]], group_desc="half")
+    if rank > 1:
+        assert half is dist.GroupMember.NON_GROUP_MEMBER
+        return
+    x = torch.tensor([rank + 1.0])
+    dist.broadcast(x, group=half, group_src=0)
+    assert (half.rank(), half.size(), x.item(), half.group_desc) == (1 - rank, 2, 2.0, "half")
+    dist.destroy_process_group(half)

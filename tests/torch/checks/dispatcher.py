@@ -1,0 +1,217 @@
+"""Hooks that PyTorch calls around collectives (2.14 and later); what its groups offer and ours do not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+from unisono.errors import GroupError
+from unisono.torch.unavailable import UNAVAILABLE
+
+HAS_HOOKS = hasattr(dist.ProcessGroup, "register_pre_hook")
+
+
+def needs(method):
+    if not hasattr(dist.ProcessGroup, method):
+        pytest.skip(f"this PyTorch has no ProcessGroup.{method}")
+
+
+def everything(group, rank, size):
+    """Call every collective of a group of two or three ranks; the operations that a hook should see."""
+    x, parts = torch.ones(4), [torch.zeros(4) for _ in range(size)]
+    here = group.rank() == 0
+    dist.all_reduce(x, group=group)
+    assert x[0] == size
+    dist.all_reduce(x, group=group, async_op=True).wait()
+    assert x[0] == size * size
+    dist.broadcast(x, group_src=0, group=group)
+    dist.reduce(x, group_dst=0, group=group)
+    dist.all_gather(parts, torch.ones(4), group=group)
+    dist.gather(torch.ones(4), parts if here else None, group_dst=0, group=group)
+    dist.scatter(x, parts if here else None, group_src=0, group=group)
+    dist.reduce_scatter(x, parts, group=group)
+    dist.all_to_all(parts, [torch.full((4,), float(rank))] * size, group=group)
+    assert [part[0].item() for part in parts] == list(range(size))
+    dist.all_to_all_single(torch.zeros(size), torch.ones(size), group=group)
+    dist.barrier(group=group)
+    if here:
+        dist.send(x, group_dst=1, group=group)
+    elif group.rank() == 1:
+        dist.recv(x, group_src=0, group=group)
+    names = "ALLREDUCE ALLREDUCE BROADCAST REDUCE ALLGATHER GATHER SCATTER REDUCE_SCATTER ALLTOALL"
+    transfer = {0: ["SEND"], 1: ["RECV"]}.get(group.rank(), [])
+    return [*names.split(), "ALLTOALL_BASE", "BARRIER", *transfer]
+
+
+def check_hooks_are_called_around_every_call(rank, size):
+    needs("register_pre_hook")
+    group = dist.new_group()
+    before, after = [], []
+    group.register_pre_hook(7, lambda args: before.append((args.name.name, args.op_id)))
+    group.register_post_hook(8, lambda args: after.append((args.name.name, args.op_id)))
+    expected = everything(group, rank, size)
+    assert [name for name, _ in before] == expected
+    assert after == before
+    assert [number for _, number in before] == list(range(len(expected)))
+    group.unregister_pre_hook(7)
+    group.unregister_post_hook(8)
+    everything(group, rank, size)
+    assert len(before) == len(after) == len(expected)
+
+
+def check_a_hook_sees_the_tensors_and_can_stop_a_call(rank, size):
+    needs("register_pre_hook")
+    group = dist.new_group()
+    seen = []
+
+    def hook(args):
+        seen.append([x.tolist() for x in args.input_tensors])
+        if args.input_tensors and args.input_tensors[0].numel() == 2:
+            raise RuntimeError("not two")
+
+    group.register_pre_hook(0, hook)
+    dist.all_reduce(torch.full((1,), float(rank)), group=group)
+    assert seen == [[[float(rank)]]]
+    with pytest.raises(RuntimeError, match="not two"):
+        dist.all_reduce(torch.ones(2), group=group)
+    x = torch.ones(3)
+    work = dist.all_reduce(x, group=group, async_op=True)
+    work.wait()
+    assert work.is_completed()
+    assert work.result()[0] is x
+    assert x[0] == size
+
+
+def check_hooks_of_one_group_leave_the_others_alone(rank, size):
+    needs("register_pre_hook")
+    hooked, plain = dist.new_group(), dist.new_group()
+    seen = []
+    hooked.register_pre_hook(0, seen.append)
+    dist.all_reduce(torch.ones(1), group=plain)
+    dist.all_reduce(torch.ones(1))
+    assert not seen
+    assert type(plain) is not type(hooked)
+    assert isinstance(hooked, type(plain))
+
+
+def check_ddp_and_objects_pass_the_hooks(rank, size):
+    needs("register_pre_hook")
+    group = dist.new_group()
+    seen = []
+    group.register_pre_hook(0, lambda args: seen.append(args.name.name))
+    net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2), process_group=group)
+    net(torch.ones(1, 3) * rank).sum().backward()
+    assert torch.allclose(net.module.weight.grad, torch.full((2, 3), (size - 1) / 2))
+    assert seen[-1] == "ALLREDUCE"
+    got = [None] * size
+    dist.all_gather_object(got, {"rank": rank}, group=group)
+    assert got == [{"rank": each} for each in range(size)]
+
+
+def check_nan_check(rank, size):
+    needs("register_pre_hook")
+    group = dist.new_group()
+    check = c10d.NanCheckHook.attach(group)
+    dist.all_reduce(torch.ones(3), group=group)
+    with pytest.raises(RuntimeError, match="NaN"):
+        dist.all_reduce(torch.tensor([1.0, float("nan")]), group=group)
+    with pytest.raises(RuntimeError, match="NaN"):
+        dist.all_gather([torch.zeros(1)] * size, torch.tensor([float("nan")]), group=group)
+    check.remove()
+    x = torch.tensor([float("nan")])
+    dist.all_reduce(x, group=group)
+    assert x.isnan().all()
+
+
+def check_abort_hooks_run_once_when_a_call_fails(rank, size):
+    needs("register_pre_hook")
+    group = dist.new_group()
+    ran = []
+    group.register_abort_hook(2, lambda: ran.append("second"))
+    group.register_abort_hook(1, lambda: ran.append("first"))
+    group.register_abort_hook(3, lambda: ran.append("never"))
+    group.unregister_abort_hook(3)
+    with pytest.raises(GroupError):
+        dist.all_reduce(torch.ones(1 + rank), group=group)
+    assert ran == ["first", "second"]
+    assert group.get_error() == c10d.ErrorType.COMM_ERROR
+    group.abort()
+    assert ran == ["first", "second"]
+
+
+def check_an_error_of_a_healthy_group_is_success(rank, size):
+    assert dist.group.WORLD.get_error() == c10d.ErrorType.SUCCESS
+
+
+def check_hooks_of_an_older_pytorch_are_refused_in_words(rank, size):
+    if HAS_HOOKS:
+        pytest.skip("this PyTorch has hooks")
+    with pytest.raises(NotImplementedError, match=r"have no hooks.*2\.14"):
+        dist.group.WORLD.register_pre_hook(0, print)
+
+
+def check_what_is_missing_says_so(rank, size):
+    group = dist.group.WORLD
+    for name in UNAVAILABLE:
+        with pytest.raises(NotImplementedError, match=f"no {name}: "):
+            getattr(group, name)()
+    with pytest.raises(NotImplementedError, match="no mem_allocator"):
+        _ = group.mem_allocator
+    if hasattr(dist, "_supports_reconfigure"):
+        assert not dist._supports_reconfigure()
+        with pytest.raises(NotImplementedError, match="reconfigure"):
+            dist._reconfigure(1, ["handle"] * size)
+        with pytest.raises(NotImplementedError, match="get_reconfigure_handle"):
+            dist._get_reconfigure_handle()
+    if hasattr(dist, "_supports_window"):
+        assert not dist._supports_window()
+        with pytest.raises(NotImplementedError, match="one-sided"):
+            dist._new_window(torch.ones(1))
+
+
+def check_gather_single(rank, size):
+    needs("gather_single")
+    for group in (dist.group.WORLD, hooked()):
+        for shape in ((size * 3,), (size, 3)):
+            out = torch.zeros(shape) if rank == 0 else None
+            dist.gather_single(torch.full((3,), float(rank)), out, group=group)
+            assert rank or out.view(size, 3)[:, 0].tolist() == list(range(size))
+        work = dist.gather_single(torch.full((3,), 2.0), out, group=group, async_op=True)
+        work.wait()
+        assert rank or out.sum() == 6 * size
+
+
+def check_gather_single_into_a_wrong_output(rank, size):
+    needs("gather_single")
+    group = dist.group.WORLD
+    if rank == 0:
+        for wrong in (torch.zeros(size * 3 + 1), torch.zeros(3, size).t()[:, :3]):
+            with pytest.raises(ValueError, match="gather_single"):
+                group.gather_single(wrong, torch.ones(3))
+
+
+def hooked():
+    group = dist.new_group()
+    if HAS_HOOKS:
+        group.register_pre_hook(0, lambda args: None)
+    return group
+
+
+def check_get_backend_impl(rank, size):
+    if hasattr(dist, "get_backend_impl"):
+        assert dist.get_backend_impl(device=torch.device("cpu")) is dist.group.WORLD
+    dist.group.WORLD.set_timeout(dist.group.WORLD.options._timeout)
+
+
+def check_a_work_knows_its_number(rank, size):
+    works = [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(2)]
+    for work in works:
+        work.wait()
+    first, second = (work._get_sequence_number() for work in works)
+    assert second == first + 1
+    dist.all_reduce(torch.ones(1))
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    work.wait()
+    assert work._get_sequence_number() == second + 2
