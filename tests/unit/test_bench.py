@@ -374,7 +374,7 @@ def test_bad_arguments_are_one_line(words: list[str], complaint: str, capsys: py
 
 def test_missing_torch_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("unisono.bench.peers.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"gloo needs the package torch: pip install torch==2\.13\.0"):
+    with pytest.raises(ValueError, match=r"gloo needs the package torch: pip install torch"):
         choose_peers("memcpy,gloo")
 
 

@@ -15,12 +15,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from weakref import proxy
 
-import torch.distributed as dist
-from torch._C._distributed_c10d import GatherOptions
+import torch
+from torch._C._distributed_c10d import GatherOptions, ProcessGroup
 
-from unisono.errors import UnisonoError
+from unisono.errors import UnisonoError, message
 from unisono.torch_internals import need
-from unisono.torch_internals.hooks import BACKEND
+from unisono.torch_internals.hooks import BACKEND, have_hooks
 
 from .arguments import options
 from .work import UnisonoWork
@@ -28,7 +28,7 @@ from .work import UnisonoWork
 if TYPE_CHECKING:
     from .process_group import ProcessGroupUnisono
 
-__all__ = ["Hooks", "dispatched"]
+__all__ = ["Hooked", "Hooks"]
 
 # mypy must pass with and without PyTorch installed.
 # mypy: disallow-subclassing-any=False, warn-unused-ignores=False
@@ -79,7 +79,8 @@ class Hooks:
     def passing(self) -> Iterator[list[Any]]:
         """A call begins; gives the list into which the bridge puts the group's own Work."""
         outer = getattr(self._thread, "works", None)
-        self._thread.works = works = []
+        works: list[Any] = []
+        self._thread.works = works
         try:
             yield works
         finally:
@@ -120,7 +121,7 @@ class Bridge(Backend):  # type: ignore[misc]
 
     def getBackendName(self) -> str:  # noqa: N802
         """Return "unisono", also where the group replaces Gloo."""
-        return self._group.getBackendName()
+        return str(self._group.getBackendName())
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the group's timeout."""
@@ -147,7 +148,7 @@ Bridge.allreduce_sparse = _bridged("allreduce")
 
 def _through(name: str) -> Callable[..., Any]:
     """A method that calls PyTorch's own, which calls the dispatcher."""
-    base = getattr(dist.ProcessGroup, name)
+    base = getattr(ProcessGroup, name)
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self._hooks.inside:  # the group calls itself, as for coalesced calls
@@ -166,7 +167,60 @@ def _through(name: str) -> Callable[..., Any]:
     return call
 
 
-def dispatched(direct: type) -> type:
+class Hooked:
+    """The methods of a process group that register hooks."""
+
+    _hooks: Hooks
+    _bridge: Any = None
+
+    supports_abort_hooks = True
+
+    def register_pre_hook(self, hook_id: int, hook: Callable[..., None]) -> None:
+        """Call `hook(PreHookArgs)` before every collective and message. PyTorch 2.14 and later."""
+        self.pass_dispatcher()
+        base: Any = super()
+        base.register_pre_hook(hook_id, hook)
+
+    def register_post_hook(self, hook_id: int, hook: Callable[..., None]) -> None:
+        """Call `hook(PostHookArgs)` after every collective and message was issued. PyTorch 2.14 and later."""
+        self.pass_dispatcher()
+        base: Any = super()
+        base.register_post_hook(hook_id, hook)
+
+    def register_abort_hook(self, hook_id: int, hook: Callable[[], None]) -> None:
+        """Call `hook()` once, before `abort`, and when a call of this group fails."""
+        self.pass_dispatcher()
+        self._hooks.add(hook_id, hook)
+
+    def unregister_abort_hook(self, hook_id: int) -> None:
+        """Forget an abort hook."""
+        self._hooks.remove(hook_id)
+
+    def pass_dispatcher(self) -> None:
+        """From now on calls go through PyTorch's dispatcher, which calls the hooks.
+
+        Raises:
+            NotImplementedError: this PyTorch has no such hooks.
+        """
+        if self._bridge is not None:
+            return
+        if not have_hooks():
+            raise NotImplementedError(
+                message(
+                    f"process groups of PyTorch {torch.__version__} have no hooks",
+                    remedy="Use PyTorch 2.14 or later.",
+                )
+            )
+        group: Any = self
+        self._bridge = Bridge(group)
+        kind: Any = ProcessGroup.BackendType.CUSTOM
+        for device in group._device_types:
+            group._register_backend(device, kind, self._bridge)
+        group._set_default_backend(kind)
+        group.__class__ = dispatched(type(self))
+
+
+def dispatched(direct: Any) -> type:
     """Return a subclass of a group's class whose collectives go through PyTorch's dispatcher."""
 
     class Work(direct._work):  # type: ignore[misc, name-defined]
@@ -193,8 +247,8 @@ def dispatched(direct: type) -> type:
         outputs = [list(direct.parts_of(self, output, given))] if here else []
         return self.gather(outputs, [given.reshape(-1)], opts)
 
-    there = [name for name in COLLECTIVES if hasattr(dist.ProcessGroup, name)]
-    old = {name: getattr(dist.ProcessGroup, name) for name in OLD_NAMES if hasattr(dist.ProcessGroup, name)}
+    there = [name for name in COLLECTIVES if hasattr(ProcessGroup, name)]
+    old = {name: getattr(ProcessGroup, name) for name in OLD_NAMES if hasattr(ProcessGroup, name)}
     methods = {name: _through(name) for name in there}
     methods |= {"gather_single": gather_single, "gather_into_tensor": gather_single}
     return type(direct.__name__, (direct,), {**methods, **old, "_direct": direct, "_work": made})

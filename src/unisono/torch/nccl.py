@@ -26,7 +26,8 @@ from .arguments import Call, options, single
 from .collectives import Collectives, flat
 from .cuda import first_tensor
 from .device_owners import DeviceOwners
-from .process_group import NOWHERE, ProcessGroupUnisono, Within, world
+from .process_group import ProcessGroupUnisono, world
+from .subgroups import NOWHERE, Within
 from .tracing import skip
 from .work import UnisonoWork
 

@@ -12,7 +12,7 @@ import os
 import weakref
 from collections import deque
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed.distributed_c10d as distributed_c10d
@@ -21,23 +21,21 @@ from torch._C import _distributed_c10d as c10d
 import unisono.group
 from unisono import env, virtual
 from unisono.errors import message
-from unisono.group.parent import Parent
 from unisono.torch_internals import hooks as internals
 
 from .calling import Calling
 from .collectives import Collectives
 from .cuda import CUDA, CudaGroup, why_not
-from .hooks import Bridge, Hooks, dispatched
+from .hooks import Hooked, Hooks
 from .monitored import MonitoredBarrier
 from .openmp import warn_if_crowded
 from .store import TorchStore
+from .subgroups import NOWHERE, Subgroups, Within
 from .tracing import skip
 from .unavailable import Unavailable
 from .work import Futures, TransferWork, UnisonoWork
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from unisono.costs.choice import Choice
 
 __all__ = ["ProcessGroupUnisono", "create"]
@@ -64,21 +62,7 @@ def create(given: Any, backend_options: Any) -> ProcessGroupUnisono:  # noqa: AR
     return ProcessGroupUnisono(*place, within=within)
 
 
-class Within(NamedTuple):
-    """The parent group in which a group is made, if any, and the parent's ranks that may be in it."""
-
-    group: ProcessGroupUnisono | None
-    ranks: Sequence[int]
-
-    def parent(self, operation: str, size: int) -> Parent | None:
-        """The parent to watch while a group of `size` ranks is made."""
-        return None if self.group is None else Parent(self.group._group._planner, operation, self.ranks, size)
-
-
-NOWHERE = Within(None, ())
-
-
-class ProcessGroupUnisono(Unavailable, Collectives, c10d.ProcessGroup):  # type: ignore[misc]
+class ProcessGroupUnisono(Unavailable, Hooked, Subgroups, Collectives, c10d.ProcessGroup):  # type: ignore[misc]
     """`torch.distributed` over one `unisono.Group`."""
 
     def __init__(
@@ -239,51 +223,6 @@ class ProcessGroupUnisono(Unavailable, Collectives, c10d.ProcessGroup):  # type:
         """Return the number of collectives issued."""
         return self._group.sequence
 
-    # ---- hooks ----
-
-    supports_abort_hooks = True
-
-    def register_pre_hook(self, hook_id: int, hook: Callable[..., None]) -> None:
-        """Call `hook(PreHookArgs)` before every collective and message. PyTorch 2.14 and later."""
-        self.pass_dispatcher()
-        super().register_pre_hook(hook_id, hook)
-
-    def register_post_hook(self, hook_id: int, hook: Callable[..., None]) -> None:
-        """Call `hook(PostHookArgs)` after every collective and message was issued. PyTorch 2.14 and later."""
-        self.pass_dispatcher()
-        super().register_post_hook(hook_id, hook)
-
-    def register_abort_hook(self, hook_id: int, hook: Callable[[], None]) -> None:
-        """Call `hook()` once, before `abort`, and when a call of this group fails."""
-        self.pass_dispatcher()
-        self._hooks.add(hook_id, hook)
-
-    def unregister_abort_hook(self, hook_id: int) -> None:
-        """Forget an abort hook."""
-        self._hooks.remove(hook_id)
-
-    def pass_dispatcher(self) -> None:
-        """From now on calls go through PyTorch's dispatcher, which calls the hooks. See hooks.py.
-
-        Raises:
-            NotImplementedError: this PyTorch has no such hooks.
-        """
-        if isinstance(getattr(self, "_bridge", None), Bridge):
-            return
-        if not internals.have_hooks():
-            raise NotImplementedError(
-                message(
-                    f"process groups of PyTorch {torch.__version__} have no hooks",
-                    remedy="Use PyTorch 2.14 or later.",
-                )
-            )
-        self._bridge = Bridge(self)
-        kind: Any = c10d.ProcessGroup.BackendType.CUSTOM
-        for device in self._device_types:
-            self._register_backend(device, kind, self._bridge)
-        self._set_default_backend(kind)
-        self.__class__ = dispatched(type(self))
-
     def get_error(self) -> Any:
         """Return PyTorch's ErrorType: SUCCESS, or COMM_ERROR once the group is aborted or closed."""
         kinds: Any = c10d.ErrorType
@@ -304,80 +243,6 @@ class ProcessGroupUnisono(Unavailable, Collectives, c10d.ProcessGroup):  # type:
 
     def _wait_for_pending_works(self) -> None:
         """Do nothing: there are no hooks to wait for."""
-
-    def perform_nocolor_split(self, device: torch.device) -> None:
-        """Do nothing: the ranks that are in no part of a split make no group."""
-
-    def split_group(
-        self,
-        new_ranks: Sequence[int],
-        timeout: timedelta | None = None,
-        opts: Any = None,  # noqa: ARG002
-        group_name: str | None = None,
-        group_desc: str | None = None,
-        device_types: Any = None,  # noqa: ARG002
-    ) -> ProcessGroupUnisono | None:
-        """Make a group of some of this group's ranks; None on the others. Programs use `new_group`."""
-        ranks = list(new_ranks)
-        if self._rank not in ranks:
-            return None
-        name = group_name or f"{self._group_name} split {'_'.join(map(str, ranks))}"
-        store = c10d.PrefixStore(f"split/{name}/", self._store)
-        desc = group_desc or f"{self._group_desc}:split"
-        within = Within(self, ranks)
-        return self._another(store, ranks.index(self._rank), len(ranks), timeout, name, desc, within)
-
-    splitGroup = split_group  # noqa: N815
-
-    def merge_remote_group(
-        self,
-        store: c10d.Store,
-        size: int,
-        timeout: timedelta | None = None,
-        group_name: str | None = None,
-        group_desc: str | None = None,
-    ) -> ProcessGroupUnisono:
-        """Make a group of the ranks of several groups.
-
-        Every rank of every group calls this. Ranks are numbered in the order of arrival, as in PyTorch.
-
-        Args:
-            store: a store that all ranks reach, or a part of it (PrefixStore), for this group only.
-            size: the number of ranks of all groups together.
-            timeout: for the rendezvous and for the calls of the new group; None: this group's.
-            group_name: the same on every rank.
-        Raises:
-            ValueError: more ranks arrived than `size`, or the store was used for another group.
-            Timeout: not all ranks arrived.
-        """
-        rank = store.add("unisono/merged", 1) - 1
-        if rank >= size:
-            raise ValueError(
-                message(
-                    "merge_remote_group: more ranks used this store than the new group has",
-                    observed=f"{rank + 1} ranks",
-                    expected=f"size={size}",
-                    remedy="Give the size of all groups together, and every new group a store of its own: "
-                    "PrefixStore(name, store).",
-                )
-            )
-        name = group_name or "merge"
-        return self._another(store, rank, size, timeout, name, group_desc or f"{self._group_desc}:merge")
-
-    def _another(
-        self,
-        store: c10d.Store,
-        rank: int,
-        size: int,
-        timeout: timedelta | None,
-        name: str,
-        desc: str,
-        within: Within = NOWHERE,
-    ) -> ProcessGroupUnisono:
-        made = self._make(store, rank, size, timeout or self._timeout, f"group {name}", within)
-        made.setGroupName(name)
-        made.setGroupDesc(desc)
-        return made
 
     def _make(
         self, store: c10d.Store, rank: int, size: int, timeout: timedelta, name: str, within: Within

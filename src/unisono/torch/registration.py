@@ -85,7 +85,8 @@ class Replacement(type):
         Raises:
             NotImplementedError: PyTorch gives further arguments.
         """
-        from .process_group import NOWHERE, ProcessGroupUnisono, Within, world
+        from .process_group import ProcessGroupUnisono, world
+        from .subgroups import NOWHERE, Within
 
         if new:
             raise NotImplementedError(

@@ -1,0 +1,125 @@
+"""Groups made from a group: `split_group` and `merge_remote_group`. `new_group` makes the usual ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch._C import _distributed_c10d as c10d
+
+from unisono.errors import message
+from unisono.group.parent import Parent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import timedelta
+
+    import torch
+
+    from .process_group import ProcessGroupUnisono
+
+__all__ = ["NOWHERE", "Subgroups", "Within"]
+
+
+class Within(NamedTuple):
+    """The parent group in which a group is made, if any, and the parent's ranks that may be in it."""
+
+    group: ProcessGroupUnisono | None
+    ranks: Sequence[int]
+
+    def parent(self, operation: str, size: int) -> Parent | None:
+        """The parent to watch while a group of `size` ranks is made."""
+        return None if self.group is None else Parent(self.group._group._planner, operation, self.ranks, size)
+
+
+NOWHERE = Within(None, ())
+
+
+class Subgroups:
+    """The methods of a process group that make another one from it."""
+
+    _rank: int
+    _store: c10d.Store
+    _timeout: timedelta
+    _group_name: str
+    _group_desc: str
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """Do nothing: the ranks that are in no part of a split make no group."""
+
+    def split_group(
+        self,
+        new_ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,  # noqa: ARG002
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,  # noqa: ARG002
+    ) -> ProcessGroupUnisono | None:
+        """Make a group of some of this group's ranks; None on the others. Programs use `new_group`."""
+        ranks = list(new_ranks)
+        if self._rank not in ranks:
+            return None
+        name = group_name or f"{self._group_name} split {'_'.join(map(str, ranks))}"
+        store = c10d.PrefixStore(f"split/{name}/", self._store)
+        desc = group_desc or f"{self._group_desc}:split"
+        group: Any = self
+        within = Within(group, ranks)
+        return self._another(store, ranks.index(self._rank), len(ranks), timeout, name, desc, within)
+
+    splitGroup = split_group  # noqa: N815
+
+    def merge_remote_group(
+        self,
+        store: c10d.Store,
+        size: int,
+        timeout: timedelta | None = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+    ) -> ProcessGroupUnisono:
+        """Make a group of the ranks of several groups.
+
+        Every rank of every group calls this. Ranks are numbered in the order of arrival, as in PyTorch.
+
+        Args:
+            store: a store that all ranks reach, or a part of it (PrefixStore), for this group only.
+            size: the number of ranks of all groups together.
+            timeout: for the rendezvous and for the calls of the new group; None: this group's.
+            group_name: the same on every rank.
+        Raises:
+            ValueError: more ranks arrived than `size`, or the store was used for another group.
+            Timeout: not all ranks arrived.
+        """
+        rank = store.add("unisono/merged", 1) - 1
+        if rank >= size:
+            raise ValueError(
+                message(
+                    "merge_remote_group: more ranks used this store than the new group has",
+                    observed=f"{rank + 1} ranks",
+                    expected=f"size={size}",
+                    remedy="Give the size of all groups together, and every new group a store of its own: "
+                    "PrefixStore(name, store).",
+                )
+            )
+        name = group_name or "merge"
+        return self._another(store, rank, size, timeout, name, group_desc or f"{self._group_desc}:merge")
+
+    def _another(
+        self,
+        store: c10d.Store,
+        rank: int,
+        size: int,
+        timeout: timedelta | None,
+        name: str,
+        desc: str,
+        within: Within = NOWHERE,
+    ) -> ProcessGroupUnisono:
+        made = self._make(store, rank, size, timeout or self._timeout, f"group {name}", within)
+        made.setGroupName(name)
+        made.setGroupDesc(desc)
+        return made
+
+    def _make(
+        self, store: c10d.Store, rank: int, size: int, timeout: timedelta, name: str, within: Within
+    ) -> ProcessGroupUnisono:
+        """Make a group of this one's kind."""
+        raise NotImplementedError
