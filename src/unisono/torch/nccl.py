@@ -7,7 +7,6 @@ cuda.py.
 
 from __future__ import annotations
 
-import sys
 import warnings
 import zlib
 from datetime import timedelta
@@ -21,6 +20,8 @@ from torch.autograd.graph import increment_version
 
 from unisono import env
 from unisono.errors import Timeout
+from unisono.torch_internals import hooks
+from unisono.torch_internals.requests import Request, ensure_registered, note_requests, requested
 
 from .arguments import Call, options, single
 from .collectives import Collectives, flat
@@ -39,6 +40,10 @@ __all__ = ["ProcessGroupVirtual", "make"]
 # mypy must pass with and without PyTorch installed.
 # mypy: disallow-subclassing-any=False, warn-unused-ignores=False
 
+NAMES = ("nccl", "nccl2", "nccl-lazy", "nccl-legacy")
+"""The names of NCCL's backends in PyTorch; before 2.14 there is the first one only."""
+
+CLASSES = ("ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupNCCLLazy")
 MEANT = ("NCCL_SOCKET_IFNAME", "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE", "NCCL_VERSION")
 CHECKED = tuple(
     name
@@ -112,6 +117,11 @@ class ProcessGroupVirtual(ProcessGroupUnisono):
     def options(self) -> Any:
         """The `ProcessGroupNCCL.Options` of the group."""
         return super().options if self._options is None else self._options
+
+    def split(self, store: Any, ranks: list[int], options: Any) -> Any:
+        """Make the group of some ranks, as PyTorch 2.15 does in `new_group` where the group has a device."""
+        place = (store, ranks.index(self._rank), len(ranks), options._timeout, "group")
+        return self._make(*place, Within(self, ranks))
 
     def _check(self, kind: str) -> None:
         if kind not in self._takes:
@@ -217,19 +227,19 @@ class NCCLConfig(SimpleNamespace):
 class Replacement(type):
     """The metaclass of the class that replaces PyTorch's ProcessGroupNCCL."""
 
-    def __call__(cls, store: Any, rank: int, size: int, options: Any = None) -> Any:
-        """Make a group with the backend name "nccl"."""
+    def __call__(cls, store: Any, rank: int, size: int, options: Any = None, device: Any = None) -> Any:
+        """Make a group with the backend name "nccl". device: the GPU to which 2.15 binds it."""
         given = options if isinstance(options, (Options, timedelta)) else Options()
         timeout = given if isinstance(given, timedelta) else given._timeout
         everybody = c10d.GroupMember.WORLD
         name = "world" if everybody is None else "group"
         ranks = given.global_ranks_in_group if isinstance(given, Options) else []
         within = Within(world(), ranks) if everybody is not None and ranks else NOWHERE
-        devices, bound = _asked(sys._getframe(1))
+        request = requested()
         group = ProcessGroupVirtual(
-            store, rank, size, timeout, name, devices=devices, options=given, within=within
+            store, rank, size, timeout, name, devices=_devices(request), options=given, within=within
         )
-        group.bound_device_id = bound
+        group.bound_device_id = device or (request and request.device_id)
         return group
 
     def __instancecheck__(cls, instance: Any) -> bool:
@@ -237,12 +247,10 @@ class Replacement(type):
         return isinstance(instance, ProcessGroupVirtual)
 
 
-def _asked(frame: Any) -> tuple[tuple[str, ...], Any]:
-    """Return the device types of the caller's one group ("cpu:gloo,cuda:nccl"), and its `device_id`."""
-    config = frame.f_locals.get("backend_config")
-    kinds = tuple(config.get_device_backend_map()) if config is not None else ("cuda",)
-    backends = set(config.get_device_backend_map().values()) if config is not None else {"nccl"}
-    return ("cuda",) if backends == {"nccl"} else kinds, frame.f_locals.get("device_id")
+def _devices(request: Request | None) -> tuple[str, ...]:
+    """Return the device types of a group that stands for all its backends, if there are others."""
+    backends = {} if request is None else request.devices()
+    return ("cuda",) if set(backends.values()) <= set(NAMES) else tuple(backends)
 
 
 def _hash_tensors(tensors: list[torch.Tensor], mode: int = 0) -> int:  # noqa: ARG001
@@ -257,11 +265,16 @@ def make() -> None:
     low: Any = torch._C._distributed_c10d
     module: Any
     for module in (c10d, torch.distributed, low):
-        module.ProcessGroupNCCL = replacement
+        for name in CLASSES if hasattr(c10d, "_create_nccl2_process_group") else CLASSES[:1]:
+            setattr(module, name, replacement)
     low._hash_tensors = _hash_tensors
     named: Any = c10d
     named._NCCL_AVAILABLE = True
     named.default_pg_nccl_timeout = low._DEFAULT_PG_NCCL_TIMEOUT = timedelta(minutes=10)
+    for name in NAMES:
+        ensure_registered(name)
+        hooks.records_itself(name)
+    note_requests()
     without = sorted(name for name in env.copy() if name.startswith("NCCL_") and name not in MEANT)
     if without:
         text = f"Unisono: {', '.join(without)} change nothing on virtual GPUs"

@@ -41,7 +41,7 @@ def torch_folder() -> Path:
     """
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.origin:
-        raise ImportError("virtual GPUs need PyTorch: pip install torch==2.13.0")
+        raise ImportError("virtual GPUs need PyTorch: pip install torch")
     return Path(spec.origin).parent
 
 
@@ -134,7 +134,7 @@ def _run(commands: list[list[str]], began: float) -> None:
                     message(
                         "the library of virtual GPUs could not be compiled",
                         observed=f"{' '.join(process.args)}\n{errors[-2000:]}",  # type: ignore[arg-type]
-                        expected="a compiler for C++20 and PyTorch 2.13",
+                        expected="a compiler for C++20 and PyTorch 2.12 to 2.15",
                     )
                 )
     finally:

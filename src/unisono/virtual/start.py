@@ -25,7 +25,6 @@ __all__ = ["Settings", "enable", "enable_from_environment", "enabled", "prepare"
 
 MOST = 64
 DEFAULT_MEMORY = 80 << 30
-SUPPORTED = "2.13"
 
 
 class Settings(NamedTuple):
@@ -68,7 +67,7 @@ def enable(
     Raises:
         ValueError: a value is out of range, or the settings differ from the first call.
         RuntimeError: PyTorch has been imported, or the library cannot be built.
-        ImportError: PyTorch is not installed, or is another version.
+        ImportError: PyTorch is not installed.
     """
     if not 1 <= gpus <= MOST:
         raise ValueError(message("virtual GPUs", observed=str(gpus), expected=f"1 to {MOST}"))
@@ -115,16 +114,8 @@ def prepare() -> None:
 
 
 def _built(torch: Path) -> Path:
-    """Return the library for PyTorch in folder `torch`.
-
-    Raises:
-        ImportError: the library does not support its version.
-    """
+    """Return the library for PyTorch in folder `torch`. Raises what `build.build` raises."""
     version = importlib.metadata.version("torch")
-    if not version.startswith(SUPPORTED + "."):
-        raise ImportError(
-            message("virtual GPUs fit one version of PyTorch", observed=version, expected=f"{SUPPORTED}.x")
-        )
     cache = Path(asked().settings.cache_home or Path.home() / ".cache") / "unisono"
     return build.build(torch, cache, version)
 

@@ -15,7 +15,7 @@ HAS_HOOKS = hasattr(dist.ProcessGroup, "register_pre_hook")
 
 def needs(method):
     if not hasattr(dist.ProcessGroup, method):
-        pytest.skip(f"this PyTorch has no ProcessGroup.{method}")
+XX
 
 
 def everything(group, rank, size):
