@@ -52,6 +52,8 @@ CALLS: dict[str, str] = {
     "change_current_allocator": "f(torch.cuda.memory._CUDAAllocator(None))",
     "make_graphed_callables": "f(torch.nn.Linear(4, 4).cuda(), (torch.ones(1, 4, device='cuda'),))",
     "graph": "f(torch.cuda.CUDAGraph()).__enter__()",
+    "export_dot": "f('/dev/null')",
+    "export_graph_data": "f('/dev/null')",
     "custom_bwd": "f(lambda *a: None)",
     "custom_fwd": "f(lambda *a: None)",
     "StreamContext": "f(torch.cuda.Stream())",

@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import ReduceOp
 import unisono as un
 from unisono import virtual
 from unisono.errors import message
+from unisono.torch_internals import renamed
 
 from . import profiling
 
@@ -50,7 +51,7 @@ def reduce_op(op: Any) -> Any:
         return REDUCE_OPS[number]
     if op != ReduceOp.PREMUL_SUM:
         raise ValueError(message("not an operation to reduce with", observed=str(op)))
-    return un.premul_sum(float(op.factor))
+    return un.premul_sum(renamed.factor(op))
 
 
 def options(kind: type[Options], given: Any, **fields: Any) -> Options:

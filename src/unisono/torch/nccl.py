@@ -118,10 +118,10 @@ class ProcessGroupVirtual(ProcessGroupUnisono):
         """The `ProcessGroupNCCL.Options` of the group."""
         return super().options if self._options is None else self._options
 
-    def split(self, store: Any, ranks: list[int], options: Any) -> Any:
-        """Make the group of some ranks, as PyTorch 2.15 does in `new_group` where the group has a device."""
-        place = (store, ranks.index(self._rank), len(ranks), options._timeout, "group")
-        return self._make(*place, Within(self, ranks))
+    @property
+    def supports_splitting(self) -> bool:
+        """For `split_group`; `new_group` would want a backend in C++ to split, so it makes a group anew."""
+        return requested() is None
 
     def _check(self, kind: str) -> None:
         if kind not in self._takes:

@@ -12,6 +12,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed import ReduceOp
 
+from unisono.torch_internals.renamed import all_gather_single, reduce_scatter_single
+
 NUMBERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 FOLDS = {
@@ -99,7 +101,7 @@ def check_average_of_integers_in_every_reduction(rank, size):
     out = torch.empty(3, dtype=torch.int64)
     dist.reduce_scatter(out, [x] * size, ReduceOp.AVG)
     assert torch.equal(out, want)
-    dist.reduce_scatter_single(out.zero_(), x.repeat(size), ReduceOp.AVG)
+    reduce_scatter_single(out.zero_(), x.repeat(size), ReduceOp.AVG)
     assert torch.equal(out, want)
     assert torch.equal(functional.all_reduce(x, "avg", dist.group.WORLD), want)
     with dist._coalescing_manager(async_ops=True) as together:
@@ -194,10 +196,10 @@ def check_all_gather(rank, size):
 def check_all_gather_single(rank, size):
     for shape in [(size * 2, 3), (size, 2, 3)]:
         out = torch.zeros(shape)
-        dist.all_gather_single(out, of(rank, shape=(2, 3)))
+        all_gather_single(out, of(rank, shape=(2, 3)))
         assert torch.equal(out.reshape(size, 2, 3), torch.stack([of(r, shape=(2, 3)) for r in range(size)]))
     with pytest.raises(ValueError, match="equal blocks"):
-        dist.all_gather_single(torch.zeros(size * 2 + 1), torch.zeros(2))
+        all_gather_single(torch.zeros(size * 2 + 1), torch.zeros(2))
 
 
 def check_gather(rank, size):
@@ -228,7 +230,7 @@ def check_reduce_scatter(rank, size):
 def check_reduce_scatter_single(rank, size):
     for shape in [(size * 4,), (size, 4)]:
         out = torch.zeros(4)
-        dist.reduce_scatter_single(out, of(rank, shape=shape), ReduceOp.MAX)
+        reduce_scatter_single(out, of(rank, shape=shape), ReduceOp.MAX)
         want = fold(torch.maximum, [of(r, shape=(size, 4)) for r in range(size)])[rank]
         assert torch.equal(out, want)
 
@@ -323,14 +325,14 @@ def check_coalescing(rank, size):
         assert torch.equal(xs[1], sum(of(r + 1, shape=(3,)) for r in range(size)))
         outs = [torch.zeros(size, 5), torch.zeros(size * 3)]
         with dist._coalescing_manager(group, async_ops=async_ops) as manager:
-            dist.all_gather_single(outs[0], of(rank))
-            dist.all_gather_single(outs[1], of(rank, shape=(3,)))
+            all_gather_single(outs[0], of(rank))
+            all_gather_single(outs[1], of(rank, shape=(3,)))
         manager.wait()
         assert torch.equal(outs[0], torch.stack([of(r) for r in range(size)]))
         outs = [torch.zeros(2), torch.zeros(1)]
         with dist._coalescing_manager(group, async_ops=async_ops) as manager:
-            dist.reduce_scatter_single(outs[0], of(rank, shape=(size, 2)))
-            dist.reduce_scatter_single(outs[1], of(rank, shape=(size,)))
+            reduce_scatter_single(outs[0], of(rank, shape=(size, 2)))
+            reduce_scatter_single(outs[1], of(rank, shape=(size,)))
         manager.wait()
         assert torch.equal(outs[0], sum(of(r, shape=(size, 2)) for r in range(size))[rank])
 

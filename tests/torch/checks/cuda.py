@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from unisono.torch import cuda
 from unisono.torch.work import DONE
+from unisono.torch_internals.renamed import all_gather_single, reduce_scatter_single
 
 
 class Recorder:
@@ -58,11 +59,11 @@ def check_every_collective_is_passed_on(rank, size):
         group.broadcast([x], dist.BroadcastOptions()).wait()  # dist.broadcast asks CUDA for its version
         dist.reduce(x, 0, group=group)
         dist.all_gather(many, many[0], group=group)
-        dist.all_gather_single(x, many[0], group=group)
+        all_gather_single(x, many[0], group=group)
         dist.gather(many[0], many if rank == 0 else None, 0, group=group)
         dist.scatter(many[0], many if rank == 0 else None, 0, group=group)
         dist.reduce_scatter(many[0], many, group=group)
-        dist.reduce_scatter_single(many[0], x, group=group)
+        reduce_scatter_single(many[0], x, group=group)
         dist.all_to_all(many, many, group=group)
         dist.all_to_all_single(x, x, group=group)
         dist.send(x, (rank + 1) % size, group=group)
@@ -71,7 +72,10 @@ def check_every_collective_is_passed_on(rank, size):
         options = dist.BarrierOptions()
         options.device = torch.device("cuda", 0)
         group.barrier(options).wait()
-        assert [name.strip("_") for name in nccl.calls] == [
+        new = {"allgather_base": "all_gather_single", "reduce_scatter_base": "reduce_scatter_single"}
+        new["alltoall_base"] = "all_to_all_single"
+        names = [name.strip("_") for name in nccl.calls]
+        assert [new.get(name, name) for name in names] == [
             "allreduce", "broadcast", "reduce", "allgather", "all_gather_single", "gather", "scatter",
             "reduce_scatter", "reduce_scatter_single", "alltoall", "all_to_all_single", "send", "recv",
             "barrier",

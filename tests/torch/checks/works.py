@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from unisono.torch.work import DONE
+from unisono.torch_internals.renamed import all_gather_single, reduce_scatter_single
 
 SEEN = mmap.mmap(-1, mmap.PAGESIZE)  # shared by the ranks, which are forks of one Python
 
@@ -45,10 +46,10 @@ def check_asynchronous_calls_that_are_remembered(rank, size):
         dist.reduce(x.fill_(rank + 1), size - 1, dist.ReduceOp.PRODUCT, async_op=True).wait()
         if rank == size - 1:
             assert x.tolist() == [math.factorial(size)] * 4
-        work = dist.all_gather_single(out, x.fill_(rank), async_op=True)
+        work = all_gather_single(out, x.fill_(rank), async_op=True)
         assert work.result()[0] is out
         assert torch.equal(out, ranks)
-        dist.reduce_scatter_single(x, blocks.copy_(ranks), async_op=True).wait()
+        reduce_scatter_single(x, blocks.copy_(ranks), async_op=True).wait()
         assert x.tolist() == [rank * size] * 4
         dist.all_to_all_single(out, blocks.fill_(rank), async_op=True).wait()
         assert torch.equal(out, ranks)
@@ -120,11 +121,11 @@ def check_every_collective_asynchronously(rank, size):
         dist.broadcast(x, 0, async_op=True),
         dist.reduce(x.clone(), 0, async_op=True),
         dist.all_gather(list(rows.unbind()), x, async_op=True),
-        dist.all_gather_single(rows, x, async_op=True),
+        all_gather_single(rows, x, async_op=True),
         dist.gather(x, many if rank == 0 else None, 0, async_op=True),
         dist.scatter(x, many if rank == 0 else None, 0, async_op=True),
         dist.reduce_scatter(x, many, async_op=True),
-        dist.reduce_scatter_single(torch.zeros(2), rows, async_op=True),
+        reduce_scatter_single(torch.zeros(2), rows, async_op=True),
         dist.all_to_all(list(torch.zeros(size, 2).unbind()), many, async_op=True),
         dist.all_to_all_single(torch.zeros(size), torch.zeros(size), async_op=True),
         dist.barrier(async_op=True),
