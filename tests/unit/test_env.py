@@ -176,6 +176,19 @@ def test_every_setting_is_in_the_listing_and_every_variable_in_the_documentation
     assert all(f"`{variable.name}`" in env.markdown() for variable in env.VARIABLES)
 
 
+def test_the_page_names_every_variable_once() -> None:
+    rows = [line.split("`")[1] for line in DOCS.read_text().splitlines() if line.startswith("| `")]
+    assert len(rows) == len(set(rows)), "a variable has two rows"
+    assert "UNISONO_TIMEOUT_S" in rows
+
+
+def test_a_variable_is_declared_once() -> None:
+    one, other = env.Variable("A", "rank", int, "one"), env.Variable("B", "rank", int, "the other")
+    assert env._table(one, other) == (one, other)
+    with pytest.raises(ValueError, match="declared twice.*A"):
+        env._table(one, other, one._replace(doc="the same"))
+
+
 def test_the_documentation_is_current() -> None:
     assert DOCS.read_text() == env.markdown(), "write env.markdown() to docs/environment.md"
 
