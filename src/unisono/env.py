@@ -219,7 +219,11 @@ VARIABLES = _table(
     Variable("UNISONO_TOKEN", "token", parse_token, "the token itself", secret=True),
     Variable("UNISONO_TLS", "tls", _flag, "1: TLS 1.3 for the store and between hosts (needs a token)"),
     Variable(
-        "UNISONO_STATUS_FD", "status_fd", _rank, "descriptor of the launcher's status board", "unisono run"
+        "UNISONO_STATUS_FD",
+        "status_fd",
+        _descriptor,
+        "descriptor and inode of the launcher's status board",
+        "unisono run",
     ),
     Variable(
         "UNISONO_REPORT_FD",

@@ -29,7 +29,7 @@ def test_the_usual_variables() -> None:
         {
             "RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1",
             "MASTER_ADDR": " host ", "MASTER_PORT": "29500", "UNISONO_TIMEOUT_S": "2.5",
-            "UNISONO_STAGING_BYTES": "8M", "UNISONO_SPIN_US": "50", "UNISONO_STATUS_FD": "7",
+            "UNISONO_STAGING_BYTES": "8M", "UNISONO_SPIN_US": "50", "UNISONO_STATUS_FD": "7:12",
             "UNISONO_STORE": "127.0.0.1:29501",
         }
     )  # fmt: skip
@@ -42,7 +42,7 @@ def test_the_usual_variables() -> None:
     assert (settings.master_addr, settings.master_port, settings.group_rank) == ("host", 29500, 1)
     assert (settings.timeout_s, settings.staging_bytes, settings.spin_us) == (2.5, 8 << 20, 50)
     assert (settings.status_fd, settings.store_address, settings.launcher) == (
-        7,
+        (7, 12),
         ("127.0.0.1", 29501),
         "unisono run",
     )

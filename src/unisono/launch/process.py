@@ -262,7 +262,11 @@ def undying(pid: int) -> str:
 
 
 class StatusBoard:
-    """The launcher's side of the board. `fd` is a read-only descriptor made for the ranks."""
+    """The launcher's side of the board.
+
+    `fd` is a read-only descriptor made for the ranks. `name` contains it and its inode, by which a rank
+    recognises the board.
+    """
 
     def __init__(self, size: int) -> None:
         owned = os.memfd_create("unisono-status", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -271,6 +275,7 @@ class StatusBoard:
             fcntl.fcntl(owned, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW)
             self._map = mmap.mmap(owned, size * _RECORD_NBYTES)
             self.fd = os.open(f"/proc/self/fd/{owned}", os.O_RDONLY | os.O_CLOEXEC)
+            self.name = f"{self.fd}:{os.fstat(self.fd).st_ino}"
         finally:
             os.close(owned)
         self._fields = memoryview(self._map).cast("i")

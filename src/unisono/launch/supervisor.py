@@ -140,7 +140,7 @@ class Supervisor:
                 rank,
                 self._base,
                 assignment=self._assignment,
-                status_fd=self._board.fd,
+                status_fd=self._board.name,
                 report_fd=self._failures.inbox.name,
                 shared=shared,
             )
