@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import inside
 from loops import each
 from unisono import env
 
@@ -184,9 +185,9 @@ def test_the_page_names_every_variable_once() -> None:
 
 def test_a_variable_is_declared_once() -> None:
     one, other = env.Variable("A", "rank", int, "one"), env.Variable("B", "rank", int, "the other")
-    assert env._table(one, other) == (one, other)
+    assert inside.table(one, other) == (one, other)
     with pytest.raises(ValueError, match="declared twice.*A"):
-        env._table(one, other, one._replace(doc="the same"))
+        inside.table(one, other, one._replace(doc="the same"))
 
 
 def test_the_documentation_is_current() -> None:
