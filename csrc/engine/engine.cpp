@@ -30,6 +30,13 @@ constexpr int kLooks = 20;
 constexpr int kPatientAfter = 8;
 constexpr auto kWaitSlice = std::chrono::nanoseconds(20'000'000);  // bounds how late an interrupt is seen
 
+// Of timed locks. A step of the wall clock would lengthen the wait by that much.
+#ifdef UNISONO_SANITIZE_THREAD  // it does not intercept timed locks with the monotonic clock
+using LockClock = std::chrono::system_clock;
+#else
+using LockClock = std::chrono::steady_clock;
+#endif
+
 bool crowded(uint32_t ranks, int cores) { return static_cast<int>(ranks) > cores; }
 
 // With a core for every rank a short spin is faster than any sleep. With more ranks than cores a spin keeps
@@ -392,8 +399,7 @@ bool Engine::await_queued() {
 bool Engine::lock_executing(std::unique_lock<std::timed_mutex>& executing) {
   while (!executing.try_lock()) {
     if (left_.load(std::memory_order_acquire)) return false;
-    // The wall clock: ThreadSanitizer does not intercept timed locks with the monotonic clock.
-    if (executing.try_lock_until(std::chrono::system_clock::now() + kWaitSlice)) break;
+    if (executing.try_lock_until(LockClock::now() + kWaitSlice)) break;
   }
   return true;
 }
@@ -496,7 +502,7 @@ bool Engine::in_call() {
   while (!executing) {
     if (own.started.load(std::memory_order_acquire) != own.finished.load(std::memory_order_acquire))
       return true;
-    (void)executing.try_lock_until(std::chrono::system_clock::now() + kWaitSlice);  // see `lock_executing`
+    (void)executing.try_lock_until(LockClock::now() + kWaitSlice);
   }
   return false;
 }

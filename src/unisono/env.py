@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -152,7 +153,15 @@ def _placement(source: str, rank: str, world: str, local_rank: str, local_world:
     ]
 
 
-VARIABLES: tuple[Variable, ...] = (
+def _table(*variables: Variable) -> tuple[Variable, ...]:
+    """The table. Raises ValueError when a variable is declared twice."""
+    counted = Counter(variable.name for variable in variables)
+    if twice := [name for name, count in counted.items() if count > 1]:
+        raise ValueError(message("variables are declared twice", observed=", ".join(twice)))
+    return variables
+
+
+VARIABLES = _table(
     Variable("UNISONO_TIMEOUT_S", "timeout_s", _seconds, "longest time of an operation, in seconds"),
     Variable("UNISONO_STAGING_BYTES", "staging_bytes", parse_size, "staging memory per rank (8M, 4MiB)"),
     Variable("UNISONO_LENDING", "lending", _flag, "0: ranks never read each other's memory"),
@@ -165,13 +174,6 @@ VARIABLES: tuple[Variable, ...] = (
         _rank,
         "how many successive ranks share memory; others count as on other hosts; 0: no limit",
     ),
-    Variable("UNISONO_CALIBRATION", "calibration", _text, "file of `unisono calibrate`; none: its defaults"),
-    Variable("XDG_CACHE_HOME", "cache_home", _text, "folder of caches; ~/.cache where it is not set"),
-    Variable("UNISONO_REPLACE", "replace", _backend, "PyTorch's backend that Unisono replaces: gloo"),
-    Variable("UNISONO_VIRTUAL_GPUS", "virtual_gpus", _whole_number(0, 64), "virtual GPUs of this machine"),
-    Variable("UNISONO_VIRTUAL_MEMORY", "virtual_memory", parse_size, "of each of them (16G); 0: no limit"),
-    Variable("UNISONO_VIRTUAL_POISON", "virtual_poison", _flag, "0: torch.empty leaves memory as it is"),
-    Variable("UNISONO_VIRTUAL_CHECK_STREAMS", "virtual_check_streams", _flag, "1: report missing waits"),
     Variable(
         "UNISONO_CALIBRATION", "calibration", _text, "file that `unisono calibrate` wrote; none: the defaults"
     ),
@@ -217,7 +219,11 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("UNISONO_TOKEN", "token", parse_token, "the token itself", secret=True),
     Variable("UNISONO_TLS", "tls", _flag, "1: TLS 1.3 for the store and between hosts (needs a token)"),
     Variable(
-        "UNISONO_STATUS_FD", "status_fd", _rank, "descriptor of the launcher's status board", "unisono run"
+        "UNISONO_STATUS_FD",
+        "status_fd",
+        _descriptor,
+        "descriptor and inode of the launcher's status board",
+        "unisono run",
     ),
     Variable(
         "UNISONO_REPORT_FD",

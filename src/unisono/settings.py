@@ -38,7 +38,7 @@ class _Values(NamedTuple):
     advertise: tuple[str, int] | None = None
     token: Token = Token()
     tls: bool = False
-    status_fd: int | None = None
+    status_fd: tuple[int, int] | None = None
     report_fd: tuple[int, int] | None = None
     store_address: tuple[str, int] | None = None
     rank: int | None = None

@@ -8,6 +8,7 @@ import inspect
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -253,8 +254,15 @@ def test_auto_under_mpiexec_meets_with_a_token_that_mpi_tells(
     mpiexec: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[str, bytes]] = []
+
+    def broadcast(offer: tuple[str, bytes]) -> tuple[str, bytes]:
+        told.append(offer)
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", int(offer[0].rpartition(":")[2])))  # nobody else gets the port
+        return offer
+
     comm = SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: 1, allgather=lambda x: [x])
-    comm.bcast = lambda offer: told.append(offer) or offer
+    comm.bcast = broadcast
     monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", SimpleNamespace(COMM_WORLD=comm))
     with un.init_process_group("auto"):

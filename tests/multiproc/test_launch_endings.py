@@ -231,6 +231,38 @@ def test_nodes_that_were_stopped_for_a_while_go_on(launcher: Launcher, port: int
     assert [code for *_, code in ends] == [0, 0], ends
 
 
+def of_two_nodes(launcher: Launcher, port: int, script: Path, *args: str) -> list[subprocess.Popen[str]]:
+    """Both nodes, with TLS between them."""
+    launcher.environ["UNISONO_RANKS_PER_HOST"] = "1"
+    where = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port), "--tls"]
+    where += ["--token-file", str(launcher.folder / "token"), "-n", "1", "--node-rank"]
+    nodes = [launcher.start(script, *where, "0", args=args)]
+    wait_until((launcher.folder / "token").exists)
+    return [*nodes, launcher.start(script, *where, "1", args=args)]
+
+
+def test_what_a_rank_sent_over_tls_arrives_after_its_end(launcher: Launcher, port: int) -> None:
+    nodes = of_two_nodes(launcher, port, PROGRAMS / "sends_and_ends.py")
+    ends = [(*node.communicate(timeout=60), node.returncode) for node in nodes]
+    assert [code for *_, code in ends] == [0, 0], ends
+    assert "received 1048575" in ends[1][0]
+    assert "left behind" not in ends[0][1]
+
+
+def test_interrupted_while_tls_delivers(launcher: Launcher, port: int) -> None:
+    nodes = of_two_nodes(launcher, port, PROGRAMS / "sends_and_ends.py", "60")
+    assert nodes[0].stderr is not None
+    for line in nodes[0].stderr:
+        if "TLS connections" in line:
+            break
+    began = time.monotonic()
+    nodes[0].send_signal(signal.SIGINT)
+    for node in nodes:
+        node.communicate(timeout=60)
+    assert time.monotonic() - began < 10
+    assert nodes[0].returncode == 130
+
+
 def test_interrupted_while_strays_live(launcher: Launcher) -> None:
     process = launcher.start(LEAVES_CHILDREN, "-n", "2", args=("sleep",))
     read_lines(process, 2)

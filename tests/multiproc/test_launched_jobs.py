@@ -145,6 +145,11 @@ def test_board_says_who_ended_of_what(launcher: Launcher) -> None:
     assert "[rank 0] read-only" in done.stdout
 
 
+def test_another_file_with_the_boards_number_is_not_the_board(launcher: Launcher) -> None:
+    done = launcher.run(PROGRAMS / "takes_a_file_for_the_board.py")
+    assert "PeerLost 1" in done.stdout and "0 7" in done.stdout, done.stdout + done.stderr
+
+
 def test_sixteen_ranks(launcher: Launcher) -> None:
     done = launcher.run("print(rank)", "-n", "16")
     assert sorted(done.stdout.splitlines()) == sorted(f"[rank {r}] {r}" for r in range(16))

@@ -154,3 +154,20 @@ def relay_socket(relays: Any) -> Any:
 def set_relay_socket(relays: Any, sock: Any) -> None:
     """Let a thread of this process encrypt."""
     relays._control = sock
+
+
+# The environment and the stores.
+
+
+def table(*variables: Any) -> Any:
+    """The table of these variables."""
+    from unisono import env
+
+    return env._table(*variables)
+
+
+def called_in_children() -> list[Any]:
+    """The methods that a forked child calls."""
+    from unisono.store import base
+
+    return list(base._forgets)

@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable
 
 rank = int(os.environ["RANK"])
+board_fd = int(os.environ["UNISONO_STATUS_FD"].partition(":")[0])
 
 
 def board() -> list[tuple[int, ...]]:
     """Per rank: its process, its state, and its exit code."""
-    raw = os.pread(int(os.environ["UNISONO_STATUS_FD"]), 1 << 16, 0)
+    raw = os.pread(board_fd, 1 << 16, 0)
     words = memoryview(raw).cast("i")
     return [tuple(words[i : i + 3]) for i in range(0, len(words), 4)]
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import inside
 from loops import each
 from unisono import env
 
@@ -29,7 +30,7 @@ def test_the_usual_variables() -> None:
         {
             "RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1",
             "MASTER_ADDR": " host ", "MASTER_PORT": "29500", "UNISONO_TIMEOUT_S": "2.5",
-            "UNISONO_STAGING_BYTES": "8M", "UNISONO_SPIN_US": "50", "UNISONO_STATUS_FD": "7",
+            "UNISONO_STAGING_BYTES": "8M", "UNISONO_SPIN_US": "50", "UNISONO_STATUS_FD": "7:12",
             "UNISONO_STORE": "127.0.0.1:29501",
         }
     )  # fmt: skip
@@ -42,7 +43,7 @@ def test_the_usual_variables() -> None:
     assert (settings.master_addr, settings.master_port, settings.group_rank) == ("host", 29500, 1)
     assert (settings.timeout_s, settings.staging_bytes, settings.spin_us) == (2.5, 8 << 20, 50)
     assert (settings.status_fd, settings.store_address, settings.launcher) == (
-        7,
+        (7, 12),
         ("127.0.0.1", 29501),
         "unisono run",
     )
@@ -174,6 +175,19 @@ def test_every_setting_is_in_the_listing_and_every_variable_in_the_documentation
     assert listed["rank"] == ("1", "RANK")
     assert {variable.setting for variable in env.VARIABLES} == set(listed)
     assert all(f"`{variable.name}`" in env.markdown() for variable in env.VARIABLES)
+
+
+def test_the_page_names_every_variable_once() -> None:
+    rows = [line.split("`")[1] for line in DOCS.read_text().splitlines() if line.startswith("| `")]
+    assert len(rows) == len(set(rows)), "a variable has two rows"
+    assert "UNISONO_TIMEOUT_S" in rows
+
+
+def test_a_variable_is_declared_once() -> None:
+    one, other = env.Variable("A", "rank", int, "one"), env.Variable("B", "rank", int, "the other")
+    assert inside.table(one, other) == (one, other)
+    with pytest.raises(ValueError, match="declared twice.*A"):
+        inside.table(one, other, one._replace(doc="the same"))
 
 
 def test_the_documentation_is_current() -> None:

@@ -136,10 +136,10 @@ def test_environment_drops_the_place_another_launcher_gave(script: str) -> None:
         "TORCHELASTIC_RUN_ID": "x",
         "HOME": "/",
     }
-    made = rank_environment(job, 1, base, assignment=Assignment("127.0.0.1:5", 6, 3, 8), status_fd=7)
+    made = rank_environment(job, 1, base, assignment=Assignment("127.0.0.1:5", 6, 3, 8), status_fd="7:12")
     assert made.keys() & base.keys() == {"SLURM_JOB_ID", "HOME"}
     assert (made["RANK"], made["MASTER_PORT"], made["UNISONO_STORE"], made["UNISONO_STATUS_FD"]) == (
-        "4", "6", "127.0.0.1:5", "7",
+        "4", "6", "127.0.0.1:5", "7:12",
     )  # fmt: skip
 
 

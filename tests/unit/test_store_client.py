@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import http.server
 import os
 import select
@@ -268,6 +269,22 @@ def serve_soon(port: int) -> None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
+
+
+def test_one_function_runs_at_a_fork_for_all_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python keeps such a function until the process ends."""
+    registered: list[object] = []
+    monkeypatch.setattr(os, "register_at_fork", lambda **functions: registered.append(functions))
+    before = len(inside.called_in_children())
+    with StoreServer("127.0.0.1", 0) as server:
+        clients = [TCPStore("127.0.0.1", server.port, timeout_s=5) for _ in range(3)]
+        assert len(inside.called_in_children()) == before + 4
+        for client in clients:
+            client.close()
+    del clients, client, server
+    gc.collect()
+    assert len(inside.called_in_children()) == before
+    assert not registered
 
 
 def test_an_orphan_does_not_keep_the_port() -> None:

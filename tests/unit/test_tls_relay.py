@@ -8,6 +8,7 @@ import resource
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -104,6 +105,20 @@ def test_the_process_opens_as_many_files_as_it_may():
             stack.enter_context(other)
             with contextlib.nullcontext() if number else soft_limit(few):  # the first one starts it
                 stack.enter_context(relays.carry(outer, server=True, channel="0"))
+
+
+def test_the_process_takes_no_module_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for module in ("ssl", "unisono"):
+        (tmp_path / f"{module}.py").write_text("open('imported', 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    relays = tls_relay.Relays(make_token(), TIMEOUT_S)
+    one, two = joined(relays)
+    with one, two:
+        passes(one, two, b"data")
+    relays.close()
+    assert not (tmp_path / "imported").exists()
 
 
 def test_a_rank_that_ends_without_hearing_the_answer_leaves_its_connections():

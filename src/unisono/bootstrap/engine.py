@@ -10,7 +10,7 @@ import msgspec
 
 from unisono import _native
 from unisono.bootstrap.failures import reported
-from unisono.bootstrap.liveness import Liveness
+from unisono.bootstrap.liveness import Liveness, board
 from unisono.bootstrap.membership import Membership, meet, write_card
 from unisono.bootstrap.memory import given_up_on_failure, memory_key, share_memory
 from unisono.costs.machine import DEFAULTS, Calibration, recall
@@ -53,14 +53,13 @@ class EngineSettings(msgspec.Struct, frozen=True):
         """From the environment's settings; master: if it does not come from there."""
         page = 4096
         staging = max(16 * page, -(-settings.staging_bytes // page) * page)
-        status_fd = -1 if settings.status_fd is None else settings.status_fd
         master = master or settings.master_addr
         if master is None and settings.store_address is not None:
             master = settings.store_address[0]
         return cls(
             staging,
             float(settings.spin_us),
-            status_fd,
+            board(settings.status_fd),
             settings.ranks_per_host,
             settings.peer_timeout_s,
             master,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import socket
@@ -11,7 +12,10 @@ from collections.abc import Callable
 from unisono.bootstrap.membership import Card, Membership, born
 from unisono.errors import RendezvousError, message
 
-__all__ = ["Liveness"]
+__all__ = ["Liveness", "board"]
+
+# Values of <linux/fcntl.h>, as in launch/process.py.
+_F_GET_SEALS, _SEALS = 1034, 0x2 | 0x4
 
 END_S = 1.0  # from the end of a dying process's connections to the end of the process
 
@@ -93,6 +97,22 @@ class Liveness:
         for fd in self._cards:
             os.close(fd)
         self._cards = {}
+
+
+def board(named: tuple[int, int] | None) -> int:
+    """The descriptor of the launcher's status board; -1 without one.
+
+    A child of a rank inherits UNISONO_STATUS_FD, and not the board: another file may have its number. The
+    board has the inode that the launcher named, and it is sealed, so it never becomes shorter than its mapping.
+    """
+    if named is None:
+        return -1
+    fd, inode = named
+    try:
+        sealed = fcntl.fcntl(fd, _F_GET_SEALS) & _SEALS == _SEALS
+        return fd if sealed and os.fstat(fd).st_ino == inode else -1
+    except OSError:  # it is closed, or a file that cannot be sealed
+        return -1
 
 
 def _ended(card: Card) -> str:

@@ -38,6 +38,11 @@ START_S = 60.0  # for the process to start
 ANSWER_S = 10.0  # for the process to answer
 ROUNDS = 32  # reads or sends of one connection before the turn of the others and of new ones
 TAKEN = b"taken"
+# As python -P -m, which Python 3.10 does not have: no module comes from the working directory.
+PROGRAM = """import sys
+sys.path[:] = filter(None, sys.path)
+from unisono.bootstrap.tls_relay import main
+main()"""
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
@@ -95,7 +100,7 @@ def _check(answer: bytes) -> None:
 def _start(token: bytes, peer_timeout_s: float) -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     fd = theirs.fileno()
-    command = [sys.executable, "-m", "unisono.bootstrap.tls_relay", str(fd), str(peer_timeout_s)]
+    command = [sys.executable, "-c", PROGRAM, str(fd), str(peer_timeout_s)]
     try:
         ours.settimeout(START_S)
         with theirs:
@@ -300,6 +305,3 @@ def main() -> None:
     with socket.socket(fileno=int(sys.argv[1])) as control:
         serve(control, float(sys.argv[2]))
 
-
-if __name__ == "__main__":
-    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from datetime import timedelta
 
@@ -83,24 +84,25 @@ def _meet_natively(
 ) -> Group:
     """A group over the engine. over_mpi: where `mpiexec` has started the ranks, MPI tells where to meet."""
     settings = env.read(strict=False)
-    if over_mpi:
-        from unisono.group.outside import meeting_over_mpi, started_by_mpi
+    with contextlib.ExitStack() as meeting:
+        if over_mpi:
+            from unisono.group.outside import meeting_over_mpi, started_by_mpi
 
-        if started_by_mpi():
-            init_method, token = meeting_over_mpi()
-            settings = settings._replace(token=token)
-    uncaught.install(settings)
-    _warn_of_unknown(settings)
-    return form(
-        init_method,
-        store=store,
-        rank=rank,
-        world_size=world_size,
-        timeout_s=seconds(timeout, settings.timeout_s),
-        settings=settings,
-        group_name=group_name,
-        reproducible=reproducible,
-    )
+            if started_by_mpi():
+                init_method, token = meeting.enter_context(meeting_over_mpi())
+                settings = settings._replace(token=token)
+        uncaught.install(settings)
+        _warn_of_unknown(settings)
+        return form(
+            init_method,
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            timeout_s=seconds(timeout, settings.timeout_s),
+            settings=settings,
+            group_name=group_name,
+            reproducible=reproducible,
+        )
 
 
 def form(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import socket
+from collections.abc import Iterator
 from datetime import timedelta
 
 from unisono import env
@@ -15,6 +17,7 @@ from unisono.errors import NotSupported, RendezvousError, message
 from unisono.group.external import ExternalGroup
 from unisono.group.work import seconds
 from unisono.store import Store
+from unisono.store.address import reserve
 
 __all__ = ["meet_outside", "meeting_over_mpi", "started_by_mpi"]
 
@@ -111,21 +114,22 @@ def started_by_mpi() -> bool:
     return True
 
 
-def meeting_over_mpi() -> tuple[str, Token]:
+@contextlib.contextmanager
+def meeting_over_mpi() -> Iterator[tuple[str, Token]]:
     """The init_method of a store on rank 0, and the job's token. MPI broadcasts both, on any hosts.
 
-    The token is that of rank 0's environment, or a new one.
+    The token is that of rank 0's environment, or a new one. Meet inside: until then rank 0 keeps the port.
     """
     comm = importlib.import_module("mpi4py.MPI").COMM_WORLD
     hosts = comm.allgather(socket.gethostname())
     offer = None
-    if comm.Get_rank() == 0:
-        host = "127.0.0.1" if len(set(hosts)) == 1 else hosts[0]
-        with socket.create_server((host, 0)) as free:
-            url = f"tcp://{host}:{free.getsockname()[1]}"
-        offer = url, bytes(env.read(strict=False).token or make_token())
-    url, token = comm.bcast(offer)
-    return f"{url}?rank={comm.Get_rank()}&world_size={comm.Get_size()}", Token(token)
+    with contextlib.ExitStack() as held:
+        if comm.Get_rank() == 0:
+            host = "127.0.0.1" if len(set(hosts)) == 1 else hosts[0]
+            port = held.enter_context(reserve(host)).getsockname()[1]
+            offer = f"tcp://{host}:{port}", bytes(env.read(strict=False).token or make_token())
+        url, token = comm.bcast(offer)
+        yield f"{url}?rank={comm.Get_rank()}&world_size={comm.Get_size()}", Token(token)
 
 
 def _refused(backend: str, what: str, why: str) -> NotSupported:

@@ -120,7 +120,7 @@ def rank_environment(
     base: Mapping[str, str],
     *,
     assignment: Assignment,
-    status_fd: int,
+    status_fd: str,
     report_fd: str = "",
     shared: str = "",
 ) -> dict[str, str]:
@@ -144,7 +144,7 @@ def rank_environment(
         MASTER_ADDR=job.master_addr,
         MASTER_PORT=str(assignment.master_port),
         UNISONO_STORE=assignment.store,
-        UNISONO_STATUS_FD=str(status_fd),
+        UNISONO_STATUS_FD=status_fd,
         UNISONO_REPORT_FD=report_fd,
         PYTHONUNBUFFERED="1",
     )
@@ -340,7 +340,7 @@ def _check_environment(job: Job, environ: Mapping[str, str]) -> None:
     """Read what the ranks will read: a malformed variable is reported here, once, and not by every rank."""
     nowhere = Assignment("127.0.0.1:1", 1, 0, job.world_size)
     try:
-        env.read(rank_environment(job, 0, environ, assignment=nowhere, status_fd=0))
+        env.read(rank_environment(job, 0, environ, assignment=nowhere, status_fd=""))
     except ValueError as error:
         raise LaunchError(str(error)) from None
 

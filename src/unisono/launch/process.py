@@ -26,7 +26,9 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from unisono.timeouts import LONGEST_S
 
 __all__ = [
     "AFTER_FAILURE_S",
@@ -42,7 +44,9 @@ __all__ = [
     "become_subreaper",
     "children",
     "end_children",
+    "ends_of_relays",
     "ends_of_strays",
+    "relays",
     "shared_file",
     "signal_rank",
     "signal_strays",
@@ -68,6 +72,8 @@ KILL_AGAIN = [(0.02, signal.SIGKILL)] * 250  # killing a process makes its child
 KILL_ON_S = 0.5  # the interval after that: a slow death may give us more children
 TELL_S = 10.0  # a process that SIGKILL has not ended by then is reported,
 LEAVE_S = 60.0  # and by then left alone: it waits in the kernel, or belongs to another user
+RELAY = "unisono.bootstrap.tls_relay"
+RELAY_S = 8  # times the timeout for silent hosts: a relay itself gives up earlier, see tls_relay.LINGER
 TRACKER_S = 4.0  # time for a resource tracker to remove shared memory before it is killed
 
 _PR_SET_PDEATHSIG = 1
@@ -151,8 +157,8 @@ def _parent_of(pid: int) -> int:
         return -1
 
 
-def signal_strays(number: int, waited_s: float) -> None:
-    """Signal every child, the resource trackers of multiprocessing last.
+def signal_strays(number: int, waited_s: float, spared: Collection[int] = ()) -> None:
+    """Signal every child that is not `spared`, the resource trackers of multiprocessing last.
 
     A tracker ends by itself after it has removed its rank's shared memory. On a busy machine it may run late,
     and no other process knows the names of that memory.
@@ -161,16 +167,21 @@ def signal_strays(number: int, waited_s: float) -> None:
         waited_s: how long these children have had to end by themselves.
     """
     for pid in children():
-        if waited_s < TRACKER_S and _is_tracker(pid):
+        if pid in spared or (waited_s < TRACKER_S and _runs(pid, "multiprocessing.resource_tracker")):
             continue
         with contextlib.suppress(ProcessLookupError, PermissionError):  # of another user (`sudo x &`)
             os.kill(pid, number)
 
 
-def _is_tracker(pid: int) -> bool:
+def relays() -> list[int]:
+    """The children that still deliver, over TLS, what a rank sent before its end. They end by themselves."""
+    return [pid for pid in children() if _runs(pid, RELAY)]
+
+
+def _runs(pid: int, module: str) -> bool:
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as cmdline:
-            return b"multiprocessing.resource_tracker" in cmdline.read()
+            return module.encode() in cmdline.read()
     except OSError:
         return False
 
@@ -251,6 +262,12 @@ def ends_of_strays(killed_after_s: float | None = None) -> Escalation:
     return Escalation((STRAYS_S, signal.SIGTERM), (STRAYS_S, signal.SIGKILL), *KILL_AGAIN)
 
 
+def ends_of_relays(peer_timeout_s: float) -> Escalation:
+    """The signals for relays that have not ended by themselves."""
+    patience_s = min(RELAY_S * peer_timeout_s, LONGEST_S)
+    return Escalation((patience_s, signal.SIGTERM), (STRAYS_S, signal.SIGKILL), *KILL_AGAIN)
+
+
 def undying(pid: int) -> str:
     """Name a process and its state, "pid 4121 (python3, state D)"; D is a wait in the kernel."""
     try:
@@ -262,7 +279,11 @@ def undying(pid: int) -> str:
 
 
 class StatusBoard:
-    """The launcher's side of the board. `fd` is a read-only descriptor made for the ranks."""
+    """The launcher's side of the board.
+
+    `fd` is a read-only descriptor made for the ranks. `name` contains it and its inode, by which a rank
+    recognises the board.
+    """
 
     def __init__(self, size: int) -> None:
         owned = os.memfd_create("unisono-status", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -271,6 +292,7 @@ class StatusBoard:
             fcntl.fcntl(owned, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW)
             self._map = mmap.mmap(owned, size * _RECORD_NBYTES)
             self.fd = os.open(f"/proc/self/fd/{owned}", os.O_RDONLY | os.O_CLOEXEC)
+            self.name = f"{self.fd}:{os.fstat(self.fd).st_ino}"
         finally:
             os.close(owned)
         self._fields = memoryview(self._map).cast("i")

@@ -33,7 +33,9 @@ from unisono.launch.process import (
     become_subreaper,
     children,
     end_children,
+    ends_of_relays,
     ends_of_strays,
+    relays,
     shared_file,
     signal_rank,
     signal_strays,
@@ -69,6 +71,7 @@ class Supervisor:
         self._childless = False
         self._strays: Escalation | None = None
         self._strays_since = 0.0
+        self._relays_waited_for = False
         self._left = False  # SIGKILL does not end a process, and the launcher no longer waits for it
         self._give_up_at: float | None = None  # when to stop waiting for pipes and the console
         self._late = False  # that time is over
@@ -140,7 +143,7 @@ class Supervisor:
                 rank,
                 self._base,
                 assignment=self._assignment,
-                status_fd=self._board.fd,
+                status_fd=self._board.name,
                 report_fd=self._failures.inbox.name,
                 shared=shared,
             )
@@ -248,6 +251,8 @@ class Supervisor:
         """Begin the time in which ranks may end by themselves, unless it has begun."""
         if self._stopped_by is None and self._escalation.due is None:
             self._escalation = Escalation((grace, signal.SIGTERM), (AFTER_FAILURE_S, signal.SIGKILL))
+            if self._relays_waited_for:  # another node has failed
+                self._strays = ends_of_strays()
 
     # time
 
@@ -290,19 +295,28 @@ class Supervisor:
                 signal_rank(rank.pid, signal.SIGCONT)
 
     def _end_strays(self, now: float) -> None:
-        """End the processes that ranks left behind, which this process has adopted: workers, daemons."""
+        """End the processes that ranks left behind, which this process has adopted: workers, daemons.
+
+        After a job without failures, relays of TLS get the time to deliver what the ranks have sent.
+        """
         if self._strays is None:
             self._strays_since = now
             self._strays = ends_of_strays(STRAYS_IN_A_HURRY_S if self._stopped_by else None)
             return
         number = self._strays.pop(now)
-        if number is not None:
-            if number == signal.SIGTERM and (left := children()):
-                self._say(
-                    f"ending {len(left)} process{'es' if len(left) > 1 else ''} left behind by the ranks"
-                )
-            signal_strays(number, now - self._strays_since)
-            self._give_up_on_undying(self._strays)
+        if number is None:
+            return
+        spared = set() if self._relays_waited_for or self._escalation.due else set(relays())
+        left = set(children()) - spared
+        if spared and not left:
+            self._say("TLS connections of ranks that have ended are still open; Ctrl-C closes them")
+            self._relays_waited_for = True
+            self._strays = ends_of_relays(env.read(self._base, strict=False).peer_timeout_s)
+            return
+        if number == signal.SIGTERM and left and not self._relays_waited_for:
+            self._say(f"ending {len(left)} process{'es' if len(left) > 1 else ''} left behind by the ranks")
+        signal_strays(number, now - self._strays_since, spared)
+        self._give_up_on_undying(self._strays)
 
     def _give_up_on_undying(self, ending: Escalation) -> None:
         """Report the processes that SIGKILL does not end; after a minute, stop waiting for them."""

@@ -9,11 +9,24 @@ from unisono.checking import text, whole
 from unisono.errors import StoreError, message
 from unisono.limits import described, is_limit
 
-__all__ = ["listen", "shown"]
+__all__ = ["listen", "reserve", "shown"]
 
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening, non-blocking socket on the first address of `host` that can be bound."""
+    return _bound(host, port, listening=True)
+
+
+def reserve(host: str) -> socket.socket:
+    """A socket bound to a free port of that same address. It never listens.
+
+    Until it is closed, Linux gives the port to no other process by chance. A server that sets SO_REUSEADDR
+    can listen there, as `listen`, torch's TCPStore and every asyncio server do.
+    """
+    return _bound(host, 0, listening=False)
+
+
+def _bound(host: str, port: int, *, listening: bool) -> socket.socket:
     try:
         whole(port, "port", 0, 65535)
         found = socket.getaddrinfo(text(host, "host"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -31,7 +44,8 @@ def listen(host: str, port: int) -> socket.socket:
             if family == socket.AF_INET6:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             listener.bind(address)
-            listener.listen(1024)
+            if listening:
+                listener.listen(1024)
             listener.setblocking(False)
             return listener
         except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from abc import ABC, abstractmethod
@@ -196,19 +197,27 @@ class Store(ABC):
         )
 
 
+_forgets: dict[weakref.WeakMethod[Callable[[], None]], None] = {}
+"""Global, because the functions that run at a fork are the process's, and Python removes none of them."""
+
+
 def close_in_children(forget: Callable[[], None]) -> None:
     """Call the bound method `forget` in every forked child, so that it keeps no copy of a descriptor open.
 
     Otherwise an orphaned child (a data loader's worker) would hold a port or a lock of its dead parent.
     """
-    method = weakref.WeakMethod(forget)
+    _forgets[weakref.WeakMethod(forget, lambda method: _forgets.pop(method, None))] = None
 
-    def in_child() -> None:
-        alive = method()
-        if alive is not None:
-            alive()
 
-    os.register_at_fork(after_in_child=in_child)
+def _forget_all() -> None:
+    with contextlib.ExitStack() as each:  # an error of one does not stop the others
+        for method in list(_forgets):
+            alive = method()
+            if alive is not None:
+                each.callback(alive)
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 def _seconds(timeout_s: float) -> float:

@@ -3,7 +3,7 @@
 import os
 import signal
 
-from launched import board, rank, until
+from launched import board, board_fd, rank, until
 
 until(lambda: all(pid for pid, _, _ in board()))
 assert board()[rank][0] == os.getpid()
@@ -16,6 +16,6 @@ if rank == 3:
 until(lambda: all(state > 1 for _, state, _ in board()[1:]))
 print(*(f"{state}:{code}" for _, state, code in board()))
 try:
-    os.pwrite(int(os.environ["UNISONO_STATUS_FD"]), b"x", 0)
+    os.pwrite(board_fd, b"x", 0)
 except OSError:
     print("read-only")
