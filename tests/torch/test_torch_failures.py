@@ -77,6 +77,11 @@ def test_use_after_destroy(forks):
         assert seen["type"] == "GroupClosed", seen
 
 
+def test_a_rank_that_missed_attempts_makes_the_next_one(forks, tmp_path):
+    for printed in forks.run(tmp_path, {"missed": ("programs.missed", 2, [])})["missed"]:
+        assert "fine" in printed, printed
+
+
 def test_again_and_again_in_one_process(forks, tmp_path):
     for printed in forks.run(tmp_path, {"again": ("programs.again", 2, [])})["again"]:
         assert "fine" in printed, printed

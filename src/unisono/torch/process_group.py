@@ -11,6 +11,7 @@ import contextlib
 import os
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -93,9 +94,10 @@ class ProcessGroupUnisono(Unavailable, Hooked, Subgroups, Collectives, c10d.Proc
         parent = within.parent(f"making {name}", size)
         self._begun = _Begun(store, rank, within.group)
         keys = self._begun.keys()
-        group = self._group = unisono.group.connect(
-            TorchStore(keys, timeout_s=timeout_s), rank, size, name=name, timeout_s=timeout_s, parent=parent
-        )
+        with self._begun.attempt():
+            group = self._group = unisono.group.connect(
+                TorchStore(keys, timeout_s=timeout_s), rank, size, name=name, timeout_s=timeout_s, parent=parent
+            )
         if within is NOWHERE:
             warn_if_crowded(group._hosts, rank)
         # Also at exit: no thread may remain that completes a future.
@@ -312,7 +314,8 @@ class _Begun:
     """Counts the groups made under one prefix of a store.
 
     `destroy_process_group` followed by `init_process_group` over one store would use the same keys again.
-    Each rank counts its own groups, so all ranks get the same number without communication.
+    Each rank counts its own groups, so all ranks get the same number without waiting for each other. A rank
+    marks the number of a group that it could not make: a rank that missed this attempt passes over it.
     """
 
     def __init__(self, store: c10d.Store, rank: int, within: ProcessGroupUnisono | None) -> None:
@@ -320,6 +323,21 @@ class _Begun:
         self._era = "" if within is None else f"{within._begun.number}/"  # a new world counts from 0
         self._key = f"unisono/begun/{self._era}{rank}"
         self.number: int = store.add(self._key, 1)
+        while store.check([self._failed()]):
+            self.number = store.add(self._key, 1)
+
+    def _failed(self) -> str:
+        return f"unisono/failed/{self._era}{self.number}"
+
+    @contextlib.contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Make the group inside."""
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # the store has ended
+                self._store.set(self._failed(), "")
+            raise
 
     def keys(self) -> c10d.Store:
         """A part of the store to which no earlier group under the same prefix has written."""
