@@ -3,8 +3,10 @@
 // As Python attributes, the options of one all-reduce take three times as long to read as the all-reduce
 // takes. unisono/torch/fields.py finds the offset of each field: it writes to the field and compares the
 // memory.
-#include <malloc.h>
+#include <fcntl.h>
+#include <unistd.h>
 
+#include <array>
 #include <cstring>
 
 #include "python/bindings.hpp"
@@ -21,9 +23,19 @@ struct Instance {
 
 const unsigned char* value_of(PyObject* object) { return reinterpret_cast<Instance*>(object)->value; }
 
+// The kernel copies them, through a pipe: where a version of PyTorch keeps its objects in another way, the
+// pointer may point anywhere, and then the bytes are none.
 nb::bytes value_bytes(nb::handle object) {
-  const unsigned char* const value = value_of(object.ptr());
-  return nb::bytes(value, malloc_usable_size(const_cast<unsigned char*>(value)));
+  std::array<char, 256> bytes;  // more than any options object has
+  ssize_t count = -1;
+  int ends[2];
+  if (Py_TYPE(object.ptr())->tp_basicsize >= Py_ssize_t{sizeof(Instance)} && pipe2(ends, O_CLOEXEC) == 0) {
+    count = write(ends[1], value_of(object.ptr()), bytes.size());
+    if (count > 0) count = ::read(ends[0], bytes.data(), static_cast<size_t>(count));
+    close(ends[0]);
+    close(ends[1]);
+  }
+  return nb::bytes(bytes.data(), count > 0 ? static_cast<size_t>(count) : 0);
 }
 
 constexpr int64_t kAsync = int64_t{1} << 40;  // above every root
@@ -67,7 +79,7 @@ PyMethodDef kRead = {
 }  // namespace
 
 void bind_fields(nb::module_& m) {
-  m.def("value_bytes", &value_bytes, nb::arg("object"), "The bytes of the C++ object in a pybind11 object.");
+  m.def("value_bytes", &value_bytes, nb::arg("object"), "The memory where the C++ object of a pybind11 object begins; empty: nothing is there.");
   nb::class_<Fields>(m, "Fields", "The offsets of the fields of one class of PyTorch's options.")
       .def(nb::init<nb::object, int, int, int, int, int>(), nb::arg("kind"), nb::arg("async_op"),
            nb::arg("timeout"), nb::arg("op"), nb::arg("root"), nb::arg("ops"))

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 from torch._C import _distributed_c10d as c10d  # noqa: E402
 
 from loops import each  # noqa: E402
+from unisono import _native as native  # noqa: E402
 from unisono.torch.fields import by_attributes, reader  # noqa: E402
 
 KINDS = [
@@ -49,20 +50,26 @@ def test_fields_say_what_attributes_say(kind: Any) -> None:
     assert len(said) == 1 + 2 * (3 if "rootRank" in names else 1) * (8 if "reduceOp" in names else 1)
 
 
-@pytest.mark.parametrize("version", ["2.13.1", "2.14.0+cu130", "2.13.0a0", "3"])
-def test_another_version_of_pytorch_is_read_by_attributes(
-    version: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, "__version__", version)
-    read = reader(c10d.AllreduceOptions)
-    assert isinstance(read, partial)
-    opts = c10d.AllreduceOptions()
-    assert read(opts) == by_attributes(c10d.AllreduceOptions, opts)
+class Scattered(dict):  # type: ignore[type-arg]
+    """An object with attributes that has something else where pybind11 keeps a pointer."""
+
+    asyncOp = False
+    rootRank = 2
+    timeout = timedelta(milliseconds=-1)
 
 
-def test_a_build_of_a_tested_version_is_read_where_fields_lie(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")
-    assert not isinstance(reader(c10d.AllreduceOptions), partial)
+@each("held", [Scattered(), 3.5, 10**40, "text" * 100, b"\0" * 99, b"\xff" * 99, (None, 2), object(), pytest])
+def test_an_object_that_is_kept_in_another_way_is_read_without_a_crash(held: object) -> None:
+    assert isinstance(native.value_bytes(held), bytes)
+
+
+def test_where_memory_says_nothing_attributes_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    for told in (b"", bytes(64)):
+        monkeypatch.setattr(native, "value_bytes", lambda _, told=told: told)
+        read = reader(c10d.AllreduceOptions)
+        assert isinstance(read, partial)
+        opts = c10d.AllreduceOptions()
+        assert read(opts) == by_attributes(c10d.AllreduceOptions, opts)
 
 
 def test_anything_else_is_looked_at_more_closely() -> None:

@@ -40,7 +40,7 @@ def test_chains(forks: suite.Forks, tmp_path: Path, size: int) -> None:
 
 
 SWEEP = (pytest.mark.slow, pytest.mark.sweep, pytest.mark.timeout(900))  # DTensor takes seconds for a layout
-FEWER = {2: 8, 4: 8, 6: 12, 8: 12}  # chains, of twelve
+FEWER = {2: 8, 4: 8, 6: 12, 8: 12}  # chains, of twelve, with PyTorch 2.13; DTensor moves more since 2.15
 
 
 @pytest.mark.timeout(220)
@@ -53,7 +53,7 @@ def test_chains_move_no_more_bytes_than_dtensor(forks: suite.Forks, tmp_path: Pa
     ours, theirs = (sum(pair[at] for pair in found.values()) for at in (0, 1))
     fewer = sum(ours < theirs for ours, theirs in found.values())
     print(f"{size} ranks: {ours:.0f} bytes, DTensor {theirs:.0f}, fewer in {fewer} of {len(found)}")
-    assert fewer == FEWER[size]
+    assert fewer >= FEWER[size]
 
 
 @each(

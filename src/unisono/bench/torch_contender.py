@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from unisono.bench.cases import Buffers, Case
 from unisono.bench.contenders import Call, cut, idle, partner_of, told
+from unisono.torch_internals import c10d
 
 __all__ = ["TorchContender"]
 
@@ -39,7 +40,7 @@ class TorchContender:
         """What Unisono tells of a case, without what PyTorch adds to a call."""
         if not self.own:
             return {}
-        world: Any = dist.distributed_c10d._get_default_group()
+        world, _ = c10d.world()
         return told(world.choice, case)
 
     def bind(self, case: Case, buffers: Buffers) -> Call:

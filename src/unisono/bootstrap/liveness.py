@@ -103,7 +103,7 @@ def board(named: tuple[int, int] | None) -> int:
     """The descriptor of the launcher's status board; -1 without one.
 
     A child of a rank inherits UNISONO_STATUS_FD, and not the board: another file may have its number. The
-    board has the inode that the launcher named, and it is sealed, so it never becomes shorter than its mapping.
+    board has the inode that the launcher named. It is sealed, so it never becomes shorter than its mapping.
     """
     if named is None:
         return -1

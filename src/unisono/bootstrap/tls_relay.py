@@ -304,4 +304,3 @@ def main() -> None:
     _open_many_files()
     with socket.socket(fileno=int(sys.argv[1])) as control:
         serve(control, float(sys.argv[2]))
-

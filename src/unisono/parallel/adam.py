@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from unisono import _native, codecs
 from unisono.checking import flag, whole
+from unisono.torch_internals.training import offsets
 
 from .gradients import gradient, local
 
@@ -208,11 +208,8 @@ def _first(parameter: Tensor) -> int:
     """The place of this rank's first value in the whole parameter: each value has its own random bits."""
     if not isinstance(parameter, DTensor):
         return 0
-    _, offsets = compute_local_shape_and_global_offset(
-        parameter.shape, parameter.device_mesh, parameter.placements
-    )
     first = 0
-    for size, offset in zip(parameter.shape, offsets, strict=True):
+    for size, offset in zip(parameter.shape, offsets(parameter), strict=True):
         first = first * size + offset
     return first
 

@@ -100,7 +100,7 @@ class Part(Iterable[Any]):
         return first, first + counts[self._part]
 
     def _indexed(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        drawn = [list(loader.batch_sampler or ())] if dist.get_rank() == 0 else [None]
+        drawn: list[Any] = [list(loader.batch_sampler or ())] if dist.get_rank() == 0 else [None]
         dist.broadcast_object_list(drawn, src=0, device=torch.device("cpu"))
         own = []
         for batch in drawn[0] or ():

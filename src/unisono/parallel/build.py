@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from unisono.torch_internals.training import persistent
+
 from .families import Family, family_of
 from .gradients import Tie
 from .materialize import Init, Initial
@@ -70,7 +72,7 @@ class Built:
             for path, module in self.model.named_modules()
             if module in here
             for name, buffer in module.named_buffers(recurse=False)
-            if name not in module._non_persistent_buffers_set
+            if persistent(module, name)
         }
 
 

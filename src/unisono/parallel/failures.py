@@ -15,7 +15,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
+
+from unisono.torch_internals import c10d
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,9 +39,8 @@ class Failures:
     def __init__(self, world: dist.ProcessGroup, groups: Sequence[dist.ProcessGroup]) -> None:
         self._groups: list[Any] = list(groups)
         self._rank, self._ranks = world.rank(), world.size()
-        torch_store: Any = distributed_c10d  # its names are there, but PyTorch does not declare them exported
-        prefix = f"unisono.parallel/{world.group_name}"
-        self._store: Any = torch_store.PrefixStore(prefix, torch_store._get_default_store())
+        _, store = c10d.world()
+        self._store: Any = c10d.PrefixStore(f"unisono.parallel/{world.group_name}", store)
         self._calls = 0
         self._ended: str | None = None  # why the run cannot be used
 

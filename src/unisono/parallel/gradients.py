@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 from torch.distributed.tensor import DTensor, Shard
 
+from unisono.torch_internals.training import multiply_each_
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -84,7 +86,7 @@ def scale_(parameters: Iterable[nn.Parameter], factor: float) -> None:
     """Multiply all gradients by `factor`, in place."""
     grads = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
     if grads and factor != 1.0:
-        torch._foreach_mul_(grads, factor)
+        multiply_each_(grads, factor)
 
 
 def add_up(named: dict[str, nn.Parameter], ties: Iterable[Tie]) -> None:

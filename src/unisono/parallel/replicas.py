@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 from torch.distributed.tensor import DTensor
 
+from unisono.torch_internals.training import copy_each_
+
 from .compression.reducer import Compression
 from .gradients import gradient, local
 
@@ -61,7 +63,7 @@ class Bucket:
                 part.zero_()
         self._used.copy_(torch.tensor([float(grad is not None) for _, grad in pairs]))
         if with_gradient:
-            torch._foreach_copy_([part for part, _ in with_gradient], [grad for _, grad in with_gradient])
+            copy_each_([part for part, _ in with_gradient], [grad for _, grad in with_gradient])
         label = f"bucket {self.number}"
         if compression is not None:
             compression.begin(

@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
+from unisono.torch_internals import renamed
+
 from .batches import Part, micro_batches, rows_of
 from .build import Built, Optimizer, Parameters, build
 from .checkpoint import Checkpoints, State, newest
@@ -314,7 +316,7 @@ class Run:
         device = self.mesh.axes.device_type
         everyone = torch.empty(self.plan.ranks, dtype=torch.int64, device=device)
         with record_function("up::rows|batch"):
-            dist.all_gather_single(everyone, torch.tensor([mine], device=device), group=self.mesh.world)
+            renamed.all_gather_single(everyone, torch.tensor([mine], device=device), group=self.mesh.world)
         table = everyone.view(self.plan.pipeline, self.plan.data, self.plan.tensor)
         if bool((table != table[:1, :, :1]).any()):
             raise ValueError(

@@ -17,9 +17,9 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed._composable.checkpoint_activation import checkpoint
-from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from unisono.torch_internals import fsdp, training
 
 from .replicas import Replicas
 from .swap import Swap, spilled, store_of
@@ -53,7 +53,7 @@ def shard_units(
     for module in [*own, root] if plan.tensor > 1 or not replicas else ():
         module.register_forward_hook(_own_memory)
     for unit in own if plan.recompute else ():
-        checkpoint(unit)
+        training.recompute(unit)
     if plan.swap is not None:
         group = mesh.group("replica") if plan.data > 1 else None
         store = store_of(plan.swap)
@@ -70,7 +70,7 @@ def shard_units(
     _wrap(root, mesh, _policy(plan, torch.float32 if last else None))
     assert isinstance(root, FSDPModule)
     if plan.uneven_use:
-        root.set_reduce_scatter_unused_params(True)
+        fsdp.reduce_unused(root)
     if plan.shards > 1:
         _gather_ahead(root, wrapped)
     return Sharded(root, plan)
@@ -81,7 +81,7 @@ def _own_memory(_module: nn.Module, _args: Any, output: Any) -> Any:
     the tensor axis forbids it.
     """
     if isinstance(output, torch.Tensor):
-        return output.clone() if output._is_view() else output
+        return output.clone() if training.is_view(output) else output
     if type(output) is tuple:
         return tuple(_own_memory(_module, _args, part) for part in output)
     return output
@@ -104,14 +104,14 @@ def _policy(plan: Plan, output: torch.dtype | None = None) -> MixedPrecisionPoli
 
 def _wrap(module: nn.Module, mesh: Mesh, policy: MixedPrecisionPolicy) -> None:
     if mesh.plan.zero == 0:
-        replicate(module, mesh=mesh.part("replica"), mp_policy=policy)
+        fsdp.replicate(module, mesh=mesh.part("replica"), mp_policy=policy)
     else:
         fully_shard(module, mesh=mesh.sharding, mp_policy=policy, reshard_after_forward=mesh.plan.zero == 3)
 
 
 def _gather_ahead(root: FSDPModule, units: Sequence[Any]) -> None:
     """Gather the next unit's parameters while one computes."""
-    root._set_unshard_async_op(True)
+    fsdp.gather_ahead(root)
     for unit, following in itertools.pairwise(units):
         unit.set_modules_to_forward_prefetch([following])
 
@@ -129,14 +129,7 @@ class Sharded:
 
     def reset(self) -> None:
         """Forget a step that ended with an error: wait for what it left in flight."""
-        if self.root._get_fsdp_state()._is_root is None:
-            return  # the error came before the first forward
-        for group in self._groups():  # what has added up stays under reset_iter_state
-            for held in group.fsdp_params:
-                held.unsharded_accumulated_grad = None
-                if hasattr(held, "_unsharded_param"):
-                    held.unsharded_param.grad = None
-        self.root.reset_iter_state()
+        fsdp.reset(self.root)
 
     def before_backward(self, *, last: bool) -> None:
         """Say what the next backward does with gradients: reduce them or let them add up. `last`: of this
@@ -152,11 +145,7 @@ class Sharded:
 
         The hooks of backward, which do so elsewhere, do not run where weights have a pass of their own.
         """
-        for group in self._groups():
-            for held in group.fsdp_params:
-                if hasattr(held, "_unsharded_param"):
-                    held.accumulate_unsharded_grad_if_needed()
-                    held.to_accumulated_grad_if_needed()
+        fsdp.accumulate(self.root)
 
     def reduce_now(self) -> None:
         """Reduce what has added up. For schedules whose weights' gradients come after the hooks of backward
@@ -166,17 +155,10 @@ class Sharded:
         self.root.set_requires_gradient_sync(True)
         self.root.set_requires_all_reduce(True)
         self.root.set_reshard_after_backward(True)
-        for group in self._groups():
-            group.post_backward()
-        self.root._get_fsdp_state()._root_post_backward_final_callback()
+        fsdp.reduce_now(self.root)
 
     def finish(self) -> None:
         """The end of the last backward has waited for all."""
-
-    def _groups(self) -> list[Any]:
-        """What `fully_shard` made of each unit's parameters."""
-        states = self.root._get_fsdp_state()._state_ctx.all_states
-        return [group for state in states for group in state._fsdp_param_groups]
 
 
 # What a run asks of it: root, reset, before_backward, after_weights, reduce_now, finish.

@@ -11,12 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch._C._distributed_c10d import ReduceOp
 
 import unisono as un
 from unisono import virtual
 from unisono.errors import message
 from unisono.torch_internals import renamed
+from unisono.torch_internals.c10d import ReduceOp
 
 from . import profiling
 

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     import torch
     from torch import Tensor
-    from torch._C._distributed_c10d import Work
 
     from unisono.group import Group
+    from unisono.torch_internals.c10d import Work
 
     from .cuda import CudaGroup
     from .work import Futures, NativeWork

@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._distributed_c10d import (
+
+from unisono.errors import message
+from unisono.torch_internals.c10d import (
     AllgatherOptions,
     AllreduceCoalescedOptions,
     AllreduceOptions,
@@ -22,8 +24,6 @@ from torch._C._distributed_c10d import (
     ScatterOptions,
 )
 
-from unisono.errors import message
-
 from .arguments import Call, options, single
 from .calling import Calling, repeated
 from .cuda import any_device
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from torch import Tensor
-    from torch._C._distributed_c10d import Work
 
     from unisono.codecs.codec import Codec
+    from unisono.torch_internals.c10d import Work
 
     from .monitored import MonitoredBarrier
 

@@ -11,10 +11,10 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
-from torch._C import _distributed_c10d as c10d
 
 from unisono import virtual
 from unisono.errors import message
+from unisono.torch_internals import c10d
 
 from .arguments import PLAIN
 
@@ -113,7 +113,7 @@ def why_not() -> str:
     """What is missing for CUDA tensors; empty if nothing is."""
     if virtual.enabled():
         return ""
-    if not hasattr(c10d, "ProcessGroupNCCL"):
+    if c10d.nccl() is None:
         return "this PyTorch was built without NCCL; install one that was built for CUDA"
     if not torch.cuda.is_available():
         return "torch.cuda.is_available() is False: no device, or no driver for it"
@@ -134,11 +134,11 @@ def open_nccl(store: c10d.Store, rank: int, size: int, timeout: timedelta) -> An
     if missing:
         text = message("CUDA tensors are passed on to NCCL, which cannot be had", observed=missing)
         raise RuntimeError(text)
-    options = c10d.ProcessGroupNCCL.Options()
+    kind = c10d.nccl()
+    options = kind.Options()
     options._timeout = timeout
-    backend = c10d.ProcessGroupNCCL(store, rank, size, options)
-    backend._set_sequence_number_for_group()
+    backend = kind(store, rank, size, options)
+    c10d.count_collectives(backend)
     group: Any = c10d.ProcessGroup(store, rank, size)
-    group._set_default_backend(c10d.ProcessGroup.BackendType.NCCL)
-    group._register_backend(CUDA, c10d.ProcessGroup.BackendType.NCCL, backend)
+    c10d.set_backend(group, c10d.ProcessGroup.BackendType.NCCL, backend, [CUDA])
     return group

@@ -2,9 +2,8 @@
 
 `dist.all_reduce(x)` makes new options for every call. Three of their fields read as attributes take 2.4 us,
 three times what the engine needs for the reduction. So the offset of each field in the C++ object is found
-once: this module writes to the field and compares the bytes. From then on native code reads it there. This is
-done only with the versions of PyTorch in `TESTED`. With others, and where an offset is not certain, the
-attributes are read.
+once: this module writes to the field and compares the bytes. From then on native code reads it there. Where
+an offset is not certain, the attributes are read.
 """
 
 from __future__ import annotations
@@ -14,10 +13,8 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch._C._distributed_c10d import ReduceOp
-
 from unisono import _native as native
+from unisono.torch_internals.c10d import ReduceOp
 
 from .arguments import REDUCE_OPS
 
@@ -25,9 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 __all__ = ["ASYNC", "by_attributes", "reader"]
-
-TESTED = ("2.13.0",)
-"""Versions without the build suffix ("+cpu"). Add one when tests/torch passes on it."""
 
 ASYNC = 1 << 40
 """In what a reader returns: the call is asynchronous."""
@@ -42,8 +36,6 @@ def reader(kind: Any) -> Callable[[Any], int]:
     have, + `ASYNC` for an asynchronous call. It is -1 for a timeout, an operation with a factor, and options
     of another kind.
     """
-    if torch.__version__.partition("+")[0] not in TESTED:
-        return partial(by_attributes, kind)
     try:
         read: Callable[[Any], int] = native.Fields(kind, **_places(kind), ops=len(PLAIN_OPS)).read
     except LookupError:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from weakref import proxy
 
 import torch
-from torch._C._distributed_c10d import GatherOptions, ProcessGroup
 
 from unisono.errors import UnisonoError, message
 from unisono.torch_internals import need
+from unisono.torch_internals.c10d import GatherOptions, ProcessGroup, set_backend
 from unisono.torch_internals.hooks import BACKEND, have_hooks
 
 from .arguments import options
@@ -214,9 +214,7 @@ class Hooked:
         group: Any = self
         self._bridge = Bridge(group)
         kind: Any = ProcessGroup.BackendType.CUSTOM
-        for device in group._device_types:
-            group._register_backend(device, kind, self._bridge)
-        group._set_default_backend(kind)
+        set_backend(group, kind, self._bridge, group._device_types)
         group.__class__ = dispatched(type(self))
 
 

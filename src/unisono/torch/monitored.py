@@ -14,7 +14,7 @@ from unisono.errors import Timeout
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch._C import _distributed_c10d as c10d
+    from unisono.torch_internals import c10d
 
 __all__ = ["MonitoredBarrier"]
 

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
-from torch._C._distributed_c10d import AllgatherOptions, ReduceOptions, ReduceScatterOptions
 from torch.autograd.graph import increment_version
 
 from unisono import env
 from unisono.errors import Timeout
-from unisono.torch_internals import hooks
+from unisono.torch_internals import hooks, stand_in
+from unisono.torch_internals.c10d import AllgatherOptions, ReduceOptions, ReduceScatterOptions
+from unisono.torch_internals.dynamo import skip
 from unisono.torch_internals.requests import Request, ensure_registered, note_requests, requested
 
 from .arguments import Call, options, single
@@ -29,7 +30,6 @@ from .cuda import first_tensor
 from .device_owners import DeviceOwners
 from .process_group import ProcessGroupUnisono, world
 from .subgroups import NOWHERE, Within
-from .tracing import skip
 from .work import UnisonoWork
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ __all__ = ["ProcessGroupVirtual", "make"]
 NAMES = ("nccl", "nccl2", "nccl-lazy", "nccl-legacy")
 """The names of NCCL's backends in PyTorch; before 2.14 there is the first one only."""
 
-CLASSES = ("ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupNCCLLazy")
 MEANT = ("NCCL_SOCKET_IFNAME", "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE", "NCCL_VERSION")
 CHECKED = tuple(
     name
@@ -119,7 +118,7 @@ class ProcessGroupVirtual(ProcessGroupUnisono):
         return super().options if self._options is None else self._options
 
     @property
-    def supports_splitting(self) -> bool:
+    def supports_splitting(self) -> bool:  # type: ignore[override]
         """For `split_group`; `new_group` would want a backend in C++ to split, so it makes a group anew."""
         return requested() is None
 
@@ -262,15 +261,7 @@ def make() -> None:
     """Install the replacement of ProcessGroupNCCL. Called when virtual GPUs are turned on."""
     namespace = {"Options": Options, "NCCLConfig": NCCLConfig, "__module__": c10d.__name__}
     replacement: Any = Replacement("ProcessGroupNCCL", (), namespace)
-    low: Any = torch._C._distributed_c10d
-    module: Any
-    for module in (c10d, torch.distributed, low):
-        for name in CLASSES if hasattr(c10d, "_create_nccl2_process_group") else CLASSES[:1]:
-            setattr(module, name, replacement)
-    low._hash_tensors = _hash_tensors
-    named: Any = c10d
-    named._NCCL_AVAILABLE = True
-    named.default_pg_nccl_timeout = low._DEFAULT_PG_NCCL_TIMEOUT = timedelta(minutes=10)
+    stand_in.replace_nccl(replacement, timeout=timedelta(minutes=10), hash_tensors=_hash_tensors)
     for name in NAMES:
         ensure_registered(name)
         hooks.records_itself(name)

@@ -16,13 +16,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed.distributed_c10d as distributed_c10d
-from torch._C import _distributed_c10d as c10d
+import torch.distributed as dist
 
 import unisono.group
 from unisono import env, virtual
 from unisono.errors import message
+from unisono.torch_internals import c10d
 from unisono.torch_internals import hooks as internals
+from unisono.torch_internals.dynamo import skip
 
 from .calling import Calling
 from .collectives import Collectives
@@ -32,7 +33,6 @@ from .monitored import MonitoredBarrier
 from .openmp import warn_if_crowded
 from .store import TorchStore
 from .subgroups import NOWHERE, Subgroups, Within
-from .tracing import skip
 from .unavailable import Unavailable
 from .work import Futures, TransferWork, UnisonoWork
 
@@ -96,7 +96,12 @@ class ProcessGroupUnisono(Unavailable, Hooked, Subgroups, Collectives, c10d.Proc
         keys = self._begun.keys()
         with self._begun.attempt():
             group = self._group = unisono.group.connect(
-                TorchStore(keys, timeout_s=timeout_s), rank, size, name=name, timeout_s=timeout_s, parent=parent
+                TorchStore(keys, timeout_s=timeout_s),
+                rank,
+                size,
+                name=name,
+                timeout_s=timeout_s,
+                parent=parent,
             )
         if within is NOWHERE:
             warn_if_crowded(group._hosts, rank)
@@ -288,10 +293,10 @@ class ProcessGroupUnisono(Unavailable, Hooked, Subgroups, Collectives, c10d.Proc
 
 def world() -> ProcessGroupUnisono | None:
     """Unisono's process group in the default group, or None."""
-    found: Any = distributed_c10d.GroupMember.WORLD
+    found: Any = dist.GroupMember.WORLD
     if found is not None and not isinstance(found, ProcessGroupUnisono):
         try:
-            found = found._get_backend(torch.device("cpu"))
+            found = c10d.for_device(found, "cpu")
         except RuntimeError:  # the default group has no CPU backend
             return None
     return found if isinstance(found, ProcessGroupUnisono) else None

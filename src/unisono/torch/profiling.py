@@ -10,8 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._autograd import _record_function_with_args_enter
-from torch.autograd import profiler
+
+from unisono.torch_internals import profiler
+from unisono.torch_internals.profiler import is_on
 
 from .work import TransferWork, UnisonoWork
 
@@ -23,16 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["Event", "is_on"]
 
 
-def is_on() -> bool:
-    """Say whether a profiler of PyTorch is recording."""
-    return profiler._is_profiler_enabled
-
-
 class Event:
     """An event that has begun. It ends with a work, or when it is dropped because the call failed."""
 
     def __init__(self, name: str, inputs: Sequence[torch.Tensor]) -> None:
-        self._record: Any = _record_function_with_args_enter(name, *inputs)
+        self._record: Any = profiler.begin(name, inputs)
 
     def ends_with(
         self,
@@ -48,7 +44,7 @@ class Event:
         """
         work = (UnisonoWork if ordered else TransferWork)(native, [], futures)
         completed: torch.futures.Future[None] = torch.futures.Future()
-        ended: Any = torch.ops.profiler._call_end_callbacks_on_jit_fut(self._record, completed)
+        ended: Any = profiler.end(self._record, completed)
         futures.set_after(work, partial(completed.set_result, None))
 
         def finish() -> None:

@@ -17,7 +17,7 @@ from unisono.torch_internals import hooks
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from torch._C._distributed_c10d import ProcessGroup, Store
+    from unisono.torch_internals.c10d import ProcessGroup, Store
 
 __all__ = ["ORIGINAL", "register"]
 

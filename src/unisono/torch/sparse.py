@@ -67,7 +67,7 @@ class SparseSum:
             ValueError: on every rank, if the tensors differ in shape or sparse dimensions.
         """
         own = self._own
-        mine = [own._nnz(), own.sparse_dim(), own.dim(), *own.shape]
+        mine = [own.values().shape[0], own.sparse_dim(), own.dim(), *own.shape]
         row = torch.zeros(3 + 16, dtype=torch.int64)
         row[: len(mine)] = torch.tensor(mine)
         rows = torch.empty(group.size, row.numel(), dtype=torch.int64)

@@ -16,7 +16,7 @@ from unisono.store.ops import Op, Reply
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch._C import _distributed_c10d as c10d
+    from unisono.torch_internals import c10d
 
 __all__ = ["TorchStore"]
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch._C import _distributed_c10d as c10d
-
 from unisono.errors import message
 from unisono.group.parent import Parent
+from unisono.torch_internals import c10d
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

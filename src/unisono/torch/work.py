@@ -17,13 +17,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
-from torch._C._distributed_c10d import Work
-from torch.autograd import Variable
-from torch.autograd.graph import _engine_run_backward
 
 from unisono._native import call_each, outcome
 from unisono.diagnosis import uncaught
 from unisono.errors import UnisonoError
+from unisono.torch_internals import autograd
+from unisono.torch_internals.c10d import Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["DONE", "Futures", "Together", "TransferWork", "UnisonoWork", "seconds"]
 
 PATIENCE_S = 5.0  # how long closing waits for the threads of futures
-PYTORCHS_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks."
 
 # mypy must pass with and without PyTorch installed.
 # mypy: disallow-subclassing-any=False, warn-unused-ignores=False
@@ -132,8 +130,8 @@ class UnisonoWork(Work):
         caller = sys._getframe().f_back
         if _is_fp16_compress(self, caller):
             return cast("torch.futures.Future[list[torch.Tensor]]", _as_cpp_makes_it(self))
-        if _is_ddp(caller):
-            Variable._execution_engine.queue_callback(self.synchronize)
+        if autograd.from_ddp(caller):
+            autograd.after_backward(self.synchronize)
         return self._futures.of(self)
 
     def _get_sequence_number(self) -> int:
@@ -198,37 +196,20 @@ class Together:
         return next((error for error in (work.exception() for work in self._works) if error), None)
 
 
-def _is_ddp(caller: FrameType | None) -> bool:
-    """Whether DDP asks for a future in a backward pass: its C++, or one of PyTorch's communication hooks.
-
-    False for a hook of the user: it may handle an error. False in a nested backward pass, as in
-    checkpointing: the inner pass ends before DDP's.
-    """
-    while caller is not None and caller.f_globals.get("__name__", "").startswith(PYTORCHS_HOOKS):
-        caller = caller.f_back
-    if caller is None or caller.f_code is not _engine_run_backward.__code__:
-        return False
-    while (caller := caller.f_back) is not None:
-        if caller.f_code is _engine_run_backward.__code__:
-            return False
-    return True
-
-
 def _is_fp16_compress(work: UnisonoWork, caller: FrameType | None) -> bool:
     """Whether DDP's built-in FP16_COMPRESS asks: for float16, and from C++ in a backward pass."""
     if not work.outputs or work.outputs[0].dtype is not torch.float16:
         return False
-    return caller is None or caller.f_code is _engine_run_backward.__code__
+    return autograd.from_backward(caller)
 
 
 def _as_cpp_makes_it(work: UnisonoWork) -> Any:
     """Return a completed future whose value is a list of tensors also in C++.
 
-    In C++ the value of a future made in Python is a Python object, which FP16_COMPRESS does not accept.
-    PyTorch takes the type from an existing value, so this waits for the work.
+    FP16_COMPRESS accepts no other. PyTorch takes the type from an existing value, so this waits for the work.
     """
     work.wait()
-    return torch._C.fork(lambda: work.outputs)
+    return autograd.future_in_cpp(lambda: work.outputs)
 
 
 def _state(work: UnisonoWork) -> str:
@@ -309,7 +290,7 @@ class Futures:
         future: torch.futures.Future[list[torch.Tensor]] = start.then(
             cast("Callable[[Any], list[torch.Tensor]]", partial(outcome, partial(_outcome, work)))
         )
-        complete = partial(torch._C.Future.set_result, start, None)  # not PyTorch's method in Python
+        complete = partial(autograd.set_result, start)
         if work.is_completed():
             complete()
         else:

@@ -1,6 +1,6 @@
 """Rank 0 ends after a send of 4 MB; rank 1 receives it two seconds later.
 
-    sends_and_ends.py [SECONDS]: then rank 1 lives that much longer.
+sends_and_ends.py [SECONDS]: then rank 1 lives that much longer.
 """
 
 import sys

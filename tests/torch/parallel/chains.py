@@ -27,6 +27,7 @@ from unisono.parallel.layouts.grid import grid_of
 from unisono.parallel.layouts.operators import rule_of
 from unisono.parallel.layouts.price import Link
 from unisono.parallel.layouts.redistribute import route
+from unisono.torch_internals import renamed
 
 CHAINS = 60
 SIZES = (1, 2, 4, 6, 8)
@@ -34,13 +35,14 @@ KINDS = {
     "all_gather_into_tensor": "all_gather",
     "all_gather_single": "all_gather",
     "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter",
     "all_reduce": "all_reduce",
     "all_to_all_single": "all_to_all",
     "shard_dim_alltoall": "all_to_all",
 }
-CALLS = (  # function of torch.distributed, kind, place of the argument that has this rank's part
-    ("all_reduce", "all_reduce", 0), ("all_gather_single", "all_gather", 1),
-    ("reduce_scatter_single", "reduce_scatter", 1), ("all_to_all_single", "all_to_all", 1),
+CALLS = (  # function that up.shard calls, kind, place of the argument that has this rank's part
+    (dist, "all_reduce", "all_reduce", 0), (renamed, "all_gather_single", "all_gather", 1),
+    (renamed, "reduce_scatter_single", "reduce_scatter", 1), (dist, "all_to_all_single", "all_to_all", 1),
 )  # fmt: skip
 WIDTHS = (24, 48)  # 6 and 8 parts divide them
 
@@ -168,8 +170,8 @@ class Wire:
         self._patch = pytest.MonkeyPatch()
 
     def __enter__(self) -> Wire:
-        for name, kind, place in CALLS:
-            self._patch.setattr(dist, name, self._counted(getattr(dist, name), kind, place))
+        for module, name, kind, place in CALLS:
+            self._patch.setattr(module, name, self._counted(getattr(module, name), kind, place))
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -32,6 +32,8 @@ class Way(NamedTuple):
         data, micro: a batch is cut into `data` parts, each into `micro`: each rounds its gradients by itself.
         early: gradients add up over `data` first, then over `micro`; otherwise the other way round.
         untied: each use of a shared parameter rounds its gradient by itself.
+        first_untied: in the first of `micro` only, and their sum is not rounded. So does FSDP2 since 2.15: a
+            parameter's first gradient is made in f32, later ones in bf16 and added to it.
         tensor: products of matrices that are cut in so many parts round each part of a sum.
     """
 
@@ -39,6 +41,7 @@ class Way(NamedTuple):
     micro: int = 1
     early: bool = False
     untied: bool = False
+    first_untied: bool = False
     tensor: int = 1
 
 
@@ -74,31 +77,45 @@ def gradients(
     model: nn.Module, case: Any, batch: tuple[Tensor, Tensor], dtype: torch.dtype, way: Way, scale: float
 ) -> tuple[float, list[Tensor]]:
     """Loss and f32 gradients of f32 masters, computed in `dtype`."""
-    low = copy.deepcopy(model)
-    for parameter in low.parameters():  # buffers stay, such as the frequencies of rotary positions
-        parameter.data = parameter.data.to(dtype)
-    if way.untied:
-        untie(low)
-    if dtype != torch.float32:  # there the models are as they come
-        cut(low, way.tensor)
+    low = lowered(model, dtype, way.tensor, untied=way.untied)
+    first = lowered(model, dtype, way.tensor, untied=way.first_untied or way.untied)
     factor, total = scale * way.data, 0.0
     found: list[list[list[Tensor]]] = []  # of each part of `data`, of each of `micro`, of each parameter
     for own in micro_batches(batch, way):
         found.append([])
-        for x, y in own:
-            output = low(x.to(dtype) if x.is_floating_point() else x)
+        for number, (x, y) in enumerate(own):
+            now = low if number else first
+            output = now(x.to(dtype) if x.is_floating_point() else x)
             loss = case.loss(getattr(output, "logits", output).float(), y)
             share = len(x) / len(batch[0])
-            grads = torch.autograd.grad(loss * (share * factor), list(low.parameters()))
-            found[-1].append([grad.float() / factor for grad in grads])
+            grads = torch.autograd.grad(loss * (share * factor), list(now.parameters()))
+            uses = [grad.float() / factor for grad in grads]
+            found[-1].append(uses if way.untied or now is low else per_master(model, now, uses))
             total += loss.item() * share
     order = zip(*found, strict=True) if way.early else found
     grads = added([added(part) for part in order])
+    return total, per_master(model, low, grads)
+
+
+def lowered(model: nn.Module, dtype: torch.dtype, parts: int, *, untied: bool) -> nn.Module:
+    """A copy that computes in `dtype`."""
+    low = copy.deepcopy(model)
+    for parameter in low.parameters():  # buffers stay, such as the frequencies of rotary positions
+        parameter.data = parameter.data.to(dtype)
+    if untied:
+        untie(low)
+    if dtype != torch.float32:  # there the models are as they come
+        cut(low, parts)
+    return low
+
+
+def per_master(model: nn.Module, low: nn.Module, grads: list[Tensor]) -> list[Tensor]:
+    """The gradients of `model`'s parameters, from those of a copy that may be untied."""
     masters = dict(model.named_parameters(remove_duplicate=False))
     sums = {parameter: torch.zeros_like(parameter) for parameter in model.parameters()}
     for (path, _), grad in zip(low.named_parameters(), grads, strict=True):
         sums[masters[path]] += grad
-    return total, list(sums.values())
+    return list(sums.values())
 
 
 def added(many: Iterable[list[Tensor]]) -> list[Tensor]:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 import unisono.parallel as up
 import unisono.torch  # noqa: F401
 from parallel import models, reference_training
+from unisono.torch_internals import find, fsdp
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zbv")
 HAVE_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
@@ -142,6 +143,12 @@ def way(plan: up.Plan) -> reference_training.Way:
     if plan.precision == "f32":
         return reference_training.Way()
     early, untied = plan.zero >= 2, plan.pipeline > 1
+    leaves = find(fsdp.NAMES["leaf dtypes"]) is not None
     return reference_training.Way(
-        plan.data, plan.micro_batches, early=early, untied=untied, tensor=plan.tensor
+        plan.data,
+        plan.micro_batches,
+        early=early,
+        untied=untied,
+        first_untied=leaves and not early and plan.micro_batches > 1,
+        tensor=plan.tensor,
     )

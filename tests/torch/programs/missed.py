@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import unisono as un
-import unisono.torch  # noqa: F401
+import unisono.torch
 
 
 def main(rank: int, size: int, folder: Path) -> None:

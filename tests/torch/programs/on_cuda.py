@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import unisono.torch  # noqa: F401
+from unisono.torch_internals.renamed import all_gather_single
 
 
 def main(rank: int, size: int, folder: Path) -> None:
@@ -22,7 +23,7 @@ def main(rank: int, size: int, folder: Path) -> None:
     dist.all_reduce(on_cuda)
     assert torch.equal(on_cuda.cpu(), on_cpu)
     rows = torch.empty(size, 4, device="cuda")
-    dist.all_gather_single(rows, on_cuda)
+    all_gather_single(rows, on_cuda)
     dist.broadcast(on_cuda, 0, async_op=True).wait()
     dist.barrier(device_ids=[rank])
     objects = [None] * size

@@ -16,6 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.profiler import record_function
 
+from unisono.torch_internals import renamed
+
 if TYPE_CHECKING:
     from unisono.codecs import Codec
 
@@ -71,7 +73,7 @@ def _coded_by_parts(
         codec.accumulate(theirs, mean)
     mean.div_(size)
     own = codec.encode(mean).view(torch.uint8)
-    yield [dist.all_gather_single(received, own, group=group, async_op=True)]
+    yield [renamed.all_gather_single(received, own, group=group, async_op=True)]
     result = codec.decode(received, out=torch.empty_like(flat))
     if not feedback:
         return result, None

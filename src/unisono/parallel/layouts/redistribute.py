@@ -22,6 +22,8 @@ from torch import Tensor
 from torch.autograd.profiler import record_function
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
+from unisono.torch_internals import renamed
+
 from .price import Link, Move
 from .record import Entry, note
 
@@ -178,13 +180,13 @@ def _move(local: Tensor, move: Move, grid: Grid) -> Tensor:
         return local
     if move.kind == "all_gather":
         parts = local.new_empty(ranks, *local.shape)
-        dist.all_gather_single(parts, local.contiguous(), group=group)
+        renamed.all_gather_single(parts, local.contiguous(), group=group)
         return _joined(parts, move.source)
     assert move.target is not None
     cut = torch.stack(local.chunk(ranks, move.target))
     if move.kind == "reduce_scatter":
         part = torch.empty_like(cut[0])
-        dist.reduce_scatter_single(part, cut, group=group)
+        renamed.reduce_scatter_single(part, cut, group=group)
         return part
     parts = torch.empty_like(cut)
     dist.all_to_all_single(parts, cut, group=group)

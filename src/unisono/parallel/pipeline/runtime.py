@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.autograd.profiler import record_function
-from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from unisono.parallel.batches import tensors_of
+from unisono.torch_internals import training
 
 from .messages import Messages, Spec
 from .schedule import Action, Message, Schedule
@@ -198,8 +198,10 @@ class Runtime:
         if not any(t.requires_grad for t in passed.inputs) or not outputs:
             return  # no gradients of inputs are needed; _weights does all of backward
         wanted = [t for t in passed.inputs if t.requires_grad]
-        outputs = [t.clone() if t._is_view() else t for t in outputs]  # it detaches them in place
-        found, passed.groups = stage_backward_input(outputs, grads, wanted, self._parameters(action.stage))
+        outputs = [t.clone() if training.is_view(t) else t for t in outputs]  # it detaches them in place
+        found, passed.groups = training.backward_of_inputs(
+            outputs, grads, wanted, self._parameters(action.stage)
+        )
         for tensor, grad in zip(wanted, found, strict=True):
             tensor.grad = grad
 
@@ -207,7 +209,7 @@ class Runtime:
         passed = step.passed.pop((action.stage, action.micro))
         outputs = [t for t in passed.outputs if t.requires_grad]
         if passed.groups is not None:
-            stage_backward_weight(self._parameters(action.stage), passed.groups)
+            training.backward_of_weights(self._parameters(action.stage), passed.groups)
         elif outputs:
             torch.autograd.backward(outputs, passed.grads)
         self._units.after_weights()

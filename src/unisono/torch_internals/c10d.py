@@ -1,0 +1,159 @@
+"""The classes of PyTorch's process groups in C++. A process group of ours is made of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .probe import Private, find, need
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import (
+        AllgatherOptions,
+        AllreduceCoalescedOptions,
+        AllreduceOptions,
+        AllToAllOptions,
+        Backend,
+        BarrierOptions,
+        BroadcastOptions,
+        ErrorType,
+        GatherOptions,
+        PrefixStore,
+        ProcessGroup,
+        ReduceOp,
+        ReduceOptions,
+        ReduceScatterOptions,
+        ScatterOptions,
+        Store,
+        Work,
+    )
+
+__all__ = [
+    "NAMES",
+    "AllToAllOptions",
+    "AllgatherOptions",
+    "AllreduceCoalescedOptions",
+    "AllreduceOptions",
+    "Backend",
+    "BarrierOptions",
+    "BroadcastOptions",
+    "ErrorType",
+    "GatherOptions",
+    "PrefixStore",
+    "ProcessGroup",
+    "ReduceOp",
+    "ReduceOptions",
+    "ReduceScatterOptions",
+    "ScatterOptions",
+    "Store",
+    "Work",
+    "for_device",
+    "nccl",
+    "set_backend",
+    "world",
+]
+
+LOW = "torch._C._distributed_c10d:"
+NONE_AT_ALL = "unisono.torch cannot be imported"
+
+NAMES = {
+    name: Private(LOW + name, purpose=purpose, without=NONE_AT_ALL)
+    for name, purpose in {
+        "ProcessGroup": "the base class of our process group",
+        "Work": "the base class of what an asynchronous call returns",
+        "Backend": "the base class of the backend that PyTorch's dispatcher calls",
+        "Store": "the type of the store that PyTorch hands to a backend",
+        "PrefixStore": "keep the keys of one group apart from another's",
+        "ErrorType": "what `get_error` returns",
+        "ReduceOp": "the operation of a reduction, as the dispatcher passes it",
+        **dict.fromkeys(
+            (
+                "AllToAllOptions",
+                "AllgatherOptions",
+                "AllreduceCoalescedOptions",
+                "AllreduceOptions",
+                "BarrierOptions",
+                "BroadcastOptions",
+                "GatherOptions",
+                "ReduceOptions",
+                "ReduceScatterOptions",
+                "ScatterOptions",
+            ),
+            "what a collective is called with",
+        ),
+    }.items()
+}
+
+NAMES["set backend"] = Private(
+    LOW + "ProcessGroup._set_default_backend",
+    purpose="let PyTorch's dispatcher call a backend (CUDA tensors by NCCL, hooks)",
+    without="CUDA tensors, and hooks of process groups, raise",
+)
+NAMES["register"] = Private(
+    LOW + "ProcessGroup._register_backend",
+    purpose="say for which device PyTorch's dispatcher calls a backend",
+    without="CUDA tensors, and hooks of process groups, raise",
+)
+NAMES["of device"] = Private(
+    LOW + "ProcessGroup._get_backend",
+    purpose="find our backend in a group of several, to make a group of its ranks",
+    without="groups made from groups of several backends raise",
+)
+NAMES["nccl"] = Private(
+    LOW + "ProcessGroupNCCL",
+    purpose="pass CUDA tensors on to NCCL",
+    without="CUDA tensors raise, as with a build of PyTorch without CUDA",
+)
+NAMES["number"] = Private(
+    LOW + "Backend._set_sequence_number_for_group",
+    purpose="count the collectives that are passed on to NCCL",
+    without="PyTorch's debugging of collectives does not count them",
+)
+NAMES["default group"] = Private(
+    "torch.distributed.distributed_c10d:_get_default_group",
+    purpose="find the world",
+    without="up.parallelize, and the benchmark of PyTorch's interface, cannot run",
+)
+NAMES["default store"] = Private(
+    "torch.distributed.distributed_c10d:_get_default_store",
+    purpose="tell other ranks that a training step failed here",
+    without="up.parallelize cannot run",
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__ and name in NAMES:
+        return need(NAMES[name])
+    raise AttributeError(name)
+
+
+def nccl() -> Any:
+    """Return the class of NCCL's process groups; None: this build of PyTorch has none."""
+    return find(NAMES["nccl"])
+
+
+def set_backend(group: Any, kind: Any, backend: Any, devices: list[Any]) -> None:
+    """Make `backend` the one that the dispatcher calls, for tensors on `devices`."""
+    need(NAMES["set backend"])
+    need(NAMES["register"])
+    for device in devices:
+        group._register_backend(device, kind, backend)
+    group._set_default_backend(kind)
+
+
+def for_device(group: Any, device: str) -> Any:
+    """Return the backend of `group` for tensors on a device, such as "cpu"."""
+    need(NAMES["of device"])
+    return group._get_backend(torch.device(device))
+
+
+def count_collectives(backend: Any) -> None:
+    """Begin to count the collectives of a backend in C++."""
+    if find(NAMES["number"]) is not None:
+        backend._set_sequence_number_for_group()
+
+
+def world() -> tuple[Any, Any]:
+    """Return the group of all ranks, and the store through which it was made."""
+    return need(NAMES["default group"])(), need(NAMES["default store"])()

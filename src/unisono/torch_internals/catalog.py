@@ -1,0 +1,42 @@
+"""All private names that Unisono uses, and which of them this PyTorch does not have."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from types import ModuleType
+
+import unisono.torch_internals as package
+
+from .probe import Private, find
+
+__all__ = ["missing", "names"]
+
+
+def names() -> dict[str, list[Private]]:
+    """Return the private names by the module that uses them."""
+    return {module.__name__.rpartition(".")[2]: found for module in _modules() if (found := [*_in(module)])}
+
+
+def missing() -> list[Private]:
+    """Return the names that this PyTorch lacks though every version up to it has them.
+
+    A name with `until` or `since` may be missing: another one does its work there.
+    """
+    everything = [name for found in names().values() for name in found]
+    return [name for name in everything if not (name.since or name.until) and find(name) is None]
+
+
+def _modules() -> Iterator[ModuleType]:
+    for found in pkgutil.iter_modules(package.__path__):
+        if found.name not in ("catalog", "probe"):
+            yield importlib.import_module(f"{package.__name__}.{found.name}")
+
+
+def _in(module: ModuleType) -> Iterator[Private]:
+    for thing in vars(module).values():
+        if isinstance(thing, Private):
+            yield thing
+        elif isinstance(thing, dict):
+            yield from (name for name in thing.values() if isinstance(name, Private))

@@ -1,0 +1,164 @@
+"""PyTorch's FSDP2 (`fully_shard`, `replicate`) from inside: what a schedule with passes of its own needs.
+
+`fully_shard` reduces gradients in hooks of a backward pass. A pipeline schedule that computes weights'
+gradients in a pass of their own has no such hooks, and a step that ended with an error leaves state behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .probe import Private, find, need, optional
+
+__all__ = ["NAMES", "accumulate", "gather_ahead", "reduce_now", "reduce_unused", "replicate", "reset"]
+
+FSDP = "torch.distributed.fsdp._fully_shard."
+
+NAMES = {
+    "replicate": Private(
+        "torch.distributed._composable.replicate_with_fsdp:replicate",
+        purpose="cast replicas to bf16 or fp16 (zero=0 with a precision)",
+        without="zero=0 takes precision='f32' only",
+    ),
+    "states": Private(
+        FSDP + "_fsdp_state:FSDPState._root_post_backward_final_callback",
+        purpose="reduce gradients at the end of a pass that is no backward pass",
+        without="zero >= 1 cannot run",
+    ),
+    "group": Private(
+        FSDP + "_fsdp_param_group:FSDPParamGroup.post_backward",
+        purpose="reduce the gradients of one unit",
+        without="zero >= 1 cannot run",
+    ),
+    "asynchronous": Private(
+        "torch.distributed.fsdp:FSDPModule._set_unshard_async_op",
+        purpose="gather the next unit's parameters while one computes",
+        without="zero >= 1 gathers a unit's parameters when it needs them, which takes longer",
+    ),
+    "leaf dtypes": Private(
+        FSDP + "_fsdp_param_group:FSDPParamGroup._set_unsharded_grad_dtypes",
+        purpose="add gradients up in the type that is reduced; they stay in their parameters",
+        without="`accumulate` is asked for",
+        since="2.15",
+    ),
+    "accumulate": Private(
+        FSDP + "_fsdp_param:FSDPParam.accumulate_unsharded_grad_if_needed",
+        purpose="the same, before gradients stayed in their parameters",
+        without="schedules with passes of weights cannot run with zero >= 1",
+        until="2.14",
+    ),
+    "reset": Private(
+        "torch.distributed.fsdp:FSDPModule.reset_iter_state",
+        purpose="forget a step that ended with an error",
+        without="Unisono forgets it itself",
+        since="2.13",
+    ),
+    "unused": Private(
+        "torch.distributed.fsdp:FSDPModule.set_reduce_scatter_unused_params",
+        purpose="reduce zeros for parameters that a rank has not used (uneven_use=True)",
+        without="Unisono puts zeros into their gradients",
+        since="2.13",
+    ),
+}
+
+
+def replicate(module: Any, **arguments: Any) -> None:
+    """Make replicas of `module`, in place, with FSDP2's casts."""
+    need(NAMES["replicate"])(module, **arguments)
+
+
+def gather_ahead(root: Any) -> None:
+    """Gather parameters asynchronously."""
+    if (switch := optional(NAMES["asynchronous"])) is not None:
+        switch(root, True)
+
+
+def reset(root: Any) -> None:
+    """Forget a step that ended with an error: wait for what it left in flight, drop its gradients."""
+    if root._get_fsdp_state()._is_root is None:
+        return  # the error came before the first forward
+    for held in (held for group in _groups(root) for held in group.fsdp_params):
+        if find(NAMES["accumulate"]) is not None:
+            held.unsharded_accumulated_grad = None
+        if hasattr(held, "_unsharded_param"):
+            held.unsharded_param.grad = None
+    reset_state = find(NAMES["reset"]) or _reset_before
+    reset_state(root)
+
+
+def accumulate(root: Any) -> None:
+    """Add the gradients that a pass of weights has made to what has added up, in the type that is reduced."""
+    in_leaves = find(NAMES["leaf dtypes"]) is not None
+    for group in _groups(root):
+        if in_leaves:
+            group._set_unsharded_grad_dtypes(defer_upcast=False)
+            continue
+        for held in group.fsdp_params:
+            if hasattr(held, "_unsharded_param"):
+                held.accumulate_unsharded_grad_if_needed()
+                held.to_accumulated_grad_if_needed()
+
+
+def reduce_now(root: Any) -> None:
+    """Reduce what has added up."""
+    need(NAMES["group"])
+    for group in _groups(root):
+        group.post_backward()
+    root._get_fsdp_state()._root_post_backward_final_callback()
+
+
+def reduce_unused(root: Any) -> None:
+    """Reduce zeros for a parameter that this rank has not used: another rank may have a gradient of it."""
+    if (switch := find(NAMES["unused"])) is not None:
+        switch(root, True)
+        return
+    need(NAMES["group"])
+    for group in root._get_fsdp_state()._fsdp_param_groups:
+        group.post_backward = _with_zeros(group, group.post_backward)
+
+
+def _with_zeros(group: Any, post_backward: Callable[..., None]) -> Callable[..., None]:
+    def with_zeros(*unused: Any) -> None:
+        for held in group.fsdp_params if group.reduce_grads else ():
+            unsharded = getattr(held, "_unsharded_param", None)
+            if unsharded is None or held.unsharded_accumulated_grad is not None:
+                continue
+            if unsharded.requires_grad and unsharded.grad is None:
+                unsharded.grad = torch.zeros_like(unsharded)
+        post_backward(*unused)
+
+    return with_zeros
+
+
+def _groups(root: Any) -> list[Any]:
+    """What `fully_shard` made of each unit's parameters."""
+    need(NAMES["states"])
+    states = root._get_fsdp_state()._state_ctx.all_states
+    return [group for state in states for group in state._fsdp_param_groups]
+
+
+def _reset_before(root: Any) -> None:
+    """`reset_iter_state` for versions that have none."""
+    root_state = root._get_fsdp_state()
+    idle = type(root_state._training_state).IDLE
+    for group in _groups(root):
+        group.finalize_backward()  # waits
+        group._reshard_after_forward_event = group._partial_reduce_output = None
+        group._training_state = idle
+        group._to_sharded()
+    communication = root_state._comm_ctx
+    current = root_state._device_handle.current_stream()
+    for left in (communication.all_gather_state, *communication.reduce_scatter_states):
+        if left is not None and left.event is not None:
+            current.wait_event(left.event)
+    communication.all_gather_state = None
+    communication.reduce_scatter_states.clear()
+    communication.post_forward_order.clear()
+    for state in root_state._state_ctx.all_states:
+        state._training_state = idle
+        state._modules_to_run_forward.clear()
+    root_state._state_ctx.iter_forward_root = None
+    root_state._state_ctx.post_backward_final_callback_queued = False

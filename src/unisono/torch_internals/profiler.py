@@ -1,0 +1,48 @@
+"""PyTorch's profiler, as its own backends use it from C++."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.autograd import profiler
+
+from .probe import Private, find, optional
+
+__all__ = ["NAMES", "begin", "end", "is_on"]
+
+NAMES = {
+    "on": Private(
+        "torch.autograd.profiler:_is_profiler_enabled",
+        purpose="tell whether a profiler is recording",
+        without="profiles have no events of Unisono",
+    ),
+    "begin": Private(
+        "torch._C._autograd:_record_function_with_args_enter",
+        purpose="begin an event that another thread ends",
+        without="profiles have no events of Unisono",
+    ),
+    "end": Private(
+        "torch.ops.profiler:_call_end_callbacks_on_jit_fut",
+        purpose="end an event when a future completes",
+        without="profiles have no events of Unisono",
+    ),
+}
+
+_BEGIN = optional(NAMES["begin"])
+_HAS_ALL = _BEGIN is not None and optional(NAMES["on"]) is not None
+
+
+def is_on() -> bool:
+    """Say whether a profiler is recording."""
+    return _HAS_ALL and profiler._is_profiler_enabled
+
+
+def begin(name: str, inputs: Sequence[Any]) -> Any:
+    """Begin an event with the shapes of `inputs`; return its record."""
+    return _BEGIN(name, *inputs)
+
+
+def end(record: Any, when: Any) -> Any:
+    """End an event when the future `when` completes; return a future of it."""
+    return find(NAMES["end"])(record, when)

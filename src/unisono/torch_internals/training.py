@@ -1,0 +1,107 @@
+"""Private names that parallel training uses, FSDP2's apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from .probe import Private, find, need
+
+__all__ = ["NAMES", "copy_each_", "is_view", "multiply_each_", "offsets", "persistent", "recompute"]
+
+NAMES = {
+    "recompute": Private(
+        "torch.distributed._composable.checkpoint_activation:checkpoint",
+        purpose="compute activations again in backward (recompute=True)",
+        without="recompute=True cannot run",
+    ),
+    "offsets": Private(
+        "torch.distributed.tensor._utils:compute_local_shape_and_global_offset",
+        purpose="give each value of a cut parameter its own random bits in CompressedAdam",
+        without="CompressedAdam cannot take DTensors",
+    ),
+    "inputs": Private(
+        "torch.distributed.pipelining._backward:stage_backward_input",
+        purpose="compute gradients of inputs apart from those of weights",
+        without="the schedules zero_bubble and zbv cannot run",
+    ),
+    "weights": Private(
+        "torch.distributed.pipelining._backward:stage_backward_weight",
+        purpose="compute gradients of weights apart from those of inputs",
+        without="the schedules zero_bubble and zbv cannot run",
+    ),
+    "view": Private(
+        "torch:Tensor._is_view",
+        purpose="copy an output only if it is a view, which a hook of FSDP2 cannot follow",
+        without="every output of a unit is copied",
+    ),
+    "multiply": Private(
+        "torch:_foreach_mul_",
+        purpose="scale all gradients in one call",
+        without="one call for each",
+    ),
+    "copy": Private(
+        "torch:_foreach_copy_",
+        purpose="copy all gradients in one call",
+        without="one call for each",
+    ),
+    "not persistent": Private(
+        "torch.nn:Module._non_persistent_buffers_set",
+        purpose="leave buffers with persistent=False out of a checkpoint",
+        without="they are in it",
+    ),
+}
+
+
+def recompute(module: nn.Module) -> None:
+    """Compute the activations of `module` again in backward."""
+    need(NAMES["recompute"])(module)
+
+
+def offsets(parameter: Any) -> Sequence[int]:
+    """Return where the local part of a DTensor begins in each dimension."""
+    _, found = need(NAMES["offsets"])(parameter.shape, parameter.device_mesh, parameter.placements)
+    return found  # type: ignore[no-any-return]
+
+
+def backward_of_inputs(*args: Any) -> Any:
+    """PyTorch's `stage_backward_input`."""
+    return need(NAMES["inputs"])(*args)
+
+
+def backward_of_weights(*args: Any) -> Any:
+    """PyTorch's `stage_backward_weight`."""
+    return need(NAMES["weights"])(*args)
+
+
+def is_view(tensor: Tensor) -> bool:
+    """Whether `tensor` is a view of another; True where this PyTorch does not tell."""
+    tells = find(NAMES["view"])
+    return tells is None or bool(tells(tensor))
+
+
+def multiply_each_(tensors: list[Tensor], factor: Any) -> None:
+    """Multiply each tensor, in place."""
+    together = find(NAMES["multiply"])
+    if together is not None:
+        together(tensors, factor)
+        return
+    for tensor in tensors:
+        tensor.mul_(factor)
+
+
+def copy_each_(into: list[Tensor], tensors: list[Tensor]) -> None:
+    """Copy each tensor into its counterpart."""
+    together = find(NAMES["copy"])
+    if together is not None:
+        together(into, tensors)
+        return
+    for target, tensor in zip(into, tensors, strict=True):
+        target.copy_(tensor)
+
+
+def persistent(module: nn.Module, name: str) -> bool:
+    """Whether a buffer of `module` belongs to its state."""
+    return name not in getattr(module, "_non_persistent_buffers_set", ())
