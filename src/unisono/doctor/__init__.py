@@ -121,10 +121,23 @@ def _backends() -> Iterator[str]:
         missing = why_not(name)
         state = f"not available here: {missing}. {REMEDIES[name]}" if missing else "available"
         yield f"{name:11} {device:4} memory: {state}"
-    torch = importlib.util.find_spec("torch") is not None
-    state = "there after `import torch`" if torch else "pip install torch"
-    yield f'torch       torch.distributed backend "unisono", CPU tensors: {state}'
+    if importlib.util.find_spec("torch") is None:
+        yield 'torch       torch.distributed backend "unisono", CPU tensors: pip install torch'
+    else:
+        yield from _pytorch()
     yield "what each can do: unisono doctor --backends tries it"
+
+
+def _pytorch() -> Iterator[str]:
+    """Whether this PyTorch has all that the backend needs of it."""
+    try:
+        from unisono.torch_internals import catalog
+    except (ImportError, OSError, RuntimeError) as error:  # a broken installation
+        yield f"torch       import torch fails: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        return
+    yield 'torch       torch.distributed backend "unisono", CPU tensors: there after `import torch`'
+    for name in catalog.missing():
+        yield f"            {name.said()}"
 
 
 def _tried() -> Iterator[str]:

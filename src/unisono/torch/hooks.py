@@ -18,9 +18,8 @@ from weakref import proxy
 import torch
 
 from unisono.errors import UnisonoError, message
-from unisono.torch_internals import need
-from unisono.torch_internals.c10d import GatherOptions, ProcessGroup, set_backend
-from unisono.torch_internals.hooks import BACKEND, have_hooks
+from unisono.torch_internals.c10d import Backend, GatherOptions, ProcessGroup, set_backend
+from unisono.torch_internals.hooks import have_hooks
 
 from .arguments import options
 from .work import UnisonoWork
@@ -99,9 +98,6 @@ class Hooks:
         return work
 
 
-Backend: Any = need(BACKEND)
-
-
 class Bridge(Backend):  # type: ignore[misc]
     """The backend that PyTorch's dispatcher calls after the hooks; it calls the group's own methods."""
 
@@ -143,7 +139,7 @@ def _bridged(name: str) -> Callable[..., Any]:
 
 for _name in COLLECTIVES:
     setattr(Bridge, _name, _bridged(_name))
-Bridge.allreduce_sparse = _bridged("allreduce")
+Bridge.allreduce_sparse = _bridged("allreduce")  # type: ignore[attr-defined]
 
 
 def _through(name: str) -> Callable[..., Any]:

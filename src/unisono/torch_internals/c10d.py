@@ -62,7 +62,7 @@ NAMES = {
     for name, purpose in {
         "ProcessGroup": "the base class of our process group",
         "Work": "the base class of what an asynchronous call returns",
-        "Backend": "the base class of the backend that PyTorch's dispatcher calls",
+        "Backend": "the base class of what PyTorch's dispatcher calls, where a group has hooks",
         "Store": "the type of the store that PyTorch hands to a backend",
         "PrefixStore": "keep the keys of one group apart from another's",
         "ErrorType": "what `get_error` returns",

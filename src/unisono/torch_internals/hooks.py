@@ -9,7 +9,6 @@ from typing import Any
 from .probe import Private, find
 
 __all__ = [
-    "BACKEND",
     "FLIGHT_RECORDER",
     "HOOKS",
     "NAN_CHECK",
@@ -27,11 +26,6 @@ HOOKS = Private(
     purpose="pass collectives through PyTorch's dispatcher once a hook is registered",
     without="process groups have no pre- and post-hooks",
     since="2.14",
-)
-BACKEND = Private(
-    C + "Backend",
-    purpose="the base class of the backend that PyTorch's dispatcher calls",
-    without="hooks of process groups are not called, so registering one raises",
 )
 NAN_CHECK = Private(
     C + "NanCheckHook",

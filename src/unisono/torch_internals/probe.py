@@ -42,6 +42,12 @@ class Private(NamedTuple):
     since: str = ""
     until: str = ""
 
+    def said(self) -> str:
+        """Return the sentence that says it is missing."""
+        import torch
+
+        return f"PyTorch {torch.__version__} has no {self.path.replace(':', '.')}: {self.without}"
+
 
 class Missing(NotImplementedError):
     """A feature needs a name that this version of PyTorch does not have."""
@@ -53,8 +59,9 @@ def find(name: Private) -> Any:
     try:
         found: Any = importlib.import_module(module)
         for attribute in attributes.split(".") if attributes else ():
-            found = getattr(found, attribute)
-    except (ImportError, AttributeError):
+            instances = getattr(found, "__annotations__", {})  # what only instances have
+            found = getattr(found, attribute) if hasattr(found, attribute) else instances[attribute]
+    except (ImportError, KeyError):
         return None
     return found
 
@@ -71,7 +78,7 @@ def optional(name: Private) -> Any:
     """Return what `name` stands for; None, with one warning, where it is missing."""
     found = find(name)
     if found is None:
-        warnings.warn(_text(name), RuntimeWarning, stacklevel=3)
+        warnings.warn(name.said(), RuntimeWarning, stacklevel=3)
     return found
 
 
@@ -84,12 +91,6 @@ def need(name: Private) -> Any:
     found = find(name)
     if found is None:
         raise Missing(
-            message(_text(name), remedy="Install a version of PyTorch that Unisono was tested with.")
+            message(name.said(), remedy="Install a version of PyTorch that Unisono was tested with.")
         )
     return found
-
-
-def _text(name: Private) -> str:
-    import torch
-
-    return f"PyTorch {torch.__version__} has no {name.path.replace(':', '.')}: {name.without}"

@@ -23,7 +23,7 @@ NAMES = {
         without="profiles have no events of Unisono",
     ),
     "end": Private(
-        "torch.ops.profiler:_call_end_callbacks_on_jit_fut",
+        "torch:ops.profiler._call_end_callbacks_on_jit_fut",
         purpose="end an event when a future completes",
         without="profiles have no events of Unisono",
     ),

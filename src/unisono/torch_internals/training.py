@@ -25,12 +25,12 @@ NAMES = {
     "inputs": Private(
         "torch.distributed.pipelining._backward:stage_backward_input",
         purpose="compute gradients of inputs apart from those of weights",
-        without="the schedules zero_bubble and zbv cannot run",
+        without="the schedules zb-h1 and zbv cannot run",
     ),
     "weights": Private(
         "torch.distributed.pipelining._backward:stage_backward_weight",
         purpose="compute gradients of weights apart from those of inputs",
-        without="the schedules zero_bubble and zbv cannot run",
+        without="the schedules zb-h1 and zbv cannot run",
     ),
     "view": Private(
         "torch:Tensor._is_view",
