@@ -1,7 +1,8 @@
 """The function that PyTorch calls at `import torch`: the entry point "torch.backends" in pyproject.toml.
 
-`import torch` must succeed whatever fails here, so an error becomes a warning. PyTorch does not call this
-when TORCH_DEVICE_BACKEND_AUTOLOAD=0.
+`import torch` must succeed whatever fails here, so an error becomes a warning. With
+TORCH_DEVICE_BACKEND_AUTOLOAD=0 PyTorch calls this, since 2.14, when a group asks for the backend "unisono"
+("torch.distributed.backends").
 """
 
 from __future__ import annotations

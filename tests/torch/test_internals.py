@@ -14,6 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import versions  # noqa: E402
 from loops import each  # noqa: E402
 from unisono import _native  # noqa: E402
 from unisono.torch_internals import Missing, Private, catalog, find, need, optional  # noqa: E402
@@ -86,6 +87,11 @@ def private(tree: ast.AST, ours: set[str]) -> Iterator[str]:
                 and "unisono" not in parts
             ):
                 yield f"{node.lineno}: {name}"
+
+
+def test_the_page_has_the_table_of_names() -> None:
+    page = versions.PAGE.read_text()
+    assert versions.with_tables(page, json.loads(versions.RESULTS.read_text())) == page
 
 
 NOWHERE = Private("torch:Tensor._nothing", purpose="test", without="nothing works")

@@ -39,13 +39,20 @@ def main() -> int:
     parser.add_argument(
         "--own", action="store_true", help="run Unisono's tests only; of PyTorch's suite keep results.json"
     )
+    parser.add_argument(
+        "--suite",
+        action="store_true",
+        help="run PyTorch's tests only, and write no page; fail if one fails here that passes over Gloo",
+    )
     arguments = parser.parse_args()
-    folder = arguments.folder
+    folder = arguments.folder / torch.__version__ if arguments.suite else arguments.folder
     calls = folder / "calls"
     calls.mkdir(parents=True, exist_ok=True)
     if not arguments.keep:
         for old in [*calls.glob("*.txt"), *folder.glob("*.json")]:
             old.unlink()
+    if arguments.suite:
+        return compare_with_gloo(run_suite(folder))
     started = time.monotonic()
     before = json.loads(table.RESULTS.read_text()) if arguments.own else {"suite": {}, "rows": []}
     suite: Suite = before["suite"] or run_suite(folder)
@@ -75,6 +82,17 @@ def run_suite(folder: Path) -> Suite:
             small = [test for test, ways in suite.items() if "world size of 4" in ways.get(f"{way} x3", "")]
             run_one(folder, way, LARGER, small, suite)
     return suite
+
+
+def compare_with_gloo(suite: Suite) -> int:
+    """Print what passes; return 1 if a test passes over Gloo and not here, in any way, without a reason."""
+    here, gloo = table.passes(suite, on_gloo=False), table.passes(suite, on_gloo=True)
+    worse = sorted(gloo - here - set(notes.REASONS))
+    print("\n".join(f"passes over Gloo only: {test}" for test in worse))
+    explained = len(gloo - here) - len(worse)
+    only = f"{len(worse)} over Gloo only" + (f" ({explained} more with a reason)" if explained else "")
+    print(f"summary: {len(here)} passed, {len(here - gloo)} over Unisono only, {only}")
+    return int(bool(worse))
 
 
 def run_one(folder: Path, way: str, size: int, names: list[str], suite: Suite) -> None:
@@ -110,7 +128,8 @@ def run_own(folder: Path) -> dict[str, str]:
 
 def recorded(folder: Path) -> dict[str, str]:
     """Return the environment in which every Python process notes what it runs."""
-    return {**os.environ, "PYTHONPATH": str(table.HERE), "UNISONO_TESTS_RECORD": str(folder / "calls")}
+    paths = os.pathsep.join(filter(None, (str(table.HERE), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": paths, "UNISONO_TESTS_RECORD": str(folder / "calls")}
 
 
 def run_own_ends(outcomes: dict[str, str]) -> set[str]:

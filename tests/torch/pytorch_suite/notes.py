@@ -37,7 +37,7 @@ NOTES: dict[str, tuple[str, str]] = {
         "differs",
         "PyTorch itself requires a build with NCCL, also for CPU tensors",
     ),
-    "batched_powerSGD_hook": ("differs", "PyTorch 2.13 itself fails, on Gloo too (`_orthogonalize`)"),
+    "batched_powerSGD_hook": ("differs", "PyTorch itself fails since 2.13, on Gloo too (`_orthogonalize`)"),
     "quantization_pertensor_hook": ("differs", "PyTorch itself fails on the CPU, on Gloo too"),
     "quantization_perchannel_hook": ("differs", "PyTorch itself fails on the CPU, on Gloo too"),
     "DTensor: rand": ("differs", "PyTorch itself has random DTensors only on accelerators"),
