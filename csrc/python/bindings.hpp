@@ -22,6 +22,7 @@ size_t first_negative(const float* values, size_t numel);
 // Throws std::invalid_argument where the codec has no blocks of this size (0: no blocks).
 void check_block(unisono::Codec codec, size_t block);
 void bind_fields(nanobind::module_& m);
+void bind_storages(nanobind::module_& m);
 void bind_futures(nanobind::module_& m);
 void bind_memory(nanobind::module_& m);
 

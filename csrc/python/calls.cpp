@@ -294,19 +294,17 @@ class Calls {
                    const nb::object& note, Keep keep, bool async, double timeout_s) {
     const bool brief = nbytes <= kBriefBytes;
     Engine& engine = *nb::inst_ptr<Engine>(alive);
+    if (!works_.empty()) release_ended();
     if (async) {
+      Kept kept = keep();
+      kept.hold_storages();
       made.large = nbytes >= kLargeBytes;
       static const nb::handle type = nb::type<CollectiveWork>();
       const nb::object handed = nb::inst_alloc(type);  // the work lies in it: one allocation, and not two
       auto* const work = nb::inst_ptr<CollectiveWork>(handed);
-      new (work)
-          CollectiveWork(planner, alive, nb::borrow(name), keep(), std::move(outcome), timeout_s, brief);
+      new (work) CollectiveWork(planner, alive, nb::borrow(name), std::move(kept), std::move(outcome),
+                                timeout_s, brief);
       nb::inst_mark_ready(handed);
-      while (!works_.empty() && nb::inst_ptr<CollectiveWork>(works_.front())->done()) {
-        const nb::object ended = std::move(works_.front());
-        works_.pop_front();
-        nb::inst_ptr<CollectiveWork>(ended)->let_go();
-      }
       works_.push_back(handed);
       work->start(std::move(made), note);
       return handed;
@@ -322,8 +320,17 @@ class Calls {
     return outcome.value();
   }
 
+  // Lets the works at the front go that have ended, waited for or not.
+  void release_ended() {
+    while (!works_.empty() && nb::inst_ptr<CollectiveWork>(works_.front())->done()) {
+      const nb::object ended = std::move(works_.front());
+      works_.pop_front();
+      nb::inst_ptr<CollectiveWork>(ended)->let_go();
+    }
+  }
+
   // Raises the error. A stopped rank may write to the buffers later: then they are never freed.
-  [[noreturn]] void fail(const Engine& engine, const Kept& buffers, nb::handle name, double timeout_s,
+  [[noreturn]] void fail(const Engine& engine, Kept&& buffers, nb::handle name, double timeout_s,
                          const nb::object& note) {
     if (engine.unsettled()) buffers.for_ever();
     planner.attr("fail")(name, timeout_s, note);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "python/buffers.hpp"
+#include "python/storages.hpp"
 
 // The arguments of any collective, in this order. A collective without one of them has a default there.
 enum Argument : uint8_t {
@@ -82,12 +83,15 @@ struct BoundCall {
 // Keeps the buffers of a call alive: its two sides, and their items where they are lists.
 struct Kept {
   nanobind::object out, given, out_items, given_items, feedback = {}, feedback_items = {};
+  StorageHold hold = {};  // of an asynchronous call
 
   // Never frees them: a stopped rank may write to them later.
-  void for_ever() const {
+  void for_ever() {
     for (const nanobind::object* one : {&out, &given, &out_items, &given_items, &feedback, &feedback_items})
       if (one->is_valid()) one->inc_ref();
+    hold.for_ever();
   }
+  void hold_storages() { hold = StorageHold({out, given, out_items, given_items, feedback}); }
 };
 
 // An asynchronous collective.
@@ -106,14 +110,17 @@ class CollectiveWork {
   // Queues `call`. note: see BoundCall.
   void start(unisono::Call&& call, const nanobind::object& note);
   bool done() const { return engine().done(ticket_); }
+  // As `done`; when it is, its buffers are the caller's again.
+  bool seen_done();
   void wait(nanobind::handle timeout);
   nanobind::object exception();
   nanobind::object result();
   nanobind::object text() const;
   nanobind::object described(nanobind::handle self) const;
   // After its end: keeps its buffers for ever if a stopped rank may still write to them.
-  void let_go() const {
+  void let_go() {
     if (engine().unsettled()) keep_.for_ever();
+    keep_ = {};
   }
   // Releases its buffers, which a later work of the same call keeps alive.
   void hand_over() { keep_ = {}; }

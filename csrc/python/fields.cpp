@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -23,19 +24,24 @@ struct Instance {
 
 const unsigned char* value_of(PyObject* object) { return reinterpret_cast<Instance*>(object)->value; }
 
-// The kernel copies them, through a pipe: where a version of PyTorch keeps its objects in another way, the
-// pointer may point anywhere, and then the bytes are none.
-nb::bytes value_bytes(nb::handle object) {
-  std::array<char, 256> bytes;  // more than any options object has
-  ssize_t count = -1;
+// At most `count` bytes. The kernel copies them, through a pipe: where a version of PyTorch keeps its objects
+// in another way, the address may be none, and then there are no bytes.
+nb::bytes memory_at(uintptr_t address, size_t count) {
+  std::array<char, 256> bytes;
+  ssize_t got = -1;
   int ends[2];
-  if (Py_TYPE(object.ptr())->tp_basicsize >= Py_ssize_t{sizeof(Instance)} && pipe2(ends, O_CLOEXEC) == 0) {
-    count = write(ends[1], value_of(object.ptr()), bytes.size());
-    if (count > 0) count = ::read(ends[0], bytes.data(), static_cast<size_t>(count));
+  if (pipe2(ends, O_CLOEXEC) == 0) {
+    got = write(ends[1], reinterpret_cast<const void*>(address), std::min(count, bytes.size()));
+    if (got > 0) got = ::read(ends[0], bytes.data(), static_cast<size_t>(got));
     close(ends[0]);
     close(ends[1]);
   }
-  return nb::bytes(bytes.data(), count > 0 ? static_cast<size_t>(count) : 0);
+  return nb::bytes(bytes.data(), got > 0 ? static_cast<size_t>(got) : 0);
+}
+
+nb::bytes value_bytes(nb::handle object) {
+  const bool enough = Py_TYPE(object.ptr())->tp_basicsize >= Py_ssize_t{sizeof(Instance)};
+  return memory_at(enough ? reinterpret_cast<uintptr_t>(value_of(object.ptr())) : 0, SIZE_MAX);
 }
 
 constexpr int64_t kAsync = int64_t{1} << 40;  // above every root
@@ -79,7 +85,10 @@ PyMethodDef kRead = {
 }  // namespace
 
 void bind_fields(nb::module_& m) {
-  m.def("value_bytes", &value_bytes, nb::arg("object"), "The memory where the C++ object of a pybind11 object begins; empty: nothing is there.");
+  m.def("value_bytes", &value_bytes, nb::arg("object"),
+        "The memory where the C++ object of a pybind11 object begins; empty: nothing is there.");
+  m.def("memory_at", &memory_at, nb::arg("address"), nb::arg("count"),
+        "Bytes of memory, at most 256; empty: nothing is there.");
   nb::class_<Fields>(m, "Fields", "The offsets of the fields of one class of PyTorch's options.")
       .def(nb::init<nb::object, int, int, int, int, int>(), nb::arg("kind"), nb::arg("async_op"),
            nb::arg("timeout"), nb::arg("op"), nb::arg("root"), nb::arg("ops"))

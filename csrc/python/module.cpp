@@ -151,6 +151,7 @@ NB_MODULE(_native, m) {
   bind_calibrate(m);
   bind_codecs(m);
   bind_fields(m);
+  bind_storages(m);
   bind_futures(m);
   bind_memory(m);
 }

@@ -109,6 +109,12 @@ int CollectiveWork::ended(double timeout_s) {
   return kind;
 }
 
+bool CollectiveWork::seen_done() {
+  if (!done()) return false;
+  let_go();
+  return true;
+}
+
 nb::object CollectiveWork::error() {
   let_go();
   raised_ = true;
@@ -151,7 +157,7 @@ nb::object CollectiveWork::described(nb::handle self) const { return planner_.at
 void bind_works(nb::module_& m) {
   nb::class_<CollectiveWork>(m, "CollectiveWork",
                              "An asynchronous collective: done when the engine has run its ticket.")
-      .def("done", &CollectiveWork::done, "Whether it has ended, with or without an error.")
+      .def("done", &CollectiveWork::seen_done, "Whether it has ended, with or without an error.")
       .def("wait", &CollectiveWork::wait, nb::arg("timeout").none() = nb::none(),
            "Wait until it has ended, and raise its error; see `Work.wait`.")
       .def("exception", &CollectiveWork::exception, nb::sig("def exception(self) -> BaseException | None"),

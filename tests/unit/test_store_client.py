@@ -275,6 +275,7 @@ def test_one_function_runs_at_a_fork_for_all_stores(monkeypatch: pytest.MonkeyPa
     """Python keeps such a function until the process ends."""
     registered: list[object] = []
     monkeypatch.setattr(os, "register_at_fork", lambda **functions: registered.append(functions))
+    gc.collect()
     before = len(inside.called_in_children())
     with StoreServer("127.0.0.1", 0) as server:
         clients = [TCPStore("127.0.0.1", server.port, timeout_s=5) for _ in range(3)]

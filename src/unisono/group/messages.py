@@ -14,7 +14,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple, SupportsIndex, cast
 
-from unisono._native import FaultKind, Status
+from unisono._native import FaultKind, Status, StorageHold
 from unisono.buffers import ITEMSIZES, pinned, view
 from unisono.checking import whole
 from unisono.diagnosis.read import read_nothing_came
@@ -81,7 +81,10 @@ def checked(
     nbytes = numel * ITEMSIZES[dtype]
     dtype = dtype if form is None else form
     # Blocking calls: the caller's frame still exists when an error needs its line.
-    where = site() if name in ("isend", "irecv", "batch") else ""
+    where = ""
+    if name in ("isend", "irecv", "batch"):
+        where = site()
+        keep = (keep, StorageHold(keep))
     operation = f"{name}(tag={tag})" if tag > 0 else name
     if receiving:
         exact = exact or is_object

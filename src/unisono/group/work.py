@@ -145,7 +145,10 @@ class MessageWork(Work):
 
     def done(self) -> bool:
         """Whether it has ended, with or without an error."""
-        return self._begun and self._request.done
+        ended = self._begun and self._request.done
+        if ended:
+            self.let_go()
+        return ended
 
     def wait(self, timeout: float | timedelta | None = None) -> None:
         """See `Work.wait`."""
@@ -162,6 +165,7 @@ class MessageWork(Work):
     def let_go(self) -> None:
         """See `Work.let_go`."""
         self._engine.hold(self._keep)
+        self._keep = None
 
     def failure(self) -> BaseException:
         """The error of the operation."""

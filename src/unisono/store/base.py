@@ -8,7 +8,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from unisono import timeouts
 from unisono.checking import listed
@@ -197,7 +197,7 @@ class Store(ABC):
         )
 
 
-_forgets: dict[weakref.WeakMethod[Callable[[], None]], None] = {}
+_forgets: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
 """Global, because the functions that run at a fork are the process's, and Python removes none of them."""
 
 
@@ -206,15 +206,14 @@ def close_in_children(forget: Callable[[], None]) -> None:
 
     Otherwise an orphaned child (a data loader's worker) would hold a port or a lock of its dead parent.
     """
-    _forgets[weakref.WeakMethod(forget, lambda method: _forgets.pop(method, None))] = None
+    method: Any = forget
+    _forgets[method.__self__] = method.__func__
 
 
 def _forget_all() -> None:
     with contextlib.ExitStack() as each:  # an error of one does not stop the others
-        for method in list(_forgets):
-            alive = method()
-            if alive is not None:
-                each.callback(alive)
+        for owner, forget in list(_forgets.items()):
+            each.callback(forget, owner)
 
 
 os.register_at_fork(after_in_child=_forget_all)
