@@ -23,6 +23,7 @@ ALL_S = 200  # for all checks of a size
 CALL_S = 20  # for one call, see worker.py
 AFTER_A_DEATH_S = 3  # for the survivors to tell what they saw
 LIVES_ON = ["passes", "fails_as_pytest_does", "passes_then", "raises_on_one_rank", "skips", "passes_still"]
+SKIPPED = "skipped: "  # as worker.py writes it
 DIES = ["ends_its_process", "passes_after_a_death", "is_killed", "passes_at_last"]
 
 
@@ -64,6 +65,8 @@ def outcomes(path: Path) -> dict[str, str]:
 
 def _text(written: list[dict[str, str]], check: str) -> str:
     tracebacks = [of_rank.get(check, "") for of_rank in written]
+    if all(text.startswith(SKIPPED) for text in tracebacks):
+        return tracebacks[0]
     return "\n".join(f"rank {rank}:\n{text}" for rank, text in enumerate(tracebacks) if text)
 
 
@@ -74,9 +77,12 @@ def test_checks(forks: suite.Forks, size: int, module: str, subtests: pytest.Sub
     for check, text in results(forks, size).items():
         if check.partition(".")[0] != module:
             continue
-        record_property(check.partition(".")[2], "failed" if text else "passed")  # for recording/table.py
+        ended = "skipped" if text.startswith(SKIPPED) else "failed" if text else "passed"
+        record_property(check.partition(".")[2], ended)  # for recording/table.py
         if text:
             with subtests.test(check=check):
+                if ended == "skipped":
+                    pytest.skip(text.removeprefix(SKIPPED))
                 pytest.fail(text, pytrace=False)
 
 
@@ -86,7 +92,7 @@ def test_a_check_that_fails_fails_alone(forks: suite.Forks):
     words = {
         "fails_as_pytest_does": "DID NOT RAISE",
         "raises_on_one_rank": "of rank 1 only",
-        "skips": "Skipped",
+        "skips": "skipped: ",
     }
     for check, text in found.items():
         word = words.get(check.partition("check_")[2], "")

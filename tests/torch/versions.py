@@ -169,16 +169,8 @@ def between(marks: tuple[str, str], page: str, text: str) -> str:
 
 def names_table() -> str:
     """Return the table of PyTorch's private names, as unisono.torch_internals has them."""
-    program = """
-from unisono.torch_internals import catalog
-
-for module, names in catalog.names().items():
-    for name in names:
-        path = name.path.replace(":", ".").replace("torch.distributed.", "dist.")
-        print(f"| `{path}` | {module} | {name.purpose} | {name.without} | {name.since} | {name.until} |")
-"""
-    command = [sys.executable, "-c", program]
-    rows = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    program = Path(__file__).parent / "programs" / "private_names.py"
+    rows = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True).stdout
     titles = ("name (dist: torch.distributed)", "file", "what for", "without it", "since", "until")
     return f"| {' | '.join(titles)} |\n{'|---' * len(titles)}|\n{rows}"
 

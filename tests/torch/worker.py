@@ -23,6 +23,7 @@ import unisono.torch  # noqa: F401
 
 HERE = Path(__file__).resolve().parent
 CALL_LIMIT = timedelta(seconds=20)
+SKIPPED = "skipped: "
 VERDICT_LIMIT = CALL_LIMIT + timedelta(seconds=10)  # another rank may still wait in a call
 
 for _path in sorted((HERE / "checks").glob("*.py")):  # before the ranks are forked
@@ -40,7 +41,7 @@ def main(rank: int, size: int, folder: Path, package: str, *names: str) -> None:
                     make_group(rank, size, folder / f"before {name}")
                 outcome = outcome_of(getattr(checks, name.partition(".")[2]), name, rank, size)
                 print(json.dumps([name, outcome]), file=results)
-                if failed_anywhere(verdicts, name, rank, size, failed=bool(outcome)):
+                if failed_anywhere(verdicts, name, rank, size, failed=is_failure(outcome)):
                     end_group()
             end_group()
 
@@ -56,7 +57,7 @@ def end_group() -> None:
 
 
 def outcome_of(check, name: str, rank: int, size: int) -> str:
-    """Empty when the check passed, else its traceback. `pytest.fail` and the like are no `Exception`."""
+    """Empty when the check passed, "skipped: " and why, or its traceback. `pytest.fail` and the like are no `Exception`."""
     if "recorder" in sys.modules:  # see recording/recorder.py
         module, _, function = name.partition(".")
         sys.modules["recorder"].begin(f"tests/torch/test_checks.py::test_checks[{size}-{module}] {function}")
@@ -65,11 +66,15 @@ def outcome_of(check, name: str, rank: int, size: int) -> str:
         dist.barrier()
     except KeyboardInterrupt:
         raise
-    except pytest.skip.Exception:  # on every rank: this PyTorch does not have what is checked
-        return ""
+    except pytest.skip.Exception as skipped:  # on every rank: this PyTorch does not have what is checked
+        return f"{SKIPPED}{skipped}"
     except BaseException:
         return traceback.format_exc()
     return ""
+
+
+def is_failure(outcome: str) -> bool:
+    return bool(outcome) and not outcome.startswith(SKIPPED)
 
 
 def failed_anywhere(verdicts: dist.FileStore, name: str, rank: int, size: int, *, failed: bool) -> bool:

@@ -134,6 +134,7 @@ def _bridged(name: str) -> Callable[..., Any]:
         return group._hooks.run(getattr(group._direct, name), group, *args)
 
     call.__name__ = name
+    call.__doc__ = f"Call the hooks, and `{name}` of the group between them."
     return call
 
 

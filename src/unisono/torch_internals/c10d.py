@@ -122,10 +122,12 @@ NAMES["default store"] = Private(
 )
 
 
-def __getattr__(name: str) -> Any:
-    if name in __all__ and name in NAMES:
-        return need(NAMES[name])
-    raise AttributeError(name)
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name in __all__ and name in NAMES:
+            return need(NAMES[name])
+        raise AttributeError(name)
 
 
 def nccl() -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.autograd import profiler
 
-from .probe import Private, find, optional
+from .probe import Private, optional
 
 __all__ = ["NAMES", "begin", "end", "is_on"]
 
@@ -30,7 +30,8 @@ NAMES = {
 }
 
 _BEGIN = optional(NAMES["begin"])
-_HAS_ALL = _BEGIN is not None and optional(NAMES["on"]) is not None
+_END = optional(NAMES["end"])
+_HAS_ALL = _BEGIN is not None and _END is not None and optional(NAMES["on"]) is not None
 
 
 def is_on() -> bool:
@@ -45,4 +46,4 @@ def begin(name: str, inputs: Sequence[Any]) -> Any:
 
 def end(record: Any, when: Any) -> Any:
     """End an event when the future `when` completes; return a future of it."""
-    return find(NAMES["end"])(record, when)
+    return _END(record, when)

@@ -1,8 +1,8 @@
 """Where PyTorch keeps whether a storage may be resized. Native code reads and writes it there.
 
 Resizing frees memory that an asynchronous call may use. PyTorch refuses to resize the storage of a NumPy
-array; it has no function that says so of another storage. So the flag is found as `unisono.torch.fields` finds
-options: it is the one byte that changes when an array is made of a tensor.
+array; it has no function that says so of another storage. So the flag is found as `unisono.torch.fields`
+finds options: it is the one byte that changes when an array is made of a tensor.
 """
 
 from __future__ import annotations

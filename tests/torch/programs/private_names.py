@@ -1,0 +1,10 @@
+"""Prints the rows of the table of PyTorch's private names in docs/pytorch-versions.md."""
+
+from __future__ import annotations
+
+from unisono.torch_internals import catalog
+
+for module, names in catalog.names().items():
+    for name in names:
+        path = name.path.replace(":", ".").replace("torch.distributed.", "dist.")
+        print(f"| `{path}` | {module} | {name.purpose} | {name.without} | {name.since} | {name.until} |")
