@@ -57,7 +57,10 @@ def end_group() -> None:
 
 
 def outcome_of(check, name: str, rank: int, size: int) -> str:
-    """Empty when the check passed, "skipped: " and why, or its traceback. `pytest.fail` and the like are no `Exception`."""
+    """Empty when the check passed, "skipped: " and why, or its traceback.
+
+    `pytest.fail` and the like are no `Exception`.
+    """
     if "recorder" in sys.modules:  # see recording/recorder.py
         module, _, function = name.partition(".")
         sys.modules["recorder"].begin(f"tests/torch/test_checks.py::test_checks[{size}-{module}] {function}")
