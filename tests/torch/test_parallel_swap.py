@@ -4,6 +4,8 @@ backward.
 
 from __future__ import annotations
 
+import copy
+import io
 import os
 import subprocess
 import sys
@@ -183,3 +185,86 @@ def test_a_step_after_the_end() -> None:
     swapped.close()
     with pytest.raises(RuntimeError, match="was closed"):
         swapped.step(next(iter(case.batches(1, 9))))
+
+
+READS: dict[str, Any] = {
+    "norm": lambda model, _: [p.norm() for p in model.parameters()],
+    "data": lambda model, _: next(model.parameters()).data,
+    "detach": lambda model, _: next(model.parameters()).detach(),
+    "view": lambda model, _: next(model.parameters()).view(-1),
+    "item": lambda model, _: next(model.parameters())[0],
+    "in place": lambda model, _: next(model.parameters()).add_(1.0),
+    "copy into": lambda model, _: next(model.parameters()).copy_(torch.zeros(1)),
+    "as argument": lambda model, _: torch.add(1.0, next(model.parameters())),
+    "in a list": lambda model, _: torch.cat([p.flatten() for p in model.parameters()]),
+    "numpy": lambda model, _: next(model.parameters()).numpy(),
+    "list": lambda model, _: next(model.parameters()).tolist(),
+    "address": lambda model, _: next(model.parameters()).data_ptr(),
+    "state_dict": lambda model, _: model.state_dict(),
+    "to": lambda model, _: model.to(torch.float64),
+    "load": lambda model, _: model.load_state_dict(model.state_dict()),
+    "vector": lambda model, _: nn.utils.parameters_to_vector(model.parameters()),
+    "moments": lambda _, optimizer: [s["exp_avg"].norm() for s in optimizer.state.values()],
+    "save moments": lambda _, optimizer: torch.save(optimizer.state_dict(), io.BytesIO()),
+    "initialize": lambda model, _: nn.init.zeros_(next(model.parameters())),
+    "optimizer": lambda model, _: torch.optim.SGD(model.parameters(), lr=0.1).step(
+        lambda: model[0].weight.sum()
+    ),
+}
+
+
+@pytest.mark.parametrize("store", [Disk, Host])
+def test_reading_what_is_swapped_out_raises(store: Any) -> None:
+    """The memory is not there: reading it ended the interpreter."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+    batch = torch.randn(4, 8), torch.randn(4, 8)
+    with Swapped(model, optimizer=adamw, loss=functional.mse_loss, store=store()) as swapped:
+        swapped.step(batch)
+        for read in READS.values():
+            with pytest.raises(
+                RuntimeError, match=r"of a swapped tensor of shape \[8.*: its values are in memory only"
+            ):
+                read(model, swapped.optimizer)
+        for copied in (copy.deepcopy, lambda model: torch.save(model, io.BytesIO())):
+            with pytest.raises((RuntimeError, TypeError, AttributeError)):  # the hooks cannot be copied
+                copied(model)
+        assert "swapped out" in repr(list(model.parameters()))
+        assert model[0].weight.shape == (8, 8)
+        assert model[0].weight.grad is None
+        assert torch.isfinite(model(batch[0])).all()
+        swapped.step(batch)
+
+
+@pytest.mark.parametrize("store", [Disk, Host])
+def test_values_are_read_and_written_where_they_are_kept(store: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+    batch = torch.randn(4, 8), torch.randn(4, 8)
+    with Swapped(model, optimizer=adamw, loss=functional.mse_loss, store=store()) as swapped:
+        swapped.step(batch)
+        with swapped.mapped():
+            before = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+            before.load_state_dict(model.state_dict())
+            moments = [state["exp_avg"].clone() for state in swapped.optimizer.state.values()]
+            with torch.no_grad():
+                model[1].weight.zero_()
+        assert sum(moment.norm() for moment in moments) > 0
+        with torch.no_grad():
+            before[1].weight.zero_()
+        assert torch.equal(model(batch[0]), before(batch[0]))
+        swapped.step(batch)
+    assert model[1].weight.norm() > 0
+
+
+def test_a_loss_that_reads_other_units_raises() -> None:
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+
+    def loss(y: Tensor, target: Tensor) -> Tensor:
+        return functional.mse_loss(y, target) + sum(p.norm() for p in model.parameters())
+
+    with (
+        Swapped(model, optimizer=adamw, loss=loss) as swapped,
+        pytest.raises(RuntimeError, match="swapped tensor"),
+    ):
+        swapped.step((torch.randn(4, 8), torch.randn(4, 8)))

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from .away import away, back, is_away
 from .batches import tensors_of
 from .replicas import Bucket
 from .spill import Disk, Host, Key, Store
@@ -40,7 +41,7 @@ def spilled(model: nn.Module, store: Store) -> Callable[[str, nn.Parameter], Non
     def spill(name: str, parameter: nn.Parameter) -> None:
         parameter.data = parameter.data.contiguous()
         store.write((numbers[name], "value"), parameter.data)
-        _empty(parameter.data)
+        _empty(parameter)
 
     return spill
 
@@ -94,12 +95,12 @@ class Swap:
         self._ended = ""  # why nothing is swapped any more
         self._hooks = list(self._hook_all())
         for parameter in self._number:
-            if parameter.numel() and not parameter.untyped_storage().nbytes():
+            if is_away(parameter):
                 continue  # in the store already
             parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
             self._put((self._number[parameter], "value"), parameter.data)
             self._written()
-            _empty(parameter.data)
+            _empty(parameter)
 
     # ---- what a run asks of the data axis ----
 
@@ -207,15 +208,19 @@ class Swap:
     # ---- everything at once ----
 
     @contextlib.contextmanager
-    def mapped(self, optimizer: torch.optim.Optimizer | None) -> Iterator[dict[nn.Parameter, Tensor]]:
+    def mapped(self, optimizer: torch.optim.Optimizer | None = None) -> Iterator[dict[nn.Parameter, Tensor]]:
         """Yield each parameter's values where they are kept, to be read or written there.
 
-        So is the optimizer's state meanwhile. What is put into it instead goes to the store at the end.
+        Parameters on the CPU show them, too. So does the optimizer's state meanwhile; what is put into it
+        instead goes to the store at the end.
         """
         self.check()
         self._written()
         state: Any = {} if optimizer is None else optimizer.state
-        values = {p: self._store.view((number, "value"), p.data) for p, number in self._number.items()}
+        values = {p: self._store.view((number, "value"), p) for p, number in self._number.items()}
+        emptied = {
+            p: self._shown(p, value) for p, value in values.items() if is_away(p) and p.device.type == "cpu"
+        }
         seen: dict[
             tuple[nn.Parameter, str], tuple[Tensor, Tensor]
         ] = {}  # where it is kept, and what stands for it
@@ -226,6 +231,9 @@ class Swap:
         try:
             yield values
         finally:
+            for parameter, own in emptied.items():
+                parameter.data = own
+                away(parameter)
             for parameter in self._number:
                 for name, value in _state_of(optimizer, parameter):
                     kept, stands = seen.get((parameter, name), (None, value))
@@ -235,6 +243,12 @@ class Swap:
                         self._written()
                         _empty(stands)
                     state[parameter][name] = stands
+
+    def _shown(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
+        """Make a parameter have the values; return its own memory, which is empty."""
+        back(parameter)
+        own, parameter.data = parameter.data, value
+        return own
 
     def close(self) -> None:
         """Bring the parameters back into memory for good, and give the store up."""
@@ -360,7 +374,7 @@ class Swap:
         for parameter in unit.parameters:
             self._users[parameter] += 1
             if self._users[parameter] == 1:
-                _fill(parameter.data)
+                _fill(parameter)
                 key = (self._number[parameter], "value")
                 self._coming[parameter] = self._io.submit(self._store.read, key, parameter.data)
 
@@ -376,7 +390,7 @@ class Swap:
         for parameter in unit.parameters:
             self._users[parameter] -= 1
             if self._users[parameter] == 0:
-                _empty(parameter.data)
+                _empty(parameter)
 
     def _release_all(self) -> None:
         for unit in list(self._loaded):
@@ -443,8 +457,10 @@ def _state_of(optimizer: torch.optim.Optimizer | None, parameter: nn.Parameter) 
 
 def _empty(tensor: Tensor) -> None:
     tensor.untyped_storage().resize_(0)
+    away(tensor)
 
 
 def _fill(tensor: Tensor) -> None:
     """Give an emptied tensor its memory back, without content."""
+    back(tensor)
     tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -55,6 +56,10 @@ class Swapped:
     def waited_s(self) -> float:
         """Seconds of the last step in which compute waited for the store."""
         return self._swap.waited_s
+
+    def mapped(self) -> AbstractContextManager[object]:
+        """Have the parameters and moments where the store has them, to be read or written there."""
+        return self._swap.mapped(self.optimizer)
 
     def step(self, batch: tuple[Any, Any], *, micro_batches: int = 1) -> float:
         """Train on one batch of (inputs, targets); return its mean loss.

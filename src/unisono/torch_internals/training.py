@@ -9,7 +9,16 @@ from torch import Tensor, nn
 
 from .probe import Private, find, need
 
-__all__ = ["NAMES", "copy_each_", "is_view", "multiply_each_", "offsets", "persistent", "recompute"]
+__all__ = [
+    "NAMES",
+    "copy_each_",
+    "is_view",
+    "multiply_each_",
+    "offsets",
+    "persistent",
+    "plainly",
+    "recompute",
+]
 
 NAMES = {
     "recompute": Private(
@@ -46,6 +55,11 @@ NAMES = {
         "torch:_foreach_copy_",
         purpose="copy all gradients in one call",
         without="one call for each",
+    ),
+    "plain": Private(
+        "torch._C:DisableTorchFunctionSubclass",
+        purpose="raise where a program reads a parameter that is swapped out",
+        without="swap= cannot run",
     ),
     "not persistent": Private(
         "torch.nn:Module._non_persistent_buffers_set",
@@ -100,6 +114,12 @@ def copy_each_(into: list[Tensor], tensors: list[Tensor]) -> None:
         return
     for target, tensor in zip(into, tensors, strict=True):
         target.copy_(tensor)
+
+
+def plainly(function: Any, args: Any, kwargs: Any) -> Any:
+    """Call a function of PyTorch without the `__torch_function__` of its arguments' classes."""
+    with need(NAMES["plain"])():
+        return function(*args, **kwargs)
 
 
 def persistent(module: nn.Module, name: str) -> bool:
