@@ -67,3 +67,22 @@ def test_another_models_checkpoint_is_refused(forks: suite.Forks, tmp_path: Path
     arguments = [str(tmp_path / "shared"), json.dumps(job("rest", "conv"))]
     (printed,) = forks.run(folder, {"saves": ("parallel.saves", 1, arguments)}, limit_s=300)["saves"]
     assert "it is of another model" in printed
+
+
+def test_a_crash_while_a_checkpoint_is_replaced_loses_none(forks: suite.Forks, tmp_path: Path) -> None:
+    """Of the same step, as after a restart. The old folder was deleted before the new one came."""
+    (alone,) = run(forks, tmp_path / "a", 1, job("all", "mlp"))
+    (first,) = run(forks, tmp_path / "b", 1, job("first", "mlp"))
+    killed = 0
+    for call in range(40):
+        folder = tmp_path / f"again {call}"
+        folder.mkdir()
+        arguments = [str(tmp_path / "shared"), json.dumps(job("again", "mlp") | {"call": call})]
+        (printed,) = forks.run(folder, {"saves": ("parallel.saves", 1, arguments)}, limit_s=300)["saves"]
+        (rest,) = run(forks, tmp_path / f"rest {call}", 1, job("rest", "mlp"))
+        assert first + rest == pytest.approx(alone, abs=1e-5), call
+        if "(ended with -9)" not in printed:
+            break
+        killed += 1
+    assert killed >= 4
+    assert sorted(path.name for path in (tmp_path / "shared").iterdir())[-1] == "step-00000003"

@@ -77,3 +77,8 @@ def test_illegal_plans_say_why(plan: dict, says: str) -> None:
 def test_a_plan_says_what_differs() -> None:
     assert str(Plan(data=2, zero=1)) == "Plan(data=2, zero=1)"
     assert Plan(data=2, tensor=3, pipeline=4).ranks == 24
+
+
+def test_a_run_that_nothing_refers_to_is_freed(forks: suite.Forks, tmp_path: Path) -> None:
+    for printed in forks.run(tmp_path, {"freed": ("parallel.freed", 2, [])}, limit_s=100)["freed"]:
+        assert "fine" in printed, printed

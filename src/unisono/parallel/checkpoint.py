@@ -207,13 +207,21 @@ class Checkpoints:
             self._failed.append(error)
 
     def _publish(self, partial: Path, final: Path, keep: int | None) -> None:
-        """Rank 0 renames the folder after all ranks have written, and deletes old checkpoints."""
+        """Rank 0 renames the folder after all ranks have written, and deletes old checkpoints.
+
+        At every moment there is a whole checkpoint that `newest` finds: an earlier one of the same step is
+        moved aside first, and deleted last.
+        """
         if dist.get_rank() != 0:
             return
-        shutil.rmtree(final, ignore_errors=True)
+        aside = _aside(final)
+        if final.exists():
+            _delete(aside)  # of a save that was interrupted after its last rename
+            final.rename(aside)
         partial.rename(final)
+        _delete(aside)
         for old in _steps(final.parent)[:-keep] if keep else []:
-            shutil.rmtree(old)
+            _delete(old)
 
 
 def newest(folder: Path) -> Path:
@@ -222,7 +230,7 @@ def newest(folder: Path) -> Path:
     Raises:
         FileNotFoundError: there is none.
     """
-    if (folder / ".metadata").exists():
+    if _is_whole(folder):
         return folder
     steps = _steps(folder)
     if not steps:
@@ -231,4 +239,21 @@ def newest(folder: Path) -> Path:
 
 
 def _steps(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("step-????????") if (path / ".metadata").exists())
+    """The whole checkpoints, oldest first."""
+    finals = {Path(path.with_suffix("")) for path in folder.glob("step-????????*")}
+    found = (final if _is_whole(final) else _aside(final) for final in sorted(finals))
+    return [path for path in found if _is_whole(path)]
+
+
+def _is_whole(path: Path) -> bool:
+    return (path / ".metadata").exists()  # written last, deleted first
+
+
+def _aside(final: Path) -> Path:
+    """Where a checkpoint is while another one of the same step takes its place."""
+    return final.with_suffix(".old")
+
+
+def _delete(path: Path) -> None:
+    (path / ".metadata").unlink(missing_ok=True)  # what is left is no checkpoint
+    shutil.rmtree(path, ignore_errors=True)

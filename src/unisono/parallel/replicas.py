@@ -13,6 +13,8 @@ Under `Plan(compression=...)` compression/ averages a bucket's gradients in fewe
 
 from __future__ import annotations
 
+import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -132,9 +134,10 @@ class Replicas:
         self._buckets = list(_buckets(root)) if mesh.plan.data > 1 else []
         self._next = 0  # the first bucket that is not being reduced
         self._reducing = False
-        for bucket in self._buckets:
+        counter = weakref.WeakMethod(self._count)  # hooks of a parameter are not garbage-collected with it
+        for number, bucket in enumerate(self._buckets):
             for parameter in bucket.parameters:
-                parameter.register_post_accumulate_grad_hook(self._counter(bucket, parameter))
+                parameter.register_post_accumulate_grad_hook(partial(_call, counter, number))
 
     def compress(self, named: Mapping[str, nn.Parameter]) -> None:
         """Compress gradients as the plan says. `named`: the parameters by their names in the user's model."""
@@ -174,18 +177,20 @@ class Replicas:
         for bucket in self._buckets:
             bucket.settle(uneven_use=self._uneven_use)
 
-    def _counter(self, bucket: Bucket, parameter: nn.Parameter) -> Any:
-        """A hook: the gradient of `parameter`, one of `bucket`, is complete."""
+    def _count(self, number: int, parameter: nn.Parameter) -> None:
+        """The gradient of `parameter`, one of a bucket's, is complete."""
+        if not self._reducing:
+            return
+        self._buckets[number].came(parameter)
+        while self._next < len(self._buckets) and not self._buckets[self._next].missing:
+            self._buckets[self._next].reduce(self._group, self.compression)
+            self._next += 1
 
-        def count(_parameter: Tensor) -> None:
-            if not self._reducing:
-                return
-            bucket.came(parameter)
-            while self._next < len(self._buckets) and not self._buckets[self._next].missing:
-                self._buckets[self._next].reduce(self._group, self.compression)
-                self._next += 1
 
-        return count
+def _call(method: weakref.WeakMethod[Any], *args: Any) -> None:
+    alive = method()
+    if alive is not None:
+        alive(*args)
 
 
 def _buckets(root: nn.Module) -> Iterator[Bucket]:

@@ -309,7 +309,7 @@ class Run:
         weights = [rows_of([x, y]) / sum(rows) for x, y in micros]
         # fully_shard averages over the data ranks; weights are shares of the sum
         work = Work(micros, weights, self._loss, self.scaler.scale * self.plan.data, train)
-        return self._schedule(parts), work
+        return _proved(self.plan.schedule, self.plan.pipeline, parts, self.plan.chunks), work
 
     def _rows(self, mine: int) -> list[int]:
         """The rows of each data rank; ranks that share rows must agree on them."""
@@ -328,12 +328,6 @@ class Run:
         if empty:
             raise ValueError(f"rank {empty[0]} has no rows in this batch; every rank needs one at least")
         return [int(rows) for rows in table[0, :, 0].tolist()]
-
-    @functools.lru_cache(maxsize=8)  # noqa: B019  (a run lives as long as its schedules)
-    def _schedule(self, parts: int) -> Schedule:
-        made = schedule(self.plan.schedule, self.plan.pipeline, parts, self.plan.chunks)
-        prove(made)
-        return made
 
     def _agree(self, loss: Tensor | float, *, norm: bool = True) -> tuple[float, float | None]:
         """Sum over all ranks, in one message: the loss, and the squared norm where it is asked for."""
@@ -380,3 +374,10 @@ class Run:
     def _clear(self) -> None:
         for parameter in self._trained.values():
             parameter.grad = None
+
+
+@functools.lru_cache(maxsize=8)
+def _proved(name: str, ranks: int, parts: int, chunks: int) -> Schedule:
+    made = schedule(name, ranks, parts, chunks)
+    prove(made)
+    return made

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -276,7 +277,7 @@ class Swap:
             yield unit.module.register_forward_hook(self._leaving(unit), always_call=True)
         for parameter in self._number:
             if parameter.requires_grad:
-                yield parameter.register_post_accumulate_grad_hook(self._spill)
+                yield parameter.register_post_accumulate_grad_hook(_spilling(weakref.ref(self)))
         yield self.root.register_forward_hook(self._forward_ends, always_call=True)
 
     def _forward_begins(self, _module: nn.Module, _args: Any) -> None:
@@ -424,6 +425,17 @@ class Swap:
             self._fail(error)
             raise
         self.waited_s += time.perf_counter() - start
+
+
+def _spilling(swap: weakref.ref[Swap]) -> Callable[[Tensor], None]:
+    """A hook that keeps nothing alive: the hooks of a parameter are no part of its garbage collection."""
+
+    def spill(parameter: Tensor) -> None:
+        alive = swap()
+        if alive is not None:
+            alive._spill(parameter)
+
+    return spill
 
 
 class _Through(torch.autograd.Function):
