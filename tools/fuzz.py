@@ -24,7 +24,7 @@ FLAGS = (
     "-fno-sanitize-recover=all", "-Icsrc",
 )  # fmt: skip
 COMPILERS = ("clang++", *(f"clang++-{version}" for version in range(20, 13, -1)))
-LONGEST_NBYTES = 2 + 872  # kind, group, the longest frame
+LONGEST_NBYTES = 2 + 1000  # kind, group, the longest frame
 DEFAULT_S = 60
 
 

@@ -207,7 +207,9 @@ void Engine::record(const Call& call, uint64_t seq, uint64_t fingerprint) {
                     call.kind,
                     form(call.dtype, call.coder),
                     static_cast<uint8_t>(call.op),
-                    static_cast<uint8_t>(call.program->algorithm())};
+                    static_cast<uint8_t>(call.program->algorithm()),
+                    static_cast<uint32_t>(call.coder.block),
+                    call.coder.coding};
   write_record(cell, record);
   cell.started.store(seq, std::memory_order_release);
 }

@@ -53,6 +53,7 @@ struct Coder {
   const CodecKernels* kernels = nullptr;  // nullptr: no edge carries codes
   Codec codec{};
   size_t block = 0;
+  uint32_t coding = 0;  // CodingBits, for error texts
   // The accumulated encoding error, one float for each element of the buffer; nullptr: errors are dropped.
   float* feedback = nullptr;
 

@@ -71,7 +71,7 @@ void move_frame(Move& move, Frame& frame) {
   move_all(move, status.started, status.finished);
   for (auto& call : status.history) {
     move_all(move, call.seq, call.fingerprint, call.numel, call.root);
-    move_all(move, call.kind, call.dtype, call.op, call.algorithm);
+    move_all(move, call.kind, call.dtype, call.op, call.algorithm, call.block, call.coding);
   }
   move_all(move, status.remarked, status.remark_seq);
   move.text(status.remark);
@@ -106,6 +106,8 @@ BadFrame check(const RankStatus& status) {
     if (call.seq == 0) continue;
     const size_t dtype = call.dtype & ((1u << kCodecShift) - 1), codec = call.dtype >> kCodecShift;
     if (dtype >= kDTypeCount || codec > kCodecCount) return bad_control(Flaw::kDType, call.dtype);
+    if (call.block > (codec == 0 ? 0 : kMostBlock) || call.coding >= (codec == 0 ? 1 : kCodings))
+      return bad_control(Flaw::kDType, call.block);
     if (call.op >= kReduceOpCount) return bad_control(Flaw::kOperation, call.op);
   }
   const bool ends = std::memchr(status.remark, '\0', sizeof status.remark) != nullptr;

@@ -84,7 +84,7 @@ struct ControlFrame {
   Fault fault;  // kAbort
   RankStatus status;
 };
-constexpr size_t kControlBytes = 872;
+constexpr size_t kControlBytes = 1000;
 using ControlBytes = std::array<unsigned char, kControlBytes>;
 
 ControlBytes encode(const ControlFrame& frame);

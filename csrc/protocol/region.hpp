@@ -81,8 +81,12 @@ struct CallRecord {
   uint64_t numel;
   int32_t root;
   uint8_t kind, dtype, op, algorithm;  // dtype: above kCodecShift the codec, from 1 on
+  uint32_t block;                      // of the codec; 0: it has none
+  uint32_t coding;  // which edges carry codes, and whether errors are fed back: see CodingBits
 };
-static_assert(sizeof(CallRecord) == 32);
+static_assert(sizeof(CallRecord) == 40);
+
+enum CodingBits : uint32_t { kCodesBetweenHosts = 1, kCodesFedBack = 2, kCodings = 4 };
 
 // A futex word, and the number of threads that sleep on it.
 struct alignas(kLineBytes) EventCount {

@@ -53,25 +53,28 @@ bool interrupted(Engine& engine) {
 
 Descriptors owned(const std::vector<int>& numbers) { return {numbers.begin(), numbers.end()}; }
 
-Coder coder_of(int codec, size_t block, const Program& program, DType dtype) {
+Coder coder_of(int codec, size_t block, uint32_t coding, const Program& program, DType dtype) {
   if (codec < 0 && !program.coded()) return {};
   if (codec < 0 || static_cast<size_t>(codec) >= kCodecCount || dtype != DType::kF32)
     throw std::invalid_argument("a plan whose edges carry codes has a codec, and f32");
   check_block(static_cast<Codec>(codec), block);
-  return {&kernels().codecs[static_cast<size_t>(codec)], static_cast<Codec>(codec), block};
+  return {&kernels().codecs[static_cast<size_t>(codec)], static_cast<Codec>(codec), block, coding % kCodings};
 }
 
 Operation operation(Engine& engine, const std::vector<int32_t>& code, int kind, int dtype, int op,
-                    uint64_t plan, int codec, size_t block, bool checks_out, bool checks_in) {
+                    uint64_t plan, int codec, size_t block, bool checks_out, bool checks_in,
+                    bool between_hosts, bool fed_back) {
   if (dtype < 0 || static_cast<size_t>(dtype) >= kDTypeCount || op < 0 ||
       static_cast<size_t>(op) >= kReduceOpCount || kind < 0 || kind > UINT8_MAX)
     throw std::invalid_argument("no such kind, dtype or operation");
   const Program* const program = engine.load(code, plan);
+  const uint32_t coding =
+      codec < 0 ? 0 : (between_hosts ? kCodesBetweenHosts : 0) | (fed_back ? kCodesFedBack : 0);
   return {program,
           static_cast<uint8_t>(kind),
           static_cast<DType>(dtype),
           static_cast<ReduceOp>(op),
-          coder_of(codec, block, *program, static_cast<DType>(dtype)),
+          coder_of(codec, block, coding, *program, static_cast<DType>(dtype)),
           checks_out,
           checks_in};
 }
@@ -261,10 +264,11 @@ void bind_engine(nb::module_& m) {
       .def(
           "operation", &operation, nb::arg("code"), nb::arg("kind"), nb::arg("dtype"), nb::arg("op"),
           nb::arg("plan") = 0, nb::arg("codec") = -1, nb::arg("block") = 0, nb::arg("checks_out") = false,
-          nb::arg("checks_in") = false,
+          nb::arg("checks_in") = false, nb::arg("between_hosts") = false, nb::arg("fed_back") = false,
           "Loads a lowered plan for one element type and reduction. plan: the number that identifies it when "
           "ranks compare calls; 0: its number in the catalogue. codec, block: how values are encoded, where "
-          "edges carry codes; -1: none do. checks_out, checks_in: that side must not hold a negative number.",
+          "edges carry codes; -1: none do. checks_out, checks_in: that side must not hold a negative number. "
+          "between_hosts, fed_back: what errors tell of the codes.",
           nb::keep_alive<0, 1>())
       .def_prop_ro("issued", &Engine::issued, "Collectives issued up to now.")
       .def_prop_ro("opened", &Engine::opened, "How many messages this rank has read in place.")

@@ -73,7 +73,11 @@ void bind_records(nb::module_& m) {
       .def_ro("op", &CallRecord::op)
       .def_ro("root", &CallRecord::root)
       .def_ro("numel", &CallRecord::numel)
-      .def_ro("algorithm", &CallRecord::algorithm);
+      .def_ro("algorithm", &CallRecord::algorithm)
+      .def_ro("block", &CallRecord::block)
+      .def_prop_ro("between_hosts",
+                   [](const CallRecord& call) { return (call.coding & kCodesBetweenHosts) != 0; })
+      .def_prop_ro("fed_back", [](const CallRecord& call) { return (call.coding & kCodesFedBack) != 0; });
   nb::class_<SizeMismatch>(m, "SizeMismatch", "A message of another size than its receiver expected.")
       .def_ro("tag", &SizeMismatch::tag, "Its tag; of a collective, the number of the chunk.")
       .def_ro("wanted_form", &SizeMismatch::wanted_form, "The dtype, and above it what kind of message.")

@@ -262,8 +262,28 @@ MISMATCHES: list[tuple[Any, Any, str, str]] = [
     ({"codec": "bf16"}, {}, "float32[100] as bf16", "float32[100], SUM"),
     ({"codec": un.codecs.int8(32)}, {"codec": "int8"}, "int8(block=32)", "int8(block=64)"),
     ({"codec": "bf16"}, {"codec": "bf16", "between_hosts": True}, "on all edges", "between hosts"),
-    ({"codec": "bf16"}, {"codec": "bf16", "feedback": np.zeros(100, np.float32)}, "edges", "feedback"),
+    ({"codec": "bf16"}, {"codec": "bf16", "feedback": np.zeros(100, np.float32)}, "on all edges", "feedback"),
 ]
+
+
+def test_each_line_of_a_mismatch_has_its_codecs_block_edges_and_feedback() -> None:
+    """They were two equal lines."""
+    plain = {"codec": "int8", "between_hosts": False}
+    fed = {"codec": un.codecs.int8(32), "between_hosts": True, "feedback": np.zeros(100, np.float32)}
+    lines = {
+        0: "float32[100] as int8(block=64), SUM",
+        1: "as int8(block=32) between hosts with feedback, SUM",
+    }
+
+    def work(group: un.Group) -> None:
+        with pytest.raises(un.Mismatch) as raised:
+            group.all_reduce(np.ones(100, np.float32), **(fed if group.rank else plain))
+        told = [line for line in str(raised.value).splitlines() if line.startswith("  rank ")]
+        assert all(lines[rank] in line for rank, line in enumerate(told)), told
+        assert len(told) == 2
+
+    for where in ({}, {"per_host": 1}):
+        ranks.threads(2, work, **where)
 
 
 @each("one, other, first, second", MISMATCHES)

@@ -38,7 +38,7 @@ LIMITS = [
 ]  # fmt: skip
 MOST_BYTES = 1 << 30  # of this process: the sanitizer keeps what was freed for a while
 CASE_FRAMES = 40
-CALL = struct.Struct("<QQQi4B")
+CALL = struct.Struct("<QQQi4BII")
 CONTROL = struct.Struct("<IIiiiiQiIIQQQIIIIQQQ")
 
 
@@ -67,7 +67,7 @@ def control_frame(chance: Chance) -> bytes:
     calls = b"".join(
         CALL.pack(chance.choice([0, 0, 1, started]) if chance.random() < 0.9 else chance.number(64),
                   chance.number(64), chance.number(64), chance.small(31),
-                  *(chance.small(8) for _ in range(4)))
+                  *(chance.small(8) for _ in range(4)), chance.small(32), chance.small(32))
         for _ in range(16)
     )  # fmt: skip
     text = chance.choice([bytes(240), b"x" * 239 + b"\0", chance.randbytes(240)])

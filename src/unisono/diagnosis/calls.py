@@ -52,7 +52,7 @@ def called(call: CallRecord) -> Called:
     contract = CONTRACTS[kind_of(name).plan]
     arguments = _buffers(name, call.dtype & _DTYPE, call.numel)
     if arguments and (codec := call.dtype >> _CODEC_SHIFT):
-        arguments[0] += f" as {_CODECS[codec - 1]}"
+        arguments[0] += f" as {_coded(call, _CODECS[codec - 1])}"
     if contract.reduces and name != "barrier":
         premultiplied = call.op == PremulSum(1.0).value
         arguments.append(PremulSum(1.0).name if premultiplied else ReduceOp(call.op).name)
@@ -61,6 +61,13 @@ def called(call: CallRecord) -> Called:
     names = algorithm_names()
     arguments.append(f"algorithm={names[call.algorithm] if call.algorithm < len(names) else OWN}")
     return Called(name, tuple(arguments))
+
+
+def _coded(call: CallRecord, codec: str) -> str:
+    """How a call encodes values. Example: "int8(block=64) between hosts with feedback"."""
+    block = f"(block={call.block})" if call.block else ""
+    where = " between hosts" if call.between_hosts else ""
+    return f"{codec}{block}{where}{' with feedback' if call.fed_back else ''}"
 
 
 def _buffers(name: str, dtype: int, numel: int) -> list[str]:

@@ -335,4 +335,5 @@ def _numbers(call: CallRecord | None) -> tuple[int, ...] | None:
     """All numbers of a call, for a comparison: its text shows fewer."""
     if call is None:
         return None
-    return call.kind, call.dtype, call.op, call.root, call.numel, call.algorithm
+    how = call.block, call.between_hosts, call.fed_back
+    return call.kind, call.dtype, call.op, call.root, call.numel, call.algorithm, *how

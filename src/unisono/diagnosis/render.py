@@ -197,9 +197,7 @@ def _mismatch(report: FaultReport, where: str) -> str:
     own = any(call is not None and f"algorithm={OWN}" in call.arguments for call in calls)
     if not uneven and len(set(calls) - {None}) == 1 and (own or None not in calls):
         of_lists = "Their lists of buffers differ in order, sizes or dtypes."
-        coded = any(call is not None and any(" as " in each for each in call.arguments) for call in calls)
-        of_codes = "Their codecs differ in blocks, edges or feedback."
-        lines.append("The plans of their algorithms differ." if own else of_codes if coded else of_lists)
+        lines.append("The plans of their algorithms differ." if own else of_lists)
     rule = "A rank must send as many elements as the receiver expects."
     lines.append(rule if uneven else "Every rank of a group must make the same calls in the same order.")
     return "\n".join(lines)

@@ -57,13 +57,18 @@ class CodedAs(NamedTuple):
     feedback: bool
 
     @property
+    def between_hosts(self) -> bool:
+        """Whether only edges between hosts carry codes."""
+        return self.edges == BETWEEN
+
+    @property
     def number(self) -> int:
         """Identifies it when ranks compare their calls; never 0."""
         digest = blake2b(f"{self.codec} {self.edges} {self.feedback}".encode(), digest_size=8)
         return int.from_bytes(digest.digest(), "little") or 1
 
     def __str__(self) -> str:
-        where = "between hosts" if self.edges == BETWEEN else "on all edges"
+        where = "between hosts" if self.between_hosts else "on all edges"
         kept = ", feedback" if self.feedback else ""
         return f"codec {self.codec.label} {where}{kept}"
 

@@ -289,6 +289,8 @@ class Planner:
             codec.block,
             side == "out",
             side == "in",
+            coded.between_hosts,
+            coded.feedback,
         )
         found = self._prepared[key] = Prepared(operation, collective, root, str(coded))
         return found
