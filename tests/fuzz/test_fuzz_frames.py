@@ -33,6 +33,11 @@ def fuzzer() -> Any:
     return module
 
 
+def control(form: str, *begin: int) -> bytes:
+    """A control frame that begins with these numbers."""
+    return struct.pack(form, *begin).ljust(FRAME_NBYTES, b"\0")
+
+
 @pytest.mark.timeout(LIMIT_S + 60)
 def test_no_frame_crashes_a_rank_or_takes_its_memory() -> None:
     command = [sys.executable, str(PROGRAM), "--frames", str(FRAMES)]
@@ -50,10 +55,10 @@ def test_no_frame_crashes_a_rank_or_takes_its_memory() -> None:
         ("messages", struct.pack("<QiI", 8, 0, (1 << 31) + 9), "a message lent"),
         ("data", struct.pack("<QQ", 80, 2) + bytes(80), "a fingerprint that no operation has (2)"),
         ("data", struct.pack("<QQ", 1 << 63, 1), "an impossible length"),
-        ("control", struct.pack("<I", 77).ljust(FRAME_NBYTES, b"\0"), "an unknown kind of frame (77)"),
-        ("control", struct.pack("<IIii", 3, 2, 1, 9).ljust(FRAME_NBYTES, b"\0"), "a rank outside the group (9)"),
-        ("control", struct.pack("<IIii", 3, 99, 1, 1).ljust(FRAME_NBYTES, b"\0"), "an unknown kind of fault (99)"),
-        ("control", struct.pack("<I", 4).ljust(FRAME_NBYTES, b"\0") * 2, "a frame after the close message"),
+        ("control", control("<I", 77), "an unknown kind of frame (77)"),
+        ("control", control("<IIii", 3, 2, 1, 9), "a rank outside the group (9)"),
+        ("control", control("<IIii", 3, 99, 1, 1), "an unknown kind of fault (99)"),
+        ("control", control("<I", 4) * 2, "a frame after the close message"),
     ],
 )  # fmt: skip
 def test_a_bad_frame_ends_the_group_and_its_sender_is_named(kind: str, frame: bytes, what: str) -> None:
