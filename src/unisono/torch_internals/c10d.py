@@ -104,6 +104,7 @@ NAMES["nccl"] = Private(
     LOW + "ProcessGroupNCCL",
     purpose="pass CUDA tensors on to NCCL",
     without="CUDA tensors raise, as with a build of PyTorch without CUDA",
+    build="NCCL",
 )
 NAMES["number"] = Private(
     LOW + "Backend._set_sequence_number_for_group",

@@ -22,10 +22,14 @@ def names() -> dict[str, list[Private]]:
 def missing() -> list[Private]:
     """Return the names that this PyTorch lacks though every version up to it has them.
 
-    A name with `until` or `since` may be missing: another one does its work there.
+    A name with `until` or `since` may be missing: another one does its work there. So may a name with `build`.
     """
     everything = [name for found in names().values() for name in found]
-    return [name for name in everything if not (name.since or name.until) and find(name) is None]
+    return [
+        name
+        for name in everything
+        if not (name.since or name.until or name.build) and find(name) is None
+    ]
 
 
 def _modules() -> Iterator[ModuleType]:

@@ -34,6 +34,7 @@ class Private(NamedTuple):
         without: what a user notices where it is missing, as the end of "PyTorch 2.16.0 has no NAME: ...".
         since: the first supported minor version that has it, such as "2.14"; "": all of them.
         until: the last one that has it; "": the newest. Both are for the table and its test only.
+        build: what PyTorch is built with where it has the name, such as "NCCL"; "": every build has it.
     """
 
     path: str
@@ -41,6 +42,7 @@ class Private(NamedTuple):
     without: str
     since: str = ""
     until: str = ""
+    build: str = ""
 
     def said(self) -> str:
         """Return the sentence that says it is missing."""
