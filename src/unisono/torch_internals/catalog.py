@@ -26,9 +26,7 @@ def missing() -> list[Private]:
     """
     everything = [name for found in names().values() for name in found]
     return [
-        name
-        for name in everything
-        if not (name.since or name.until or name.build) and find(name) is None
+        name for name in everything if not (name.since or name.until or name.build) and find(name) is None
     ]
 
 
