@@ -22,7 +22,7 @@ def names() -> dict[str, list[Private]]:
 def missing() -> list[Private]:
     """Return the names that this PyTorch lacks though every version up to it has them.
 
-    A name with `until` or `since` may be missing: another one does its work there. So may a name with `build`.
+    A name with `until` or `since` may be missing: another one does its work there. One with `build` may be missing.
     """
     everything = [name for found in names().values() for name in found]
     return [
