@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "engine/engine.hpp"
+#include "python/gil.hpp"
 
 using Address = uintptr_t;
 
@@ -47,23 +48,6 @@ inline unisono::Nanoseconds duration(double timeout_s) {
   return timeout_s > 0 ? static_cast<unisono::Nanoseconds>(timeout_s * 1e9) : 0;
 }
 inline unisono::Nanoseconds deadline_after(double timeout_s) { return unisono::later(duration(timeout_s)); }
-
-// The GIL. The thread that makes this object holds it.
-class Gil final : public unisono::HeldLock {
- public:
-  Gil() = default;
-  Gil(const Gil&) = delete;
-  Gil& operator=(const Gil&) = delete;
-  ~Gil() override {
-    if (state_ != nullptr) PyEval_RestoreThread(state_);
-  }
-  void let_go() override {
-    if (state_ == nullptr) state_ = PyEval_SaveThread();
-  }
-
- private:
-  PyThreadState* state_ = nullptr;
-};
 
 // Waits without the GIL. An exception that a signal handler raised meanwhile propagates unchanged. `brief`:
 // apart from waiting the call takes only some microseconds, so that only a long wait releases the GIL.

@@ -13,7 +13,7 @@ namespace {
 void touch(int kind, Address out, Address in, size_t nbytes) {
   if (kind < 0 || kind > static_cast<int>(calibrate::Touch::kCopy))
     throw nb::value_error("no such kind of touch");
-  const nb::gil_scoped_release no_gil;
+  const NoGil no_gil;
   calibrate::touch(static_cast<calibrate::Touch>(kind), reinterpret_cast<void*>(out),
                    reinterpret_cast<void*>(in), nbytes);
 }
@@ -21,7 +21,7 @@ void touch(int kind, Address out, Address in, size_t nbytes) {
 }  // namespace
 
 void bind_calibrate(nb::module_& m) {
-  using Release = nb::call_guard<nb::gil_scoped_release>;
+  using Release = nb::call_guard<NoGil>;
   m.def("probe_flag", &calibrate::flag, nb::arg("first_core"), nb::arg("second_core"), nb::arg("round_trips"),
         Release(), "Seconds until one core sees a store of another core.");
   m.def("probe_wake", &calibrate::wake, nb::arg("core"), nb::arg("round_trips"), Release(),

@@ -31,7 +31,7 @@ const CodecKernels& codec_of(int codec, size_t block, const std::string& isa) {
 size_t encode_values(int codec, size_t block, Address out, Address in, size_t numel, bool stochastic,
                      uint64_t seed, uint64_t first, const std::string& isa) {
   const CodecKernels& kernels = codec_of(codec, block, isa);
-  const nb::gil_scoped_release no_gil;
+  const NoGil no_gil;
   return kernels.encode(reinterpret_cast<void*>(out), reinterpret_cast<const float*>(in), numel,
                         {block, stochastic, seed, first});
 }
@@ -39,7 +39,7 @@ size_t encode_values(int codec, size_t block, Address out, Address in, size_t nu
 void decode_values(int codec, size_t block, Address out, Address in, size_t numel, bool accumulate,
                    const std::string& isa) {
   const CodecKernels& kernels = codec_of(codec, block, isa);
-  const nb::gil_scoped_release no_gil;
+  const NoGil no_gil;
   (accumulate ? kernels.accumulate : kernels.decode)(reinterpret_cast<float*>(out),
                                                      reinterpret_cast<const void*>(in), numel, block);
 }
@@ -47,7 +47,7 @@ void decode_values(int codec, size_t block, Address out, Address in, size_t nume
 size_t adam_step(Address parameter, Address gradient, Address mean, Address variance, size_t numel,
                  AdamStep step, const std::string& isa) {
   const KernelTable& table = table_of(isa);
-  const nb::gil_scoped_release no_gil;
+  const NoGil no_gil;
   return table.adam(reinterpret_cast<float*>(parameter), reinterpret_cast<const float*>(gradient),
                     reinterpret_cast<uint16_t*>(mean), reinterpret_cast<uint16_t*>(variance), numel, step);
 }

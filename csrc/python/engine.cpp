@@ -124,7 +124,7 @@ Probed probe(Engine& engine, int peer, int tag, double timeout_s) {
 }
 
 void leave(Engine& engine) {
-  const nb::gil_scoped_release no_gil;
+  const NoGil no_gil;
   engine.leave();
   // A thread that is still in a call needs the GIL to return, and cannot get it once the interpreter ends:
   // wait briefly. A call of this thread ends only after its signal handler.
@@ -157,7 +157,7 @@ void bind_messages(nb::class_<Engine>& engine) {
            "Waits until `look` finds such a message. After a timeout the group continues.")
       .def(
           "cancel", [](Engine& self, Request& request) { return self.channels().cancel(request); },
-          nb::arg("request"), nb::call_guard<nb::gil_scoped_release>(),
+          nb::arg("request"), nb::call_guard<NoGil>(),
           "Cancels a receive that no message has matched; False: it cannot.")
       .def(
           "hold",
@@ -176,7 +176,7 @@ void bind_messages(nb::class_<Engine>& engine) {
               found.emplace_back(one.source, one.tag, one.form, one.nbytes);
             return found;
           },
-          nb::call_guard<nb::gil_scoped_release>(),
+          nb::call_guard<NoGil>(),
           "(source, tag, form, bytes) of whole unexpected messages, in order.")
       .def(
           "wait_request",

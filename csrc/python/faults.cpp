@@ -42,7 +42,7 @@ FaultRecord record(Engine& engine, const Fault& fault) {
 }
 
 FaultRecord read_fault(Engine& engine, bool refresh) {
-  const nb::gil_scoped_release no_gil;
+  const NoGil no_gil;
   if (refresh) engine.refresh();
   return record(engine, engine.fault());
 }
@@ -136,13 +136,13 @@ void bind_faults(nb::module_& m, nb::class_<Engine>& engine) {
            "The fault that ended the group, of kind NONE if there is none. refresh: first asks the ranks of "
            "other hosts for their status, which takes up to 0.7 s.")
       .def("lacking", &lacking, nb::arg("ranks"), nb::arg("needed"), nb::arg("abort"),
-           nb::call_guard<nb::gil_scoped_release>(),
+           nb::call_guard<NoGil>(),
            "None when at least `needed` of these ranks are alive; otherwise the fault of one that is not. "
            "abort: that fault ends the group.")
       .def("record_of", &record_of, nb::arg("rank"), "The status of one rank.")
       .def(
           "await_end",
           [](Engine& self, int rank, double patience_s) { self.await_end(rank, deadline_after(patience_s)); },
-          nb::arg("rank"), nb::arg("patience_s"), nb::call_guard<nb::gil_scoped_release>(),
+          nb::arg("rank"), nb::arg("patience_s"), nb::call_guard<NoGil>(),
           "Waits for the end of a rank's process, at most until `patience_s` after the first such call.");
 }

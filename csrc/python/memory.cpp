@@ -28,7 +28,7 @@ constexpr size_t kMany = 64 << 20;
 void end(void* kept) noexcept {
   const std::unique_ptr<Pages> pages(static_cast<Pages*>(kept));
   if (pages->nbytes < kMany) return;
-  const nb::gil_scoped_release released;
+  const NoGil released;
   pages->arena->give_back(std::exchange(pages->data, nullptr));
 }
 
@@ -36,7 +36,7 @@ void end(void* kept) noexcept {
 Bytes shared_bytes(size_t nbytes) {
   auto pages = std::make_unique<Pages>();
   try {
-    const nb::gil_scoped_release released;
+    const NoGil released;
     pages->arena = unisono::Arena::own();
     pages->data = pages->arena->take(nbytes);
     pages->nbytes = nbytes;

@@ -14,16 +14,21 @@ struct Places {
   int pointer = -1, flag = -1;
 };
 
-const Places& places() {
-  static const Places found = [] {
-    const nb::object at = nb::module_::import_("unisono.torch_internals.storages").attr("places")();
-    return Places{nb::cast<int>(at[0]), nb::cast<int>(at[1])};
-  }();
-  return found;
+// Not a guarded static: this runs Python code, which may release the GIL, and another thread would then wait for
+// the guard while it holds the GIL. Two threads that both run it get the same result.
+Places places() {
+  static std::atomic<const Places*> kept = nullptr;
+  if (const Places* const known = kept.load(std::memory_order_acquire)) return *known;
+  const nb::object at = nb::module_::import_("unisono.torch_internals.storages").attr("places")();
+  const auto* const found = new Places{nb::cast<int>(at[0]), nb::cast<int>(at[1])};  // never freed
+  const Places* first = nullptr;
+  if (kept.compare_exchange_strong(first, found, std::memory_order_acq_rel)) return *found;
+  delete found;
+  return *first;
 }
 
 unsigned char* flag_of(nb::handle storage) {
-  const Places& at = places();
+  const Places at = places();
   if (at.flag < 0) return nullptr;
   const auto* const object = reinterpret_cast<const unsigned char*>(storage.ptr());
   unsigned char* const behind = *reinterpret_cast<unsigned char* const*>(object + at.pointer);

@@ -6,18 +6,23 @@ No processes: ranks are threads over one store, and works are stand-ins that com
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import inside
+import ranks
 from unisono.errors import UnisonoError
 from unisono.torch import cuda
 from unisono.torch.process_group import ProcessGroupUnisono
@@ -187,3 +192,11 @@ def test_two_threads_make_one_group_of_nccls(monkeypatch):
         one, two = (pool.submit(lambda: group.group) for _ in range(2))
     assert one.result() is two.result()
     assert len(made) == 1
+
+
+def test_two_threads_hold_their_first_storages_at_once():
+    """One waited with the GIL for the other, which waited for the GIL."""
+    program = Path(__file__).parent / "programs" / "first_holds_of_two_threads.py"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ranks.HERE), *sys.path])}
+    done = subprocess.run([sys.executable, str(program)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -22,7 +22,8 @@ def names() -> dict[str, list[Private]]:
 def missing() -> list[Private]:
     """Return the names that this PyTorch lacks though every version up to it has them.
 
-    A name with `until` or `since` may be missing: another one does its work there. One with `build` may be missing.
+    A name with `until` or `since` may be missing: another one does its work there.
+    So may a name with `build`.
     """
     everything = [name for found in names().values() for name in found]
     return [

@@ -18,9 +18,9 @@ NAMES = {
     "module": Private(LOW, purpose="put a stand-in for NCCL in its place", without="virtual GPUs cannot run"),
     "nccl2": Private(
         HIGH + ":_create_nccl2_process_group",
-        purpose="notice that `nccl` is ProcessGroupNCCL2",
-        without="`nccl` is ProcessGroupNCCL",
-        since="2.15",
+        purpose="put the stand-in for NCCL in the place of ProcessGroupNCCL2, too",
+        without="nothing: there is none",
+        since="2.14",
     ),
 }
 

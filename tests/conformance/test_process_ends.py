@@ -1,0 +1,46 @@
+"""Every way to end a process in every state of a group."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import ranks
+from effort import times
+
+PROGRAM = Path(__file__).parent / "programs" / "ends_in_a_state.py"
+STATES = ("idle", "calls", "failed", "busy", "closed", "pending", "dropped")
+ENDINGS = {"return": 0, "exit": 0, "interrupt": -signal.SIGINT, "exception": 1}
+ROUNDS = times(usual=2, long=100)
+AT_ONCE = 6  # more than there are cores, so that a thread may be stopped at any place
+
+
+def test_a_process_ends_as_python_ends_it() -> None:
+    """A daemon thread that was in a call met Python's end inside a destructor: SIGABRT."""
+    runs = list(itertools.product(STATES, ENDINGS, map(str, range(ROUNDS))))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        ended = list(pool.map(run, runs))
+    wrong = [
+        f"{' '.join(arguments)}: {code}\n{text}"
+        for arguments, (code, text) in zip(runs, ended, strict=True)
+        if code != ENDINGS[arguments[1]]
+    ]
+    assert not wrong, "\n".join([f"{len(wrong)} of {len(runs)}", *wrong[:5]])
+
+
+def run(arguments: tuple[str, ...]) -> tuple[int, str]:
+    """Return how one process ends, and the end of what it prints."""
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), *arguments],
+        env={**os.environ, "PYTHONPATH": str(ranks.HERE)},
+        capture_output=True,
+        text=True,
+        timeout=ranks.LIMIT_S,
+        check=False,
+    )
+    return done.returncode, done.stderr[-1000:]
