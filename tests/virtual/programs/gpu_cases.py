@@ -41,6 +41,35 @@ def both_devices(backend: str) -> None:
         assert x.tolist() == [2.0] * 3, x
 
 
+def lists_as_one() -> None:
+    """NCCL takes a list of equal tensors that are not one per rank as one tensor."""
+    rank = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl")
+    whole, mine = torch.arange(8.0).cuda(), torch.tensor([2.0 * rank, 2.0 * rank + 1]).cuda()
+    for given in ([whole], [*whole.view(2, 4)], [*whole.view(8, 1)], [*whole.view(4, 2).t()]):
+        scattered = torch.zeros(2).cuda()
+        dist.reduce_scatter(scattered, given)
+        flat = torch.cat([x.reshape(-1) for x in given])
+        assert scattered.equal(4 * flat.view(4, 2)[rank]), (given, scattered)
+    later = dist.reduce_scatter(scattered, [whole], op=dist.ReduceOp.AVG, async_op=True)
+    later.wait()
+    assert scattered.equal(mine), scattered
+    for count in (1, 2, 8):
+        got = [torch.zeros(8 // count).cuda() for _ in range(count)]
+        work = dist.all_gather(got, mine, async_op=True)
+        work.wait()
+        assert torch.cat(got).equal(whole), got
+    strided = torch.zeros(4, 2).cuda().t()
+    dist.all_gather([strided], mine)
+    assert strided.equal(whole.view(2, 4)), strided
+    try:
+        dist.reduce_scatter(scattered, [whole[:6].clone()])
+    except ValueError as error:
+        print("refused", error)
+    dist.destroy_process_group()
+
+
 def books() -> None:
     cuda = torch.cuda
     x = torch.ones(10, device="cuda")  # a block of 512 bytes of a segment of 2 MiB
