@@ -55,6 +55,12 @@ def test_books_are_those_of_the_caching_allocator(machine: Any):
 
 
 @pytest.mark.parametrize("machine", [1], indirect=True)
+def test_ctc_loss_is_that_of_the_cpu(machine: Any):
+    ended = machine.run(CASES, arguments=["ctc"])
+    assert not any(ended.codes), ended.text
+
+
+@pytest.mark.parametrize("machine", [1], indirect=True)
 def test_a_stream_that_waits_is_no_mistake(machine: Any):
     ended = machine.run(CASES, arguments=["stream_waits"], TORCH_CUDA_SANITIZER="1")
     assert not any(ended.codes), ended.text

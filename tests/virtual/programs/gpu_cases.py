@@ -92,6 +92,29 @@ def books() -> None:
     assert x.sum() == 10  # it was there until here
 
 
+def ctc() -> None:
+    """Loss and gradient of `ctc_loss` are the CPU's, wherever the lengths are."""
+    torch.manual_seed(1)
+    scores, targets = torch.randn(9, 3, 5), torch.randint(1, 5, (3, 4))
+    lengths = (torch.tensor([9, 8, 7]), torch.tensor([4, 3, 2]))
+    loss = torch.nn.functional.ctc_loss
+    for reduction in ("mean", "sum", "none"):
+        for flat in (False, True):
+            labels = (
+                torch.cat([row[:n] for row, n in zip(targets, lengths[1], strict=True)]) if flat else targets
+            )
+            for place in (torch.Tensor.cuda, torch.Tensor.cpu, torch.Tensor.int, torch.Tensor.tolist):
+                cpu, gpu = scores.clone().requires_grad_(), scores.cuda().requires_grad_()
+                expected = loss(cpu.log_softmax(2), labels, *lengths, reduction=reduction, zero_infinity=True)
+                expected.sum().backward()
+                there = [place(each) for each in lengths]
+                got = loss(gpu.log_softmax(2), labels.cuda(), *there, reduction=reduction, zero_infinity=True)
+                got.sum().backward()
+                assert got.is_cuda, got
+                assert got.cpu().equal(expected), (got, expected)
+                assert gpu.grad.cpu().equal(cpu.grad), (gpu.grad, cpu.grad)
+
+
 def stream_waits() -> None:
     x, s = torch.zeros(4, device="cuda"), torch.cuda.Stream()
     s.wait_stream(torch.cuda.current_stream())
