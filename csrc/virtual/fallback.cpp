@@ -10,6 +10,7 @@
 
 #include "checks.hpp"
 #include "crossing.hpp"
+#include "determinism.hpp"
 #include "device.hpp"
 #include "generator.hpp"
 
@@ -69,8 +70,9 @@ c10::List<std::optional<Tensor>> over(Crossing& crossing, const c10::List<std::o
 
 class OnCpu final : public c10::OperatorKernel {
  public:
-  OnCpu(const c10::FunctionSchema& schema, DispatchKey key, Checks checks)
-      : key_(key), checks_(std::move(checks)) {
+  OnCpu(const c10::FunctionSchema& schema, DispatchKey key, Checks checks,
+        const Nondeterministic* nondeterministic)
+      : key_(key), checks_(std::move(checks)), nondeterministic_(nondeterministic) {
     for (size_t i = 0; i < schema.arguments().size(); ++i) {
       const c10::Argument& argument = schema.arguments()[i];
       const bool written = argument.alias_info() && argument.alias_info()->isWrite();
@@ -89,6 +91,7 @@ class OnCpu final : public c10::OperatorKernel {
   void operator()(const OperatorHandle& op, DispatchKeySet, Stack* stack) {
     const size_t base = stack->size() - arguments_;
     checks_(*stack, base, arguments_);
+    if (nondeterministic_) check_deterministic(*nondeterministic_, &(*stack)[base]);
     std::optional<Device> device;
     Crossing crossing;
     for (size_t i = 0; i < arguments_; ++i) carry((*stack)[base + i], crossing, device);
@@ -148,6 +151,7 @@ class OnCpu final : public c10::OperatorKernel {
 
   DispatchKey key_;
   Checks checks_;
+  const Nondeterministic* nondeterministic_;  // nearly always nullptr
   size_t arguments_, results_;
   int generator_ = -1;
   bool writes_ = false;
@@ -176,7 +180,8 @@ torch::Library& library(const std::string& space, DispatchKey key) {
 }
 
 void register_on_cpu(const OperatorHandle& op, const std::string& name, DispatchKey from, DispatchKey to) {
-  auto kernel = std::make_unique<OnCpu>(op.schema(), to, checks_of(name, entry_of(name)));
+  auto kernel =
+      std::make_unique<OnCpu>(op.schema(), to, checks_of(name, entry_of(name)), nondeterministic(name));
   library(op.schema().getNamespace()->data() ? std::string(*op.schema().getNamespace()) : "aten", from)
       .impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor<OnCpu>(std::move(kernel)));
 }
