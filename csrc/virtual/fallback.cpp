@@ -172,7 +172,8 @@ Checks checks_of(const std::string& name, const Entry& entry) {
   return checks;
 }
 
-torch::Library& library(const std::string& space, DispatchKey key) {
+torch::Library& library(const OperatorHandle& op, DispatchKey key) {
+  const std::string space(op.schema().getNamespace().value_or("aten"));
   static std::map<std::pair<std::string, DispatchKey>, std::unique_ptr<torch::Library>> made;
   auto& entry = made[{space, key}];
   if (!entry) entry = std::make_unique<torch::Library>(torch::Library::IMPL, space, key, __FILE__, __LINE__);
@@ -182,8 +183,7 @@ torch::Library& library(const std::string& space, DispatchKey key) {
 void register_on_cpu(const OperatorHandle& op, const std::string& name, DispatchKey from, DispatchKey to) {
   auto kernel =
       std::make_unique<OnCpu>(op.schema(), to, checks_of(name, entry_of(name)), nondeterministic(name));
-  library(op.schema().getNamespace()->data() ? std::string(*op.schema().getNamespace()) : "aten", from)
-      .impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor<OnCpu>(std::move(kernel)));
+  library(op, from).impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor<OnCpu>(std::move(kernel)));
 }
 
 // In PyTorch's CUDA build: kernels that would need a real device.
@@ -205,11 +205,9 @@ void register_operation(const OperatorHandle& op, const std::string& name) {
   if (kWhole.count(name) || (cpu && (cuda || entry_of(name).known)))
     register_on_cpu(op, name, DispatchKey::CUDA, DispatchKey::CPU);
   else if (cuda && op.hasComputedKernelForDispatchKey(DispatchKey::CPU))
-    library("aten", DispatchKey::CUDA)
-        .impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&compose>());
+    library(op, DispatchKey::CUDA).impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&compose>());
   else if (cuda)
-    library("aten", DispatchKey::CUDA)
-        .impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&refuse>());
+    library(op, DispatchKey::CUDA).impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&refuse>());
   if (op.hasKernelForDispatchKey(DispatchKey::SparseCPU))
     register_on_cpu(op, name, DispatchKey::SparseCUDA, DispatchKey::SparseCPU);
   if (op.hasKernelForDispatchKey(DispatchKey::SparseCsrCPU))
@@ -222,7 +220,9 @@ void register_operations() {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& each : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findOp(each);
-    if (!op || !op->hasSchema() || each.name.rfind("aten::", 0) != 0) continue;
+    if (!op || !op->hasSchema()) continue;
+    // fully_shard's operations: PyTorch's CUDA build has a kernel of its own for one of them.
+    if (each.name.rfind("aten::", 0) != 0 && each.name.rfind("fsdp::", 0) != 0) continue;
     const std::string name = each.overload_name.empty() ? each.name : each.name + "." + each.overload_name;
     if (!kOwn.count(name)) register_operation(*op, name);
   }
