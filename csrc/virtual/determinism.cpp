@@ -22,9 +22,9 @@ bool is_maximum(const IValue& mode) { return mode.toInt() == 2; }
 bool takes_maximum(const IValue* given) { return is_maximum(given[7]); }
 bool takes_maximum_of_bags(const IValue* given) { return is_maximum(given[8]); }
 
-// The calls of `alertNotDeterministic` in the CUDA kernels of PyTorch 2.12 to 2.15, which are the same. The
-// kernels of max_unpool and put_ without accumulate raise by themselves, on the CPU, too. Matrix products,
-// cumsum, kthvalue and reflection_pad2d raise in none of these versions.
+// The calls of `alertNotDeterministic` in the CUDA kernels of PyTorch 2.12 to 2.15, which are the same but
+// for cuDNN's. The kernels of max_unpool, and of put_ without accumulate, raise by themselves, on the CPU,
+// too. Matrix products, cumsum, kthvalue and reflection_pad2d raise in none of these versions.
 constexpr Nondeterministic kRefused[] = {
     {"aten::_adaptive_avg_pool2d_backward", "adaptive_avg_pool2d_backward_cuda"},
     {"aten::_adaptive_avg_pool3d_backward", "adaptive_avg_pool3d_backward_cuda"},

@@ -167,7 +167,12 @@ def scans_and_selections(device: str) -> None:
 def scatters_and_indices(device: str) -> None:
     x, i, y = torch.rand(4, device=device), zeros(device, 2), torch.rand(2, device=device)
     x.scatter_add(0, i, y), x.index_add(0, i, y), x.index_put((i,), y, accumulate=True)
-    x.scatter(0, i, y), x.scatter(0, i, y, reduce="add"), x.scatter_reduce(0, i, y, "sum")
+    (
+        x.scatter(0, i, y),
+        x.scatter(0, i, y, reduce="add"),
+        x.scatter_reduce(0, i, y, "sum"),
+        x.scatter_reduce(0, i, y, "amax"),
+    )
     x.requires_grad_().gather(0, i).sum().backward()
     x[i].sum().backward()
 
@@ -192,6 +197,18 @@ def layers(device: str) -> None:
     head = torch.nn.MultiheadAttention(4, 2, batch_first=True).to(device)
     x = torch.nn.Embedding(8, 4).to(device)(zeros(device, 2, 3))
     head(x, x, x)[0].sum().backward()
+
+
+def max_pool3d(device: str) -> None:
+    torch.nn.MaxPool3d(2, return_indices=True)(leaf(device, *VOLUMES))[0].sum().backward()
+
+
+# The docstring's first list: operations that become deterministic. PyTorch 2.13 added this one, with indices.
+BECOME, _, _ = str(torch.use_deterministic_algorithms.__doc__).partition("operations will throw a")
+if "`torch.nn.MaxPool3d`" in BECOME:
+    accepted(max_pool3d)
+else:
+    refused("max_pool3d_with_indices_backward_cuda")(max_pool3d)
 
 
 def raised(case: Case, device: str) -> str:
