@@ -176,8 +176,7 @@ void bind_messages(nb::class_<Engine>& engine) {
               found.emplace_back(one.source, one.tag, one.form, one.nbytes);
             return found;
           },
-          nb::call_guard<NoGil>(),
-          "(source, tag, form, bytes) of whole unexpected messages, in order.")
+          nb::call_guard<NoGil>(), "(source, tag, form, bytes) of whole unexpected messages, in order.")
       .def(
           "wait_request",
           [](Engine& self, Request& request, double timeout_s, bool fatal) {

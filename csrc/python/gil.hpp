@@ -7,8 +7,9 @@
 
 #include "protocol/waiting.hpp"
 
-// Takes the GIL back. Python before 3.14 ends a daemon thread that asks for the GIL while the interpreter ends,
-// by unwinding its stack: a destructor on it would call std::terminate. Such a thread stops here instead.
+// Takes the GIL back. Python before 3.14 ends a daemon thread that asks for the GIL while the interpreter
+// ends, by unwinding its stack: a destructor on it would call std::terminate. Such a thread stops here
+// instead.
 inline void take_gil(PyThreadState* state) noexcept {
   try {
     PyEval_RestoreThread(state);

@@ -14,8 +14,8 @@ struct Places {
   int pointer = -1, flag = -1;
 };
 
-// Not a guarded static: this runs Python code, which may release the GIL, and another thread would then wait for
-// the guard while it holds the GIL. Two threads that both run it get the same result.
+// Not a guarded static: this runs Python code, which may release the GIL, and another thread would then wait
+// for the guard while it holds the GIL. Two threads that both run it get the same result.
 Places places() {
   static std::atomic<const Places*> kept = nullptr;
   if (const Places* const known = kept.load(std::memory_order_acquire)) return *known;

@@ -10,6 +10,7 @@
 
 #include "checks.hpp"
 #include "crossing.hpp"
+#include "determinism.hpp"
 #include "device.hpp"
 #include "generator.hpp"
 
@@ -69,8 +70,9 @@ c10::List<std::optional<Tensor>> over(Crossing& crossing, const c10::List<std::o
 
 class OnCpu final : public c10::OperatorKernel {
  public:
-  OnCpu(const c10::FunctionSchema& schema, DispatchKey key, Checks checks)
-      : key_(key), checks_(std::move(checks)) {
+  OnCpu(const c10::FunctionSchema& schema, DispatchKey key, Checks checks,
+        const Nondeterministic* nondeterministic)
+      : key_(key), checks_(std::move(checks)), nondeterministic_(nondeterministic) {
     for (size_t i = 0; i < schema.arguments().size(); ++i) {
       const c10::Argument& argument = schema.arguments()[i];
       const bool written = argument.alias_info() && argument.alias_info()->isWrite();
@@ -89,6 +91,7 @@ class OnCpu final : public c10::OperatorKernel {
   void operator()(const OperatorHandle& op, DispatchKeySet, Stack* stack) {
     const size_t base = stack->size() - arguments_;
     checks_(*stack, base, arguments_);
+    if (nondeterministic_) check_deterministic(*nondeterministic_, &(*stack)[base]);
     std::optional<Device> device;
     Crossing crossing;
     for (size_t i = 0; i < arguments_; ++i) carry((*stack)[base + i], crossing, device);
@@ -148,6 +151,7 @@ class OnCpu final : public c10::OperatorKernel {
 
   DispatchKey key_;
   Checks checks_;
+  const Nondeterministic* nondeterministic_;  // nearly always nullptr
   size_t arguments_, results_;
   int generator_ = -1;
   bool writes_ = false;
@@ -168,7 +172,8 @@ Checks checks_of(const std::string& name, const Entry& entry) {
   return checks;
 }
 
-torch::Library& library(const std::string& space, DispatchKey key) {
+torch::Library& library(const OperatorHandle& op, DispatchKey key) {
+  const std::string space(op.schema().getNamespace().value_or("aten"));
   static std::map<std::pair<std::string, DispatchKey>, std::unique_ptr<torch::Library>> made;
   auto& entry = made[{space, key}];
   if (!entry) entry = std::make_unique<torch::Library>(torch::Library::IMPL, space, key, __FILE__, __LINE__);
@@ -176,9 +181,9 @@ torch::Library& library(const std::string& space, DispatchKey key) {
 }
 
 void register_on_cpu(const OperatorHandle& op, const std::string& name, DispatchKey from, DispatchKey to) {
-  auto kernel = std::make_unique<OnCpu>(op.schema(), to, checks_of(name, entry_of(name)));
-  library(op.schema().getNamespace()->data() ? std::string(*op.schema().getNamespace()) : "aten", from)
-      .impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor<OnCpu>(std::move(kernel)));
+  auto kernel =
+      std::make_unique<OnCpu>(op.schema(), to, checks_of(name, entry_of(name)), nondeterministic(name));
+  library(op, from).impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor<OnCpu>(std::move(kernel)));
 }
 
 // In PyTorch's CUDA build: kernels that would need a real device.
@@ -200,11 +205,9 @@ void register_operation(const OperatorHandle& op, const std::string& name) {
   if (kWhole.count(name) || (cpu && (cuda || entry_of(name).known)))
     register_on_cpu(op, name, DispatchKey::CUDA, DispatchKey::CPU);
   else if (cuda && op.hasComputedKernelForDispatchKey(DispatchKey::CPU))
-    library("aten", DispatchKey::CUDA)
-        .impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&compose>());
+    library(op, DispatchKey::CUDA).impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&compose>());
   else if (cuda)
-    library("aten", DispatchKey::CUDA)
-        .impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&refuse>());
+    library(op, DispatchKey::CUDA).impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&refuse>());
   if (op.hasKernelForDispatchKey(DispatchKey::SparseCPU))
     register_on_cpu(op, name, DispatchKey::SparseCUDA, DispatchKey::SparseCPU);
   if (op.hasKernelForDispatchKey(DispatchKey::SparseCsrCPU))
@@ -217,7 +220,9 @@ void register_operations() {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& each : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findOp(each);
-    if (!op || !op->hasSchema() || each.name.rfind("aten::", 0) != 0) continue;
+    if (!op || !op->hasSchema()) continue;
+    // fully_shard's operations: PyTorch's CUDA build has a kernel of its own for one of them.
+    if (each.name.rfind("aten::", 0) != 0 && each.name.rfind("fsdp::", 0) != 0) continue;
     const std::string name = each.overload_name.empty() ? each.name : each.name + "." + each.overload_name;
     if (!kOwn.count(name)) register_operation(*op, name);
   }

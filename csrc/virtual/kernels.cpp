@@ -2,6 +2,7 @@
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/native/TensorFactories.h>
 #include <ATen/ops/_log_softmax_backward_data_ops.h>
 #include <ATen/ops/_log_softmax_ops.h>
 #include <ATen/ops/_reshape_alias_native.h>
@@ -41,7 +42,13 @@ ScalarType type_or_default(std::optional<ScalarType> type) {
   return type.value_or(at::get_default_dtype_as_scalartype());
 }
 
-Tensor poisoned(at::TensorBase made) {
+// The values of new memory: those of PyTorch's deterministic mode, otherwise the poison.
+Tensor filled(at::TensorBase made) {
+  const at::Context& settings = at::globalContext();
+  if (settings.deterministicAlgorithms() && settings.deterministicFillUninitializedMemory()) [[unlikely]] {
+    Tensor result(std::move(made));
+    return at::native::fill_empty_deterministic_(result);
+  }
   poison(made.unsafeGetTensorImpl()->storage().unsafeGetStorageImpl()->mutable_data(),
          made.storage().nbytes(), made.scalar_type());
   return Tensor(std::move(made));
@@ -56,7 +63,7 @@ Tensor empty(IntArrayRef size, std::optional<ScalarType> type, std::optional<at:
              std::optional<Device> device, std::optional<bool> pin, std::optional<at::MemoryFormat> format) {
   check_factory(layout, pin);
   const On on(target(device));
-  return poisoned(at::detail::empty_generic(size, device_allocator(), kCuda, type_or_default(type), format));
+  return filled(at::detail::empty_generic(size, device_allocator(), kCuda, type_or_default(type), format));
 }
 
 Tensor empty_strided(IntArrayRef size, IntArrayRef stride, std::optional<ScalarType> type,
@@ -64,7 +71,7 @@ Tensor empty_strided(IntArrayRef size, IntArrayRef stride, std::optional<ScalarT
                      std::optional<bool> pin) {
   check_factory(layout, pin);
   const On on(target(device));
-  return poisoned(
+  return filled(
       at::detail::empty_strided_generic(size, stride, device_allocator(), kCuda, type_or_default(type)));
 }
 

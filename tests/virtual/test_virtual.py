@@ -41,9 +41,22 @@ def test_both_devices_in_one_group(machine: Any, backend: str):
     assert not any(ended.codes), ended.text
 
 
+@pytest.mark.parametrize("machine", [4], indirect=True)
+def test_a_list_of_another_length_is_one_tensor(machine: Any):
+    ended = machine.run(CASES, arguments=["lists_as_one"])
+    assert not any(ended.codes), ended.text
+    assert ended.text.count("refused") == 4
+
+
 @pytest.mark.parametrize("machine", [1], indirect=True)
 def test_books_are_those_of_the_caching_allocator(machine: Any):
     ended = machine.run(CASES, arguments=["books"])
+    assert not any(ended.codes), ended.text
+
+
+@pytest.mark.parametrize("machine", [1], indirect=True)
+def test_ctc_loss_is_that_of_the_cpu(machine: Any):
+    ended = machine.run(CASES, arguments=["ctc"])
     assert not any(ended.codes), ended.text
 
 

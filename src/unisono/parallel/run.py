@@ -31,6 +31,7 @@ from .pipeline.timeline import Span, Timeline
 from .plan import Plan
 from .precision import LossScaler
 from .replicas import Replicas
+from .stepping import mixed, step
 from .swap import Swap
 from .watch import Report, Watched, write_trace
 from .watch import watch as watching
@@ -148,6 +149,7 @@ class Run:
         self._trained = {name: value for name, value in self._named.items() if value.requires_grad}
         self.optimizer = optimizer(Parameters(self._trained)) if self._trained else None
         _check_optimizer(self.optimizer, self._trained)
+        self._mixed = mixed(self._trained.values())
         self.steps = 0
         self._spans: list[Span] = []
         self._watched: Watched | None = None
@@ -369,7 +371,10 @@ class Run:
             self.swap.update(self.optimizer, factor)
         else:
             scale_(self._trained.values(), factor)
-            self.optimizer.step()
+            if self._mixed:
+                step(self.optimizer)
+            else:
+                self.optimizer.step()
 
     def _clear(self) -> None:
         for parameter in self._trained.values():

@@ -120,6 +120,13 @@ class Call:
         x = self._dense(x)
         return self._bytes(x if _in_place(x) else self._staged(x, torch.empty(x.shape, dtype=x.dtype)))
 
+    def write_as_one(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Prepare one buffer that is written, for tensors of one shape that lie apart."""
+        buffer = torch.empty((len(parts), *parts[0].shape), dtype=parts[0].dtype)
+        for x, copy in zip(parts, buffer, strict=True):
+            self._staged(x, copy)
+        return self._bytes(buffer)
+
     def op(self, given: Any, x: torch.Tensor, ranks: int, *, here: bool = True) -> Any:
         """Translate the reduce operation. here: this rank gets the result, in `x`.
 

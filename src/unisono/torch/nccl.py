@@ -135,11 +135,23 @@ class ProcessGroupVirtual(ProcessGroupUnisono):
 
 
 class _Uneven:
-    """Calls in which ranks have different sizes, which only NCCL accepts."""
+    """Calls with lists that only NCCL accepts: other sizes on each rank, or another length than one per rank.
+
+    NCCL takes a list of equal tensors as one tensor. Source: PyTorch's ProcessGroupNCCL::allgather.
+    """
 
     def allgather(self: Any, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
-        """Collect the tensors of all ranks; their sizes may differ, as in NCCL."""
+        """Collect the tensors of all ranks; their sizes may differ, as in NCCL.
+
+        Example (p=4): each rank's [2] -> a list of one [8], or of two [4].
+        """
         lists, x = flat(outputs), single("all_gather", inputs)
+        if _as_one(lists, x, self._size):
+            opts = options(AllgatherOptions, opts, timeout=timeout)
+            call = Call("all_gather", moves_only=True)
+            return self._run(
+                self._group.all_gather, opts, lists, call, call.write_as_one(lists), call.read(x)
+            )
         if all(out.numel() == x.numel() for out in lists) or any(out.dim() == 0 for out in lists):
             return PLAIN_METHODS["allgather"](self, outputs, inputs, opts, timeout)
         opts = options(AllgatherOptions, opts, timeout=timeout)
@@ -150,9 +162,15 @@ class _Uneven:
     def reduce_scatter(
         self: Any, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, op: Any = None
     ) -> Any:
-        """Reduce a list of tensors; if their sizes differ, by one reduction to each rank, as NCCL does."""
+        """Reduce a list of tensors; if their sizes differ, by one reduction to each rank, as NCCL does.
+
+        Example (p=4): a list of one [8], or of two [4] -> [2] on each rank.
+        """
         out, given = single("reduce_scatter", outputs), flat(inputs)
         opts = options(ReduceScatterOptions, opts, reduceOp=opts if op is None else op, timeout=timeout)
+        if _as_one(given, out, self._size):
+            together = torch.cat([x.reshape(-1) for x in given])
+            return PLAIN_METHODS["reduce_scatter_single"](self, out, together, opts)
         if len(given) != self._size or all(x.numel() == out.numel() for x in given):
             return PLAIN_METHODS["reduce_scatter"](self, outputs, inputs, opts)
         works = []
@@ -161,6 +179,13 @@ class _Uneven:
             each.asyncOp = opts.asyncOp
             works.append(self.reduce([out.copy_(x) if root == self._rank else x], each))
         return self._each(works)
+
+
+def _as_one(tensors: list[torch.Tensor], part: torch.Tensor, size: int) -> bool:
+    """Whether the tensors are not one per rank, but together are as large as `part` from every rank."""
+    if not tensors or len(tensors) == size or any(x.shape != tensors[0].shape for x in tensors):
+        return False
+    return len(tensors) * tensors[0].numel() == size * part.numel()
 
 
 INSTEAD = {name: method for name, method in vars(_Uneven).items() if callable(method)}

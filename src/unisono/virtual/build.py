@@ -26,7 +26,7 @@ from . import operations
 __all__ = ["build", "sources", "torch_folder"]
 
 UNITS = (
-    ("checks", "crossing", "fallback", "kernels"),
+    ("checks", "crossing", "determinism", "fallback", "kernels"),
     ("accounting", "device", "memory", "generator", "interface"),
 )
 FLAGS = ("-std=c++20", "-O1", "-fPIC", "-fvisibility-inlines-hidden", "-w")

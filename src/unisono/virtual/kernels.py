@@ -230,6 +230,11 @@ def rms_norm_backward(
     return of_x.to(x.dtype) if mask[0] else None, of_weight
 
 
+def no_library(*args: Any) -> bool:
+    """Return False: there is neither cuDNN nor MIOpen, so `ctc_loss` takes PyTorch's own kernel."""
+    return False
+
+
 KERNELS = {
     "batch_norm_stats": batch_norm_stats,
     "batch_norm_gather_stats": batch_norm_gather_stats,
@@ -249,6 +254,10 @@ KERNELS = {
     "addmm.dtype": addmm_dtype,
     "baddbmm.dtype": addmm_dtype,
     "_fused_rms_norm_backward": rms_norm_backward,
+    "_use_cudnn_ctc_loss": no_library,
+    "_use_cudnn_ctc_loss.Tensor": no_library,
+    "_use_miopen_ctc_loss": no_library,
+    "_use_miopen_ctc_loss.Tensor": no_library,
 }
 
 

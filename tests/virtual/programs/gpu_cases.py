@@ -41,6 +41,35 @@ def both_devices(backend: str) -> None:
         assert x.tolist() == [2.0] * 3, x
 
 
+def lists_as_one() -> None:
+    """NCCL takes a list of equal tensors that are not one per rank as one tensor."""
+    rank = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl")
+    whole, mine = torch.arange(8.0).cuda(), torch.tensor([2.0 * rank, 2.0 * rank + 1]).cuda()
+    for given in ([whole], [*whole.view(2, 4)], [*whole.view(8, 1)], [*whole.view(4, 2).t()]):
+        scattered = torch.zeros(2).cuda()
+        dist.reduce_scatter(scattered, given)
+        flat = torch.cat([x.reshape(-1) for x in given])
+        assert scattered.equal(4 * flat.view(4, 2)[rank]), (given, scattered)
+    later = dist.reduce_scatter(scattered, [whole], op=dist.ReduceOp.AVG, async_op=True)
+    later.wait()
+    assert scattered.equal(mine), scattered
+    for count in (1, 2, 8):
+        got = [torch.zeros(8 // count).cuda() for _ in range(count)]
+        work = dist.all_gather(got, mine, async_op=True)
+        work.wait()
+        assert torch.cat(got).equal(whole), got
+    strided = torch.zeros(4, 2).cuda().t()
+    dist.all_gather([strided], mine)
+    assert strided.equal(whole.view(2, 4)), strided
+    try:
+        dist.reduce_scatter(scattered, [whole[:6].clone()])
+    except ValueError as error:
+        print("refused", error)
+    dist.destroy_process_group()
+
+
 def books() -> None:
     cuda = torch.cuda
     x = torch.ones(10, device="cuda")  # a block of 512 bytes of a segment of 2 MiB
@@ -61,6 +90,29 @@ def books() -> None:
     assert (total, total - free) == (256 * MIB, 2 * MIB)
     assert "PyTorch CUDA memory summary" in cuda.memory_summary()
     assert x.sum() == 10  # it was there until here
+
+
+def ctc() -> None:
+    """Loss and gradient of `ctc_loss` are the CPU's, wherever the lengths are."""
+    torch.manual_seed(1)
+    scores, targets = torch.randn(9, 3, 5), torch.randint(1, 5, (3, 4))
+    lengths = (torch.tensor([9, 8, 7]), torch.tensor([4, 3, 2]))
+    loss = torch.nn.functional.ctc_loss
+    for reduction in ("mean", "sum", "none"):
+        for flat in (False, True):
+            labels = (
+                torch.cat([row[:n] for row, n in zip(targets, lengths[1], strict=True)]) if flat else targets
+            )
+            for place in (torch.Tensor.cuda, torch.Tensor.cpu, torch.Tensor.int, torch.Tensor.tolist):
+                cpu, gpu = scores.clone().requires_grad_(), scores.cuda().requires_grad_()
+                expected = loss(cpu.log_softmax(2), labels, *lengths, reduction=reduction, zero_infinity=True)
+                expected.sum().backward()
+                there = [place(each) for each in lengths]
+                got = loss(gpu.log_softmax(2), labels.cuda(), *there, reduction=reduction, zero_infinity=True)
+                got.sum().backward()
+                assert got.is_cuda, got
+                assert got.cpu().equal(expected), (got, expected)
+                assert gpu.grad.cpu().equal(cpu.grad), (gpu.grad, cpu.grad)
 
 
 def stream_waits() -> None:
