@@ -24,6 +24,8 @@ size_t first_negative(const float* values, size_t numel);
 void check_block(unisono::Codec codec, size_t block);
 void bind_fields(nanobind::module_& m);
 void bind_storages(nanobind::module_& m);
+// Daemon threads that the interpreter's end finds in C++ stop, and do not abort the process.
+void stop_threads_at_the_end();
 void bind_futures(nanobind::module_& m);
 void bind_memory(nanobind::module_& m);
 

@@ -152,6 +152,7 @@ NB_MODULE(_native, m) {
   bind_codecs(m);
   bind_fields(m);
   bind_storages(m);
+  stop_threads_at_the_end();
   bind_futures(m);
   bind_memory(m);
 }
