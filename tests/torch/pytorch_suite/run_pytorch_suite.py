@@ -93,7 +93,7 @@ def import_suite(way: str) -> ModuleType:
     import unisono.torch.process_group  # noqa: F401  (registering alone would leave that to every rank)
 
     # PyTorch's harness asks this when it sets up a test. Where Triton is that starts CUDA: forks need it off.
-    torch.utils._triton.has_triton = lambda: False
+    torch.utils._triton.has_triton = lambda **_: False
     for feature in ("ddp", "subgroup", "plugin"):
         DistTestCases.backend_feature[feature].add(os.environ["BACKEND"])
     import torch.testing._internal.distributed.distributed_test as suite
