@@ -10,6 +10,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 import ranks
 from effort import times
 
@@ -20,6 +22,7 @@ ROUNDS = times(usual=2, long=100)
 AT_ONCE = 6  # more than there are cores, so that a thread may be stopped at any place
 
 
+@pytest.mark.timeout(60 + 15 * ROUNDS)
 def test_a_process_ends_as_python_ends_it() -> None:
     """A daemon thread that was in a call met Python's end inside a destructor: SIGABRT."""
     runs = list(itertools.product(STATES, ENDINGS, map(str, range(ROUNDS))))
