@@ -1,4 +1,4 @@
-"""What PyTorch's tests of process groups written in Python (PythonProcessGroupExtensionTest) ask, of our group."""
+"""What PyTorch asks of process groups in Python (PythonProcessGroupExtensionTest), asked of ours."""
 
 from __future__ import annotations
 
