@@ -63,9 +63,7 @@ def copies(parameter: Tensor, mesh: Mesh) -> int:
 
 
 def _strided(placement: object) -> bool:
-    """fully_shard's placement of what the tensor axis cuts in the same dimension; no Shard in PyTorch
-    2.13.
-    """
+    """Whether it is fully_shard's placement of what the tensor axis cuts in the same dimension: no Shard."""
     return type(placement).__name__ == "_StridedShard"
 
 

@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ UNITS = (
     ("checks", "crossing", "determinism", "fallback", "kernels"),
     ("accounting", "device", "memory", "generator", "interface"),
 )
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 FLAGS = ("-std=c++20", "-O1", "-fPIC", "-fvisibility-inlines-hidden", "-w")
 COMPILERS = ("g++", "c++", "clang++")
 
@@ -58,17 +60,43 @@ def build(torch: Path, cache: Path, version: str, extra: tuple[str, ...] = ()) -
     Other processes that need it wait meanwhile. Shows progress on stderr.
 
     Raises:
-        RuntimeError: there is no compiler, or it failed; the text says what to do.
+        RuntimeError: there is no compiler, or it failed, or the cache is not this user's; the text says what
+            to do.
     """
     name = f"virtual-torch{version}-{_digest(torch, extra)}.so"
     made = cache / name
-    if made.exists():
-        return made
-    cache.mkdir(parents=True, exist_ok=True)
-    with _locked(cache / (name + ".lock")):
-        if not made.exists():
-            _compile(torch, made, extra)
+    _keep_others_out(cache)
+    if not _trusted(made):
+        with _locked(cache / (name + ".lock")):
+            if not _trusted(made):
+                _compile(torch, made, extra)
     return made
+
+
+def _keep_others_out(cache: Path) -> None:
+    """Make the folder, or check it: who may write to it chooses what code this process loads."""
+    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    status = cache.stat()
+    open_to_others = status.st_mode & OTHERS_WRITE
+    if open_to_others and status.st_uid == os.getuid():
+        cache.chmod(stat.S_IMODE(status.st_mode) & ~OTHERS_WRITE)
+    elif open_to_others or status.st_uid not in (os.getuid(), 0):
+        raise RuntimeError(
+            message(
+                f"{cache} belongs to user {status.st_uid}: code from it is not loaded",
+                remedy="Set XDG_CACHE_HOME to a folder of your own.",
+            )
+        )
+
+
+def _trusted(made: Path) -> bool:
+    """Whether a library is there that no other user can have written; otherwise it is built again."""
+    try:
+        status = made.lstat()
+    except FileNotFoundError:
+        return False
+    regular, own = stat.S_ISREG(status.st_mode), status.st_uid in (os.getuid(), 0)
+    return regular and own and not status.st_mode & OTHERS_WRITE
 
 
 def _digest(torch: Path, extra: tuple[str, ...]) -> str:
@@ -113,6 +141,7 @@ def _compile(torch: Path, made: Path, extra: tuple[str, ...]) -> None:
         libraries = [f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{torch / 'lib'}"]
         fresh = made.with_name(f"{made.name}.{os.getpid()}")
         _run([[compiler, "-shared", *extra, *objects, "-o", str(fresh), *libraries]], began)
+        fresh.chmod(0o700)
         fresh.rename(made)
     _say(f"virtual GPUs: library built in {time.monotonic() - began:.0f} s, kept in {made.parent}\n")
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["REFUSED", "install", "refusal"]
 
 CUDA = 1
-NCCL_VERSION = 2 << 32 | 29 << 16 | 7  # that of PyTorch 2.13's CUDA build
+NCCL_VERSION = 2 << 32 | 29 << 16 | 7  # 2.29.7
 INVALID_DEVICE = (
     "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?\n"
     "Search for `cudaErrorInvalidDevice' in "
