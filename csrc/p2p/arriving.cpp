@@ -43,7 +43,7 @@ bool Channels::admit(int peer) {
     if (incoming.held)
       refuse(request, peer, header);
     else
-      request.nbytes = header.nbytes;
+      accept(request, header);
     if (!incoming.held) return true;
     incoming.request = nullptr;
   }
@@ -75,7 +75,16 @@ void Channels::forget(std::list<UnexpectedMessage>::iterator kept) {
   unexpected_.erase(kept);
 }
 
-void Channels::pull(int peer) {
+void Channels::accept(Request& request, const Header& header) {
+  try {
+    request.accept(header);
+  } catch (const std::bad_alloc&) {
+    failed_ = true;  // the header is lost: the next one cannot be found
+    throw;
+  }
+}
+
+void Channels::pull(int peer, Lent lent) {
   Incoming& incoming = incoming_[static_cast<size_t>(peer)];
   // A rank that has left, or is in an aborted group, sends nothing more: read all that has arrived.
   const bool over = world_.aborted() || world_.cell(peer).left.load(std::memory_order_acquire) != 0;
@@ -87,7 +96,7 @@ void Channels::pull(int peer) {
     const uint64_t before = incoming.moved;
     unsigned char* const target = incoming.request ? incoming.request->data : incoming.kept->bytes.data();
     if (incoming.header.lent()) {
-      if (!borrow(peer, target)) return;
+      if (lent == Lent::kLater || !borrow(peer, target)) return;
     } else {
       incoming.moved += streams_.read(peer, target + incoming.moved, incoming.header.nbytes - incoming.moved);
       if (incoming.moved < incoming.header.nbytes) return;

@@ -5,6 +5,12 @@
 #include <new>
 
 namespace unisono {
+namespace {
+
+// Copying so many bytes takes longer than another thread should wait for the GIL.
+constexpr uint64_t kMuch = 64 * 1024;
+
+}  // namespace
 
 Channels::Channels(World& world, const Peers& peers, int rank, WaitPolicy patience, WaitPolicy background,
                    Descriptors sockets, Control* control)
@@ -40,17 +46,17 @@ void Channels::finish(Request& request, FaultKind fault) {
   streams_.wake();  // another thread of this rank may wait for it
 }
 
-void Channels::progress() {
+void Channels::progress(Lent lent) {
   if (failed_) return;
   streams_.look();
   for (int peer = 0; peer < static_cast<int>(sends_.size()); ++peer) {
     if (peer == rank_) continue;
-    push(peer);
-    pull(peer);
+    push(peer, lent);
+    pull(peer, lent);
   }
 }
 
-void Channels::push(int peer) {
+void Channels::push(int peer, Lent lent_messages) {
   auto& queue = sends_[static_cast<size_t>(peer)];
   while (!queue.empty()) {
     Request& request = *queue.front();
@@ -65,6 +71,7 @@ void Channels::push(int peer) {
     if (!request.lent)
       request.moved +=
           streams_.write(peer, request.data + request.moved, request.nbytes - request.moved, false);
+    if (request.lent && lent_messages == Lent::kLater) return;
     if (request.lent ? !lend(request) : request.moved < request.nbytes) return;
     const std::shared_ptr<Request> sent = std::move(queue.front());
     queue.pop_front();
@@ -86,7 +93,7 @@ void Channels::deliver(Request& request, int peer, const Header& header, const u
   request.peer = peer;
   request.tag = header.tag;
   if (!request.takes(header)) return refuse(request, peer, header);
-  request.nbytes = header.nbytes;
+  request.accept(header);
   if (header.nbytes > 0) std::memcpy(request.data, bytes, header.nbytes);
   finish(request, FaultKind::kNone);
 }
@@ -128,11 +135,12 @@ std::vector<Envelope> Channels::unexpected() {
 
 // ---- requests --------------------------------------------------------------------------------------
 
-void Channels::post(std::shared_ptr<Request> request) {
+void Channels::post(std::shared_ptr<Request> request, HeldLock& held) {
+  if (request->nbytes >= kMuch) held.let_go();  // a message to this rank itself, or a kept one, is copied
   try {
-    const std::lock_guard lock(mutex_);
+    const std::unique_lock lock = locked(held);
     enqueue(std::move(request));
-    progress();
+    progress(Lent::kLater);
     streams_.wake();  // the background thread has another deadline to keep
   } catch (const std::bad_alloc&) {
     Waiter waiting = waiter(patience_);
@@ -167,8 +175,17 @@ void Channels::loop_back(Request& send) {
   finish(send, FaultKind::kNone);
 }
 
-void Channels::detach() {
-  const std::lock_guard lock(mutex_);
+// Another thread may copy a large message meanwhile.
+std::unique_lock<std::mutex> Channels::locked(HeldLock& held) {
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  if (lock) return lock;
+  held.let_go();
+  lock.lock();
+  return lock;
+}
+
+void Channels::detach(HeldLock& held) {
+  const std::unique_lock lock = locked(held);
   if (idle() || stopping_) return;
   if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
   work_came_.notify_one();

@@ -46,12 +46,21 @@ struct Request {
   size_t header_moved = 0;
   bool lent = false;       // the bytes are copied from memory to memory, not through the stream
   bool exact = false;      // receive: a shorter message is refused, too
+  bool sized = false;      // receive: of any size, into memory that is made when a message matches
+  std::unique_ptr<unsigned char[]> own;  // that memory
   bool cancelled = false;  // set before `done`
   std::atomic<FaultKind> fault{FaultKind::kNone};
   std::atomic<bool> done{false};
 
   bool takes(const MessageHeader& header) const {
-    return form == header.form() && (exact ? nbytes == header.nbytes : nbytes >= header.nbytes);
+    return form == header.form() && (sized || (exact ? nbytes == header.nbytes : nbytes >= header.nbytes));
+  }
+  // A message that it takes is its own now. Throws std::bad_alloc.
+  void accept(const MessageHeader& header) {
+    nbytes = header.nbytes;
+    if (!sized) return;
+    own.reset(new unsigned char[nbytes]);
+    data = own.get();
   }
 };
 
@@ -86,10 +95,11 @@ class Channels {
   bool receive_now(Request& wanted, int spins);
   int spins() const { return patience_.spins; }
 
-  // Starts a request and moves what can be moved now.
-  void post(std::shared_ptr<Request> request);
+  // Starts a request and moves small messages that can be moved now. Lets go of `held` before it waits for
+  // another thread or copies much.
+  void post(std::shared_ptr<Request> request, HeldLock& held);
   // Leaves the open requests to the background thread, for callers that do not wait at once.
-  void detach();
+  void detach(HeldLock& held);
   // Waits for a request. When `deadline` passes first: kTimeout, and the group is aborted if `fatal`.
   FaultKind wait(Request& request, Nanoseconds deadline, bool fatal, const std::function<bool()>* interrupt);
   // Cancels a receive that no message has matched; false: one has, it has ended, or it is a send.
@@ -130,9 +140,11 @@ class Channels {
 
   bool works() const { return !stopping_ && !failed_ && !world_.aborted(); }
   void enqueue(std::shared_ptr<Request> request);  // from here on: with mutex_ held
-  void progress();
-  void push(int peer);
-  void pull(int peer);
+  enum class Lent { kCopied, kLater };  // what happens to lent messages, which may be of any size
+  void progress(Lent lent = Lent::kCopied);
+  void push(int peer, Lent lent);
+  void pull(int peer, Lent lent);
+  std::unique_lock<std::mutex> locked(HeldLock& held);
   Channel& channel(int sender, int receiver);
   void offer(Request& request);
   bool lend(Request& request);
@@ -140,6 +152,7 @@ class Channels {
   void give_up(int peer);
   bool read_header(int peer);
   bool admit(int peer);
+  void accept(Request& request, const Header& header);
   bool room_for(int peer, uint64_t nbytes) const;
   void refuse_frame(int peer, const BadFrame& bad);
   void forget(std::list<UnexpectedMessage>::iterator kept);

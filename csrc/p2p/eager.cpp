@@ -96,12 +96,12 @@ bool Channels::receive_now(Request& wanted, int spins) {
   const auto place = [&]() -> std::optional<std::span<unsigned char>> {
     if (header.lent() || header.nbytes > kEagerBytes || !wanted.takes(header)) return std::nullopt;
     if (wanted.tag != kAnyTag && wanted.tag != header.tag) return std::nullopt;
+    wanted.accept(header);
     return std::span(wanted.data, header.nbytes);
   };
   if (!streams_.read_whole(peer, {reinterpret_cast<unsigned char*>(&header), sizeof header}, place))
     return false;
   wanted.tag = header.tag;
-  wanted.nbytes = header.nbytes;
   return true;
 }
 

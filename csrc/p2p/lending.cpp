@@ -52,7 +52,10 @@ bool Channels::borrow(int peer, unsigned char* target) {
 
 // The receiver's buffer is safe to free only when no lender writes to it any more.
 void Channels::give_up(int peer) {
-  if (!channel(peer, rank_).loan.end([&] { return peers_.dead(peer); })) unsettled_ = true;
+  if (channel(peer, rank_).loan.end([&] { return peers_.dead(peer); })) return;
+  unsettled_ = true;
+  if (const auto& request = incoming_[static_cast<size_t>(peer)].request; request && request->own)
+    never_free(std::move(request->own));
 }
 
 }  // namespace unisono

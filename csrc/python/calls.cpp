@@ -204,7 +204,7 @@ class Calls {
     const nb::object alive = engine_;
     if (alive.is_none()) return nb::none();
     Engine& engine = *nb::inst_ptr<Engine>(alive);
-    Transfer message{sending, kind, now || kind == MessageKind::kObject, timeout_s_};
+    Transfer message{sending, kind, now, timeout_s_};
     if (!message.read(given, engine)) return nb::none();
     if (now) return message.pass_now(engine) ? message.outcome() : nb::none();
     const auto keep = [&] { return Kept{nb::borrow(given[0]), {}, message.kept(), {}}; };
@@ -505,8 +505,8 @@ PyMethodDef kMethods[] = {
     method<kPlain, repeat>("_repeat", "As `_call`, for a remembered call; NotImplemented: it is not one."),
     method<4, send>("_send", "Sends (x, peer, tag, timeout); True, or None: Python has to do it."),
     method<4, receive>("_recv", "Receives (x, peer, tag, timeout); its `Status`, or None as above."),
-    method<4, send_object>("_send_object", "As `_send`, a part of an object."),
-    method<4, receive_object>("_recv_object", "As `_recv`, a part of an object."),
+    method<4, send_object>("_send_object", "As `_send`, the bytes of an object."),
+    method<4, receive_object>("_recv_object", "As `_recv`, with None for x: the bytes of an object."),
     method<4, send_now>("_send_now", "As `_send`; None also if it cannot be sent at once."),
     method<4, receive_now>("_recv_now", "As `_recv`; None also if it has not arrived, or is shorter."),
 };

@@ -96,7 +96,8 @@ std::shared_ptr<Request> post(Engine& engine, bool sending, int peer, int tag, i
   request->data = reinterpret_cast<unsigned char*>(data);
   request->nbytes = nbytes;
   request->deadline = deadline_after(timeout_s);
-  engine.channels().post(request);
+  Gil gil;
+  engine.channels().post(request, gil);
   return request;
 }
 
@@ -147,9 +148,9 @@ void bind_messages(nb::class_<Engine>& engine) {
              return post(self, true, peer, tag, dtype, object, false, data, nbytes, timeout_s);
            })
       .def("post_recv",
-           [](Engine& self, int peer, int tag, int dtype, bool object, bool exact, Address data,
-              size_t nbytes, double timeout_s) {
-             return post(self, false, peer, tag, dtype, object, exact, data, nbytes, timeout_s);
+           [](Engine& self, int peer, int tag, int dtype, bool exact, Address data, size_t nbytes,
+              double timeout_s) {
+             return post(self, false, peer, tag, dtype, false, exact, data, nbytes, timeout_s);
            })
       .def("look", &look_for, nb::arg("peer"), nb::arg("tag"),
            "(fault, `Status` or None) of the message that a receive would get now.")
@@ -166,7 +167,11 @@ void bind_messages(nb::class_<Engine>& engine) {
           },
           nb::arg("buffers").none(),
           "After a failure: keeps the buffers for ever if a stopped rank may still write to them.")
-      .def("detach", [](Engine& self) { self.channels().detach(); })
+      .def("detach",
+           [](Engine& self) {
+             Gil gil;
+             self.channels().detach(gil);
+           })
       .def(
           "unexpected",
           [](Engine& self) {

@@ -6,6 +6,7 @@
 
 #include "protocol/arena.hpp"
 #include "python/bindings.hpp"
+#include "python/messages.hpp"
 
 namespace nb = nanobind;
 
@@ -50,7 +51,23 @@ Bytes shared_bytes(size_t nbytes) {
   return Bytes(data, {nbytes}, owner);
 }
 
+// An object of less is copied, which takes less time than making an array.
+constexpr size_t kSmallObject = 64 << 10;
+
 }  // namespace
+
+nb::object bytes_of(std::unique_ptr<unsigned char[]> received, size_t nbytes) {
+  unsigned char* const data = received.get();
+  if (nbytes < kSmallObject) {
+    nb::object copy = nb::steal(
+        PyByteArray_FromStringAndSize(reinterpret_cast<const char*>(data), static_cast<Py_ssize_t>(nbytes)));
+    if (!copy.is_valid()) throw nb::python_error();
+    return copy;
+  }
+  const nb::capsule owner(data, [](void* kept) noexcept { delete[] static_cast<unsigned char*>(kept); });
+  received.release();
+  return nb::cast(Bytes(data, {nbytes}, owner));
+}
 
 void bind_memory(nb::module_& m) {
   m.def("shared_bytes", &shared_bytes, nb::arg("nbytes"),

@@ -1,5 +1,5 @@
-// The fast path of `send` and `recv`: arguments are read without Python code, and the message is passed at
-// once.
+// The fast path of `send` and `recv`, of arrays and of objects: arguments are read without Python code, and
+// the message is passed at once.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +7,9 @@
 
 #include "python/buffers.hpp"
 #include "python/status.hpp"
+
+// The bytes of a received object, writable: objects that are made of them may share their memory.
+nanobind::object bytes_of(std::unique_ptr<unsigned char[]> received, size_t nbytes);
 
 class Transfer {
  public:
@@ -17,12 +20,13 @@ class Transfer {
   const bool sending;
   double timeout_s;  // the group's, unless the call has one
 
-  // Arguments: x, peer, tag, timeout. False: Python has to check them.
+  // Arguments: x, peer, tag, timeout. False: Python has to check them. A received object has no x: its memory
+  // is made when a message matches.
   bool read(PyObject* const* given, const unisono::Engine& engine) {
     PyObject* const from = given[1];
     const bool anybody = !sending && from == Py_None;
     if (!(anybody || PyLong_CheckExact(from)) || !PyLong_CheckExact(given[2])) return false;
-    if (PyList_CheckExact(given[0]) || PyTuple_CheckExact(given[0])) return false;
+    if (!sized() && (PyList_CheckExact(given[0]) || PyTuple_CheckExact(given[0]))) return false;
     const long rank = anybody ? unisono::kAnyRank : PyLong_AsLong(from), number = PyLong_AsLong(given[2]);
     if (PyErr_Occurred() != nullptr) {  // too large a number, which reads as -1
       PyErr_Clear();
@@ -30,8 +34,8 @@ class Transfer {
     }
     const bool named = rank >= 0 && rank < engine.size();
     const bool tagged = (number >= 0 && number <= INT32_MAX) || (number == unisono::kAnyTag && !sending);
-    if (!(named || anybody) || !tagged || !side_.see(given[0]) || side_.count != 1 || side_.number)
-      return false;
+    if (!(named || anybody) || !tagged) return false;
+    if (!sized() && (!side_.see(given[0]) || side_.count != 1 || side_.number)) return false;
     if (!sending && side_.readonly) return false;
     peer_ = static_cast<int>(rank);
     tag_ = static_cast<int>(number);
@@ -51,9 +55,10 @@ class Transfer {
                                     : PyUnicode_FromString(what));
   }
 
-  // After the message was passed: its Status, or True for a send.
-  nanobind::object outcome() const {
+  // After the message was passed: its Status, or True for a send, or the bytes of an object.
+  nanobind::object outcome() {
     if (sending) return nanobind::bool_(true);
+    if (sized()) return bytes_of(std::move(own_), nbytes_);
     return nanobind::cast(Status::of(peer_, tag_, form(), nbytes_));
   }
 
@@ -65,9 +70,9 @@ class Transfer {
     if (at_once(engine, channels.spins())) return unisono::FaultKind::kNone;
     held.let_go();
     const auto posted = request();
-    channels.post(posted);
+    channels.post(posted, held);
     const auto fault = channels.wait(*posted, posted->deadline, true, engine.interrupt());
-    come(*posted);
+    if (fault == unisono::FaultKind::kNone) come(*posted);
     return fault;
   }
 
@@ -84,13 +89,18 @@ class Transfer {
     come(wanted);
     return true;
   }
-  void come(const unisono::Request& met) {
+  void come(unisono::Request& met) {
     peer_ = met.peer;
     tag_ = met.tag;
     nbytes_ = met.nbytes;
+    own_ = std::move(met.own);
   }
-  uint32_t form() const { return unisono::form_of(static_cast<unisono::DType>(side_.dtype), kind_); }
-  unsigned char* data() const { return side_.extents[0].data; }
+  bool sized() const { return !sending && kind_ == unisono::MessageKind::kObject; }
+  unisono::DType dtype() const {
+    return sized() ? unisono::DType::kU8 : static_cast<unisono::DType>(side_.dtype);
+  }
+  uint32_t form() const { return unisono::form_of(dtype(), kind_); }
+  unsigned char* data() const { return sized() ? nullptr : side_.extents[0].data; }
   std::shared_ptr<unisono::Request> request() const {
     auto made = std::make_shared<unisono::Request>();
     fill(*made);
@@ -100,11 +110,12 @@ class Transfer {
   void fill(unisono::Request& request) const {
     request.sending = sending;
     request.exact = exact_;
+    request.sized = sized();
     request.peer = peer_;
     request.tag = tag_;
     request.form = form();
     request.data = data();
-    request.nbytes = side_.nbytes();
+    request.nbytes = sized() ? 0 : side_.nbytes();
   }
 
   const unisono::MessageKind kind_;
@@ -112,4 +123,5 @@ class Transfer {
   CallBuffers side_;
   int peer_ = 0, tag_ = 0;
   uint64_t nbytes_ = 0;  // of the received message
+  std::unique_ptr<unsigned char[]> own_;
 };

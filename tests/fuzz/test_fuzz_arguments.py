@@ -51,7 +51,7 @@ def test_native_accessors_refuse_what_is_outside_the_group(rank: int) -> None:
             engine.post_send(rank, 0, 0, False, 0, 0, 1.0)
         for dtype in (-1, 12, 255):
             with pytest.raises(ValueError, match="no such dtype"):
-                engine.post_recv(0, 0, dtype, False, False, 0, 0, 1.0)
+                engine.post_recv(0, 0, dtype, False, 0, 0, 1.0)
             with pytest.raises(ValueError, match="no such kind, dtype or operation"):
                 engine.operation([1, 0, 0, 0, 0, 1, 0], 0, dtype, 0)
         for kind in (-1, 256):

@@ -12,20 +12,22 @@ import time
 import weakref
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, SupportsIndex, cast
 
 from unisono import _native
-from unisono._native import Returned
+from unisono._native import Returned, Status
 from unisono.backends.driver import NATIVE, Call, Driver, keep_for_ever, unsupported
 from unisono.bootstrap.rendezvous import Rendezvous
 from unisono.buffers import DTYPES, DeviceArray, is_tensor
 from unisono.costs.choice import Choice
 from unisono.diagnosis.cause import at_failure
 from unisono.errors import Aborted, GroupError, Mismatch, Timeout, UnisonoError, message
+from unisono.group import objects
 from unisono.group.coalesced import no_calls
 from unisono.group.external_work import ExternalCall, ExternalMessage, ExternalWork, device_arrays
 from unisono.group.group import Group, end_group
 from unisono.group.layout import Extents
+from unisono.group.messages import checked, run
 from unisono.group.planning import Planner, check_algorithm, check_op, check_reducible
 from unisono.group.results import NOTHING, Made
 from unisono.group.work import Kept, MessageWork, seconds
@@ -328,6 +330,30 @@ class ExternalGroup(Group):
     @reproducible.setter
     def reproducible(self, value: bool) -> None:
         self._planner._refuse("barrier", None, value)
+
+    def send_object(
+        self, obj: Any, dst: int, tag: int = 0, *, pickle: bool = False, timeout: Seconds = None
+    ) -> None:
+        """See `Group.send_object`. The library moves two messages: the length, and the bytes."""
+        encoded = objects.encoded("send_object", obj, pickle)
+        for part in (objects.length(encoded), encoded):
+            work = checked(self._planner, "send_object", part, dst, tag, timeout, receiving=False)
+            run(self._kept, self._planner, timeout, work)
+
+    def recv_object(
+        self, src: SupportsIndex | None = None, tag: int = 0, *, pickle: bool = False, timeout: Seconds = None
+    ) -> Any:
+        """See `Group.recv_object`."""
+        length = objects.lengths([0])
+        head = self._receive(length, src, tag, timeout)
+        encoded = objects.allocate(length[0])
+        self._receive(encoded, head.source, head.tag, timeout)
+        return objects.decoded(encoded, pickle=pickle)
+
+    def _receive(self, part: Any, src: SupportsIndex | None, tag: int, timeout: Seconds) -> Status:
+        work = checked(self._planner, "recv_object", part, src, tag, timeout, receiving=True)
+        run(self._kept, self._planner, timeout, work)
+        return work.came()
 
     def _form(self, chosen: tuple[int, ...]) -> Group | None:
         self._subgroups += 1

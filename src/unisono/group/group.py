@@ -24,7 +24,7 @@ from unisono.diagnosis.read import last_seen, tell_cause
 from unisono.diagnosis.site import site
 from unisono.errors import GroupError, RendezvousError
 from unisono.group import objects
-from unisono.group.messages import RecvFrom, SendTo, begin, checked, iprobe, probe, run
+from unisono.group.messages import RecvFrom, SendTo, begin, checked, iprobe, plain, probe, run
 from unisono.group.parent import Parent, making, watching
 from unisono.group.planning import Planner
 from unisono.group.signature import collective
@@ -653,10 +653,9 @@ class Group(_native.Calls):
     ) -> None:
         """Send an object to rank `dst`."""
         encoded = objects.encoded("send_object", obj, pickle)
-        for part in (objects.length(encoded), encoded):
-            if self._send_object(part, dst, tag, timeout) is None:
-                work = checked(self._planner, "send_object", part, dst, tag, timeout, receiving=False)
-                run(self._kept, self._planner, timeout, work)
+        if self._send_object(encoded, dst, tag, timeout) is None:
+            work = checked(self._planner, "send_object", encoded, dst, tag, timeout, receiving=False)
+            run(self._kept, self._planner, timeout, work)
 
     def recv_object(
         self, src: SupportsIndex | None = None, tag: int = 0, *, pickle: bool = False, timeout: Seconds = None
@@ -666,19 +665,10 @@ class Group(_native.Calls):
         Raises:
             Mismatch: the message is an array.
         """
-        length = objects.lengths([0])
-        head = self._receive(length, src, tag, timeout)
-        encoded = objects.allocate(length[0])
-        self._receive(encoded, head.source, head.tag, timeout)
+        encoded = self._recv_object(None, src, tag, timeout)
+        if encoded is None:  # arguments that only Python reads
+            encoded = self._recv_object(None, *plain(self._planner, "recv_object", src, tag, timeout))
         return objects.decoded(encoded, pickle=pickle)
-
-    def _receive(self, part: Any, src: SupportsIndex | None, tag: int, timeout: Seconds) -> Status:
-        status: Status | None = self._recv_object(part, src, tag, timeout)
-        if status is not None:
-            return status
-        work = checked(self._planner, "recv_object", part, src, tag, timeout, receiving=True)
-        run(self._kept, self._planner, timeout, work)
-        return work.came()
 
     def _gather_all(self, kind: str, obj: Any, pickle: bool, timeout: Seconds) -> list[Any]:
         encoded = objects.encoded(kind, obj, pickle)

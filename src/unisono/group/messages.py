@@ -24,7 +24,7 @@ from unisono.group.layout import named
 from unisono.group.planning import Planner
 from unisono.group.work import Kept, MessageWork, seconds
 
-__all__ = ["ANY_TAG", "RecvFrom", "SendTo", "begin", "checked", "iprobe", "probe", "run"]
+__all__ = ["ANY_TAG", "RecvFrom", "SendTo", "begin", "checked", "iprobe", "plain", "probe", "run"]
 
 ANY_TAG = -1
 ANY_RANK = -1
@@ -62,7 +62,7 @@ def checked(
     """Check the arguments of one message; returns its work, not yet posted.
 
     Args:
-        exact: a shorter message is a Mismatch, too, as for objects.
+        exact: a shorter message is a Mismatch, too.
         form: the form of a message of codes; None: that of the array.
     """
     x = planner.seen(name, x)
@@ -87,8 +87,7 @@ def checked(
         keep = (keep, StorageHold(keep))
     operation = f"{name}(tag={tag})" if tag > 0 else name
     if receiving:
-        exact = exact or is_object
-        post = partial(engine.post_recv, rank, tag, dtype, is_object, exact, address, nbytes, timeout_s)
+        post = partial(engine.post_recv, rank, tag, dtype, exact, address, nbytes, timeout_s)
     else:
         post = partial(engine.post_send, rank, tag, dtype, is_object, address, nbytes, timeout_s)
     return MessageWork(engine, post, keep, planner.scene(engine, operation, timeout_s, where), receiving)
@@ -109,6 +108,15 @@ def _addressed(
     if not (0 <= tag < 1 << 31 or (tag == ANY_TAG and receiving)):
         raise ValueError(f"{name}: tag is {tag}, expected 0..2147483647")
     return rank, tag
+
+
+def plain(
+    planner: Planner, name: str, src: SupportsIndex | None, tag: int, timeout: Seconds
+) -> tuple[int | None, int, float]:
+    """The source, tag and timeout of a receive as the engine reads them. Raises as `checked` does."""
+    rank, tag = _addressed(planner, name, src, tag, receiving=True)
+    planner.engine  # noqa: B018  (raises once the group was closed)
+    return None if rank == ANY_RANK else rank, tag, seconds(timeout, planner.timeout_s)
 
 
 def probe(planner: Planner, src: SupportsIndex | None, tag: int, timeout: Seconds) -> Status:
