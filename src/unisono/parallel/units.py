@@ -62,6 +62,7 @@ def shard_units(
     if replicas:
         initial.fill(root)
         return Replicas(root, mesh)
+    _check_dimensions(root, plan)
     wrapped = [] if plan.uneven_use or plan.zero == 0 else own  # replicas reduce all gradients in one message
     for unit in wrapped:
         initial.fill(unit)
@@ -74,6 +75,16 @@ def shard_units(
     if plan.shards > 1:
         _gather_ahead(root, wrapped)
     return Sharded(root, plan)
+
+
+def _check_dimensions(root: nn.Module, plan: Plan) -> None:
+    """Refuse what `fully_shard` cannot cut."""
+    for name, parameter in root.named_parameters():
+        if parameter.dim() == 0:
+            raise ValueError(
+                f'"{name}" is a parameter that has no dimension, which zero={plan.zero} with precision='
+                f"{plan.precision!r} cannot take. Write nn.Parameter(torch.ones(1)), or use zero=0 with f32"
+            )
 
 
 def _own_memory(_module: nn.Module, _args: Any, output: Any) -> Any:
