@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .tensor import KINDS
+from .tensor import KINDS, like
 
 __all__ = ["Family", "SplitColumns", "entries", "family_of"]
 
@@ -159,7 +159,7 @@ class SplitColumns(nn.Module):
             self.add_module(name, nn.Linear(width, width, device="meta"))
         for path, value in self.parts("", fused.weight.data, fused.bias.data).items():
             at, _, name = path.lstrip(".").partition(".")
-            setattr(self.get_submodule(at), name, nn.Parameter(value))
+            setattr(self.get_submodule(at), name, like(getattr(fused, name), value))
 
     @staticmethod
     def parts(path: str, weight: Tensor, bias: Tensor) -> dict[str, Tensor]:
@@ -212,16 +212,24 @@ class RotaryBlock(Block):
         return _first(self.layer(hidden, position_embeddings=rotation, position_ids=positions))
 
 
+def _is_fused(module: nn.Module) -> bool:
+    """Whether it is the layer of GPT-2 itself: one with an adapter computes something else."""
+    return type(module).__name__ == "Conv1D" and set(dict(module.named_parameters())) == {"weight", "bias"}
+
+
 def _gpt2(model: Any) -> Family:
     _check_attention(model)
     body = model.transformer
     for block in body.h:
-        if not isinstance(block.attn.c_attn, SplitColumns):
+        if _is_fused(block.attn.c_attn):
             block.attn.c_attn = SplitColumns(block.attn.c_attn)
     cuts = {"transformer.wte": "vocabulary", "lm_head": "column, gathered"}
     for index in range(len(body.h)):
         at = f"transformer.h.{index}"
-        cuts |= {f"{at}.attn.c_attn.{name}": "column" for name in "qkv"}
+        if isinstance(body.h[index].attn.c_attn, SplitColumns):
+            cuts |= {f"{at}.attn.c_attn.{name}": "column" for name in "qkv"}
+        else:
+            cuts[f"{at}.attn.c_attn"] = "unknown"
         cuts |= {f"{at}.attn.c_proj": "row", f"{at}.mlp.c_fc": "column", f"{at}.mlp.c_proj": "row"}
 
     def localize(tensor: int) -> None:

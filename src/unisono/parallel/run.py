@@ -16,6 +16,7 @@ from torch.autograd.profiler import record_function
 
 from unisono.torch_internals import renamed
 
+from .arguments import check_arguments, check_optimizer, check_trained, two
 from .batches import Part, micro_batches, rows_of
 from .build import Built, Optimizer, Parameters, build
 from .checkpoint import Checkpoints, State, newest
@@ -68,57 +69,11 @@ def parallelize(
         ValueError: model and plan do not fit; the text names the module, and says what to write.
         TypeError: an argument is of another type.
     """
-    _check_arguments(model, plan, optimizer, loss, pieces, cuts)
+    check_arguments(model, plan, optimizer, loss, pieces, cuts)
     if plan.tf32:
         torch.set_float32_matmul_precision("high")
     built = build(model, plan, pieces=pieces, cuts=cuts, sample=sample, seed=seed, init=init)
     return Run(built, plan, optimizer, loss)
-
-
-def _check_arguments(
-    model: object, plan: object, optimizer: object, loss: object, pieces: object, cuts: object
-) -> None:
-    """Refuse what is of another type before a byte moves."""
-    wanted = {
-        "model": (isinstance(model, nn.Module), model, "an nn.Module"),
-        "plan": (isinstance(plan, Plan), plan, "a Plan"),
-        "optimizer": (
-            callable(optimizer),
-            optimizer,
-            "a function that makes one: lambda params: AdamW(params)",
-        ),
-        "loss": (callable(loss), loss, "a function of (output, targets)"),
-        "pieces": (pieces is None or isinstance(pieces, Sequence), pieces, "a list of modules"),
-        "cuts": (cuts is None or isinstance(cuts, dict), cuts, "a dict, pattern of paths -> kind"),
-    }
-    for name, (right, value, what) in wanted.items():
-        if not right:
-            raise TypeError(f"parallelize: {name} is a {type(value).__name__}, expected {what}")
-
-
-def _check_optimizer(made: object, trained: dict[str, nn.Parameter]) -> None:
-    """Refuse an optimizer of something else, such as the model's parameters before they were cut."""
-    if not trained:
-        return
-    if not isinstance(made, torch.optim.Optimizer):
-        raise TypeError(
-            f"parallelize: optimizer returned a {type(made).__name__}, expected torch.optim.Optimizer"
-        )
-    known = set(trained.values())
-    foreign = sum(p not in known for group in made.param_groups for p in group["params"])
-    if foreign:
-        raise ValueError(
-            f"parallelize: {foreign} parameters of the optimizer are not among those that this rank trains; "
-            "make it of the list that the function gets"
-        )
-
-
-def _two(batch: object) -> tuple[Any, Any]:
-    if not isinstance(batch, (tuple, list)):
-        raise TypeError(f"a batch is (inputs, targets), not a {type(batch).__name__}")
-    if len(batch) != 2:
-        raise TypeError(f"a batch is (inputs, targets), not a {type(batch).__name__} of {len(batch)}")
-    return batch[0], batch[1]
 
 
 class Run:
@@ -148,7 +103,7 @@ class Run:
         self.swap = built.units if isinstance(built.units, Swap) else None
         self._trained = {name: value for name, value in self._named.items() if value.requires_grad}
         self.optimizer = optimizer(Parameters(self._trained)) if self._trained else None
-        _check_optimizer(self.optimizer, self._trained)
+        check_optimizer(self.optimizer, self._trained)
         self._mixed = mixed(self._trained.values())
         self.steps = 0
         self._spans: list[Span] = []
@@ -297,6 +252,7 @@ class Run:
         try:
             if self.swap is not None:
                 self.swap.check()
+            check_trained(self._named, self._trained, follows=isinstance(self._built.units, Replicas))
             yield
         except Exception as error:
             left = self.plan.pipeline > 1 and self._built.runtime.interrupted  # messages that nobody took
@@ -304,7 +260,7 @@ class Run:
             raise
 
     def _work(self, batch: tuple[Any, Any], *, train: bool) -> tuple[Schedule, Work]:
-        inputs, targets = _two(batch)
+        inputs, targets = two(batch)
         rows = self._rows(rows_of([inputs, targets]))
         parts = min(self.plan.micro_batches, *rows)
         micros = micro_batches((inputs, targets), parts)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Placement
 
-__all__ = ["KINDS", "cut_modules"]
+__all__ = ["KINDS", "cut_modules", "like"]
 
 
 class Cut(NamedTuple):
@@ -58,6 +58,11 @@ def cut_modules(model: nn.Module, cuts: dict[str, str], mesh: DeviceMesh) -> Non
 
 
 def _cut(path: str, module: nn.Module, kind: str, mesh: DeviceMesh) -> None:
+    if kind not in CUTS:
+        raise ValueError(
+            f'"{path}" ({type(module).__name__}) is no layer that the rule can cut. Write cuts= with '
+            f'"{path}" and the other modules of its block as "whole", or leave out tensor='
+        )
     how = CUTS[kind]
     weight = getattr(module, "weight", None)
     if not isinstance(weight, nn.Parameter) or weight.dim() != 2:
@@ -75,7 +80,7 @@ def _cut(path: str, module: nn.Module, kind: str, mesh: DeviceMesh) -> None:
         for name, parameter in part.named_parameters(recurse=False):
             placement = placed if name == "weight" else how.bias
             value = distribute_tensor(parameter.data, mesh, [placement], src_data_rank=None)
-            part.register_parameter(name, nn.Parameter(value, requires_grad=parameter.requires_grad))
+            part.register_parameter(name, like(parameter, value))
 
     def came(_module: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
         if isinstance(inputs[0], DTensor):  # recomputed: saved as it was after this hook
@@ -89,6 +94,13 @@ def _cut(path: str, module: nn.Module, kind: str, mesh: DeviceMesh) -> None:
 
     hooks: Any = {"partition_fn": partition, "input_fn": came, "output_fn": goes}
     distribute_module(module, mesh, **hooks)
+
+
+def like(old: nn.Parameter, value: Tensor) -> nn.Parameter:
+    """Make the parameter that stands for `old`: frozen where it is, with what the user noted on it."""
+    new = nn.Parameter(value, requires_grad=old.requires_grad)
+    new.__dict__.update(vars(old))
+    return new
 
 
 def _turned(placement: Placement) -> Placement:
