@@ -22,6 +22,7 @@ from .build import Built, Optimizer, Parameters, build
 from .checkpoint import Checkpoints, State, newest
 from .compression.kept import Kept
 from .failures import Failures
+from .generators import drawing, seed_of
 from .gradients import add_up, scale_, squared_norm
 from .layouts.price import Link
 from .materialize import Init
@@ -51,6 +52,7 @@ def parallelize(
     sample: Any = None,
     seed: int | None = None,
     init: Init | None = None,
+    check: bool | None = None,
 ) -> Run:
     """Make `model` train by `plan`. All ranks call this; all get rank 0's parameters.
 
@@ -65,14 +67,18 @@ def parallelize(
         seed: of a model on the meta device; None: one that rank 0's generator draws.
         init: fills one module's own parameters and buffers, on the meta device so far. It is called after
             the module's own initialisation, and may be all there is.
+        check: try a tensor cut in the first step: copies of the model train on a few rows, both ways. None:
+            if the model has less than 100 MB of parameters. A larger one must be a model whose cut is proved,
+            such as GPT-2 or Llama. False: never.
     Raises:
-        ValueError: model and plan do not fit; the text names the module, and says what to write.
+        ValueError: model and plan do not fit; the text names the module, and says what to write. If a trial
+            finds it, the first step raises it.
         TypeError: an argument is of another type.
     """
     check_arguments(model, plan, optimizer, loss, pieces, cuts)
     if plan.tf32:
         torch.set_float32_matmul_precision("high")
-    built = build(model, plan, pieces=pieces, cuts=cuts, sample=sample, seed=seed, init=init)
+    built = build(model, plan, pieces=pieces, cuts=cuts, sample=sample, seed=seed, init=init, check=check)
     return Run(built, plan, optimizer, loss)
 
 
@@ -133,7 +139,7 @@ class Run:
             return mean
         if self.swap is not None:
             self.swap.waited_s = 0.0
-        with self._call():
+        with self._call(), self._drawing("step"):
             made, work = self._work(batch, train=True)
             try:
                 loss, self._spans = self._built.runtime.run(made, work)
@@ -150,7 +156,7 @@ class Run:
         """Return the mean loss on a batch, as `step` does, and change nothing. Call `run.model.eval()`
         first.
         """
-        with self._call():
+        with self._call(), self._drawing("evaluate"):
             made, work = self._work(batch, train=False)
             loss, _ = self._built.runtime.run(made, work)
             return self._agree(loss, norm=False)[0]
@@ -259,9 +265,21 @@ class Run:
             self._failures.settle(error, together=not left)
             raise
 
+    def _drawing(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """Seed what the model draws in this call; one rank draws as the caller's program does."""
+        if self.plan.ranks == 1:
+            return contextlib.nullcontext()
+        if self._built.region is not None:
+            self._built.region.forget()
+        seed = seed_of(self._built.seed, what, self.steps, self.mesh.row, self.mesh.stage)
+        return drawing(seed, self.mesh.axes.device_type)
+
     def _work(self, batch: tuple[Any, Any], *, train: bool) -> tuple[Schedule, Work]:
         inputs, targets = two(batch)
         rows = self._rows(rows_of([inputs, targets]))
+        if self._built.trial is not None:
+            self._built.trial.run((inputs, targets), self._loss, self.mesh)
+            self._built.trial = None
         parts = min(self.plan.micro_batches, *rows)
         micros = micro_batches((inputs, targets), parts)
         weights = [rows_of([x, y]) / sum(rows) for x, y in micros]

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 
+from .generators import Region
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Placement
@@ -40,8 +42,8 @@ CUTS = {
 KINDS = (*CUTS, "whole")
 
 
-def cut_modules(model: nn.Module, cuts: dict[str, str], mesh: DeviceMesh) -> None:
-    """Cut the named modules of `model` in place. Tied weights stay tied.
+def cut_modules(model: nn.Module, cuts: dict[str, str], mesh: DeviceMesh) -> Region:
+    """Cut the named modules of `model` in place; return its cut regions. Tied weights stay tied.
 
     Args:
         cuts: path of a module -> kind, one of KINDS.
@@ -49,15 +51,16 @@ def cut_modules(model: nn.Module, cuts: dict[str, str], mesh: DeviceMesh) -> Non
     Raises:
         ValueError: a module cannot be cut so, or a weight is tied to a module that is not cut alike.
     """
-    ties = _ties(model)
+    ties, region = _ties(model), Region(mesh.get_local_rank(), mesh.device_type)
     for path, kind in cuts.items():
         if kind != "whole":
-            _cut(path, model.get_submodule(path), kind, mesh)
+            _cut(path, model.get_submodule(path), kind, mesh, region)
     for places in ties:
         _tie(model, places)
+    return region
 
 
-def _cut(path: str, module: nn.Module, kind: str, mesh: DeviceMesh) -> None:
+def _cut(path: str, module: nn.Module, kind: str, mesh: DeviceMesh, region: Region) -> None:
     if kind not in CUTS:
         raise ValueError(
             f'"{path}" ({type(module).__name__}) is no layer that the rule can cut. Write cuts= with '
@@ -83,6 +86,8 @@ def _cut(path: str, module: nn.Module, kind: str, mesh: DeviceMesh) -> None:
             part.register_parameter(name, like(parameter, value))
 
     def came(_module: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
+        if kind == "row":
+            region.end()
         if isinstance(inputs[0], DTensor):  # recomputed: saved as it was after this hook
             return inputs
         return (DTensor.from_local(inputs[0], mesh, [how.came], run_check=False), *inputs[1:])
@@ -90,6 +95,8 @@ def _cut(path: str, module: nn.Module, kind: str, mesh: DeviceMesh) -> None:
     def goes(_module: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
         with record_function(f"up::tensor|{path}"):
             value: Tensor = output.redistribute(mesh, [how.goes]).to_local()
+        if kind == "column":
+            region.begin()
         return value.clone() if gathered else value  # what a model returns is no view: see units
 
     hooks: Any = {"partition_fn": partition, "input_fn": came, "output_fn": goes}
