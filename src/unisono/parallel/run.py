@@ -14,10 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
-from unisono.torch_internals import renamed
-
 from .arguments import check_arguments, check_optimizer, check_trained, two
-from .batches import Part, micro_batches, rows_of
+from .batches import Part
 from .build import Built, Optimizer, Parameters, build
 from .checkpoint import Checkpoints, State, newest
 from .compression.kept import Kept
@@ -37,6 +35,7 @@ from .stepping import mixed, step
 from .swap import Swap
 from .watch import Report, Watched, write_trace
 from .watch import watch as watching
+from .weights import Weigh, check_weigh, cut_batch, ignored_by
 
 __all__ = ["Run", "parallelize"]
 
@@ -53,6 +52,7 @@ def parallelize(
     seed: int | None = None,
     init: Init | None = None,
     check: bool | None = None,
+    weigh: Weigh = None,
 ) -> Run:
     """Make `model` train by `plan`. All ranks call this; all get rank 0's parameters.
 
@@ -70,16 +70,19 @@ def parallelize(
         check: try a tensor cut in the first step: copies of the model train on a few rows, both ways. None:
             if the model has less than 100 MB of parameters. A larger one must be a model whose cut is proved,
             such as GPT-2 or Llama. False: never.
+        weigh: targets of a micro-batch -> the number of labels over which its loss is a mean. "rows": it is a
+            mean over rows. None: likewise, and ignored labels that are unevenly spread are an error.
     Raises:
         ValueError: model and plan do not fit; the text names the module, and says what to write. If a trial
             finds it, the first step raises it.
         TypeError: an argument is of another type.
     """
     check_arguments(model, plan, optimizer, loss, pieces, cuts)
+    check_weigh(weigh)
     if plan.tf32:
         torch.set_float32_matmul_precision("high")
     built = build(model, plan, pieces=pieces, cuts=cuts, sample=sample, seed=seed, init=init, check=check)
-    return Run(built, plan, optimizer, loss)
+    return Run(built, plan, optimizer, loss, weigh)
 
 
 class Run:
@@ -97,13 +100,19 @@ class Run:
     """
 
     def __init__(
-        self, built: Built, plan: Plan, optimizer: Optimizer, loss: Callable[[Any, Any], Tensor]
+        self,
+        built: Built,
+        plan: Plan,
+        optimizer: Optimizer,
+        loss: Callable[[Any, Any], Tensor],
+        weigh: Weigh = None,
     ) -> None:
         self.plan, self.model, self.mesh = plan, built.model, built.mesh
         self.scaler = LossScaler.of(plan.precision)
         self.grad_norm: float | None = None
         self.skipped = 0
         self._built, self._loss = built, loss
+        self._weigh, self._ignored = weigh, ignored_by(loss)
         self.compression = built.units.compression if isinstance(built.units, Replicas) else None
         self._named = built.named
         self.swap = built.units if isinstance(built.units, Swap) else None
@@ -276,34 +285,13 @@ class Run:
 
     def _work(self, batch: tuple[Any, Any], *, train: bool) -> tuple[Schedule, Work]:
         inputs, targets = two(batch)
-        rows = self._rows(rows_of([inputs, targets]))
+        micros, weights = cut_batch((inputs, targets), self._weigh, self._ignored, self.mesh)
         if self._built.trial is not None:
             self._built.trial.run((inputs, targets), self._loss, self.mesh)
             self._built.trial = None
-        parts = min(self.plan.micro_batches, *rows)
-        micros = micro_batches((inputs, targets), parts)
-        weights = [rows_of([x, y]) / sum(rows) for x, y in micros]
         # fully_shard averages over the data ranks; weights are shares of the sum
         work = Work(micros, weights, self._loss, self.scaler.scale * self.plan.data, train)
-        return _proved(self.plan.schedule, self.plan.pipeline, parts, self.plan.chunks), work
-
-    def _rows(self, mine: int) -> list[int]:
-        """The rows of each data rank; ranks that share rows must agree on them."""
-        device = self.mesh.axes.device_type
-        everyone = torch.empty(self.plan.ranks, dtype=torch.int64, device=device)
-        with record_function("up::rows|batch"):
-            renamed.all_gather_single(everyone, torch.tensor([mine], device=device), group=self.mesh.world)
-        table = everyone.view(self.plan.pipeline, self.plan.data, self.plan.tensor)
-        if bool((table != table[:1, :, :1]).any()):
-            raise ValueError(
-                f"ranks of one pipeline or tensor group have different numbers of rows: "
-                f"{everyone.tolist()} on ranks 0 to "
-                f"{self.plan.ranks - 1}. Give them the same part of each batch; run.shard(loader) does"
-            )
-        empty = (everyone == 0).nonzero().flatten().tolist()
-        if empty:
-            raise ValueError(f"rank {empty[0]} has no rows in this batch; every rank needs one at least")
-        return [int(rows) for rows in table[0, :, 0].tolist()]
+        return _proved(self.plan.schedule, self.plan.pipeline, len(micros), self.plan.chunks), work
 
     def _agree(self, loss: Tensor | float, *, norm: bool = True) -> tuple[float, float | None]:
         """Sum over all ranks, in one message: the loss, and the squared norm where it is asked for."""

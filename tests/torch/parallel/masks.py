@@ -1,4 +1,4 @@
-"""Random numbers of a step: tensor ranks share the masks of whole values; data ranks and cut regions do not."""
+"""Random numbers of a step: tensor ranks share masks of whole values; data ranks and cut regions do not."""
 
 from __future__ import annotations
 
