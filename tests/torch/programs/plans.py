@@ -19,6 +19,7 @@ PLANS = (
     up.Plan(data=4),
     up.Plan(data=4, zero=3),
     up.Plan(data=4, zero=2, shard=2),
+    up.Plan(data=2, tensor=2),
     up.Plan(data=2, tensor=2, zero=1),
     up.Plan(data=2, pipeline=2, micro_batches=2, zero=3, schedule="interleaved"),
     up.Plan(pipeline=4, micro_batches=4, schedule="zb-h1"),
