@@ -235,10 +235,10 @@ class Calls {
   // Forgets all remembered calls, after a change that affects how calls are planned.
   void forget(double timeout_s) {
     timeout_s_.store(timeout_s, std::memory_order_relaxed);
-    forget();
+    drop_known();
   }
   void close() {
-    forget();
+    drop_known();
     nb::object engine = nb::none();
     const nb::ft_lock_guard held(lock_);
     std::swap(engine_, engine);
@@ -255,7 +255,7 @@ class Calls {
   }
   void clear() {
     planner = nb::none();
-    forget();
+    drop_known();
   }
   // Asynchronous collectives that are not known to have ended.
   nb::typed<nb::list, CollectiveWork> works() const {
@@ -273,7 +273,7 @@ class Calls {
 
  private:
   // Forgets all remembered calls. Their end may run Python code, which must not run with the lock held.
-  void forget() {
+  void drop_known() {
     std::vector<Known> slots(kSlots);
     KnownLists lists;
     const nb::ft_lock_guard held(lock_);
