@@ -2,7 +2,7 @@
 # Needed on the machine: Python 3.10+ with its headers and venv, g++ and make. CMake and Ninja come from PyPI.
 
 # The first of these that is new enough.
-PYTHONS := python3 python3.14 python3.13 python3.12 python3.11 python3.10
+PYTHONS := python3 python3.15 python3.14 python3.13 python3.12 python3.11 python3.10
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 10))
 PYTHON ?= $(shell for p in $(PYTHONS); do $$p -c '$(NEW_ENOUGH)' 2>/dev/null && exec echo $$p; done; echo python3)
 VENV   ?= .venv
@@ -198,9 +198,11 @@ $(VENV)/.tools: $(VENV)/.created
 	@touch $@
 
 # Also the rebuild: when only C++ changed, dependencies are left alone and Ninja compiles what it must.
-built_here = $(if $(filter-out csrc%,$?),-e '.[dev]',--no-deps -e .)
+# Without a GIL: what the tests need. Some tools of `make check` have no wheel for such a Python.
+EXTRA = $(shell $(BIN)/python -c 'import sysconfig as s; print("test" if s.get_config_var("Py_GIL_DISABLED") else "dev")')
+built_here = $(if $(filter-out csrc%,$?),-e '.[$(EXTRA)]',--no-deps -e .)
 $(VENV)/.installed: $(VENV)/.tools pyproject.toml CMakeLists.txt csrc $(wildcard csrc/*) $(CSRC) $(WHEEL)
 	$(call say,"$(if $(WHEEL),installing $(WHEEL),building the native module)")
 	@$(if $(WHEEL),$(PIP) uninstall -qq --yes unisono)
-	@$(BIN)/python tools/install_engine.py $(if $(WHEEL),'$(WHEEL)[dev]',$(built_here))
+	@$(BIN)/python tools/install_engine.py $(if $(WHEEL),'$(WHEEL)[$(EXTRA)]',$(built_here))
 	@touch $@

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "wheels"
-VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14", "3.14t", "3.15")  # t: without a GIL
 NATIVE = platform.machine()
 GLIBC = "2.27"  # the oldest with all functions that the engine calls: memfd_create
 MOST_BYTES = 3_000_000  # of a wheel
@@ -56,12 +56,12 @@ class Interpreter(NamedTuple):
     """A CPython to build for."""
 
     path: str
-    version: str  # 3.12
+    version: str  # 3.12, or 3.14t: without a GIL
     include: str  # the folder of its headers
 
     @property
     def tag(self) -> str:
-        """Return cp312."""
+        """Return the tag of its ABI: cp312, cp314t."""
         return "cp" + self.version.replace(".", "")
 
 
@@ -107,7 +107,10 @@ def inspect(name: str) -> Interpreter:
     Raises:
         SystemExit: it does not run.
     """
-    code = "import sys, sysconfig as s; print(sys.executable, s.get_python_version(), s.get_path('include'))"
+    code = (
+        "import sys, sysconfig as s; t = 't' if s.get_config_var('Py_GIL_DISABLED') else ''; "
+        "print(sys.executable, s.get_python_version() + t, s.get_path('include'))"
+    )
     ran = subprocess.run([name, "-c", code], capture_output=True, text=True, check=False)
     if ran.returncode:
         sys.exit(f"{name} does not run: {ran.stderr.strip()}")
@@ -120,12 +123,15 @@ def found() -> Iterator[Interpreter]:
     for version in VERSIONS:
         candidates = [
             shutil.which(f"python{version}"),
-            *sorted(pyenv.glob(f"{version}.*/bin/python{version}")),
+            *sorted(pyenv.glob(f"{version.rstrip('t')}.*/bin/python{version}")),
         ]
         for candidate in filter(None, candidates):
             # A shim of pyenv is in PATH also where the version it stands for is not chosen.
-            if subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0:
-                yield inspect(str(candidate))
+            if subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode:
+                continue
+            # python3.14 may be the one without a GIL.
+            if (interpreter := inspect(str(candidate))).version == version:
+                yield interpreter
                 break
 
 
