@@ -33,7 +33,7 @@ say = @if [ -t 1 ] && [ "$${TERM:-dumb}" != dumb ]; then printf '\033[1m==> %s\0
 install_torch = @$(BIN)/python tools/install_torch.py $(PYTORCH) $(1) $(TORCH_PIP)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-long test-torch test-torch-versions test-backends test-parallel test-clients test-launchers test-fresh check format bench bench-report bench-peers sanitize sanitize-virtual model fuzz wheel test-wheel sdist docs figures screenshots clean
+.PHONY: help demo test test-fast test-long test-torch test-torch-versions test-backends test-parallel test-clients test-launchers test-fresh check format bench bench-report bench-peers sanitize sanitize-calls sanitize-virtual model fuzz wheel test-wheel sdist docs figures screenshots clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -140,6 +140,10 @@ test-backends: $(VENV)/.installed $(MPI_PEERS)  ## the conformance suite over MP
 sanitize:  ## run the tests under ASan+UBSan, then TSan
 	tools/sanitize.sh address $(ARGS)
 	tools/sanitize.sh thread $(ARGS)
+
+# Its Python: FREE_THREADED=/path/to/python3.14t, else python3.14t of PATH; best built --with-thread-sanitizer.
+sanitize-calls:  ## threads that share groups, under TSan, on a Python without a GIL (FREE_THREADED=python3.14t)
+	FREE_THREADED=$(FREE_THREADED) tools/sanitize.sh calls $(ARGS)
 
 sanitize-virtual: $(VENV)/.installed  ## 1,000 random programs on virtual GPUs under ASan (a minute)
 	$(call install_torch,--required)
