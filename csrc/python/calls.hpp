@@ -144,7 +144,7 @@ class CollectiveWork {
   nanobind::object planner_, engine_, name_;
   Outcome result_;
   nanobind::ft_mutex lock_;
-  Kept keep_;  // guarded by lock_
+  Kept keep_;                     // guarded by lock_
   nanobind::object code_, note_;  // keep alive what `site_` points to
   unisono::CallSite site_;
   // Other threads may ask a work whether it is done before `start` has queued it.

@@ -106,7 +106,8 @@ void CollectiveWork::start(Call&& call, const nb::object& note) {
     number_.store(engine().number(ticket), std::memory_order_relaxed);
     ticket_.store(ticket, std::memory_order_release);
   } catch (...) {
-    ticket_.store(0, std::memory_order_release);  // the engine did not accept the call; ticket 0 is always done
+    ticket_.store(0,
+                  std::memory_order_release);  // the engine did not accept the call; ticket 0 is always done
     throw;
   }
 }
