@@ -44,11 +44,11 @@ struct Request {
   Nanoseconds deadline = INT64_MAX;
   uint64_t moved = 0;  // bytes, the header not counted
   size_t header_moved = 0;
-  bool lent = false;       // the bytes are copied from memory to memory, not through the stream
-  bool exact = false;      // receive: a shorter message is refused, too
-  bool sized = false;      // receive: of any size, into memory that is made when a message matches
+  bool lent = false;   // the bytes are copied from memory to memory, not through the stream
+  bool exact = false;  // receive: a shorter message is refused, too
+  bool sized = false;  // receive: of any size, into memory that is made when a message matches
   std::unique_ptr<unsigned char[]> own;  // that memory
-  bool cancelled = false;  // set before `done`
+  bool cancelled = false;                // set before `done`
   std::atomic<FaultKind> fault{FaultKind::kNone};
   std::atomic<bool> done{false};
 
@@ -140,7 +140,7 @@ class Channels {
 
   bool works() const { return !stopping_ && !failed_ && !world_.aborted(); }
   void enqueue(std::shared_ptr<Request> request);  // from here on: with mutex_ held
-  enum class Lent { kCopied, kLater };  // what happens to lent messages, which may be of any size
+  enum class Lent { kCopied, kLater };             // what happens to lent messages, which may be of any size
   void progress(Lent lent = Lent::kCopied);
   void push(int peer, Lent lent);
   void pull(int peer, Lent lent);

@@ -49,9 +49,9 @@ void bind_status(nb::module_& m) {
       .def_ro("tag", &Status::tag, "Its tag.")
       .def_ro("numel", &Status::numel, "The number of elements received; the buffer may hold more.")
       .def_ro("nbytes", &Status::nbytes, "The number of bytes received.")
-      .def_prop_ro(
-          "dtype", &dtype_name, nb::sig("def dtype(self) -> str"),
-          "The name of the dtype; \"object\" for a message of `send_object`, whose size is not known.")
+      .def_prop_ro("dtype", &dtype_name, nb::sig("def dtype(self) -> str"),
+                   "The name of the dtype; \"object\" for a message of `send_object`; its size is then that "
+                   "of the encoding.")
       .def("__index__", [](const Status& status) { return status.source; })
       .def("__eq__", &equal, nb::arg("other"), nb::sig("def __eq__(self, other: object, /) -> bool"))
       .def("__hash__", [](const Status& status) { return nb::hash(nb::int_(status.source)); })

@@ -1,4 +1,5 @@
-"""Python objects over a group: first their lengths are sent, then their encoded bytes as arrays.
+"""Python objects over a group: collectives send their lengths first, then their encoded bytes as arrays. A
+message between two ranks carries a whole object.
 
 `unisono.encoding` lists the types that can be sent; another type is a TypeError that names it. With
 `pickle=True` everything that pickles can be sent. The receiver then runs code that the sender chose: use it
