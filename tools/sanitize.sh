@@ -47,7 +47,8 @@ if [ "$kind" = calls ]; then
     *) echo "error: $python is no CPython without a GIL. FREE_THREADED=/path/to/python3.14t names one" >&2; exit 2 ;;
   esac
   sanitizer=thread
-  [ $# -gt 0 ] || set -- tests/conformance/test_{shared_groups,lifetimes,repeated_calls,messages,objects,coalesced}.py
+  [ $# -gt 0 ] || set -- tests/conformance/test_{shared_groups,messages_of_threads,lifetimes,repeated_calls}.py \
+    tests/conformance/test_{messages,objects,coalesced}.py
 fi
 
 if [ ! -f "$venv/.created" ]; then

@@ -2,20 +2,23 @@
 #pragma once
 
 #include <Python.h>
-#include <cxxabi.h>
 #include <unistd.h>
 
 #include "protocol/waiting.hpp"
 
 // Takes the GIL back. Python before 3.14 ends a daemon thread that asks for the GIL while the interpreter
 // ends, by unwinding its stack: a destructor on it would call std::terminate. Such a thread stops here
-// instead.
-inline void take_gil(PyThreadState* state) noexcept {
-  try {
-    PyEval_RestoreThread(state);
-  } catch (abi::__forced_unwind&) {
-    for (;;) pause();
-  }
+// instead, in a destructor: libc++, which wheels have, cannot catch this unwinding. Not inlined: a caller that
+// is noexcept would skip the destructor.
+[[gnu::noinline]] inline void take_gil(PyThreadState* state) {
+  struct Taking {
+    bool taken = false;
+    ~Taking() {
+      while (!taken) pause();
+    }
+  } taking;
+  PyEval_RestoreThread(state);
+  taking.taken = true;
 }
 
 // A block without the GIL.
