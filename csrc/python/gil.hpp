@@ -8,8 +8,8 @@
 
 // Takes the GIL back. Python before 3.14 ends a daemon thread that asks for the GIL while the interpreter
 // ends, by unwinding its stack: a destructor on it would call std::terminate. Such a thread stops here
-// instead, in a destructor: libc++, which wheels have, cannot catch this unwinding. Not inlined: a caller that
-// is noexcept would skip the destructor.
+// instead, in a destructor: libc++, which wheels have, cannot catch this unwinding. Not inlined: a caller
+// that is noexcept would skip the destructor.
 [[gnu::noinline]] inline void take_gil(PyThreadState* state) {
   struct Taking {
     bool taken = false;
