@@ -135,8 +135,13 @@ def found() -> Iterator[Interpreter]:
                 break
 
 
-def environment(folder: Path, python: str, requirements: tuple[str, ...]) -> Path:
-    """Make a virtual environment with these requirements, and return its folder."""
+def environment(
+    folder: Path, python: str, requirements: tuple[str, ...], installer: str = sys.executable
+) -> Path:
+    """Make a virtual environment with these requirements, and return its folder.
+
+    installer: the Python whose pip installs them. An old pip does not run in a new Python.
+    """
     stamp = folder / "requirements"
     wanted = "\n".join((python, *requirements))
     if not stamp.exists() or stamp.read_text() != wanted:
@@ -144,7 +149,7 @@ def environment(folder: Path, python: str, requirements: tuple[str, ...]) -> Pat
         # Without pip: Debian's Python does not have it.
         subprocess.run([python, "-m", "venv", "--clear", "--without-pip", folder], check=True)
         pip = [
-            sys.executable,
+            installer,
             "-m",
             "pip",
             "--disable-pip-version-check",
@@ -162,7 +167,7 @@ def environment(folder: Path, python: str, requirements: tuple[str, ...]) -> Pat
 def build(interpreter: Interpreter, arch: str, tools: Path, out: Path, stub: Path | None = None) -> Path:
     """Build one wheel and return it, repaired."""
     print(f"==> {interpreter.tag}, {arch}", flush=True)
-    own = environment(BUILD / interpreter.tag, interpreter.path, BACKEND)
+    own = environment(BUILD / interpreter.tag, interpreter.path, BACKEND, str(tools / "bin" / "python"))
     raw = BUILD / "raw"
     shutil.rmtree(raw, ignore_errors=True)
     defined = {f"CMAKE_{tool.upper()}": wrapper(tool, arch, tools) for tool in ("ar", "ranlib")}
