@@ -157,7 +157,11 @@ void bind_messages(nb::class_<Engine>& engine) {
       .def("probe", &probe, nb::arg("peer"), nb::arg("tag"), nb::arg("timeout_s"),
            "Waits until `look` finds such a message. After a timeout the group continues.")
       .def(
-          "cancel", [](Engine& self, Request& request) { return self.channels().cancel(request); },
+          "cancel",
+          [](Engine& self, Request& request) {
+            self.check_process();
+            return self.channels().cancel(request);
+          },
           nb::arg("request"), nb::call_guard<NoGil>(),
           "Cancels a receive that no message has matched; False: it cannot.")
       .def(
@@ -169,6 +173,7 @@ void bind_messages(nb::class_<Engine>& engine) {
           "After a failure: keeps the buffers for ever if a stopped rank may still write to them.")
       .def("detach",
            [](Engine& self) {
+             self.check_process();
              Gil gil;
              self.channels().detach(gil);
            })

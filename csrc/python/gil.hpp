@@ -2,24 +2,11 @@
 #pragma once
 
 #include <Python.h>
-#include <unistd.h>
 
 #include "protocol/waiting.hpp"
 
-// Takes the GIL back. Python before 3.14 ends a daemon thread that asks for the GIL while the interpreter
-// ends, by unwinding its stack: a destructor on it would call std::terminate. Such a thread stops here
-// instead, in a destructor: libc++, which wheels have, cannot catch this unwinding. Not inlined: a caller
-// that is noexcept would skip the destructor.
-[[gnu::noinline]] inline void take_gil(PyThreadState* state) {
-  struct Taking {
-    bool taken = false;
-    ~Taking() {
-      while (!taken) pause();
-    }
-  } taking;
-  PyEval_RestoreThread(state);
-  taking.taken = true;
-}
+// See take_gil.c.
+extern "C" void unisono_take_gil(PyThreadState* state);
 
 // A block without the GIL.
 class NoGil {
@@ -27,7 +14,7 @@ class NoGil {
   NoGil() : state_(PyEval_SaveThread()) {}
   NoGil(const NoGil&) = delete;
   NoGil& operator=(const NoGil&) = delete;
-  ~NoGil() { take_gil(state_); }
+  ~NoGil() { unisono_take_gil(state_); }
 
  private:
   PyThreadState* const state_;
@@ -40,7 +27,7 @@ class Gil final : public unisono::HeldLock {
   Gil(const Gil&) = delete;
   Gil& operator=(const Gil&) = delete;
   ~Gil() override {
-    if (state_ != nullptr) take_gil(state_);
+    if (state_ != nullptr) unisono_take_gil(state_);
   }
   void let_go() override {
     if (state_ == nullptr) state_ = PyEval_SaveThread();
