@@ -112,9 +112,9 @@ class Side:
         """
         return self._ask_each([command] * self.size, timeout_s)
 
-    def time_block(self, calls: int, warmup: int, what: str = "block") -> NDArray[np.float64]:
+    def time_block(self, calls: int, warmup: int) -> NDArray[np.float64]:
         """Microseconds of each call on each rank. Shapes: [ranks, calls]."""
-        answers = self.ask({"do": what, "calls": calls, "warmup": warmup})
+        answers = self.ask({"do": "block", "calls": calls, "warmup": warmup})
         samples: NDArray[np.int64] = np.stack([answer["samples"] for answer in answers])
         return samples / 1e3
 
@@ -149,16 +149,21 @@ class Side:
         ours, theirs = socket.socketpair()
         with theirs:
             self.connections.append(connection_over(ours))
-            self.processes.append(
-                subprocess.Popen(
-                    self._command(rank, [*self.worker, str(theirs.fileno()), str(os.getpid())]),
-                    env=environ,
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    stdout=2,  # standard output is the report's
-                    start_new_session=True,  # Ctrl-C is for the command, which ends the workers
-                )
+            command = self._command(rank, [*self.worker, str(theirs.fileno()), str(os.getpid())])
+            self._start(command, environ, (theirs.fileno(),))
+
+    def _start(self, command: list[str], environ: dict[str, str], pass_fds: tuple[int, ...] = ()) -> None:
+        """Start one process of the side."""
+        self.processes.append(
+            subprocess.Popen(
+                command,
+                env=environ,
+                pass_fds=pass_fds,
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # standard output is the report's
+                start_new_session=True,  # Ctrl-C is for the command, which ends the workers
             )
+        )
 
     def _ask_each(
         self, commands: list[dict[str, Any]], timeout_s: float = ANSWER_TIMEOUT_S
