@@ -51,7 +51,7 @@ def test_bus_factor_for_four_ranks(operation: str, factor: float):
 
 
 def sweep(operation: str, first: int, last: int, factor: float, size: int, dtype: str = "f32") -> list[int]:
-    found = cases.cases(
+    found = cases.sweep(
         cases.OPERATIONS[operation],
         first=first,
         last=last,

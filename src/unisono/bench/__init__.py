@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TextIO
 
-from unisono.bench.cases import OPERATIONS, REDUCE_OPS, Case, cases, dtype_name, numpy_dtype
+from unisono.bench.cases import OPERATIONS, REDUCE_OPS, Case, dtype_name, numpy_dtype, sweep
 from unisono.bench.measure import Line, measure_sweep
 from unisono.bench.noise import CpuMeter, Pace, ticks_of
 from unisono.bench.peers import choose_peers, choose_side
@@ -101,10 +101,10 @@ def _run(args: argparse.Namespace, report: TextIO) -> int:
         own = stack.enter_context(Side(own_name, args.ranks))
         others = [stack.enter_context(peer.side(args.ranks)) for peer in peers]
         meter = CpuMeter(ticks_of([pid for side in [own, *others] for pid in side.pids]))
-        for name, sweep in sweeps:
+        for name, of_operation in sweeps:
             print(header(name, [peer.name for peer in peers]), file=report, flush=True)
             measured = measure_sweep(
-                [*sweep], own, others, rounds=args.rounds, round_ms=args.round_ms, pace=pace
+                [*of_operation], own, others, rounds=args.rounds, round_ms=args.round_ms, pace=pace
             )
             lines += measured
             print("\n".join(row(line) for line in measured), file=report, flush=True)
@@ -153,10 +153,10 @@ def _sweeps(args: argparse.Namespace) -> list[tuple[str, Iterator[Case]]]:
         names = [name for name in names if name != "send_recv"]
     if args.interface == "torch":
         names = [name for name in names if name not in TORCH_LACKS]
-    sweep = {"first": first, "last": last, "factor": args.factor}
+    span = {"first": first, "last": last, "factor": args.factor}
     rest = {"dtype": dtype_name(args.dtype), "op": args.op, "root": args.root, "ranks": args.ranks}
     rest["algorithm"] = args.algorithm
-    return [(name, cases(OPERATIONS[name], **sweep, **rest)) for name in names]
+    return [(name, sweep(OPERATIONS[name], **span, **rest)) for name in names]
 
 
 def _nbytes(flag: str, text: str) -> int:
