@@ -185,7 +185,7 @@ class MpiSide(Side):
                 raise BenchError(message(what, observed=str(error) or "it ended")) from error
             joined[hello["rank"]] = (hello["pid"], connection)
         ranks = [joined[rank] for rank in range(self.size)]
-        self.rank_pids = [pid for pid, _ in ranks]
+        self.pids = [pid for pid, _ in ranks]
         self.connections = [connection for _, connection in ranks]
 
     def kill(self) -> None:

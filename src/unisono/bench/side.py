@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono import env
-from unisono.bench.line_up import MeetingPlace
+from unisono.bench.line_up import meeting_place
 from unisono.errors import UnisonoError, message
 
 __all__ = ["BenchError", "Side", "connection_over", "reserved_port"]
@@ -70,7 +70,7 @@ class Side:
         self.worker = worker
         self.processes: list[subprocess.Popen[bytes]] = []
         self.connections: list[Connection] = []
-        self.rank_pids: list[int] = []
+        self.pids: list[int] = []
 
     def __enter__(self) -> Side:
         try:
@@ -94,15 +94,10 @@ class Side:
             self.kill()
 
     def _join(self) -> None:
-        with MeetingPlace(self.size) as place, self._meeting_point() as address:
-            join = {"do": "join", "side": self.contender, "size": self.size, "line_up": place.path}
+        with meeting_place(self.size) as place, self._meeting_point() as address:
+            join = {"do": "join", "side": self.contender, "size": self.size, "line_up": place}
             join["address"] = address
             self._ask_each([{**join, "rank": rank} for rank in range(self.size)])
-
-    @property
-    def pids(self) -> list[int]:
-        """The process ids of the ranks."""
-        return list(self.rank_pids)
 
     def ask(self, command: dict[str, Any], *, timeout_s: float = ANSWER_TIMEOUT_S) -> list[dict[str, Any]]:
         """Send one command to every rank; return the answers in rank order.
@@ -131,7 +126,7 @@ class Side:
     def _start_workers(self) -> None:
         for rank in range(self.size):
             self._start_worker(rank)
-        self.rank_pids = [process.pid for process in self.processes]
+        self.pids = [process.pid for process in self.processes]
 
     @contextmanager
     def _meeting_point(self) -> Iterator[str]:
@@ -223,7 +218,7 @@ class Side:
         return answer
 
     def _where(self, rank: int, command: dict[str, Any]) -> str:
-        return f"{self.name} rank {rank}/{self.size} (pid {self.rank_pids[rank]}) at '{command['do']}'"
+        return f"{self.name} rank {rank}/{self.size} (pid {self.pids[rank]}) at '{command['do']}'"
 
     def _died(self, rank: int, command: dict[str, Any]) -> BenchError:
         """The error for a worker whose socket closed; ends the whole side."""

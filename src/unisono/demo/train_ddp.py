@@ -1,21 +1,18 @@
 """One rank of the demo's PyTorch part: `unisono run -n 4 -m unisono.demo.train_ddp --backend unisono`.
 
-Plain PyTorch: DistributedSampler, DistributedDataParallel, AdamW. The backend is an argument, and nothing
+Plain PyTorch: DistributedDataParallel and AdamW. The backend is an argument, and nothing
 else differs between a run over Unisono and one over Gloo. Rank 0 prints the progress.
 """
 
-# mypy: allow-subclassing-any
 from __future__ import annotations
 
 import argparse
 import hashlib
-import itertools
 import json
 import math
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +20,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from unisono.demo.corpus import printable, read_corpus
 from unisono.demo.model import GPT, generate
@@ -36,18 +32,11 @@ CORPUS_BYTES = 16 << 20
 LINES = 12  # that report progress
 
 
-class Blocks(Dataset[Tensor]):
-    """The corpus cut into pieces of `length` + 1 bytes that overlap by one. Item: int64 [length + 1]."""
-
-    def __init__(self, corpus: bytes, length: int) -> None:
-        self.data = torch.frombuffer(bytearray(corpus), dtype=torch.uint8)
-        self.length = length
-
-    def __len__(self) -> int:
-        return (len(self.data) - 1) // self.length
-
-    def __getitem__(self, index: int) -> Tensor:
-        return self.data[index * self.length : (index + 1) * self.length + 1].long()
+def drawn(text: Tensor, length: int, batch: int, seed: int) -> Tensor:
+    """Pieces of the text, at places that the seed chooses. Shapes: text [numel] -> [batch, length + 1]."""
+    generator = torch.Generator().manual_seed(seed)
+    starts = torch.randint(len(text) - length, (batch,), generator=generator)
+    return torch.stack([text[start : start + length + 1] for start in starts.tolist()]).long()
 
 
 def learning_rate(step: int) -> float:
@@ -58,24 +47,15 @@ def learning_rate(step: int) -> float:
     return LEARNING_RATE * min((step + 1) / WARMUP_STEPS, math.sqrt(WARMUP_STEPS / (step + 1)))
 
 
-def batches(loader: DataLoader[Tensor], sampler: DistributedSampler[Tensor]) -> Iterator[Tensor]:
-    """This rank's batches, epoch after epoch."""
-    for epoch in itertools.count():
-        sampler.set_epoch(epoch)
-        yield from loader
-
-
 def train(model: GPT, args: argparse.Namespace) -> dict[str, Any]:
     """Train `args.steps` steps, or as many as fit into `args.seconds`; the record of this rank."""
-    blocks = Blocks(read_corpus(CORPUS_BYTES), model.context)
-    sampler: DistributedSampler[Tensor] = DistributedSampler(blocks, seed=args.seed, drop_last=True)
-    loader = DataLoader(blocks, batch_size=args.batch, sampler=sampler, drop_last=True)
-    if not len(loader):
-        raise SystemExit(f"--batch {args.batch}: a rank has {len(sampler)} sequences only")
+    text = torch.frombuffer(bytearray(read_corpus(CORPUS_BYTES)), dtype=torch.uint8)
+    rank, size = dist.get_rank(), dist.get_world_size()
     parallel = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=1)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    last, losses, seconds = args.steps, [], []
-    for number, tokens in enumerate(batches(loader, sampler)):
+    last, losses, seconds, number = args.steps, [], [], 0
+    while number < last:
+        tokens = drawn(text, model.context, args.batch, args.seed * 1_000_003 + number * size + rank)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(number)
         begin = time.perf_counter()
@@ -86,15 +66,14 @@ def train(model: GPT, args: argparse.Namespace) -> dict[str, Any]:
         optimizer.zero_grad()
         seconds.append(time.perf_counter() - begin)
         losses.append(loss.item())
-        if number + 1 == PILOT_STEPS < last:
+        number += 1
+        if number == PILOT_STEPS < last:
             fitting = int(args.seconds * (PILOT_STEPS - 2) / sum(seconds[2:]))
             last = gathered(min(last, max(PILOT_STEPS + 1, fitting)))[0]
             if last < args.steps:
                 say(f"{last} of the {args.steps} steps fit into {args.seconds:g} s")
-        if number == 0 or (number + 1) % -(-last // LINES) == 0:
-            say(f"step {number + 1:>4} of {last}   loss {losses[-1]:.3f}   {seconds[-1] * 1e3:.0f} ms a step")
-        if number + 1 >= last:
-            break
+        if number == 1 or number % -(-last // LINES) == 0:
+            say(f"step {number:>4} of {last}   loss {losses[-1]:.3f}   {seconds[-1] * 1e3:.0f} ms a step")
     return {"losses": losses, "seconds": seconds}
 
 
