@@ -10,6 +10,8 @@ Source: Radford et al., "Language Models are Unsupervised Multitask Learners", 2
 # mypy: allow-subclassing-any, allow-untyped-decorators
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -34,7 +36,12 @@ class GPT(nn.Module):
         self.embedding = nn.Embedding(VOCABULARY, width)
         self.earlier = nn.ModuleList(nn.Embedding(VOCABULARY, width) for _ in range(looked_back))
         self.position = nn.Parameter(torch.zeros(context, width))
-        options = {"dropout": 0.0, "activation": functional.gelu, "batch_first": True, "norm_first": True}
+        options: dict[str, Any] = {
+            "dropout": 0.0,
+            "activation": functional.gelu,
+            "batch_first": True,
+            "norm_first": True,
+        }
         self.blocks = nn.ModuleList(
             nn.TransformerEncoderLayer(width, heads, 4 * width, **options) for _ in range(layers)
         )
