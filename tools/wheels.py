@@ -131,14 +131,8 @@ def environment(folder: Path, python: str, requirements: tuple[str, ...]) -> Pat
         print(f"==> preparing {folder.relative_to(ROOT)}", flush=True)
         # Without pip: Debian's Python does not have it.
         subprocess.run([python, "-m", "venv", "--clear", "--without-pip", folder], check=True)
-        pip = [
-            sys.executable,
-            "-m",
-            "pip",
-            "--disable-pip-version-check",
-            "--python",
-            folder / "bin" / "python",
-        ]
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+        pip += ["--python", folder / "bin" / "python"]
         subprocess.run([*pip, "install", "--quiet", *requirements], check=True)
         stamp.write_text(wanted)
     return folder
