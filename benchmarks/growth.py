@@ -51,7 +51,7 @@ def draw(rows: list[dict[str, Any]], target: str) -> None:
     for row in (row for row in rows if row["p50_us"]):
         curves = panels.setdefault(f"all_reduce, {row['nbytes']} bytes", {})
         curves.setdefault(row["library"], []).append((row["ranks"], row["p50_us"]))
-    draw_curves(panels, "ranks", target)
+    draw_curves(panels, "ranks", target, base=2)
 
 
 def main() -> None:

@@ -213,15 +213,16 @@ def plot(record: Record, target: str) -> None:
     draw_curves(panels or {"nothing with a size": {}}, "bytes", target)
 
 
-def draw_curves(panels: dict[str, Curves], xlabel: str, target: str) -> None:
-    """Write a picture of microseconds over something, log-log: a panel for each title."""
+def draw_curves(panels: dict[str, Curves], xlabel: str, target: str, *, base: int = 10) -> None:
+    """Write a picture of microseconds over something, log-log: a panel for each title. `base`: of its ticks."""
     import_module("matplotlib").use("Agg")
     pyplot = import_module("matplotlib.pyplot")
     figure, places = pyplot.subplots(1, len(panels), figsize=(5 * len(panels), 4), squeeze=False)
     for panel, (title, curves) in zip(places[0], panels.items(), strict=True):
         for name, points in curves.items():
             panel.plot(*zip(*points, strict=True), STYLES.get(name, "-o"), label=name)
-        panel.set(title=title, xlabel=xlabel, ylabel="microseconds", xscale="log", yscale="log")
+        panel.set(title=title, xlabel=xlabel, ylabel="microseconds", yscale="log")
+        panel.set_xscale("log", base=base)
         if curves:
             panel.legend()
     figure.tight_layout()
