@@ -94,7 +94,7 @@ def main() -> int:
     interpreters = {each.tag: each for each in (*found(), *map(inspect, arguments.python))}
     tried = []
     for wheel in arguments.wheels or sorted((ROOT / "dist").glob(f"*{NATIVE}.whl")):
-        tag = wheel.name.split("-")[2]
+        tag = wheel.name.split("-")[3]  # of the ABI: cp314, cp314t
         if tag in interpreters:
             tried.append(try_wheel(wheel.resolve(), interpreters[tag], arguments))
         else:

@@ -214,7 +214,7 @@ def plot(record: Record, target: str) -> None:
 
 
 def draw_curves(panels: dict[str, Curves], xlabel: str, target: str, *, base: int = 10) -> None:
-    """Write a picture of microseconds over something, log-log: a panel for each title. `base`: of its ticks."""
+    """Write a picture of microseconds over something, log-log: a panel per title. `base`: of the ticks."""
     import_module("matplotlib").use("Agg")
     pyplot = import_module("matplotlib.pyplot")
     figure, places = pyplot.subplots(1, len(panels), figsize=(5 * len(panels), 4), squeeze=False)
