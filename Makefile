@@ -33,7 +33,7 @@ say = @if [ -t 1 ] && [ "$${TERM:-dumb}" != dumb ]; then printf '\033[1m==> %s\0
 install_torch = @$(BIN)/python tools/install_torch.py $(PYTORCH) $(1) $(TORCH_PIP)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-long test-torch test-torch-versions test-backends test-parallel test-clients test-launchers test-fresh check format bench bench-report bench-peers sanitize sanitize-calls sanitize-virtual model fuzz wheel test-wheel sdist docs figures screenshots clean
+.PHONY: help demo test test-fast test-long test-torch test-torch-versions test-backends test-parallel test-clients test-launchers test-fresh check format bench bench-report bench-peers sanitize sanitize-calls sanitize-virtual model fuzz wheel test-wheel sdist docs figures clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -172,12 +172,8 @@ DOCS := .venv-docs/bin
 ALGORITHM_PAGES := build/docs/algorithms
 docs: $(VENV)/.installed .venv-docs/.installed figures  ## build the documentation site into build/site; a warning is an error
 	rm -rf $(ALGORITHM_PAGES)
-	$(if $(wildcard tools/algorithm_pages.py),$(BIN)/python tools/algorithm_pages.py $(ALGORITHM_PAGES))
+	$(BIN)/python tools/algorithms.py $(ALGORITHM_PAGES)
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/mkdocs build --strict
-	$(BIN)/python tools/check_site.py build/site
-
-screenshots: docs  ## store pictures of the site in docs/figures (needs Chromium)
-	$(BIN)/python tools/screenshots.py build/site docs/figures
 
 .venv-docs/.installed: tools/docs-requirements.txt
 	$(PYTHON) -m venv .venv-docs

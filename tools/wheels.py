@@ -70,11 +70,8 @@ def main() -> int:
     arguments = parse()
     interpreters = [inspect(name) for name in arguments.python] or list(found())
     if not arguments.python:
-        missing = [version for version in VERSIONS if version not in {each.version for each in interpreters}]
-        print(
-            *(f"no wheel for Python {version}, which is not here: --python PATH" for version in missing),
-            sep="\n",
-        )
+        for version in sorted(set(VERSIONS) - {each.version for each in interpreters}):
+            print(f"no wheel for Python {version}, which is not here: --python PATH")
     tools = environment(BUILD / "tools", sys.executable, COMPILER)
     faults = []
     for interpreter in interpreters:
@@ -121,11 +118,8 @@ def found() -> Iterator[Interpreter]:
     """Yield one installed interpreter of each version of VERSIONS."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
     for version in VERSIONS:
-        candidates = [
-            shutil.which(f"python{version}"),
-            *sorted(pyenv.glob(f"{version.rstrip('t')}.*/bin/python{version}")),
-        ]
-        for candidate in filter(None, candidates):
+        in_pyenv = sorted(pyenv.glob(f"{version.rstrip('t')}.*/bin/python{version}"))
+        for candidate in filter(None, [shutil.which(f"python{version}"), *in_pyenv]):
             # A shim of pyenv is in PATH also where the version it stands for is not chosen.
             if subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode:
                 continue
@@ -148,14 +142,8 @@ def environment(
         print(f"==> preparing {folder.relative_to(ROOT)}", flush=True)
         # Without pip: Debian's Python does not have it.
         subprocess.run([python, "-m", "venv", "--clear", "--without-pip", folder], check=True)
-        pip = [
-            installer,
-            "-m",
-            "pip",
-            "--disable-pip-version-check",
-            "--python",
-            folder / "bin" / "python",
-        ]
+        pip = [installer, "-m", "pip", "--disable-pip-version-check"]
+        pip += ["--python", folder / "bin" / "python"]
         subprocess.run([*pip, "install", "--quiet", *requirements], check=True)
         stamp.write_text(wanted)
     return folder
@@ -188,14 +176,8 @@ def build(interpreter: Interpreter, arch: str, tools: Path, out: Path, stub: Pat
     if (headers / f"{arch}-linux-gnu").is_dir():
         env["CXXFLAGS"] = f"-idirafter {headers}"
     # Run by the tools' pip, in the interpreter's environment.
-    pip = [
-        tools / "bin" / "python",
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "--python",
-        own / "bin" / "python",
-    ]
+    pip = [tools / "bin" / "python", "-m", "pip", "--disable-pip-version-check"]
+    pip += ["--python", own / "bin" / "python"]
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", raw]
     folder = BUILD / f"{interpreter.tag}-{arch}"
     subprocess.run([*pip, "wheel", *options, "-C", f"build-dir={folder}", ROOT], env=env, check=True)
