@@ -13,7 +13,18 @@ from unisono.parallel import Plan
 
 CHECKS = [
     (module, node.name)
-    for module in ("run_features", "backwards", "swaps", "errors", "refusals")
+    for module in (
+        "run_features",
+        "backwards",
+        "swaps",
+        "errors",
+        "refusals",
+        "frozen",
+        "foreign",
+        "masks",
+        "weights",
+        "kept_buffers",
+    )  # fmt: skip
     for node in ast.parse((suite.HERE / "parallel" / f"{module}.py").read_text()).body
     if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")
 ]

@@ -74,9 +74,13 @@ class Part(Iterable[Any]):
 
     A DataLoader over a map-style dataset loads these rows only; rank 0 draws the order for all, once an
     epoch. Any other iterable must yield the same batches on every rank.
+
+    Raises:
+        ValueError: the loader's sampler leaves each rank a part of the data already.
     """
 
     def __init__(self, loader: Iterable[Any], part: int, parts: int) -> None:
+        _check_sampler(loader)
         self._loader, self._part, self._parts = loader, part, parts
 
     def __iter__(self) -> Iterator[Any]:
@@ -100,18 +104,38 @@ class Part(Iterable[Any]):
         return first, first + counts[self._part]
 
     def _indexed(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        drawn: list[Any] = [list(loader.batch_sampler or ())] if dist.get_rank() == 0 else [None]
+        batched = loader.batch_sampler is not None  # else an item of the dataset is a whole batch
+        sampler: Any = loader.batch_sampler if batched else loader.sampler
+        drawn: list[Any] = [list(sampler)] if dist.get_rank() == 0 else [None]
         dist.broadcast_object_list(drawn, src=0, device=torch.device("cpu"))
         own = []
-        for batch in drawn[0] or ():
+        for batch in drawn[0] if batched else ():
             first, stop = self._own(len(batch))
             own.append(batch[first:stop])
-        yield from DataLoader(
+        order: dict[str, Any] = (
+            {"batch_sampler": own} if batched else {"sampler": drawn[0], "batch_size": None}
+        )
+        again: DataLoader[Any] = DataLoader(
             loader.dataset,
-            batch_sampler=own,
+            **order,
             num_workers=loader.num_workers,
             collate_fn=loader.collate_fn,
             pin_memory=loader.pin_memory,
             timeout=loader.timeout,
             worker_init_fn=loader.worker_init_fn,
         )
+        for batch in again:
+            yield batch if batched else cut_rows(batch, *self._own(rows_of(batch)))
+
+
+def _check_sampler(loader: Iterable[Any]) -> None:
+    """Refuse a sampler that cuts the data for the ranks of a job, as DistributedSampler does."""
+    batches = getattr(loader, "batch_sampler", None)
+    for sampler in (getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None)):
+        parts = getattr(sampler, "num_replicas", 1)
+        if isinstance(parts, int) and parts > 1:
+            raise ValueError(
+                f"run.shard cuts each batch for the data ranks; the loader's {type(sampler).__name__} leaves "
+                f"1 of {parts} parts of the data, and loses the rest. Make the loader without it, with "
+                "shuffle=True and the batch size of all ranks together"
+            )

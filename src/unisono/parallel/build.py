@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,9 +23,11 @@ from .pipeline.schedule import schedule
 from .pipeline.stages import Stages, balanced, forget, measured
 from .replicas import Replicas
 from .tensor import cut_modules
+from .trial import Trial, wanted
 from .units import shard_units
 
 if TYPE_CHECKING:
+    from .generators import Region
     from .plan import Plan
     from .units import DataAxis
 
@@ -57,6 +60,9 @@ class Built:
     ties: list[Tie]
     cuts: tuple[int, ...]  # the first piece of each stage but the first
     names: dict[str, str]  # every path of a parameter -> its first path, which is its name
+    seed: int = 0  # of what the model draws in steps, the same on all ranks
+    trial: Trial | None = None  # of the cut on the tensor axis, before the first step
+    region: Region | None = None  # where the tensor axis cuts
 
     @property
     def named(self) -> dict[str, nn.Parameter]:
@@ -85,6 +91,7 @@ def build(
     sample: Any = None,
     seed: int | None = None,
     init: Init | None = None,
+    check: bool | None = None,
 ) -> Built:
     """See `parallelize`."""
     initial = Initial(model, seed=seed, init=init)
@@ -93,14 +100,21 @@ def build(
             "sample= runs the pieces to measure them, and a model on the meta device has nothing to run. "
             "Leave it out, and parameters are counted; or say where stages begin: Plan(cuts=...)"
         )
+    drawn = 0
     if dist.is_initialized():  # otherwise the mesh says so
-        initial.seed = _agree(model, plan, initial.seed)
+        initial.seed, drawn = _agree(model, plan, initial.seed)
     mesh = Mesh.of(plan, initial.device)
     family = family_of(model, pieces, cuts)
     _same_everywhere(model)
     names = _names(model)
+    trial, region = None, None
     if plan.tensor > 1:
-        _cut(model, family, mesh)
+        _check_cuts(model, family, plan)
+        if wanted(model, family, check):
+            fill = partial(_fill, seed=initial.seed, init=init) if initial else nothing
+            trial = Trial(model, pieces, cuts, fill)
+        region = cut_modules(model, family.cuts, mesh.part("tensor"))
+        family.localize(plan.tensor)
     if plan.pipeline == 1:
         units = shard_units(model, family.units, mesh, last=True, initial=initial)
         built = Built(
@@ -110,15 +124,27 @@ def build(
         built = _staged(model, family, mesh, sample, names, initial)
     if isinstance(built.units, Replicas):
         built.units.compress(built.named)
+    if region is not None and plan.recompute:
+        for unit in family.units:  # the last recomputation may have ended within a region
+            unit.register_forward_pre_hook(lambda *_: region.forget())
+    built.seed, built.trial, built.region = drawn, trial, region
     return built
 
 
-def _agree(model: nn.Module, plan: Plan, seed: int) -> int:
+def _fill(model: nn.Module, *, seed: int, init: Init | None) -> None:
+    Initial(model, seed=seed, init=init).fill(model)
+
+
+def nothing(_model: nn.Module) -> None:
+    """Do nothing: the model has its values."""
+
+
+def _agree(model: nn.Module, plan: Plan, seed: int) -> tuple[int, int]:
     """Refuse ranks with different plans or models, which would wait for each other in different calls; return
-    rank 0's seed.
+    rank 0's seed, and that of its generator.
     """
     told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, (str(plan), _description(model), seed))
+    dist.all_gather_object(told, (str(plan), _description(model), (seed, torch.initial_seed())))
     for rank, (other, tensors, _) in enumerate(told):
         if other != told[0][0]:
             raise ValueError(
@@ -130,7 +156,7 @@ def _agree(model: nn.Module, plan: Plan, seed: int) -> int:
                     f"ranks have different models: {name!r} is {told[0][1].get(name, 'missing')} on rank 0, "
                     f"{tensors.get(name, 'missing')} on rank {rank}"
                 )
-    return int(told[0][2])
+    return int(told[0][2][0]), int(told[0][2][1])
 
 
 def _description(model: nn.Module) -> dict[str, str]:
@@ -156,7 +182,7 @@ def _names(model: nn.Module) -> dict[str, str]:
     return {path: first[value] for path, value in model.named_parameters(remove_duplicate=False)}
 
 
-def _cut(model: nn.Module, family: Family, mesh: Mesh) -> None:
+def _check_cuts(model: nn.Module, family: Family, plan: Plan) -> None:
     if not any(kind != "whole" for kind in family.cuts.values()):
         kinds = sorted(
             {
@@ -166,12 +192,10 @@ def _cut(model: nn.Module, family: Family, mesh: Mesh) -> None:
             }
         )
         raise ValueError(
-            f"tensor={mesh.plan.tensor}: no rule says how to cut {type(model).__name__}, whose parameters "
+            f"tensor={plan.tensor}: no rule says how to cut {type(model).__name__}, whose parameters "
             f"are in {', '.join(kinds)}. Write parallelize(..., "
             'cuts={"path.of.module": "column", "path.of.next": "row"})'
         )
-    cut_modules(model, family.cuts, mesh.part("tensor"))
-    family.localize(mesh.plan.tensor)
 
 
 def _staged(

@@ -80,6 +80,8 @@ class State:
         wanted |= {f"buffers.{name}": buffer for name, buffer in self._buffers.items()}
         wanted["run"] = _room(described, "run")
         for name, _, _ in self._trained():
+            if _was_frozen(described, name):
+                continue
             wanted[f"options.{name}"] = _room(described, f"options.{name}")
             wanted |= _moments(described, name, self._value(self._named[name]))
         kept = [] if self._kept is None else self._kept.wanted(described.state_dict_metadata)
@@ -100,6 +102,9 @@ class State:
     def _take(self, loaded: dict[str, Tensor]) -> None:
         self.about = _value(loaded["run"])
         for name, group, state in self._trained():
+            if f"options.{name}" not in loaded:
+                state.clear()  # frozen there: it begins anew
+                continue
             for key, value in _value(loaded[f"options.{name}"]).items():
                 group[key] = tuple(value) if isinstance(value, list) else value
             start = f"optimizer.{name}."
@@ -142,6 +147,12 @@ def _room(described: Metadata, key: str) -> Tensor:
     if not isinstance(item, TensorStorageMetadata):
         raise ValueError(f"the checkpoint has no {key!r}: it is of another model, or no run saved it")
     return torch.empty(item.size, dtype=item.properties.dtype)
+
+
+def _was_frozen(described: Metadata, name: str) -> bool:
+    """Whether the run that was saved had this parameter and did not train it."""
+    saved = described.state_dict_metadata
+    return f"model.{name}" in saved and f"options.{name}" not in saved
 
 
 def _moments(described: Metadata, name: str, parameter: Tensor) -> dict[str, Tensor]:

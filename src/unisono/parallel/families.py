@@ -15,13 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .tensor import KINDS
+from .tensor import KINDS, like
 
 __all__ = ["Family", "SplitColumns", "entries", "family_of"]
 
 ELEMENTWISE = (
     nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.Softplus, nn.Dropout, nn.Identity
 )  # fmt: skip
+GPT2 = (
+    r"transformer\.(wte|wpe)\.weight|lm_head\.weight|transformer\.(h\.\d+\.(ln_1|ln_2|attn\.c_attn\.[qkv]|"
+    r"attn\.c_proj|mlp\.c_fc|mlp\.c_proj)|ln_f)\.(weight|bias)"
+)
+LLAMA = (
+    r"model\.(embed_tokens|norm)\.weight|lm_head\.weight|model\.layers\.\d+\.((self_attn\.[qkvo]_proj|"
+    r"mlp\.(gate|up|down)_proj)\.(weight|bias)|(input|post_attention)_layernorm\.weight)"
+)
 COLUMN = re.compile(
     r"(^|\.)(q|k|v|query|key|value|[qkv]_proj|gate_proj|up_proj|fc1|w1|w3|mlp_in|linear1|c_fc)$"
 )
@@ -48,6 +56,7 @@ class Family:
     cuts: dict[str, str] = field(default_factory=dict)
     output: Callable[[Any], Any] = as_it_is
     localize: Callable[[int], None] = nothing_to_tell  # tells attention how many heads are here
+    proved: bool = False  # the cuts are right for this code, whatever the sizes: see trial.py
 
 
 def family_of(model: nn.Module, pieces: Sequence[nn.Module] | None, cuts: dict[str, str] | None) -> Family:
@@ -64,6 +73,7 @@ def family_of(model: nn.Module, pieces: Sequence[nn.Module] | None, cuts: dict[s
         family = _llama(model, name)
     else:
         family = _by_names(model)
+    family.proved = family.proved and not cuts and pieces is None
     if pieces is not None:
         family.pieces = list(pieces)
         family.units = [piece for piece in pieces if any(True for _ in piece.parameters())]
@@ -88,6 +98,7 @@ def _by_names(model: nn.Module) -> Family:
     """Pieces of an nn.Sequential are its children; units are the entries of the outermost containers."""
     pieces = list(model.children()) if isinstance(model, nn.Sequential) else []
     family = Family("sequential" if pieces else "any module", pieces, list(entries(model)))
+    family.proved = _is_chain(model)
     for path, module in model.named_modules():
         if isinstance(module, nn.Sequential):
             family.cuts |= _pairs(path, module)
@@ -96,6 +107,29 @@ def _by_names(model: nn.Module) -> Family:
         elif isinstance(module, nn.Linear) and ROW.search(path):
             family.cuts[path] = "row"
     return family
+
+
+def _is_chain(model: nn.Module) -> bool:
+    """Whether nothing but `nn.Sequential`s runs the modules, each of them once."""
+    paths = [path for path, _ in model.named_modules(remove_duplicate=False)]
+    chains = {path for path, module in model.named_modules() if type(module) is nn.Sequential}
+    above = [
+        path.rpartition(".")[0] for path, module in model.named_modules() if isinstance(module, nn.Linear)
+    ]
+    return (
+        type(model) is nn.Sequential
+        and len(paths) == len(list(model.modules()))
+        and all(place in chains for place in above)
+        and all(type(module) is nn.Linear for module in model.modules() if isinstance(module, nn.Linear))
+    )
+
+
+def _has_only(model: nn.Module, names: str) -> bool:
+    """Whether the modules are PyTorch's and Hugging Face's own, and no parameter has another name."""
+    known = ("torch.nn.modules.", "transformers.", __name__)
+    return all(re.fullmatch(names, name) for name, _ in model.named_parameters()) and all(
+        type(module).__module__.startswith(known) for module in model.modules()
+    )
 
 
 def entries(module: nn.Module) -> list[nn.Module]:
@@ -159,7 +193,7 @@ class SplitColumns(nn.Module):
             self.add_module(name, nn.Linear(width, width, device="meta"))
         for path, value in self.parts("", fused.weight.data, fused.bias.data).items():
             at, _, name = path.lstrip(".").partition(".")
-            setattr(self.get_submodule(at), name, nn.Parameter(value))
+            setattr(self.get_submodule(at), name, like(getattr(fused, name), value))
 
     @staticmethod
     def parts(path: str, weight: Tensor, bias: Tensor) -> dict[str, Tensor]:
@@ -212,16 +246,24 @@ class RotaryBlock(Block):
         return _first(self.layer(hidden, position_embeddings=rotation, position_ids=positions))
 
 
+def _is_fused(module: nn.Module) -> bool:
+    """Whether it is the layer of GPT-2 itself: one with an adapter computes something else."""
+    return type(module).__name__ == "Conv1D" and set(dict(module.named_parameters())) == {"weight", "bias"}
+
+
 def _gpt2(model: Any) -> Family:
     _check_attention(model)
     body = model.transformer
     for block in body.h:
-        if not isinstance(block.attn.c_attn, SplitColumns):
+        if _is_fused(block.attn.c_attn):
             block.attn.c_attn = SplitColumns(block.attn.c_attn)
     cuts = {"transformer.wte": "vocabulary", "lm_head": "column, gathered"}
     for index in range(len(body.h)):
         at = f"transformer.h.{index}"
-        cuts |= {f"{at}.attn.c_attn.{name}": "column" for name in "qkv"}
+        if isinstance(body.h[index].attn.c_attn, SplitColumns):
+            cuts |= {f"{at}.attn.c_attn.{name}": "column" for name in "qkv"}
+        else:
+            cuts[f"{at}.attn.c_attn"] = "unknown"
         cuts |= {f"{at}.attn.c_proj": "row", f"{at}.mlp.c_fc": "column", f"{at}.mlp.c_proj": "row"}
 
     def localize(tensor: int) -> None:
@@ -230,7 +272,7 @@ def _gpt2(model: Any) -> Family:
             block.attn.split_size //= tensor
 
     pieces = [GPT2Embed(body), *map(Block, body.h), nn.Sequential(body.ln_f, model.lm_head)]
-    return Family("GPT-2", pieces, list(body.h), cuts, _logits, localize)
+    return Family("GPT-2", pieces, list(body.h), cuts, _logits, localize, _has_only(model, GPT2))
 
 
 def _llama(model: Any, name: str) -> Family:
@@ -252,7 +294,7 @@ def _llama(model: Any, name: str) -> Family:
 
     blocks = [RotaryBlock(layer, body.rotary_emb) for layer in body.layers]
     pieces = [body.embed_tokens, *blocks, nn.Sequential(body.norm, model.lm_head)]
-    return Family("Llama", pieces, list(body.layers), cuts, _logits, localize)
+    return Family("Llama", pieces, list(body.layers), cuts, _logits, localize, _has_only(model, LLAMA))
 
 
 def _check_heads(model: nn.Module, heads: int, tensor: int) -> None:

@@ -88,10 +88,10 @@ def scale_(parameters: Iterable[nn.Parameter], factor: float) -> None:
 
 
 def add_up(named: dict[str, nn.Parameter], ties: Iterable[Tie]) -> None:
-    """Sum the gradients of tied parameters over the stages that have them."""
+    """Sum the gradients of tied parameters over the stages that have them. `named`: what is trained."""
     for tie in ties:
-        parameter = named[tie.name]
-        if parameter.requires_grad:
+        parameter = named.get(tie.name)
+        if parameter is not None and parameter.requires_grad:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             if isinstance(parameter.grad, DTensor) and isinstance(parameter, DTensor):  # not a partial sum

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from .families import SplitColumns, entries
+from .tensor import like
 
 __all__ = ["Init", "Initial", "materialize"]
 
@@ -279,6 +280,4 @@ def _in_place_of(meta: Tensor, value: Tensor) -> Tensor:
         value = distribute_tensor(value, meta.device_mesh, meta.placements, src_data_rank=None)
     if not isinstance(meta, nn.Parameter):
         return value
-    parameter = nn.Parameter(value, requires_grad=meta.requires_grad)
-    parameter.__dict__.update(vars(meta))  # what the user noted on it
-    return parameter
+    return like(meta, value)

@@ -114,7 +114,8 @@ class Bucket:
                     f"{name!r} has a gradient on {used:.0%} of the data ranks only. If ranks may leave "
                     "different parameters unused, write Plan(uneven_use=True)"
                 )
-            parameter.grad = _like(part, parameter) if used or uneven_use else None
+            wanted = used or (uneven_use and parameter.requires_grad)
+            parameter.grad = _like(part, parameter) if wanted else None
 
 
 class Replicas:

@@ -14,13 +14,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
-from unisono.torch_internals import renamed
-
-from .batches import Part, micro_batches, rows_of
+from .arguments import check_arguments, check_optimizer, check_trained, two
+from .batches import Part
 from .build import Built, Optimizer, Parameters, build
 from .checkpoint import Checkpoints, State, newest
 from .compression.kept import Kept
 from .failures import Failures
+from .generators import drawing, seed_of
 from .gradients import add_up, scale_, squared_norm
 from .layouts.price import Link
 from .materialize import Init
@@ -35,6 +35,7 @@ from .stepping import mixed, step
 from .swap import Swap
 from .watch import Report, Watched, write_trace
 from .watch import watch as watching
+from .weights import Weigh, check_weigh, cut_batch, ignored_by
 
 __all__ = ["Run", "parallelize"]
 
@@ -50,6 +51,8 @@ def parallelize(
     sample: Any = None,
     seed: int | None = None,
     init: Init | None = None,
+    check: bool | None = None,
+    weigh: Weigh = None,
 ) -> Run:
     """Make `model` train by `plan`. All ranks call this; all get rank 0's parameters.
 
@@ -64,61 +67,22 @@ def parallelize(
         seed: of a model on the meta device; None: one that rank 0's generator draws.
         init: fills one module's own parameters and buffers, on the meta device so far. It is called after
             the module's own initialisation, and may be all there is.
+        check: try a tensor cut in the first step: copies of the model train on a few rows, both ways. None:
+            if the model has less than 100 MB of parameters. A larger one must be a model whose cut is proved,
+            such as GPT-2 or Llama. False: never.
+        weigh: targets of a micro-batch -> the number of labels over which its loss is a mean. "rows": it is a
+            mean over rows. None: likewise, and ignored labels that are unevenly spread are an error.
     Raises:
-        ValueError: model and plan do not fit; the text names the module, and says what to write.
+        ValueError: model and plan do not fit; the text names the module, and says what to write. If a trial
+            finds it, the first step raises it.
         TypeError: an argument is of another type.
     """
-    _check_arguments(model, plan, optimizer, loss, pieces, cuts)
+    check_arguments(model, plan, optimizer, loss, pieces, cuts)
+    check_weigh(weigh)
     if plan.tf32:
         torch.set_float32_matmul_precision("high")
-    built = build(model, plan, pieces=pieces, cuts=cuts, sample=sample, seed=seed, init=init)
-    return Run(built, plan, optimizer, loss)
-
-
-def _check_arguments(
-    model: object, plan: object, optimizer: object, loss: object, pieces: object, cuts: object
-) -> None:
-    """Refuse what is of another type before a byte moves."""
-    wanted = {
-        "model": (isinstance(model, nn.Module), model, "an nn.Module"),
-        "plan": (isinstance(plan, Plan), plan, "a Plan"),
-        "optimizer": (
-            callable(optimizer),
-            optimizer,
-            "a function that makes one: lambda params: AdamW(params)",
-        ),
-        "loss": (callable(loss), loss, "a function of (output, targets)"),
-        "pieces": (pieces is None or isinstance(pieces, Sequence), pieces, "a list of modules"),
-        "cuts": (cuts is None or isinstance(cuts, dict), cuts, "a dict, pattern of paths -> kind"),
-    }
-    for name, (right, value, what) in wanted.items():
-        if not right:
-            raise TypeError(f"parallelize: {name} is a {type(value).__name__}, expected {what}")
-
-
-def _check_optimizer(made: object, trained: dict[str, nn.Parameter]) -> None:
-    """Refuse an optimizer of something else, such as the model's parameters before they were cut."""
-    if not trained:
-        return
-    if not isinstance(made, torch.optim.Optimizer):
-        raise TypeError(
-            f"parallelize: optimizer returned a {type(made).__name__}, expected torch.optim.Optimizer"
-        )
-    known = set(trained.values())
-    foreign = sum(p not in known for group in made.param_groups for p in group["params"])
-    if foreign:
-        raise ValueError(
-            f"parallelize: {foreign} parameters of the optimizer are not among those that this rank trains; "
-            "make it of the list that the function gets"
-        )
-
-
-def _two(batch: object) -> tuple[Any, Any]:
-    if not isinstance(batch, (tuple, list)):
-        raise TypeError(f"a batch is (inputs, targets), not a {type(batch).__name__}")
-    if len(batch) != 2:
-        raise TypeError(f"a batch is (inputs, targets), not a {type(batch).__name__} of {len(batch)}")
-    return batch[0], batch[1]
+    built = build(model, plan, pieces=pieces, cuts=cuts, sample=sample, seed=seed, init=init, check=check)
+    return Run(built, plan, optimizer, loss, weigh)
 
 
 class Run:
@@ -136,19 +100,25 @@ class Run:
     """
 
     def __init__(
-        self, built: Built, plan: Plan, optimizer: Optimizer, loss: Callable[[Any, Any], Tensor]
+        self,
+        built: Built,
+        plan: Plan,
+        optimizer: Optimizer,
+        loss: Callable[[Any, Any], Tensor],
+        weigh: Weigh = None,
     ) -> None:
         self.plan, self.model, self.mesh = plan, built.model, built.mesh
         self.scaler = LossScaler.of(plan.precision)
         self.grad_norm: float | None = None
         self.skipped = 0
         self._built, self._loss = built, loss
+        self._weigh, self._ignored = weigh, ignored_by(loss)
         self.compression = built.units.compression if isinstance(built.units, Replicas) else None
         self._named = built.named
         self.swap = built.units if isinstance(built.units, Swap) else None
         self._trained = {name: value for name, value in self._named.items() if value.requires_grad}
         self.optimizer = optimizer(Parameters(self._trained)) if self._trained else None
-        _check_optimizer(self.optimizer, self._trained)
+        check_optimizer(self.optimizer, self._trained)
         self._mixed = mixed(self._trained.values())
         self.steps = 0
         self._spans: list[Span] = []
@@ -178,7 +148,7 @@ class Run:
             return mean
         if self.swap is not None:
             self.swap.waited_s = 0.0
-        with self._call():
+        with self._call(), self._drawing("step"):
             made, work = self._work(batch, train=True)
             try:
                 loss, self._spans = self._built.runtime.run(made, work)
@@ -195,7 +165,7 @@ class Run:
         """Return the mean loss on a batch, as `step` does, and change nothing. Call `run.model.eval()`
         first.
         """
-        with self._call():
+        with self._call(), self._drawing("evaluate"):
             made, work = self._work(batch, train=False)
             loss, _ = self._built.runtime.run(made, work)
             return self._agree(loss, norm=False)[0]
@@ -297,39 +267,31 @@ class Run:
         try:
             if self.swap is not None:
                 self.swap.check()
+            check_trained(self._named, self._trained, follows=isinstance(self._built.units, Replicas))
             yield
         except Exception as error:
             left = self.plan.pipeline > 1 and self._built.runtime.interrupted  # messages that nobody took
             self._failures.settle(error, together=not left)
             raise
 
+    def _drawing(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """Seed what the model draws in this call; one rank draws as the caller's program does."""
+        if self.plan.ranks == 1:
+            return contextlib.nullcontext()
+        if self._built.region is not None:
+            self._built.region.forget()
+        seed = seed_of(self._built.seed, what, self.steps, self.mesh.row, self.mesh.stage)
+        return drawing(seed, self.mesh.axes.device_type)
+
     def _work(self, batch: tuple[Any, Any], *, train: bool) -> tuple[Schedule, Work]:
-        inputs, targets = _two(batch)
-        rows = self._rows(rows_of([inputs, targets]))
-        parts = min(self.plan.micro_batches, *rows)
-        micros = micro_batches((inputs, targets), parts)
-        weights = [rows_of([x, y]) / sum(rows) for x, y in micros]
+        inputs, targets = two(batch)
+        micros, weights = cut_batch((inputs, targets), self._weigh, self._ignored, self.mesh)
+        if self._built.trial is not None:
+            self._built.trial.run((inputs, targets), self._loss, self.mesh)
+            self._built.trial = None
         # fully_shard averages over the data ranks; weights are shares of the sum
         work = Work(micros, weights, self._loss, self.scaler.scale * self.plan.data, train)
-        return _proved(self.plan.schedule, self.plan.pipeline, parts, self.plan.chunks), work
-
-    def _rows(self, mine: int) -> list[int]:
-        """The rows of each data rank; ranks that share rows must agree on them."""
-        device = self.mesh.axes.device_type
-        everyone = torch.empty(self.plan.ranks, dtype=torch.int64, device=device)
-        with record_function("up::rows|batch"):
-            renamed.all_gather_single(everyone, torch.tensor([mine], device=device), group=self.mesh.world)
-        table = everyone.view(self.plan.pipeline, self.plan.data, self.plan.tensor)
-        if bool((table != table[:1, :, :1]).any()):
-            raise ValueError(
-                f"ranks of one pipeline or tensor group have different numbers of rows: "
-                f"{everyone.tolist()} on ranks 0 to "
-                f"{self.plan.ranks - 1}. Give them the same part of each batch; run.shard(loader) does"
-            )
-        empty = (everyone == 0).nonzero().flatten().tolist()
-        if empty:
-            raise ValueError(f"rank {empty[0]} has no rows in this batch; every rank needs one at least")
-        return [int(rows) for rows in table[0, :, 0].tolist()]
+        return _proved(self.plan.schedule, self.plan.pipeline, len(micros), self.plan.chunks), work
 
     def _agree(self, loss: Tensor | float, *, norm: bool = True) -> tuple[float, float | None]:
         """Sum over all ranks, in one message: the loss, and the squared norm where it is asked for."""

@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 
+from .generators import Region
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Placement
 
-__all__ = ["KINDS", "cut_modules"]
+__all__ = ["KINDS", "cut_modules", "like"]
 
 
 class Cut(NamedTuple):
@@ -40,8 +42,8 @@ CUTS = {
 KINDS = (*CUTS, "whole")
 
 
-def cut_modules(model: nn.Module, cuts: dict[str, str], mesh: DeviceMesh) -> None:
-    """Cut the named modules of `model` in place. Tied weights stay tied.
+def cut_modules(model: nn.Module, cuts: dict[str, str], mesh: DeviceMesh) -> Region:
+    """Cut the named modules of `model` in place; return its cut regions. Tied weights stay tied.
 
     Args:
         cuts: path of a module -> kind, one of KINDS.
@@ -49,15 +51,21 @@ def cut_modules(model: nn.Module, cuts: dict[str, str], mesh: DeviceMesh) -> Non
     Raises:
         ValueError: a module cannot be cut so, or a weight is tied to a module that is not cut alike.
     """
-    ties = _ties(model)
+    ties, region = _ties(model), Region(mesh.get_local_rank(), mesh.device_type)
     for path, kind in cuts.items():
         if kind != "whole":
-            _cut(path, model.get_submodule(path), kind, mesh)
+            _cut(path, model.get_submodule(path), kind, mesh, region)
     for places in ties:
         _tie(model, places)
+    return region
 
 
-def _cut(path: str, module: nn.Module, kind: str, mesh: DeviceMesh) -> None:
+def _cut(path: str, module: nn.Module, kind: str, mesh: DeviceMesh, region: Region) -> None:
+    if kind not in CUTS:
+        raise ValueError(
+            f'"{path}" ({type(module).__name__}) is no layer that the rule can cut. Write cuts= with '
+            f'"{path}" and the other modules of its block as "whole", or leave out tensor='
+        )
     how = CUTS[kind]
     weight = getattr(module, "weight", None)
     if not isinstance(weight, nn.Parameter) or weight.dim() != 2:
@@ -75,9 +83,11 @@ def _cut(path: str, module: nn.Module, kind: str, mesh: DeviceMesh) -> None:
         for name, parameter in part.named_parameters(recurse=False):
             placement = placed if name == "weight" else how.bias
             value = distribute_tensor(parameter.data, mesh, [placement], src_data_rank=None)
-            part.register_parameter(name, nn.Parameter(value, requires_grad=parameter.requires_grad))
+            part.register_parameter(name, like(parameter, value))
 
     def came(_module: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
+        if kind == "row":
+            region.end()
         if isinstance(inputs[0], DTensor):  # recomputed: saved as it was after this hook
             return inputs
         return (DTensor.from_local(inputs[0], mesh, [how.came], run_check=False), *inputs[1:])
@@ -85,10 +95,19 @@ def _cut(path: str, module: nn.Module, kind: str, mesh: DeviceMesh) -> None:
     def goes(_module: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
         with record_function(f"up::tensor|{path}"):
             value: Tensor = output.redistribute(mesh, [how.goes]).to_local()
+        if kind == "column":
+            region.begin()
         return value.clone() if gathered else value  # what a model returns is no view: see units
 
     hooks: Any = {"partition_fn": partition, "input_fn": came, "output_fn": goes}
     distribute_module(module, mesh, **hooks)
+
+
+def like(old: nn.Parameter, value: Tensor) -> nn.Parameter:
+    """Make the parameter that stands for `old`: frozen where it is, with what the user noted on it."""
+    new = nn.Parameter(value, requires_grad=old.requires_grad)
+    new.__dict__.update(vars(old))
+    return new
 
 
 def _turned(placement: Placement) -> Placement:

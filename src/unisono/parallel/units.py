@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .mesh import Mesh
     from .plan import Plan
 
-__all__ = ["TYPES", "DataAxis", "Sharded", "shard_units"]
+__all__ = ["TYPES", "DataAxis", "Sharded", "own_memory", "shard_units"]
 
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -51,7 +51,7 @@ def shard_units(
     own = [unit for unit in units if unit is not root and not _shares(unit, root)]
     replicas = plan.zero == 0 and plan.precision == "f32"  # which is all that can be swapped
     for module in [*own, root] if plan.tensor > 1 or not replicas else ():
-        module.register_forward_hook(_own_memory)
+        module.register_forward_hook(own_memory)
     for unit in own if plan.recompute else ():
         training.recompute(unit)
     if plan.swap is not None:
@@ -62,6 +62,7 @@ def shard_units(
     if replicas:
         initial.fill(root)
         return Replicas(root, mesh)
+    _check_dimensions(root, plan)
     wrapped = [] if plan.uneven_use or plan.zero == 0 else own  # replicas reduce all gradients in one message
     for unit in wrapped:
         initial.fill(unit)
@@ -76,14 +77,24 @@ def shard_units(
     return Sharded(root, plan)
 
 
-def _own_memory(_module: nn.Module, _args: Any, output: Any) -> Any:
+def _check_dimensions(root: nn.Module, plan: Plan) -> None:
+    """Refuse what `fully_shard` cannot cut."""
+    for name, parameter in root.named_parameters():
+        if parameter.dim() == 0:
+            raise ValueError(
+                f'"{name}" is a parameter that has no dimension, which zero={plan.zero} with precision='
+                f"{plan.precision!r} cannot take. Write nn.Parameter(torch.ones(1)), or use zero=0 with f32"
+            )
+
+
+def own_memory(_module: nn.Module, _args: Any, output: Any) -> Any:
     """Return no views: fully_shard loses its hook on one that is written into, as nn.ReLU(True) does, and
     the tensor axis forbids it.
     """
     if isinstance(output, torch.Tensor):
         return output.clone() if training.is_view(output) else output
     if type(output) is tuple:
-        return tuple(_own_memory(_module, _args, part) for part in output)
+        return tuple(own_memory(_module, _args, part) for part in output)
     return output
 
 

@@ -163,9 +163,10 @@ class Runtime:
             outputs = tuple(output) if isinstance(output, (tuple, list)) else (output,)
             _check_outputs(stage, outputs)
         else:
-            loss = step.work.loss(output, targets)
-            step.loss = step.loss + loss.detach().double() * step.work.weights[micro]
-            outputs = (loss * (step.work.weights[micro] * step.work.factor),)
+            weight = step.work.weights[micro]
+            loss = step.work.loss(output, targets) if weight else _nothing(output)
+            step.loss = step.loss + loss.detach().double() * weight
+            outputs = (loss * (weight * step.work.factor),)
         step.passed[stage, micro] = _Passed(came, outputs)
 
     def _call(self, stage: int, inputs: Any) -> Any:
@@ -218,6 +219,12 @@ class Runtime:
         root: Any = self._root
         found: Iterator[nn.Parameter] = root.stages[str(stage)].parameters()
         return found
+
+
+def _nothing(output: Any) -> Tensor:
+    """A loss of 0 with gradients of 0: no label of these rows counts, and a mean over none is NaN."""
+    total: Tensor = sum((t * 0.0).sum() for t in tensors_of(output) if t.is_floating_point())  # type: ignore[assignment]
+    return total
 
 
 def _shape(inputs: Any) -> Hashable:

@@ -1,0 +1,79 @@
+"""Checks what a run is given before a byte moves: arguments, an optimizer, a batch, what is frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from .plan import Plan
+
+__all__ = ["check_arguments", "check_optimizer", "check_trained", "two"]
+
+
+def check_arguments(
+    model: object, plan: object, optimizer: object, loss: object, pieces: object, cuts: object
+) -> None:
+    """Refuse what is of another type before a byte moves."""
+    wanted = {
+        "model": (isinstance(model, nn.Module), model, "an nn.Module"),
+        "plan": (isinstance(plan, Plan), plan, "a Plan"),
+        "optimizer": (
+            callable(optimizer),
+            optimizer,
+            "a function that makes one: lambda params: AdamW(params)",
+        ),
+        "loss": (callable(loss), loss, "a function of (output, targets)"),
+        "pieces": (pieces is None or isinstance(pieces, Sequence), pieces, "a list of modules"),
+        "cuts": (cuts is None or isinstance(cuts, dict), cuts, "a dict, pattern of paths -> kind"),
+    }
+    for name, (right, value, what) in wanted.items():
+        if not right:
+            raise TypeError(f"parallelize: {name} is a {type(value).__name__}, expected {what}")
+
+
+def check_optimizer(made: object, trained: dict[str, nn.Parameter]) -> None:
+    """Refuse an optimizer of something else, such as the model's parameters before they were cut."""
+    if not trained:
+        return
+    if not isinstance(made, torch.optim.Optimizer):
+        raise TypeError(
+            f"parallelize: optimizer returned a {type(made).__name__}, expected torch.optim.Optimizer"
+        )
+    known = set(trained.values())
+    foreign = sum(p not in known for group in made.param_groups for p in group["params"])
+    if foreign:
+        raise ValueError(
+            f"parallelize: {foreign} parameters of the optimizer are not among those that this rank trains; "
+            "make it of the list that the function gets"
+        )
+
+
+def two(batch: object) -> tuple[Any, Any]:
+    """Return inputs and targets."""
+    if not isinstance(batch, (tuple, list)):
+        raise TypeError(f"a batch is (inputs, targets), not a {type(batch).__name__}")
+    if len(batch) != 2:
+        raise TypeError(f"a batch is (inputs, targets), not a {type(batch).__name__} of {len(batch)}")
+    return batch[0], batch[1]
+
+
+def check_trained(
+    named: Mapping[str, nn.Parameter], trained: Mapping[str, nn.Parameter], *, follows: bool
+) -> None:
+    """Refuse what was thawed or frozen after the run was made: it averages what was trained then.
+
+    Args:
+        follows: the data axis follows a parameter that is frozen later.
+    """
+    for name, parameter in named.items():
+        was = name in trained
+        if parameter.requires_grad == was or (was and follows):
+            continue
+        before, now = ("trained", "frozen") if was else ("frozen", "trained")
+        raise RuntimeError(
+            f"{name!r} was {before} when this run was made, and is {now} now: the run does not follow. Save "
+            f"a checkpoint, make a new model where it is {now}, a new run by up.parallelize, and load"
+        )

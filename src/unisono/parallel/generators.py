@@ -1,0 +1,80 @@
+"""The random numbers that a model draws in a step: PyTorch's default generators, seeded for each step.
+
+| ranks | draws outside cut regions | draws in a cut region |
+|---|---|---|
+| of one tensor group | the same: they hold the same values | different: each has features of its own |
+| of different data or pipeline places | different | different |
+
+A cut region begins at the output of a layer that is cut by column and ends at the input of one cut by row.
+Its seed is drawn outside it, so a region that is recomputed in backward draws the same numbers again.
+The caller's generators are as before after the step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+__all__ = ["Region", "drawing", "seed_of"]
+
+
+def seed_of(*parts: int | str) -> int:
+    """Mix numbers into a seed. Seeds of parts that differ in one bit are unrelated."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def _generators(device_type: str) -> list[torch.Generator]:
+    found: list[torch.Generator] = [torch.default_generator]
+    if device_type == "cuda":
+        torch.cuda.init()
+        generators: Any = torch.cuda.default_generators
+        found.append(generators[torch.cuda.current_device()])
+    return found
+
+
+@contextlib.contextmanager
+def drawing(seed: int, device_type: str) -> Iterator[None]:
+    """Seed the default generators; restore them afterwards."""
+    generators = _generators(device_type)
+    kept = [generator.get_state() for generator in generators]
+    try:
+        for generator in generators:
+            generator.manual_seed(seed)
+        yield
+    finally:
+        for generator, state in zip(generators, kept, strict=True):
+            generator.set_state(state)
+
+
+class Region:
+    """The cut regions of one model, one after the other, on one rank of the tensor axis."""
+
+    def __init__(self, place: int, device_type: str) -> None:
+        self._place, self._device_type = place, device_type
+        self._kept: list[torch.Tensor] | None = None
+
+    def begin(self) -> None:
+        """Draw this rank's own numbers from here on. Within a region nothing happens."""
+        if self._kept is not None:
+            return
+        seed = seed_of(int(torch.randint(2**62, (), device="cpu")), self._place)
+        generators = _generators(self._device_type)
+        self._kept = [generator.get_state() for generator in generators]
+        for generator in generators:
+            generator.manual_seed(seed)
+
+    def end(self) -> None:
+        """Draw what all ranks of the tensor axis draw."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            for generator, state in zip(_generators(self._device_type), kept, strict=True):
+                generator.set_state(state)
+
+    def forget(self) -> None:
+        """Forget a region that an exception has ended, such as the one that ends a recomputation early."""
+        self._kept = None

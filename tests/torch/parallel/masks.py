@@ -1,0 +1,126 @@
+"""Random numbers of a step: tensor ranks share masks of whole values; data ranks and cut regions do not."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+import unisono.parallel as up
+from parallel import models
+from parallel.alone import adamw, apart, same, seeded
+from parallel.run_features import in_group
+
+
+class Noted(nn.Module):
+    """Dropout that keeps its last masks, in front of, within and after a cut region."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.fc1, self.fc2 = nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 4)
+        self.masks: list[Tensor] = []
+
+    def drop(self, x: Tensor) -> Tensor:
+        mask = functional.dropout(torch.ones_like(x), 0.5, self.training)
+        self.masks.append(mask.detach())
+        return x * mask
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.fc2(self.drop(torch.tanh(self.fc1(self.drop(self.norm(x)))))))
+
+
+def alike(value: Tensor) -> bool:
+    told = [torch.empty_like(value) for _ in range(2)]
+    dist.all_gather(told, value.contiguous())
+    return torch.equal(*told)
+
+
+def trained(plan: up.Plan, seed: int | None = None, steps: int = 20) -> up.Run:
+    model = seeded(Noted)
+    if seed is not None:
+        torch.manual_seed(seed)
+    run = up.parallelize(model, plan, optimizer=adamw, loss=functional.cross_entropy)
+    for batch in run.shard(models.vector_batches(steps, 8)):
+        run.model.masks.clear()
+        run.step(batch)
+    return run
+
+
+def check_masks_under_every_axis(folder: Path) -> None:
+    for plan in (
+        up.Plan(tensor=2), up.Plan(tensor=2, recompute=True), up.Plan(tensor=2, zero=2), up.Plan(data=2),
+        up.Plan(data=2, zero=3), up.Plan(data=2, micro_batches=2),
+    ):  # fmt: skip
+        for seed in (None, dist.get_rank()):  # ranks with one seed, and with seeds of their own
+            run = trained(plan, seed)
+            before, within, after = run.model.masks[:3]
+            assert apart(run) == 0, plan
+            if plan.tensor == 2:
+                assert alike(before), plan
+                assert alike(after), plan
+                assert not alike(within), plan
+            else:
+                assert not any(alike(mask) for mask in (before, within, after)), plan
+            if plan.micro_batches == 2:
+                assert not torch.equal(before, run.model.masks[3])
+
+
+def check_the_callers_generator_is_left_alone(folder: Path) -> None:
+    for plan in (up.Plan(tensor=2), up.Plan(data=2)):
+        torch.manual_seed(5)
+        wanted = torch.rand(3)
+        model = seeded(Noted)
+        torch.manual_seed(5)
+        run = up.parallelize(model, plan, optimizer=adamw, loss=functional.cross_entropy)
+        for batch in run.shard(models.vector_batches(2, 8)):
+            run.step(batch)
+        assert torch.equal(torch.rand(3), wanted)
+
+
+def check_a_step_draws_the_same_again(folder: Path) -> None:
+    """Recomputed or not; the next step draws other numbers."""
+    losses = []
+    for recompute in (False, True):
+        plan = dataclasses.replace(up.Plan(tensor=2, clip=1e9), recompute=recompute)
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.5), nn.Linear(32, 16), nn.Dropout(0.3)),
+            nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, 16), nn.Dropout(0.5)),
+            nn.Linear(16, 4),
+        )
+        run = up.parallelize(model, plan, optimizer=adamw, loss=functional.cross_entropy)
+        (batch,) = run.shard(models.vector_batches(1, 8))
+        losses.append([(run.step(batch), run.grad_norm) for _ in range(4)])
+    assert losses[0] == losses[1], losses
+    first, second = losses[0][:2]
+    assert first != second
+
+
+class Parallel(nn.Module):
+    """Draws for all of x while its first layer is cut already."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.side = nn.Linear(16, 32), nn.Linear(32, 4), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = torch.tanh(self.fc1(x))
+        aside = self.side(functional.dropout(x, 0.5, self.training))
+        return self.fc2(inner) + aside
+
+
+def check_masks_for_whole_values_in_a_cut_region_are_refused(folder: Path) -> None:
+    run = up.parallelize(seeded(Parallel), up.Plan(tensor=2), optimizer=adamw, loss=functional.cross_entropy)
+    (batch,) = run.shard(models.vector_batches(1, 8))
+    with pytest.raises(ValueError, match=r'In "side" .*with dropout, ranks give weight different gradients'):
+        run.step(batch)
+    same(up.Plan(tensor=2), lambda: Parallel().eval(), models.vector_batches(3, 8), functional.cross_entropy)
+
+
+def main(rank: int, size: int, folder: Path, name: str) -> None:
+    in_group(rank, size, folder, globals()[name])
