@@ -11,20 +11,11 @@ import suite
 from loops import each
 from unisono.parallel import Plan
 
+MODULES = ("run_features", "backwards", "swaps", "errors", "refusals")
+MODULES += ("foreign", "frozen", "kept_buffers", "masks", "weights")
 CHECKS = [
     (module, node.name)
-    for module in (
-        "run_features",
-        "backwards",
-        "swaps",
-        "errors",
-        "refusals",
-        "frozen",
-        "foreign",
-        "masks",
-        "weights",
-        "kept_buffers",
-    )  # fmt: skip
+    for module in MODULES
     for node in ast.parse((suite.HERE / "parallel" / f"{module}.py").read_text()).body
     if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")
 ]

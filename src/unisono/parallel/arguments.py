@@ -10,7 +10,7 @@ from torch import nn
 
 from .plan import Plan
 
-__all__ = ["check_arguments", "check_optimizer", "check_trained", "two"]
+__all__ = ["check_arguments", "check_optimizer", "check_trained", "raise_changed", "raise_twice", "two"]
 
 
 def check_arguments(
@@ -77,3 +77,22 @@ def check_trained(
             f"{name!r} was {before} when this run was made, and is {now} now: the run does not follow. Save "
             f"a checkpoint, make a new model where it is {now}, a new run by up.parallelize, and load"
         )
+
+
+def raise_changed(name: str | None) -> None:
+    """Raise what an evaluation with side effects ends with, on all ranks.
+
+    Args:
+        name: a buffer that changed on this rank; None: on another rank.
+    """
+    what = f"buffer {name!r}" if name else "a buffer of another rank"
+    raise RuntimeError(f"the evaluation has changed {what}. Call run.model.eval() before run.evaluate")
+
+
+def raise_twice(name: str | None) -> None:
+    """Raise what a step ends with that changed a buffer in both forwards of a unit, on all ranks."""
+    what = f"buffer {name!r}" if name else "a buffer of another rank"
+    raise RuntimeError(
+        f"recompute=True runs each unit's forward again in backward, and has changed {what} twice. Leave out "
+        "recompute, or use a layer without such buffers, such as GroupNorm or LayerNorm"
+    )

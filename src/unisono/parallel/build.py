@@ -22,6 +22,7 @@ from .pipeline.runtime import Runtime
 from .pipeline.schedule import schedule
 from .pipeline.stages import Stages, balanced, forget, measured
 from .replicas import Replicas
+from .statistics import Statistics
 from .tensor import cut_modules
 from .trial import Trial, wanted
 from .units import shard_units
@@ -68,6 +69,12 @@ class Built:
     def named(self) -> dict[str, nn.Parameter]:
         """Every parameter of this rank by its name in the user's model."""
         return {self.names[path]: value for path, value in self.model.named_parameters() if not value.is_meta}
+
+    def statistics(self) -> Statistics:
+        """Every buffer of this rank's stages, to be kept equal."""
+        here = set(self.units.root.modules())
+        inside = [(path, module) for path, module in self.model.named_modules() if module in here]
+        return Statistics(inside, self.family.units if self.mesh.plan.recompute else (), self.mesh)
 
     @property
     def buffers(self) -> dict[str, Tensor]:

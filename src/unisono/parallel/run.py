@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
-from .arguments import check_arguments, check_optimizer, check_trained, two
+from .arguments import check_arguments, check_optimizer, check_trained, raise_changed, raise_twice, two
 from .batches import Part
 from .build import Built, Optimizer, Parameters, build
 from .checkpoint import Checkpoints, State, newest
@@ -124,6 +124,7 @@ class Run:
         self._spans: list[Span] = []
         self._watched: Watched | None = None
         self._checkpoints = Checkpoints()
+        self._statistics = built.statistics()
         ties = [tie.group for tie in built.ties]
         self._failures = Failures(self.mesh.world, [self.mesh.world, *self.mesh.axes.get_all_groups(), *ties])
 
@@ -153,8 +154,14 @@ class Run:
             try:
                 loss, self._spans = self._built.runtime.run(made, work)
                 add_up(self._trained, self._built.ties)
-                mean, norm = self._agree(loss)
+                changed = self._statistics.changed()
+                twice = self._statistics.lasting(changed, twice=True)
+                mean, norm, moved = self._agree(loss, changes=[any(changed), twice is not None])
+                if moved[1]:
+                    raise_twice(twice)
                 self._update(norm)
+                if moved[0]:
+                    self._statistics.settle(changed)
             finally:
                 self._clear()  # after an error, too: the next step must not add to these
         self.steps += 1
@@ -168,7 +175,13 @@ class Run:
         with self._call(), self._drawing("evaluate"):
             made, work = self._work(batch, train=False)
             loss, _ = self._built.runtime.run(made, work)
-            return self._agree(loss, norm=False)[0]
+            changed = self._statistics.changed()
+            name = self._statistics.lasting(changed)
+            mean, _, moved = self._agree(loss, norm=False, changes=[name is not None, False])
+            if moved[0]:
+                self._statistics.settle(changed)
+                raise_changed(name)
+            return mean
 
     def explain(self, link: Link | None = None) -> Report:
         """Return every collective of the last watched step on this rank: where, why, bytes, predicted and
@@ -218,6 +231,7 @@ class Run:
         """
         if keep is not None and (type(keep) is not int or keep < 1):
             raise ValueError(f"save: keep is {keep!r}; it must be a number of checkpoints, or None for all")
+        self._statistics.settle(self._statistics.changed())
         with self._state() as state:
             self._checkpoints.save(state, Path(folder), self.steps, keep=keep, background=background)
 
@@ -235,6 +249,7 @@ class Run:
         """
         with self._state() as state:
             state.load(newest(Path(folder)))
+        self._statistics.note()
         self.steps, self.skipped = state.about["steps"], state.about["skipped"]
         if self.scaler.active and state.about["scale"] != 1.0:
             self.scaler.scale, self.scaler.succeeded = state.about["scale"], state.about["succeeded"]
@@ -293,19 +308,23 @@ class Run:
         work = Work(micros, weights, self._loss, self.scaler.scale * self.plan.data, train)
         return _proved(self.plan.schedule, self.plan.pipeline, len(micros), self.plan.chunks), work
 
-    def _agree(self, loss: Tensor | float, *, norm: bool = True) -> tuple[float, float | None]:
-        """Sum over all ranks, in one message: the loss, and the squared norm where it is asked for."""
+    def _agree(
+        self, loss: Tensor | float, *, changes: list[bool], norm: bool = True
+    ) -> tuple[float, float | None, list[bool]]:
+        """Sum over all ranks, in one message: the loss, the squared norm where it is asked for, and whether
+        some rank has these changes.
+        """
         device = self.mesh.axes.device_type
         wanted = norm and (self.plan.clip is not None or self.scaler.active)
         counts = self.mesh.place("tensor") == 0  # its ranks have the same loss
-        both = torch.zeros(2, dtype=torch.float64, device=device)
+        both = torch.tensor([0.0, 0.0, *map(float, changes)], dtype=torch.float64, device=device)
         both[0] = loss if counts else 0.0
         if wanted:
             both[1] = self._squared_norm()
         with record_function("up::agree|step"):
             dist.all_reduce(both, group=self.mesh.world)
-        mean, squared = both.tolist()
-        return mean, squared if wanted else None
+        mean, squared, *moved = both.tolist()
+        return mean, squared if wanted else None, [one > 0 for one in moved]
 
     def _squared_norm(self) -> Tensor | float:
         if self.swap is not None:

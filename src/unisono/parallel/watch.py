@@ -41,6 +41,7 @@ REASONS = (  # range -> axis of the mesh, why
     ("up::compressed", "replica", "gradients are averaged over replicas, compressed"),
     ("up::tensor", "tensor", "activations of a cut module"),
     ("up::rows", "world", "how many rows each rank has"),
+    ("up::buffers", "data", "buffers are averaged"),
     ("up::agree", "world", "loss, norm and overflow verdict of all ranks"),
     ("up::tied", "pipeline", "gradients of a tied parameter"),
 )
