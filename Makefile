@@ -2,7 +2,7 @@
 # Needed on the machine: Python 3.10+ with its headers and venv, g++ and make. CMake and Ninja come from PyPI.
 
 # The first of these that is new enough.
-PYTHONS := python3 python3.14 python3.13 python3.12 python3.11 python3.10
+PYTHONS := python3 python3.15 python3.14 python3.13 python3.12 python3.11 python3.10
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 10))
 PYTHON ?= $(shell for p in $(PYTHONS); do $$p -c '$(NEW_ENOUGH)' 2>/dev/null && exec echo $$p; done; echo python3)
 VENV   ?= .venv
@@ -33,7 +33,7 @@ say = @if [ -t 1 ] && [ "$${TERM:-dumb}" != dumb ]; then printf '\033[1m==> %s\0
 install_torch = @$(BIN)/python tools/install_torch.py $(PYTORCH) $(1) $(TORCH_PIP)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-long test-torch test-torch-versions test-backends test-parallel test-clients test-launchers test-fresh check format bench bench-report bench-peers sanitize sanitize-virtual model fuzz wheel test-wheel sdist docs figures screenshots clean
+.PHONY: help demo test test-fast test-long test-torch test-torch-versions test-backends test-parallel test-clients test-launchers test-fresh check format bench bench-report bench-peers sanitize sanitize-calls sanitize-virtual model fuzz wheel test-wheel sdist docs figures clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -141,6 +141,10 @@ sanitize:  ## run the tests under ASan+UBSan, then TSan
 	tools/sanitize.sh address $(ARGS)
 	tools/sanitize.sh thread $(ARGS)
 
+# Its Python: FREE_THREADED=/path/to/python3.14t, else python3.14t of PATH; best built --with-thread-sanitizer.
+sanitize-calls:  ## threads that share groups, under TSan, on a Python without a GIL (FREE_THREADED=python3.14t)
+	FREE_THREADED=$(FREE_THREADED) tools/sanitize.sh calls $(ARGS)
+
 sanitize-virtual: $(VENV)/.installed  ## 1,000 random programs on virtual GPUs under ASan (a minute)
 	$(call install_torch,--required)
 	tools/sanitize.sh virtual
@@ -168,12 +172,8 @@ DOCS := .venv-docs/bin
 ALGORITHM_PAGES := build/docs/algorithms
 docs: $(VENV)/.installed .venv-docs/.installed figures  ## build the documentation site into build/site; a warning is an error
 	rm -rf $(ALGORITHM_PAGES)
-	$(if $(wildcard tools/algorithm_pages.py),$(BIN)/python tools/algorithm_pages.py $(ALGORITHM_PAGES))
+	$(BIN)/python tools/algorithms.py $(ALGORITHM_PAGES)
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/mkdocs build --strict
-	$(BIN)/python tools/check_site.py build/site
-
-screenshots: docs  ## store pictures of the site in docs/figures (needs Chromium)
-	$(BIN)/python tools/screenshots.py build/site docs/figures
 
 .venv-docs/.installed: tools/docs-requirements.txt
 	$(PYTHON) -m venv .venv-docs
@@ -198,9 +198,11 @@ $(VENV)/.tools: $(VENV)/.created
 	@touch $@
 
 # Also the rebuild: when only C++ changed, dependencies are left alone and Ninja compiles what it must.
-built_here = $(if $(filter-out csrc%,$?),-e '.[dev]',--no-deps -e .)
+# Without a GIL: what the tests need. Some tools of `make check` have no wheel for such a Python.
+EXTRA = $(shell $(BIN)/python -c 'import sysconfig as s; print("test" if s.get_config_var("Py_GIL_DISABLED") else "dev")')
+built_here = $(if $(filter-out csrc%,$?),-e '.[$(EXTRA)]',--no-deps -e .)
 $(VENV)/.installed: $(VENV)/.tools pyproject.toml CMakeLists.txt csrc $(wildcard csrc/*) $(CSRC) $(WHEEL)
 	$(call say,"$(if $(WHEEL),installing $(WHEEL),building the native module)")
 	@$(if $(WHEEL),$(PIP) uninstall -qq --yes unisono)
-	@$(BIN)/python tools/install_engine.py $(if $(WHEEL),'$(WHEEL)[dev]',$(built_here))
+	@$(BIN)/python tools/install_engine.py $(if $(WHEEL),'$(WHEEL)[$(EXTRA)]',$(built_here))
 	@touch $@

@@ -12,26 +12,19 @@ the result are compared on all ranks.
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import subprocess
-import sys
-import tempfile
-import time
-from pathlib import Path
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
+from turns import HostSide, Side, TurnRank, arguments, network, ranks_run, start, take_turns, write
 
-import unisono as un
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "support"))
+from unisono.bench.measure import ratio
 
 CODECS = ("none", "bf16", "1-6-9", "int8", "int4")
 LAYOUTS = ("2@1gbit", "4@1gbit", "2@", "2", "4")
-TOKEN = "5" * 64
 
 
 def contribution(rank: int, numel: int) -> np.ndarray:
@@ -39,104 +32,93 @@ def contribution(rank: int, numel: int) -> np.ndarray:
     return np.random.default_rng(rank).standard_normal(numel, np.float32)
 
 
-def work(numel: int, rounds: int) -> None:
-    """One rank. Rank 0 prints the measurements as JSON."""
-    with un.init_process_group() as group:
-        mine = contribution(group.rank, numel)
-        exact = np.sum([contribution(rank, numel) for rank in range(group.size)], axis=0, dtype=np.float64)
-        largest = np.array([np.abs(mine).max()])
-        group.all_reduce(largest, un.MAX)
-        found: dict[str, dict[str, Any]] = {codec: {"seconds": []} for codec in CODECS}
-        for turn in range(rounds + 1):
-            for codec, line in found.items():
-                x, named = mine.copy(), None if codec == "none" else codec
-                group.barrier()
-                start = time.perf_counter()
-                group.all_reduce(x, codec=named)
-                took = np.array([time.perf_counter() - start])
-                group.all_reduce(took, un.MAX)
-                if turn:  # the first one warms up
-                    line["seconds"].append(float(took[0]))
-                    continue
-                line["error"] = float(np.abs(x - exact).max())
-                line["bound"] = (
-                    0.0 if named is None else group.error_bound("all_reduce", float(largest[0]), named)
-                )
-                sums = group.all_gather(np.array([hash(x.tobytes())]))
-                if group.rank == 0:
-                    line["same"] = bool((sums == sums[0]).all())
-        if group.rank == 0:
-            print(json.dumps(found))
+class CodecRank(TurnRank):
+    """A rank that reduces one array with each codec."""
+
+    COMMANDS = (*TurnRank.COMMANDS, "prepare", "check")
+
+    def prepare(self, numel: int) -> dict[str, Any]:
+        """Make the array, and the call of each codec."""
+        self.mine = contribution(self.rank, numel)
+        self.x = self.mine.copy()
+        self.codecs = {name: None if name == "none" else name for name in CODECS}
+        call = self.contender.group.all_reduce
+        self.ways = {name: partial(call, self.x, codec=codec) for name, codec in self.codecs.items()}
+        return {"largest": float(np.abs(self.mine).max())}
+
+    def way(self, name: str) -> dict[str, Any]:
+        """Choose a codec, restore the array, and meet the other ranks."""
+        self.x[:] = self.mine
+        self.contender.group.barrier()
+        return super().way(name)
+
+    def check(self, name: str, largest: float) -> dict[str, Any]:
+        """The error of a result, what is promised, and a checksum of its bits."""
+        self.way(name)
+        self.call()
+        exact = sum(contribution(rank, self.x.size).astype(np.float64) for rank in range(self.size))
+        bound = self.contender.group.error_bound
+        promised = 0.0 if name == "none" else bound("all_reduce", largest, self.codecs[name])
+        found = {"difference": float(np.abs(self.x - exact).max()), "bound": promised}
+        return found | {"bits": zlib.crc32(self.x.tobytes())}
 
 
-def ranks_of(size: int, words: list[str], places: list[Any], folder: str, address: str) -> str:
-    """Run a rank on each place (a host, or None for this one); returns the output of rank 0."""
-    started = []
-    for rank, place in enumerate(places):
-        settings = {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(size),
-            "MASTER_ADDR": address,
-            "MASTER_PORT": "29517",
-            "UNISONO_TOKEN": TOKEN,
-            "PYTHONHASHSEED": "0",
-        }
-        argv = ["env", *(f"{name}={value}" for name, value in settings.items()), sys.executable, *words]
-        with Path(folder, f"rank{rank}").open("w") as errors:
-            options = {"stdout": subprocess.PIPE, "stderr": errors, "text": True}
-            begin = subprocess.Popen if place is None else place.start
-            started.append(begin(argv, **options))
-    outputs = [process.communicate()[0] for process in started]
-    for rank, process in enumerate(started):
-        if process.returncode:
-            raise RuntimeError(f"rank {rank}: {Path(folder, f'rank{rank}').read_text()[-2000:]}")
-    return outputs[0]
+@contextmanager
+def side_of(layout: str) -> Iterator[Side]:
+    """The ranks of a layout. "4@1gbit": 4 hosts on links of that rate; "2@": unshaped; "2": of this host."""
+    count, at, rate = layout.partition("@")
+    if not at:
+        with Side("unisono", int(count), ranks_run(__file__)) as side:
+            yield side
+        return
+    with (
+        network(int(count), rate) as (net, token),
+        HostSide("unisono", net, 1, token, worker=ranks_run(__file__)) as side,
+    ):
+        yield side
 
 
 def measure(layout: str, numel: int, rounds: int) -> dict[str, dict[str, Any]]:
-    """Measure a layout. "4@1gbit": 4 hosts on links of that rate; "2@": unshaped; "2": ranks of this host."""
-    count, at, rate = layout.partition("@")
-    words = [str(Path(__file__).resolve()), "--work", str(numel), "--rounds", str(rounds)]
-    with tempfile.TemporaryDirectory() as folder:
-        if not at:
-            return json.loads(ranks_of(int(count), words, [None] * int(count), folder, "127.0.0.1"))
-        import hosts  # from tests/support: shared memory needs no namespaces
-
-        with hosts.hosts(int(count), rate=rate) as net:
-            return json.loads(ranks_of(int(count), words, list(net), folder, net[0].address))
+    """Measure a layout; a record for each codec."""
+    with side_of(layout) as side:
+        largest = max(answer["largest"] for answer in side.ask({"do": "prepare", "numel": numel}))
+        checks = {name: side.ask({"do": "check", "name": name, "largest": largest}) for name in CODECS}
+        turns = {name: (side, name) for name in CODECS}
+        timings = take_turns(turns, rounds=rounds, calls=1, warmup=0)
+    found = {}
+    for name, answers in checks.items():
+        found[name] = {
+            "ms": timings[name].p50_us / 1e3,
+            "share": ratio(timings[name], timings["none"]),
+            "error": max(answer["difference"] for answer in answers),
+            "bound": answers[0]["bound"],
+            "same": len({answer["bits"] for answer in answers}) == 1,
+        }
+    return found
 
 
 def main() -> int:
     """Measure each layout and print a table for it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = arguments(__doc__, rounds=5)
     parser.add_argument("--layouts", default=",".join(LAYOUTS))
     parser.add_argument("--mib", type=int, default=64, help="of f32, on each rank")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--work", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.work:
-        work(args.work, args.rounds)
-        return 0
-    worst = 0
+    records = {}
     for layout in args.layouts.split(","):
         count, at, rate = layout.partition("@")
         where = f"{count} hosts, {rate or 'unshaped'}" if at else f"{count} ranks of one host, shared memory"
         print(f"\nall_reduce of {args.mib} MiB f32, {where}, {args.rounds} rounds")
-        print(f"  {'codec':8}{'ms':>9}{'share':>8}{'error':>11}{'bound':>11}  bits")
-        found = measure(layout, args.mib << 18, args.rounds)
-        base = found["none"]["seconds"]
-        for codec, line in found.items():
-            seconds = line["seconds"]
-            share = statistics.median(a / b for a, b in zip(seconds, base, strict=True))
-            ms = statistics.median(seconds) * 1e3
-            print(
-                f"  {codec:8}{ms:9.1f}{share:8.3f}{line['error']:11.3g}{line['bound']:11.3g}"
-                f"  {'the same' if line['same'] else 'DIFFER'}"
-            )
-            worst |= not line["same"] or (codec != "none" and line["error"] > line["bound"])
-        sys.stdout.flush()
-    return int(worst)
+        print(f"  {'codec':8}{'ms':>9}{'share':>8}{'error':>11}{'bound':>11}  bits", flush=True)
+        records[layout] = measure(layout, args.mib << 18, args.rounds)
+        for codec, line in records[layout].items():
+            figures = f"{line['ms']:9.1f}{line['share']:8.3f}{line['error']:11.3g}{line['bound']:11.3g}"
+            print(f"  {codec:8}{figures}  {'the same' if line['same'] else 'DIFFER'}", flush=True)
+    write(args.json, records)
+    found = [(codec, line) for each in records.values() for codec, line in each.items()]
+    return int(
+        any(not one["same"] or (name != "none" and one["error"] > one["bound"]) for name, one in found)
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start(main, CodecRank)

@@ -17,33 +17,24 @@ has TCP only; inside one it takes what it likes best, or TCP with --mpi-inside t
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import secrets
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "support"))
+from turns import PORTS, HostSide, arguments, bytes_sent, hosts, network, write
 
-import hosts  # noqa: E402  (from tests/support)
-from unisono.bench.cases import OPERATIONS, Case, cases  # noqa: E402
-from unisono.bench.measure import Line, Timing, measure_sweep  # noqa: E402
-from unisono.bench.mpi_side import MPIS, Mpi, MpiSide  # noqa: E402
-from unisono.bench.noise import CpuMeter, Pace, ticks_of  # noqa: E402
-from unisono.bench.report import noise_line, reasons  # noqa: E402
-from unisono.bench.side import Side  # noqa: E402
-from unisono.env import parse_size  # noqa: E402
+from unisono.bench.cases import OPERATIONS, Case, sweep
+from unisono.bench.measure import Line, Timing, measure_sweep
+from unisono.bench.noise import CpuMeter, Pace, ticks_of
+from unisono.bench.peers import MPIS, Mpi, MpiSide
+from unisono.bench.report import noise_line, reasons
+from unisono.bench.side import Side
+from unisono.env import parse_size
 
 RATES = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-PORTS = {"unisono": 29500, "gloo": 29501, "before": 29502}
-"""The port of the rendezvous on the first host, where all ports are free."""
-
 AGENT = """#!/bin/sh
 # In ssh's place: agent [OPTION...] HOST COMMAND
 while [ "${{1#-}}" != "$1" ]; do shift; done
@@ -63,23 +54,6 @@ def bits_per_s(rate: str) -> float:
 
 
 # ---- sides ---------------------------------------------------------------------------------------------
-
-
-class HostSide(Side):
-    """A library whose ranks meet at an address, `per_host` of them on each host."""
-
-    def __init__(self, name: str, net: hosts.Network, per_host: int, python: str, token: str) -> None:
-        super().__init__(name, len(net) * per_host)
-        self.contender = "unisono" if name == "before" else name
-        self._net, self._per_host, self._python = net, per_host, python
-        self._settings = [f"GLOO_SOCKET_IFNAME={hosts.INTERFACE}", f"UNISONO_TOKEN_FILE={token}"]
-
-    @contextmanager
-    def _meeting_point(self) -> Iterator[str]:
-        yield f"{self._net[0].address}:{PORTS[self.name]}"
-
-    def _command(self, rank: int, words: list[str]) -> list[str]:
-        return self._net[rank // self._per_host].command([*self._settings, self._python, *words])
 
 
 class MpiHostSide(MpiSide):
@@ -134,44 +108,40 @@ OF_HOSTS = {"mpich": "-hosts", "openmpi": "-H"}
 # ---- measuring -----------------------------------------------------------------------------------------
 
 
-def make_side(name: str, net: hosts.Network, per_host: int, args: argparse.Namespace, token: str) -> Side:
+def make_side(name: str, net: hosts.Network, per_host: int, args: Any, token: str) -> Side:
     """The ranks of a library, not started yet."""
     if name in MPI_LAUNCH:
         return MpiHostSide(name, net, per_host, args.mpi_inside)
-    return HostSide(name, net, per_host, args.before if name == "before" else sys.executable, token)
+    return HostSide(name, net, per_host, token, args.before if name == "before" else sys.executable)
 
 
 def carried(side: Side, case: Case, net: hosts.Network) -> float:
     """Bytes that a call sends through the busiest host's link, headers included."""
     side.ask({"do": "bind", "case": case.to_json()})
-    calls = 5
-    before = [node.traffic().sent for node in net]
+    calls, before = 5, bytes_sent(net)
     side.time_block(calls, 0)
-    return max(node.traffic().sent - sent for node, sent in zip(net, before, strict=True)) / calls
+    return max(after - sent for after, sent in zip(bytes_sent(net), before, strict=True)) / calls
 
 
-def measure(layout: str, operation: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(layout: str, operation: str, args: Any) -> list[dict[str, Any]]:
     """Start all sides on hosts of their own network; a record for each size."""
     count, per_host = (int(word) for word in layout.split("x"))
-    rest = {"op": "sum", "root": 0, "ranks": count * per_host, "algorithm": args.algorithm}
-    swept: list[Case] = []
-    for size in args.sizes:
-        swept += cases(OPERATIONS[operation], first=size, last=size, factor=2, dtype="f32", **rest)
-    with (
-        tempfile.NamedTemporaryFile("w", prefix="token-") as token,
-        hosts.hosts(count, rate=args.shape) as net,
-        ExitStack() as stack,
-    ):
-        print(secrets.token_hex(), file=token, flush=True)
-        sides = [make_side(name, net, per_host, args, token.name) for name in ("unisono", *args.against)]
+    rest = {"op": "sum", "root": 0, "ranks": count * per_host, "algorithm": args.algorithm, "dtype": "f32"}
+    swept = [
+        case
+        for size in args.sizes
+        for case in sweep(OPERATIONS[operation], first=size, last=size, factor=2, **rest)
+    ]
+    with network(count, args.shape) as (net, token), ExitStack() as stack:
+        sides = [make_side(name, net, per_host, args, token) for name in ("unisono", *args.against)]
         own, *peers = [stack.enter_context(side) for side in sides]
-        meter = CpuMeter(ticks_of([pid for side in [own, *peers] for pid in side.pids]))
+        meter = CpuMeter(ticks_of([pid for side in sides for pid in side.pids]))
         lines = measure_sweep(swept, own, peers, rounds=args.rounds, round_ms=args.round_ms, pace=Pace())
         noise = noise_line(meter.read(), len(os.sched_getaffinity(0)))
         sent = [carried(own, line.case, net) if line.case.count else 0.0 for line in lines]
     print(f"{layout} {operation}{', links of ' + args.shape if args.shape else ''}")
     for line, each in zip(lines, sent, strict=True):
-        print(shown(line, each, count, args.shape), flush=True)
+        print(shown(line, each, count, args.shape))
     print("\n".join([*reasons(lines), noise]), flush=True)
     return [
         {"layout": layout, "sent": each, **line.to_json()} for line, each in zip(lines, sent, strict=True)
@@ -198,30 +168,21 @@ def shown(line: Line, sent: float, count: int, shape: str) -> str:
 
 def main() -> int:
     """Read the command line and measure."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     add = parser.add_argument
     add("--layout", action="append", metavar="HxR", help="hosts x ranks on each (2x1, 2x2, 4x2)")
     add("--operation", action="append", choices=list(OPERATIONS), help="(all_reduce)")
     add("--algorithm", default="", help="the algorithm for Unisono, instead of its own choice")
     add("--against", default="gloo", metavar="PEERS", help="a comma list of gloo, mpich, openmpi, before")
     add("--before", default="", metavar="PYTHON", help="the interpreter of the Unisono called before")
-    add(
-        "--mpi-inside",
-        choices=["shm", "tcp"],
-        default="shm",
-        help="transport of the MPI libraries inside a host",
-    )
+    add("--mpi-inside", choices=["shm", "tcp"], default="shm", help="transport of MPI inside a host")
     add("--shape", default="", metavar="RATE", help="rate of every link, such as 1gbit")
     add("--sizes", default="4,4K,64K,1M,64M", metavar="BYTES")
-    add("--rounds", type=int, default=7)
     add("--round-ms", type=float, default=50.0, help="length of a side's turn")
-    add("--json", metavar="FILE", help="also write a record")
     args = parser.parse_args()
     args.sizes = [parse_size(size) for size in args.sizes.split(",")]
     args.against = [name for name in args.against.split(",") if name]
-    problems = [hosts.why_not()] if hosts.why_not() else []
+    problems = list(filter(None, [hosts.why_not()]))
     problems += [f"unknown peer {name}" for name in args.against if name not in {*PORTS, *MPI_LAUNCH}]
     problems += [f"no {MPIS[name].home}" for name in args.against if name in MPIS and not MPIS[name].site()]
     if problems:
@@ -231,8 +192,7 @@ def main() -> int:
     for layout in args.layout or ["2x1", "2x2", "4x2"]:
         for operation in args.operation or ["all_reduce"]:
             records += measure(layout, operation, args)
-    if args.json:
-        Path(args.json).write_text(json.dumps(records, indent=1) + "\n")
+    write(args.json, records)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Data parallel in one process by threads, beside processes: seconds of a step, alternating, medians.
+"""Data parallel in one process by threads, beside processes: milliseconds of a step, in turns, medians.
 
     python benchmarks/one_process.py --parts 2
     python benchmarks/one_process.py --parts 2 --width 32 --layers 100 --rows 512    # many small operators
@@ -9,153 +9,102 @@ under DDP; and what threads spend on gathering, stepping and sending parameters 
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
 import statistics
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
+from turns import Side, TurnRank, arguments, ranks_run, start, started, take_turns, write
 
-STEPS = 30
+from unisono.bench.measure import ratio
+
+STEPS, WARMUP = 25, 5
 
 
-@dataclass(frozen=True)
-class Case:
-    """What is trained: layers of a width, on batches of rows that all parts share, by a number of parts."""
+class PartsRank(TurnRank):
+    """A rank of one of several processes, or the one process; all parts share the rows of a batch."""
 
-    width: int
-    layers: int
-    rows: int
-    parts: int
+    COMMANDS = (*TurnRank.COMMANDS, "bind", "serial")
 
-    def model(self) -> nn.Module:
-        torch.manual_seed(0)
-        width = self.width
-        layers = [(nn.Linear(width, width), nn.LayerNorm(width), nn.GELU()) for _ in range(self.layers)]
-        return nn.Sequential(*(part for layer in layers for part in layer))
+    def bind(self, width: int, layers: int, rows: int, parts: int) -> dict[str, Any]:
+        """Make a model for each way: a step of AdamW on layers of a width."""
+        import torch
+        from torch import nn
+        from torch.nn import functional
+        from torch.nn.parallel import DistributedDataParallel
 
-    def batch(self) -> torch.Tensor:
-        return torch.randn(self.rows, self.width)
+        import unisono.parallel as up
 
-    def arguments(self) -> list[str]:
-        return [f"--{name}={value}" for name, value in vars(self).items()]
+        torch.set_num_threads(1)
 
+        def model() -> nn.Module:
+            torch.manual_seed(0)
+            made = [(nn.Linear(width, width), nn.LayerNorm(width), nn.GELU()) for _ in range(layers)]
+            return nn.Sequential(*(part for layer in made for part in layer))
 
-def one(replica: nn.Module, x: torch.Tensor) -> None:
-    replica.zero_grad()
-    functional.mse_loss(replica(x), x).backward()
+        def one(replica: nn.Module, x: torch.Tensor) -> None:
+            replica.zero_grad()
+            functional.mse_loss(replica(x), x).backward()
 
+        def stepper(net: nn.Module, x: torch.Tensor) -> Callable[[], None]:
+            optimizer = torch.optim.AdamW(net.parameters())
+            return lambda: (one(net, x), optimizer.step())
 
-def timed(step: Any) -> float:
-    """Median seconds of a step."""
-    times = []
-    for _ in range(STEPS):
-        start = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[5:])
+        batch = torch.randn(rows, width)
+        if self.size > 1:
+            part, plan = batch.chunk(parts)[0], up.Plan(data=parts)
+            run = up.parallelize(model(), plan, optimizer=torch.optim.AdamW, loss=functional.mse_loss)
+            ddp = stepper(DistributedDataParallel(model()), part)
+            self.ways = {"plan": lambda: run.step((part, part)), "ddp": ddp}
+            return {}
+        replicas = [model() for _ in range(parts)]
+        optimizer, pool = torch.optim.AdamW(replicas[0].parameters()), ThreadPoolExecutor(parts)
+        self.serial_s: list[float] = []
 
-
-def alone(case: Case) -> dict[str, float]:
-    net = case.model()
-    optimizer = torch.optim.AdamW(net.parameters())
-
-    def step() -> None:
-        one(net, case.batch())
-        optimizer.step()
-
-    return {"one process": timed(step)}
-
-
-def threads(case: Case) -> dict[str, float]:
-    net, parts = case.model(), case.parts
-    replicas = [net, *(copy.deepcopy(net) for _ in range(parts - 1))]
-    optimizer, serial = torch.optim.AdamW(net.parameters()), []
-
-    with ThreadPoolExecutor(parts) as pool:
-
-        def step() -> None:
-            list(pool.map(one, replicas, case.batch().chunk(parts)))
-            start = time.perf_counter()
+        def threads() -> None:
+            list(pool.map(one, replicas, batch.chunk(parts)))
+            begin = time.perf_counter()
             for first, *others in zip(*(replica.parameters() for replica in replicas), strict=True):
                 first.grad = (first.grad + sum(other.grad for other in others)) / parts
             optimizer.step()
             for replica in replicas[1:]:
-                replica.load_state_dict(net.state_dict())
-            serial.append(time.perf_counter() - start)
+                replica.load_state_dict(replicas[0].state_dict())
+            self.serial_s.append(time.perf_counter() - begin)
 
-        total = timed(step)
-    return {f"{parts} threads": total, "   of it gather, step, send": statistics.median(serial[5:])}
+        self.ways = {"alone": stepper(copy.deepcopy(replicas[0]), batch), "threads": threads}
+        return {}
 
-
-def rank_of(how: str, case: Case) -> None:
-    """Run one rank; rank 0 prints its figure."""
-    dist.init_process_group("unisono")
-    part = case.batch().chunk(dist.get_world_size())[0]
-    if how == "ddp":
-        net = DistributedDataParallel(case.model())
-        optimizer = torch.optim.AdamW(net.parameters())
-
-        def step() -> None:
-            one(net, part)
-            optimizer.step()
-    else:
-        import unisono.parallel as up
-
-        plan = up.Plan(data=dist.get_world_size())
-        run = up.parallelize(case.model(), plan, optimizer=torch.optim.AdamW, loss=functional.mse_loss)
-
-        def step() -> None:
-            run.step((part, part))
-
-    seconds = timed(step)
-    if dist.get_rank() == 0:
-        print("RESULT" + json.dumps(seconds), flush=True)
-    dist.destroy_process_group()
-
-
-def processes(how: str, case: Case) -> dict[str, float]:
-    command = [sys.executable, "-m", "unisono", "run", "-n", str(case.parts), __file__, "--rank-of", how]
-    out = subprocess.run([*command, *case.arguments()], capture_output=True, text=True, check=True).stdout
-    return {f"{case.parts} processes, {how}": float(out.partition("RESULT")[2].split()[0])}
+    def serial(self) -> dict[str, Any]:
+        """Seconds of a step of threads in which all but one wait."""
+        return {"seconds": statistics.median(self.serial_s)}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Measure and print a table."""
+    parser = arguments(__doc__, rounds=3)
     parser.add_argument("--parts", type=int, default=2)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--rows", type=int, default=1024, help="rows of a batch, all parts together")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rank-of", choices=("ddp", "plan"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    case = Case(options.width, options.layers, options.rows, options.parts)
-    if options.rank_of:
-        rank_of(options.rank_of, case)
-        return
-    rounds: dict[str, list[float]] = {}
-    for _ in range(options.rounds):
-        found = alone(case) | threads(case) | processes("plan", case) | processes("ddp", case)
-        for name, seconds in found.items():
-            rounds.setdefault(name, []).append(seconds)
-    base = statistics.median(rounds["one process"])
-    for name, values in rounds.items():
-        middle = statistics.median(values)
-        print(f"{name:32} {middle * 1e3:8.2f} ms a step   {base / middle:5.2f} times one process")
+    args = parser.parse_args()
+    parts, case = args.parts, {name: getattr(args, name) for name in ("width", "layers", "rows", "parts")}
+    one, many = (Side("unisono-torch", size, ranks_run(__file__)) for size in (1, parts))
+    with started([one, many]):
+        for side in (one, many):
+            side.ask({"do": "bind", **case})
+        turns = {"one process": (one, "alone"), f"{parts} threads": (one, "threads")}
+        turns |= {f"{parts} processes, {way}": (many, way) for way in ("plan", "ddp")}
+        timings = take_turns(turns, rounds=args.rounds, calls=STEPS, warmup=WARMUP)
+        base, serial = timings["one process"], one.ask({"do": "serial"})[0]["seconds"]
+        for name, timing in timings.items():
+            times = f"{timing.p50_us / 1e3:8.2f} ms a step   {1 / ratio(timing, base):5.2f} times one process"
+            print(f"{name:32} {times}")
+        print(f"{'   of threads gather, step, send':32} {1e3 * serial:8.2f} ms a step")
+    record = {name: timing.p50_us / 1e3 for name, timing in timings.items()}
+    write(args.json, {**record, "gather, step, send": 1e3 * serial})
 
 
 if __name__ == "__main__":
-    main()
+    start(main, PartsRank)

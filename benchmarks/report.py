@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -86,25 +86,18 @@ def run(part: Part, environ: dict[str, str], limit_s: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder, "record.json")
         words = [word.replace(RECORD, str(record)) for word in part.words]
-        found: dict[str, Any] = {
-            "command": " ".join(["python", *part.words]).replace(f"{HERE}/", "benchmarks/")
-        }
+        command = " ".join(["python", *part.words]).replace(f"{HERE}/", "benchmarks/")
+        found: dict[str, Any] = {"command": command}
+        options = {"env": environ, "capture_output": True, "text": True, "timeout": limit_s}
         try:
-            done = subprocess.run(
-                [sys.executable, *words],
-                env=environ,
-                capture_output=True,
-                text=True,
-                timeout=limit_s,
-                check=False,
-            )
+            done = subprocess.run([sys.executable, *words], check=False, **options)
         except subprocess.TimeoutExpired:
             return found | {"error": f"not done within {limit_s:.0f} s"}
         found["seconds"] = round(time.monotonic() - started, 1)
         if done.returncode:
             return found | {"error": (done.stderr.strip() or done.stdout.strip())[-400:]}
-        text = record.read_text() if record.exists() else done.stdout.partition("{")[2]
-    return found | {"record": json.loads(text if text.lstrip()[:1] in "[{" else "{" + text)}
+        text = record.read_text() if record.exists() else done.stdout[done.stdout.index("{") :]
+    return found | {"text": done.stdout.strip(), "record": json.loads(text)}
 
 
 def run_all(chosen: list[Part], minutes: float) -> dict[str, dict[str, Any]]:
@@ -116,9 +109,8 @@ def run_all(chosen: list[Part], minutes: float) -> dict[str, dict[str, Any]]:
         for part in chosen:
             left = deadline - time.monotonic()
             if left < part.seconds / 2:
-                found[part.name] = {
-                    "error": f"left out: {max(0, left):.0f} s were left of {minutes:g} minutes"
-                }
+                error = f"left out: {max(0, left):.0f} s were left of {minutes:g} minutes"
+                found[part.name] = {"error": error}
             else:
                 print(f"{part.name} (about {part.seconds:.0f} s) ...", flush=True)
                 found[part.name] = run(part, environ, left)
@@ -130,146 +122,41 @@ def run_all(chosen: list[Part], minutes: float) -> dict[str, dict[str, Any]]:
 # ---- the page ------------------------------------------------------------------------------------------
 
 
-def agreement(first: dict[str, Any], second: dict[str, Any], figure: str) -> list[tuple[int, float]]:
-    """(size, difference of a figure between two runs) for every size with that figure."""
-    pairs = zip(first["lines"], second["lines"], strict=True)
-    return [(one["nbytes"], abs(one[figure] / two[figure] - 1)) for one, two in pairs if one[figure]]
-
-
 def agreements(first: dict[str, Any], second: dict[str, Any]) -> Iterator[str]:
     """The difference of two successive runs in words; and the pace of the cores in both, the cause."""
     for figure, words in (("p50_us", "times"), ("best_ratio", "ratios to the best peer")):
-        differ = agreement(first, second, figure)
+        pairs = zip(first["lines"], second["lines"], strict=True)
+        differ = [(abs(one[figure] / two[figure] - 1), one["nbytes"]) for one, two in pairs if one[figure]]
         if differ:
-            size, worst = max(differ, key=lambda each: each[1])
+            worst, size = max(differ)
             verdict = "within" if worst <= AGREEMENT else "NOT within"
             most = f"at most {worst:.1%} apart ({size} bytes)"
             yield f"Two runs in a row: {words} agree {verdict} {AGREEMENT:.0%}, {most}."
-    paces = [run["noise"].get("pace") or {} for run in (first, second)]
-    both = " and ".join(shown(pace.get("median_us")) for pace in paces)
+    paces = [(run["noise"].get("pace") or {}).get("median_us") for run in (first, second)]
+    both = " and ".join("-" if pace is None else f"{pace:.4g}" for pace in paces)
     yield f"A fixed piece of work took {both} us in them."
 
 
 def page(results: dict[str, Any]) -> str:
-    """The results in Markdown."""
-    found = results["parts"]
-    texts = [
-        f"# Figures of {results['date']}",
-        "",
-        f"{results['machine']['cpu']}, {results['machine']['cores']} cores.",
-    ]
-    texts += ["Ratios are Unisono's time over the other's in the same run: below 1 Unisono is faster.", ""]
+    """The results in Markdown: what each part printed."""
+    found, machine = results["parts"], results["machine"]
+    texts = [f"# Figures of {results['date']}", f"{machine['cpu']}, {machine['cores']} cores."]
+    texts.append("Ratios are Unisono's time over the other's in the same run: below 1 Unisono is faster.")
     both = [found.get(name, {}).get("record") for name in ("all_reduce-2", "all_reduce-2-again")]
     if all(both):
-        texts += [*agreements(*both), ""]
+        texts.append("\n".join(agreements(*both)))
     for name, part in found.items():
-        texts += [f"## {name}", "", f"`{part.get('command', '')}`", ""]
-        texts += (
-            [f"No figures: {part['error']}"]
-            if "error" in part
-            else VIEWS.get(name, lines_view)(part["record"])
-        )
-        texts.append("")
-    return "\n".join(texts)
+        texts += [f"## {name}", f"`{part.get('command', '')}`"]
+        texts.append(f"No figures: {part['error']}" if "error" in part else f"```\n{part['text']}\n```")
+    return "\n\n".join(texts) + "\n"
 
 
-def table(head: list[str], rows: list[list[str]]) -> list[str]:
-    """A table in Markdown."""
-    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
-
-
-def lines_view(record: dict[str, Any]) -> list[str]:
-    """The view of a run of `unisono bench`."""
-    peers = list(dict.fromkeys(name for line in record["lines"] for name in line["peers"]))
-    head = [
-        "operation",
-        "bytes",
-        "us",
-        "p99",
-        "algorithm",
-        "predicted",
-        *(f"over {peer}" for peer in peers),
-        "to best",
-    ]
-    rows = []
-    for line in record["lines"]:
-        cells = [line["operation"], str(line["nbytes"]), f"{line['p50_us']:.4g}", f"{line['p99_us']:.4g}"]
-        cells += [line["algorithm"] or "-", shown(line["predicted_us"])]
-        cells += [shown(line["peers"][peer].get("ratio")) for peer in peers] + [shown(line["best_ratio"])]
-        rows.append([f"{each}" for each in cells])
-    noise = record["noise"]
-    quiet = "quiet" if noise["quiet"] else "NOT QUIET"
-    used, stolen = noise["others_cpu_share"] or 0, noise["stolen_cpu_share"] or 0
-    shares = f"others used {used:.1%} of the cores, of it the host {stolen:.1%}"
-    pace = noise.get("pace") or {}
-    work = f"A fixed piece of work took {shown(pace.get('median_us'))} us on a core"
-    span = f"mostly {shown(pace.get('low_us'))} to {shown(pace.get('high_us'))}"
-    return [*table(head, rows), "", f"Machine {quiet}: {shares}. {work}, {span}."]
-
-
-def decode_view(record: dict[str, Any]) -> list[str]:
-    """The view of decode.py."""
-    rows = [
-        [name, f"{one['tokens_per_s']:.0f}", f"{one['communication']:.0%}", f"{one['time_over_gloo']:.3f}"]
-        for name, one in record["sides"].items()
-    ]
-    return table(["side", "tokens/s", "communication", "time over Gloo's"], rows)
-
-
-def train_view(record: dict[str, Any]) -> list[str]:
-    """The view of train.py."""
-    return table(
-        ["way", "what", "value"],
-        [[way, what, f"{value:.3g}"] for way, one in record["ways"].items() for what, value in one.items()],
-    )
-
-
-def growth_view(record: list[dict[str, Any]]) -> list[str]:
-    """The view of growth.py."""
-    keys = ("ranks", "nbytes", "library", "p50_us", "ratio")
-    return table(list(keys), [[shown(row[key]) if row[key] != "" else "-" for key in keys] for row in record])
-
-
-def flat_view(record: dict[str, Any]) -> list[str]:
-    """The view of a record of numbers, and of records of numbers."""
-    rows = [
-        [
-            name,
-            ", ".join(f"{key} {shown(each)}" for key, each in one.items())
-            if isinstance(one, dict)
-            else shown(one),
-        ]
-        for name, one in record.items()
-    ]
-    return table(["what", "value"], rows)
-
-
-def shown(value: object) -> str:
-    """A number in four digits, whole ones whole, None as a dash."""
-    if value is None:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-VIEWS: dict[str, Callable[[Any], list[str]]] = {
-    "calibration": flat_view,
-    "decode": decode_view,
-    "train-2": train_view,
-    "train-4": train_view,
-    "memory": flat_view,
-    "growth": growth_view,
-}
-
-
-def chosen_parts(only: str) -> Iterator[Part]:
+def chosen_parts(only: str) -> list[Part]:
     """Those named in a comma list, all without one."""
-    names = [name for name in only.split(",") if name]
-    unknown = set(names) - {part.name for part in parts()}
-    if unknown:
-        raise SystemExit(
-            f"no part {', '.join(sorted(unknown))}: there are {', '.join(p.name for p in parts())}"
-        )
-    yield from (part for part in parts() if not names or part.name in names)
+    known, names = {part.name: part for part in parts()}, [name for name in only.split(",") if name]
+    if unknown := sorted(set(names) - set(known)):
+        raise SystemExit(f"no part {', '.join(unknown)}: there are {', '.join(known)}")
+    return [part for name, part in known.items() if not names or name in names]
 
 
 def main() -> int:
@@ -280,8 +167,7 @@ def main() -> int:
     parser.add_argument("--out", default=str(HERE / "results"), metavar="FOLDER")
     args = parser.parse_args()
     now = datetime.now(timezone.utc)
-    chosen = list(chosen_parts(args.only))
-    found = run_all(chosen, args.minutes)
+    found = run_all(chosen_parts(args.only), args.minutes)
     about = machine() | {"cores": len(os.sched_getaffinity(0))}
     results = {"date": now.isoformat(timespec="seconds"), "machine": about, "parts": found}
     target = Path(args.out, now.strftime("%Y-%m-%d"))

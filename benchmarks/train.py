@@ -1,44 +1,44 @@
-"""Step time of training a small transformer, DDP and FSDP2, over Unisono and over Gloo in the same run, and
-without any communication: every rank on its own.
+"""Step time of training a small transformer in several ways, over Unisono and over Gloo in the same run.
 
     python benchmarks/train.py --ranks 2 --model 10M
     python benchmarks/train.py --ranks 2 --model 10M --batch 1 --context 32        less computing per byte
+    python benchmarks/train.py --ways ddp,fsdp2,up0,up1,up2,up3
+    python benchmarks/train.py --ways ddp,up3 --memory     peak memory of a rank, a job for each way
 
-Each backend has its own processes, which sit still while the other's work. They take turns, round by round,
-and who begins changes. A step is forward, backward and AdamW; its time is that of its slowest rank. A figure
-is the median over rounds of the round's median; a ratio is the median of the ratios within the rounds. Before
-that both backends train a few steps from the same parameters, and their losses have to agree.
+A way is one of `ddp`, `fsdp2`, `zero1` to `zero3` (DeepSpeed's, where it is installed), and `up0` to `up3`:
+`up.Plan(data=ranks, zero=0..3)`. Every rank holds one model for each way, from the same parameters, and the
+ways take turns over Unisono and over Gloo. A step is forward, backward and AdamW. Before that all ways train
+a few steps, and their losses have to agree. `to best`: the time over that of the fastest other way.
 
-`communication`: the share of a step that is not there when every rank trains on its own. `hidden`, for DDP:
-how much of the time that the same all-reduces take by themselves does not show up in the step, because
-backward goes on meanwhile: (own step + all-reduces - step) / all-reduces.
+`alone` trains every rank by itself; `communication` is the share of a step that is not there then. `hidden`,
+for DDP: how much of the time that the same all-reduces take by themselves does not show up in the step,
+because backward goes on meanwhile: (alone + all-reduces - step) / all-reduces.
+
+Memory is the most that a rank has held (VmHWM) in a few steps, less what it held before it had a model.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import sys
-from contextlib import ExitStack
+import statistics
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from turns import Side, TurnRank, arguments, ranks_run, start, started, take_turns, write
 
-from unisono.bench import worker
 from unisono.bench.measure import Timing, ratio
-from unisono.bench.noise import CpuMeter, ticks_of
-from unisono.bench.report import noise_line
-from unisono.bench.side import Side
 
-WAYS = ("ddp", "fsdp2")
-ALONE = "alone"
+THEIRS, OURS = ("ddp", "fsdp2", "zero1", "zero2", "zero3"), ("up0", "up1", "up2", "up3")
+ALONE, REDUCTIONS = "alone", "all-reduces"
+SIDES = ("unisono-torch", "gloo")
 BUCKET_BYTES = 25 << 20  # DDP's
 LAYERS, HEAD_WIDTH = 6, 32
 COMPARED_STEPS = 3
-TOLERANCE = 1e-4  # nats per byte, between backends; AVG and SUM-then-divide round differently
+TOLERANCE = 1e-4  # nats per byte, between ways; AVG and SUM-then-divide round differently
 UNITS = {"K": 1e3, "M": 1e6, "G": 1e9}
+LEARNING_RATE = 1e-3
 
 
 def width_of(model: str) -> int:
@@ -53,177 +53,226 @@ def width_of(model: str) -> int:
 # ---- a rank --------------------------------------------------------------------------------------------
 
 
-class TrainingRank:
-    """A joined rank, with its current model."""
+class TrainingRank(TurnRank):
+    """A joined rank, with a model for each way."""
 
-    def __init__(self, command: dict[str, Any]) -> None:
+    COMMANDS = (*TurnRank.COMMANDS, "bind", "losses", "peak")
+
+    def bind(self, way: str, width: int, batch: int, context: int) -> dict[str, Any]:
+        """Make the model of a way, and its step."""
         import torch
 
-        from unisono.bench.contenders import Contender, join
+        from unisono.demo.model import GPT, VOCABULARY
 
         torch.set_num_threads(1)
-        where = (command["side"], command["rank"], command["size"], command["address"])
-        self.contender: Contender | None = None if command["side"] == ALONE else join(*where)
-        self.rank = command["rank"]
-
-    def obey(self, command: dict[str, Any]) -> tuple[dict[str, Any], NDArray[np.int64] | None]:
-        """Make a model, train a few steps for their losses, or a block of steps for their times."""
-        match command["do"]:
-            case "bind":
-                return {"parameters": self._bind(command)}, None
-            case "losses":
-                return {"losses": [self.step() for _ in range(command["steps"])]}, None
-            case "block":
-                samples = worker.time_calls(self.step, command["calls"], command["warmup"], None)
-                return {"samples": True}, samples
-            case "reductions":
-                samples = worker.time_calls(self.reductions, command["calls"], command["warmup"], None)
-                return {"samples": True}, samples
-            case "close":
-                if self.contender is not None:
-                    self.contender.close()
-                return {}, None
-            case other:
-                raise ValueError(f"unknown command {other!r}")
-
-    def _bind(self, command: dict[str, Any]) -> int:
-        import torch
-
-        from unisono.demo.model import GPT, VOCABULARY, ModelSize
-
-        width, batch, context = command["width"], command["batch"], command["context"]
-        torch.manual_seed(0)
-        model = GPT(ModelSize(layers=LAYERS, width=width, heads=width // HEAD_WIDTH, context=context))
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        self.buckets = buckets_of(parameters)
-        self.model = model if self.contender is None else wrapped(model, command["way"])
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         generator = torch.Generator().manual_seed(self.rank)
-        self.tokens = torch.randint(VOCABULARY, (batch, context + 1), generator=generator)
-        return parameters
+        tokens = torch.randint(VOCABULARY, (batch, context + 1), generator=generator)
+        torch.manual_seed(0)
+        self.before = memory("VmRSS")
+        model = GPT(LAYERS, width, width // HEAD_WIDTH, context)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        makers = {"up": ours, "zero": deepspeeds, REDUCTIONS: reductions}
+        self.ways[way] = makers.get(way.rstrip("0123"), pytorchs)(model, way, self.size, tokens)
+        return {"parameters": parameters}
 
-    def step(self) -> float:
-        """Train on this rank's tokens; returns the loss before it."""
-        loss = self.model(self.tokens)
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return float(loss.item())
+    def losses(self, way: str, steps: int) -> dict[str, Any]:
+        """Train a few steps."""
+        return {"losses": [self.ways[way]() for _ in range(steps)]}
 
-    def reductions(self) -> None:
-        """The all-reduces of DDP's reducer in a step, without computation."""
-        import torch.distributed as dist
-
-        for work in [dist.all_reduce(bucket, async_op=True) for bucket in self.buckets]:
-            work.wait()
-
-
-def buckets_of(parameters: int) -> list[Any]:
-    """Tensors with the sizes of DDP's buckets for this number of parameters."""
-    import torch
-
-    whole, rest = divmod(4 * parameters, BUCKET_BYTES)
-    return [torch.zeros(nbytes // 4) for nbytes in [BUCKET_BYTES] * whole + [rest] * bool(rest)]
+    def peak(self) -> dict[str, Any]:
+        """The memory of the model and of its steps."""
+        return {"peak": memory("VmHWM") - self.before}
 
 
-def wrapped(model: Any, way: str) -> Any:
-    """`model` wrapped by one of WAYS."""
+def memory(name: str) -> int:
+    """Bytes of this process, from a line of /proc/self/status."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
+
+
+def mean(loss: Any, ranks: int) -> float:
+    """The mean over all ranks, as from `Run.step`."""
     import torch.distributed as dist
+
+    loss = loss.detach().double()
+    dist.all_reduce(loss)
+    return float(loss.item()) / ranks
+
+
+def pytorchs(model: Any, way: str, ranks: int, tokens: Any) -> Callable[[], float]:
+    """A step of `model` under DDP, cut block by block by `fully_shard`, or alone."""
+    import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
     if way == "ddp":
-        return DistributedDataParallel(model, gradient_as_bucket_view=True)
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    elif way == "fsdp2":
+        mesh = init_device_mesh("cpu", (ranks,))
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+
+    def step() -> float:
+        loss = model(tokens)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item() if way == ALONE else mean(loss, ranks)
+
+    return step
+
+
+def reductions(model: Any, _way: str, _ranks: int, _tokens: Any) -> Callable[[], None]:
+    """The all-reduces of DDP's reducer in a step, without computation."""
+    import torch
+    import torch.distributed as dist
+
+    nbytes = 4 * sum(parameter.numel() for parameter in model.parameters())
+    whole, rest = divmod(nbytes, BUCKET_BYTES)
+    buckets = [torch.zeros(each // 4) for each in [BUCKET_BYTES] * whole + [rest] * bool(rest)]
+
+    def step() -> None:
+        for work in [dist.all_reduce(bucket, async_op=True) for bucket in buckets]:
+            work.wait()
+
+    return step
+
+
+def ours(model: Any, way: str, ranks: int, tokens: Any) -> Callable[[], float]:
+    """A step of `model` under a plan of this project."""
+    import torch
+
+    import unisono.parallel as up
+
+    run = up.parallelize(
+        model,
+        up.Plan(data=ranks, zero=int(way[2:])),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=LEARNING_RATE),
+        loss=lambda output, _: output,
+    )
+    return lambda: run.step((tokens, tokens))
+
+
+def deepspeeds(model: Any, way: str, ranks: int, tokens: Any) -> Callable[[], float]:
+    """A step of `model` under DeepSpeed, with PyTorch's AdamW."""
+    import deepspeed
+    import torch
+    import torch.distributed as dist
+
+    config = {
+        "gradient_clipping": 0.0,  # its default clips to a norm of 1
+        "train_micro_batch_size_per_gpu": len(tokens),
+        "zero_optimization": {"stage": int(way[4:])},
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_allow_untested_optimizer": True,
+    }
+    os.environ["LOCAL_RANK"] = str(dist.get_rank())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    options = {"model": model, "optimizer": optimizer, "config": config, "dist_init_required": False}
+    engine, *_ = deepspeed.initialize(**options)
+
+    def step() -> float:
+        loss = engine(tokens)
+        engine.backward(loss)
+        engine.step()
+        return mean(loss, ranks)
+
+    return step
 
 
 # ---- the command ---------------------------------------------------------------------------------------
 
 
-def measure(way: str, sides: list[Side], args: argparse.Namespace) -> dict[str, Timing]:
-    """Bind, compare the losses, then time `args.rounds` rounds; a Timing for each side, and for the
-    all-reduces of Unisono by themselves.
-    """
+def bind(side: Side, way: str, args: Any) -> int:
+    """Make the model of a way on every rank; returns its number of parameters."""
     command = {"do": "bind", "way": way, "width": width_of(args.model), "batch": args.batch}
-    losses = []
+    return int(side.ask({**command, "context": args.context})[0]["parameters"])
+
+
+def measure(sides: list[Side], ways: list[str], args: Any) -> dict[tuple[str, str], Timing]:
+    """Bind all ways, compare their losses, time the rounds; a timing for each (side, way)."""
+    losses = {}
     for side in sides:
-        bound = side.ask({**command, "context": args.context})
-        if side.name == ALONE:
-            continue
-        answers = side.ask({"do": "losses", "steps": COMPARED_STEPS})
-        losses.append([answer["losses"] for answer in answers])
-    difference = float(np.abs(np.subtract(*losses)).max())
-    print(
-        f"# {way}: {bound[0]['parameters'] / 1e6:.1f} million parameters, losses differ by {difference:.1e}"
-    )
+        for way in ways:
+            parameters = bind(side, way, args)
+            command = {"do": "losses", "way": way, "steps": COMPARED_STEPS}
+            losses[f"{way} over {side.name}"] = side.ask(command)[0]["losses"]
+    difference = max(float(np.abs(np.subtract(*pair)).max()) for pair in pairs(list(losses.values())))
+    about = f"{args.ranks} ranks, {args.batch} x {args.context} bytes each"
+    print(f"# {parameters / 1e6:.1f} million parameters, {about}, losses differ by {difference:.1e}")
     if difference > TOLERANCE:
-        raise SystemExit(
-            f"{way}: the losses over {' and '.join(side.name for side in sides)} differ: {losses}"
-        )
-    timings = {name: Timing(name) for name in (*(side.name for side in sides), "reductions")}
-    for number in range(args.rounds):
-        for side in sides if number % 2 == 0 else sides[::-1]:
-            timings[side.name].add(side.time_block(args.steps, warmup=1))
-        timings["reductions"].add(sides[0].time_block(args.steps, warmup=1, what="reductions"))
-    return timings
+        raise SystemExit(f"the losses differ: {losses}")
+    turns = {(side.name, way): (side, way) for side in sides for way in ways}
+    for way in (ALONE, REDUCTIONS):
+        bind(sides[0], way, args)
+        turns[sides[0].name, way] = (sides[0], way)
+    return take_turns(turns, rounds=args.rounds, calls=args.steps)
 
 
-def shares(way: str, timings: dict[str, Timing]) -> dict[str, float]:
-    """The share of communication in a step of each backend; under DDP the hidden share of the all-reduces."""
-    alone, step = timings[ALONE].p50_us, timings["unisono-torch"].p50_us
-    found = {f"communication {name}": 1 - alone / timings[name].p50_us for name in ("unisono-torch", "gloo")}
-    if way == "ddp":
-        reductions = timings["reductions"].p50_us
-        found["hidden"] = min(1.0, max(0.0, (alone + reductions - step) / reductions))
-    return found
+def pairs(found: list[Any]) -> list[tuple[Any, Any]]:
+    """The first with each."""
+    return [(found[0], each) for each in found]
 
 
-def main() -> None:
+def show(timings: dict[tuple[str, str], Timing], ways: list[str], names: list[str]) -> dict[str, Any]:
+    """Print a line for each way; the same as a record."""
+    own, records = names[0], {}
+    alone, reduced = (timings[own, way].p50_us for way in (ALONE, REDUCTIONS))
+    for way in ways:
+        step = timings[own, way]
+        found = {f"{name.removesuffix('-torch')} ms": timings[name, way].p50_us / 1e3 for name in names}
+        if "gloo" in names[1:]:
+            found["ratio"] = ratio(step, timings["gloo", way])
+        others = [timings[own, each] for each in ways if each in THEIRS and each != way]
+        if others:
+            found["to best"] = ratio(step, min(others, key=lambda timing: timing.p50_us))
+        found["communication"] = 1 - alone / step.p50_us
+        if way == "ddp":
+            found["hidden"] = min(1.0, max(0.0, (alone + reduced - step.p50_us) / reduced))
+        records[way] = found
+        print(f"{way:6} " + "   ".join(f"{what} {value:8.3f}" for what, value in found.items()))
+    print(f"alone {alone / 1e3:.1f} ms   all-reduces {reduced / 1e3:.1f} ms")
+    return {**records, ALONE: {"ms": alone / 1e3}, REDUCTIONS: {"ms": reduced / 1e3}}
+
+
+def peaks(ways: list[str], args: Any) -> dict[str, Any]:
+    """Print the peak memory of a rank for each way; every way has its own processes."""
+    records = {}
+    for way in ways:
+        with Side("unisono-torch", args.ranks, ranks_run(__file__)) as side:
+            parameters = bind(side, way, args)
+            side.ask({"do": "losses", "way": way, "steps": COMPARED_STEPS})
+            peak = statistics.median(answer["peak"] for answer in side.ask({"do": "peak"}))
+        records[way] = {"peak_bytes": peak, "bytes_a_parameter": peak / parameters}
+        print(f"{way:6} {peak / 1e6:8.1f} MB   {peak / parameters:5.1f} bytes a parameter", flush=True)
+    return records
+
+
+def main(words: list[str] | None = None) -> None:
     """Measure and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=2, help="processes per backend (default 2)")
-    parser.add_argument("--model", default="10M", help="parameters, about (default 10M)")
-    parser.add_argument("--batch", type=int, default=2, help="sequences per rank and step (default 2)")
-    parser.add_argument("--context", type=int, default=64, help="bytes in a sequence (default 64)")
-    parser.add_argument("--rounds", type=int, default=7, help="turns per backend (default 7)")
-    parser.add_argument("--steps", type=int, default=5, help="steps in a turn (default 5)")
-    parser.add_argument("--json", metavar="FILE", help="also write a record")
-    parser.add_argument("--ways", default=",".join(WAYS), help=f"comma list of {', '.join(WAYS)}")
-    args = parser.parse_args()
-    ranks_run = (os.path.abspath(__file__), "--worker")
-    with ExitStack() as stack:
-        names = ("unisono-torch", "gloo", ALONE)
-        sides = [stack.enter_context(Side(name, args.ranks, ranks_run)) for name in names]
-        meter = CpuMeter(ticks_of([pid for side in sides for pid in side.pids]))
-        print(f"# {args.ranks} ranks, {args.batch} x {args.context} bytes each, {args.rounds} rounds")
-        record = {way: show(way, measure(way, sides, args)) for way in args.ways.split(",")}
-        print(noise_line(meter.read(), len(os.sched_getaffinity(0))))
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump({"ranks": args.ranks, "model": args.model, "ways": record}, file, indent=1)
-
-
-def show(way: str, timings: dict[str, Timing]) -> dict[str, Any]:
-    """Print a line and the shares; the same as a record."""
-    own, gloo = timings["unisono-torch"], timings["gloo"]
-    rounds = [ours / theirs for ours, theirs in zip(own.rounds, gloo.rounds, strict=True)]
-    print(
-        f"{way:6} unisono {own.p50_us / 1e3:8.1f} ms   gloo {gloo.p50_us / 1e3:8.1f} ms"
-        f"   ratio {ratio(own, gloo):.3f}   by round " + " ".join(f"{each:.2f}" for each in rounds)
-    )
-    found = shares(way, timings)
-    alone, reductions = timings[ALONE].p50_us / 1e3, timings["reductions"].p50_us / 1e3
-    parts = "   ".join(f"{name} {share:.0%}" for name, share in found.items())
-    print(f"{'':6} alone {alone:10.1f} ms   all-reduces {reductions:.1f} ms   {parts}", flush=True)
-    times = {f"{name}_ms": timing.p50_us / 1e3 for name, timing in timings.items()}
-    return {**times, "ratio": ratio(own, gloo), **found}
+    parser = arguments(__doc__)
+    add = parser.add_argument
+    add("--ranks", type=int, default=2, help="processes (default 2)")
+    add("--model", default="10M", help="parameters, about (default 10M)")
+    add("--batch", type=int, default=2, help="sequences per rank and step (default 2)")
+    add("--context", type=int, default=64, help="bytes in a sequence (default 64)")
+    add("--steps", type=int, default=5, help="steps in a turn (default 5)")
+    add("--sides", default=",".join(SIDES), help=f"comma list of {', '.join(SIDES)}")
+    add("--memory", action="store_true", help="measure peak memory instead of times")
+    add("--ways", default="ddp,fsdp2", help=f"comma list of {', '.join((*THEIRS, *OURS))}")
+    args = parser.parse_args(words)
+    ways, names = args.ways.split(","), args.sides.split(",")
+    if args.memory:
+        records = peaks(ways, args)
+    else:
+        sides = [Side(name, args.ranks, ranks_run(__file__)) for name in names]
+        with started(sides):
+            records = show(measure(sides, ways, args), ways, names)
+    write(args.json, {"ranks": args.ranks, "model": args.model, "ways": records})
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--worker"]:
-        sys.exit(worker.main(sys.argv[2:], TrainingRank))
-    main()
+    start(main, TrainingRank)

@@ -1,16 +1,15 @@
 """`python benchmarks/virtual_gpus.py`: what virtual GPUs cost, against the same on the CPU.
 
 Prints the median extra time of 20 common operations on 10 elements; a training step of a transformer of 10
-million parameters; the same under DDP on two ranks; what the start takes more than `import torch`. Rounds
-alternate between the two; each figure is a median of several. Time is the CPU's: of the thread, the process
-or a program. DDP's is also the clock's, which needs a quiet machine.
+million parameters; the same under DDP on two ranks. Rounds alternate between the two; each figure is a median
+of several. Time is the CPU's: of the thread or the process. DDP's is also the clock's, which needs a quiet
+machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -27,11 +26,6 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-
-IMPORTS = (
-    "import torch",
-    "import unisono.virtual; unisono.virtual.enable(4); import torch; torch.cuda.init()",
-)
 
 
 def operations(device: str) -> dict[str, Callable[[], object]]:
@@ -76,16 +70,6 @@ def seconds(call: Callable[[], object], clock: Callable[[], float] = time.proces
     began = clock()
     call()
     return clock() - began
-
-
-def program(code: str) -> None:
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def of_programs() -> float:
-    """Return the CPU's time of all programs that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def step(device: str) -> Callable[[], object]:
@@ -155,14 +139,6 @@ def training_of_ranks(rounds: int) -> None:
     dist.destroy_process_group()
 
 
-def start(rounds: int) -> None:
-    pairs = [
-        [seconds(lambda code=code: program(code), of_programs) for code in IMPORTS] for _ in range(rounds)
-    ]
-    bare, ready = medians(pairs)
-    print(f"start: {bare:.2f} s for `import torch`, {ready - bare:.2f} s more with virtual GPUs")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -172,7 +148,6 @@ def main() -> None:
     if RANKED:
         training_of_ranks(rounds)
         return
-    start(rounds)
     small(rounds)
     training(rounds)
     flags = ["run", "--virtual-gpus", "2"]

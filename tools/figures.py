@@ -40,6 +40,11 @@ LOOKS = {
     "gloo": Look("Gloo", "#b0592a", "#e0935f", "9 4", "square"),
     "unisono": Look("Unisono", "#1f4fd8", "#7ea2ff", "", "circle"),
 }
+CORNERS = {
+    "square": [(-4.2, -4.2), (4.2, -4.2), (4.2, 4.2), (-4.2, 4.2)],
+    "diamond": [(0, -5.5), (5.5, 0), (0, 5.5), (-5.5, 0)],
+    "triangle": [(0, -5), (5, 4), (-5, 4)],
+}
 PAPER = {"light": ("#ffffff", "#1f2328", "#d0d7de"), "dark": ("#0d1117", "#e6edf3", "#30363d")}
 """Background, text and grid."""
 
@@ -116,15 +121,9 @@ def style() -> str:
 
 def marker(library: str, x: float, y: float) -> str:
     """Return a point: the shapes differ, so that the figure can be read without its colours."""
-    kind = LOOKS[library].marker
-    if kind == "circle":
+    corners = CORNERS.get(LOOKS[library].marker)
+    if corners is None:
         return f'<circle class="{library}-point" cx="{x}" cy="{y}" r="4.5"/>'
-    r = 4.2
-    corners = {
-        "square": [(-r, -r), (r, -r), (r, r), (-r, r)],
-        "diamond": [(0, -5.5), (5.5, 0), (0, 5.5), (-5.5, 0)],
-        "triangle": [(0, -5), (5, 4), (-5, 4)],
-    }[kind]
     places = " ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in corners)
     return f'<polygon class="{library}-point" points="{places}"/>'
 

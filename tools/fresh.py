@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import selectors
 import shutil
 import signal
 import subprocess
@@ -27,6 +26,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from progress import lines_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -90,17 +91,12 @@ def run_variant(variant: str, arguments: argparse.Namespace) -> list[Ran]:
     """Run both commands in a temporary clone."""
     with tempfile.TemporaryDirectory(prefix=f"unisono-fresh-{variant}-", dir=arguments.folder) as name:
         folder = Path(name)
-        clone, home, temporary = folder / "unisono", folder / "home", folder / "tmp"
+        clone, home, temporary = (folder / part for part in ("unisono", "home", "tmp"))
         home.mkdir()
         temporary.mkdir()
         subprocess.run(["git", "clone", "--quiet", "--depth=1", ROOT.as_uri(), clone], check=True)
-        env = {
-            "HOME": str(home),
-            "PATH": arguments.path,
-            "TMPDIR": str(temporary),
-            "PIP_CONFIG_FILE": os.devnull,
-        }
-        env |= dict(pair.split("=", 1) for pair in arguments.env)
+        env = {"HOME": str(home), "PATH": arguments.path, "TMPDIR": str(temporary)}
+        env |= {"PIP_CONFIG_FILE": os.devnull} | dict(pair.split("=", 1) for pair in arguments.env)
         rows = []
         for command in commands(variant, arguments):
             print(f"\n######## {variant}: {' '.join(command)}", flush=True)
@@ -127,31 +123,24 @@ def commands(variant: str, arguments: argparse.Namespace) -> Iterator[list[str]]
 
 def run(variant: str, command: list[str], folder: Path, env: dict[str, str], limit_s: float) -> Ran:
     """Run one command, pass on its output, and measure."""
-    started = time.monotonic()
-    last_at, silence_s, after, line, summary = started, 0.0, "", "", ""
-    with subprocess.Popen(
-        command,
-        cwd=folder,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    ) as process:
+    started = last_at = time.monotonic()
+    silence_s, after, line, summary = 0.0, "", "", ""
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, cwd=folder, env=env, start_new_session=True, **pipes) as process:
         try:
-            for data in output(process, started + limit_s):
+            for text in filter(None, lines_of(process, limit_s)):
                 now = time.monotonic()
                 if now - last_at > silence_s:
                     silence_s, after = now - last_at, line
                 last_at = now
-                sys.stdout.buffer.write(data)
-                sys.stdout.flush()
-                lines = [text for text in data.decode(errors="replace").splitlines() if text.strip()]
-                line = lines[-1].strip() if lines else line
-                summary = next((text for text in reversed(lines) if not text.startswith("make")), summary)
+                print(text, end="", flush=True)
+                line = text.strip() or line
+                summary = summary if text.startswith("make") else text.strip() or summary
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(END_S)
         finally:
+            if process.poll() is None:
+                print("######## the time is over", flush=True)
             end_group(process)
     took_s = time.monotonic() - started
     return Ran(variant, " ".join(command), process.returncode, took_s, silence_s, after, summary.strip("= "))
@@ -164,23 +153,6 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
             with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 os.killpg(process.pid, number)
                 process.wait(END_S)
-
-
-def output(process: subprocess.Popen[bytes], deadline: float) -> Iterator[bytes]:
-    """Yield the output of a process until it ends or its time is over."""
-    assert process.stdout is not None
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        while time.monotonic() < deadline:
-            if not selector.select(1.0):
-                if process.poll() is not None:
-                    return
-                continue
-            data = os.read(process.stdout.fileno(), 1 << 16)
-            if not data:
-                return
-            yield data
-    print("######## the time is over", flush=True)
 
 
 def end_strays(folder: Path) -> list[str]:

@@ -43,15 +43,9 @@ def main() -> int:
     print(*faults, sep="\n")
     if arguments.install and not faults:
         with tempfile.TemporaryDirectory(prefix="unisono-sdist-") as folder:
-            pip = [
-                sys.executable,
-                "-m",
-                "pip",
-                "--disable-pip-version-check",
-                "wheel",
-                "--no-build-isolation",
-            ]
-            subprocess.run([*pip, "--no-deps", "--wheel-dir", folder, archive], cwd=folder, check=True)
+            pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel"]
+            options = ["--no-build-isolation", "--no-deps", "--wheel-dir", folder]
+            subprocess.run([*pip, *options, archive], cwd=folder, check=True)
             trial = [sys.executable, ROOT / "tools" / "try_wheels.py", "--python", sys.executable]
             return subprocess.run([*trial, *Path(folder).glob("*.whl")], check=False).returncode
     return int(bool(faults))

@@ -27,9 +27,7 @@ from wheels import BUILD, COMPILER, NATIVE, ROOT, Interpreter, environment, foun
 COMPILERS = ("cc", "gcc", "g++", "c++", "clang", "clang++", "make", "cmake", "ninja")
 ROUNDS = 5  # of an import; the shortest counts
 MOST_IMPORT_S = 0.08  # CPU time of `import unisono`, beyond that of an empty program
-MOST_READY_S = (
-    0.40  # CPU time until `init_process_group` can be called: NumPy, msgspec and the engine are loaded
-)
+MOST_READY_S = 0.40  # until `init_process_group` can be called: NumPy, msgspec and the engine are loaded
 LIMIT_S = 300.0  # for one command
 
 READY = "import unisono; unisono.init_process_group"
@@ -96,7 +94,7 @@ def main() -> int:
     interpreters = {each.tag: each for each in (*found(), *map(inspect, arguments.python))}
     tried = []
     for wheel in arguments.wheels or sorted((ROOT / "dist").glob(f"*{NATIVE}.whl")):
-        tag = wheel.name.split("-")[2]
+        tag = wheel.name.split("-")[3]  # of the ABI: cp314, cp314t
         if tag in interpreters:
             tried.append(try_wheel(wheel.resolve(), interpreters[tag], arguments))
         else:
@@ -182,19 +180,11 @@ def run_all(folder: Path, commands: tuple[str, ...], path: str = "") -> Iterator
         yield f"the environment has {' '.join(there)}"
     for command in commands:
         program, *words = command.split()
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        options = {"cwd": folder, "env": env, "timeout": LIMIT_S, "text": True, **pipes}
         started = time.monotonic()
         try:
-            ran = subprocess.run(
-                [folder / "venv" / "bin" / program, *words],
-                cwd=folder,
-                env=env,
-                timeout=LIMIT_S,
-                check=False,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
+            ran = subprocess.run([folder / "venv" / "bin" / program, *words], check=False, **options)
         except subprocess.TimeoutExpired:
             yield f"{command}: not done after {LIMIT_S:.0f} s"
             continue

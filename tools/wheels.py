@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "wheels"
-VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14", "3.14t", "3.15")  # t: without a GIL
 NATIVE = platform.machine()
 GLIBC = "2.27"  # the oldest with all functions that the engine calls: memfd_create
 MOST_BYTES = 3_000_000  # of a wheel
@@ -56,12 +56,12 @@ class Interpreter(NamedTuple):
     """A CPython to build for."""
 
     path: str
-    version: str  # 3.12
+    version: str  # 3.12, or 3.14t: without a GIL
     include: str  # the folder of its headers
 
     @property
     def tag(self) -> str:
-        """Return cp312."""
+        """Return the tag of its ABI: cp312, cp314t."""
         return "cp" + self.version.replace(".", "")
 
 
@@ -70,11 +70,8 @@ def main() -> int:
     arguments = parse()
     interpreters = [inspect(name) for name in arguments.python] or list(found())
     if not arguments.python:
-        missing = [version for version in VERSIONS if version not in {each.version for each in interpreters}]
-        print(
-            *(f"no wheel for Python {version}, which is not here: --python PATH" for version in missing),
-            sep="\n",
-        )
+        for version in sorted(set(VERSIONS) - {each.version for each in interpreters}):
+            print(f"no wheel for Python {version}, which is not here: --python PATH")
     tools = environment(BUILD / "tools", sys.executable, COMPILER)
     faults = []
     for interpreter in interpreters:
@@ -107,7 +104,10 @@ def inspect(name: str) -> Interpreter:
     Raises:
         SystemExit: it does not run.
     """
-    code = "import sys, sysconfig as s; print(sys.executable, s.get_python_version(), s.get_path('include'))"
+    code = (
+        "import sys, sysconfig as s; t = 't' if s.get_config_var('Py_GIL_DISABLED') else ''; "
+        "print(sys.executable, s.get_python_version() + t, s.get_path('include'))"
+    )
     ran = subprocess.run([name, "-c", code], capture_output=True, text=True, check=False)
     if ran.returncode:
         sys.exit(f"{name} does not run: {ran.stderr.strip()}")
@@ -118,33 +118,32 @@ def found() -> Iterator[Interpreter]:
     """Yield one installed interpreter of each version of VERSIONS."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
     for version in VERSIONS:
-        candidates = [
-            shutil.which(f"python{version}"),
-            *sorted(pyenv.glob(f"{version}.*/bin/python{version}")),
-        ]
-        for candidate in filter(None, candidates):
+        in_pyenv = sorted(pyenv.glob(f"{version.rstrip('t')}.*/bin/python{version}"))
+        for candidate in filter(None, [shutil.which(f"python{version}"), *in_pyenv]):
             # A shim of pyenv is in PATH also where the version it stands for is not chosen.
-            if subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0:
-                yield inspect(str(candidate))
+            if subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode:
+                continue
+            # python3.14 may be the one without a GIL.
+            if (interpreter := inspect(str(candidate))).version == version:
+                yield interpreter
                 break
 
 
-def environment(folder: Path, python: str, requirements: tuple[str, ...]) -> Path:
-    """Make a virtual environment with these requirements, and return its folder."""
+def environment(
+    folder: Path, python: str, requirements: tuple[str, ...], installer: str = sys.executable
+) -> Path:
+    """Make a virtual environment with these requirements, and return its folder.
+
+    installer: the Python whose pip installs them. An old pip does not run in a new Python.
+    """
     stamp = folder / "requirements"
     wanted = "\n".join((python, *requirements))
     if not stamp.exists() or stamp.read_text() != wanted:
         print(f"==> preparing {folder.relative_to(ROOT)}", flush=True)
         # Without pip: Debian's Python does not have it.
         subprocess.run([python, "-m", "venv", "--clear", "--without-pip", folder], check=True)
-        pip = [
-            sys.executable,
-            "-m",
-            "pip",
-            "--disable-pip-version-check",
-            "--python",
-            folder / "bin" / "python",
-        ]
+        pip = [installer, "-m", "pip", "--disable-pip-version-check"]
+        pip += ["--python", folder / "bin" / "python"]
         subprocess.run([*pip, "install", "--quiet", *requirements], check=True)
         stamp.write_text(wanted)
     return folder
@@ -156,7 +155,7 @@ def environment(folder: Path, python: str, requirements: tuple[str, ...]) -> Pat
 def build(interpreter: Interpreter, arch: str, tools: Path, out: Path, stub: Path | None = None) -> Path:
     """Build one wheel and return it, repaired."""
     print(f"==> {interpreter.tag}, {arch}", flush=True)
-    own = environment(BUILD / interpreter.tag, interpreter.path, BACKEND)
+    own = environment(BUILD / interpreter.tag, interpreter.path, BACKEND, str(tools / "bin" / "python"))
     raw = BUILD / "raw"
     shutil.rmtree(raw, ignore_errors=True)
     defined = {f"CMAKE_{tool.upper()}": wrapper(tool, arch, tools) for tool in ("ar", "ranlib")}
@@ -177,14 +176,8 @@ def build(interpreter: Interpreter, arch: str, tools: Path, out: Path, stub: Pat
     if (headers / f"{arch}-linux-gnu").is_dir():
         env["CXXFLAGS"] = f"-idirafter {headers}"
     # Run by the tools' pip, in the interpreter's environment.
-    pip = [
-        tools / "bin" / "python",
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "--python",
-        own / "bin" / "python",
-    ]
+    pip = [tools / "bin" / "python", "-m", "pip", "--disable-pip-version-check"]
+    pip += ["--python", own / "bin" / "python"]
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", raw]
     folder = BUILD / f"{interpreter.tag}-{arch}"
     subprocess.run([*pip, "wheel", *options, "-C", f"build-dir={folder}", ROOT], env=env, check=True)

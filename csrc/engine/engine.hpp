@@ -133,6 +133,11 @@ class Engine {
     return direct_.load(std::memory_order_relaxed) + queued_.load(std::memory_order_relaxed);
   }
 
+  // The number of a call among those, by the ticket that `start` has given it.
+  uint64_t number(uint64_t ticket) const {
+    return ticket == kLateTicket ? issued() : direct_.load(std::memory_order_relaxed) + ticket;
+  }
+
   // Reports to the other ranks what this rank knows about the fault; the first report counts.
   void remark(uint64_t seq, const std::string& text);
 

@@ -43,18 +43,16 @@ bool Channels::admit(int peer) {
     if (incoming.held)
       refuse(request, peer, header);
     else
-      accept(request, header);
+      allocate(peer, header, [&] { request.accept(header); });
     if (!incoming.held) return true;
     incoming.request = nullptr;
   }
   if (!room_for(peer, header.nbytes)) return false;
-  try {
-    incoming.kept = unexpected_.insert(
-        unexpected_.end(), UnexpectedMessage{peer, header, std::vector<unsigned char>(header.nbytes), false});
-  } catch (const std::bad_alloc&) {
-    failed_ = true;  // the header is lost: the next one cannot be found
-    throw;
-  }
+  allocate(peer, header, [&] {
+    std::unique_ptr<unsigned char[]> bytes(new unsigned char[header.nbytes]);
+    incoming.kept =
+        unexpected_.insert(unexpected_.end(), UnexpectedMessage{peer, header, std::move(bytes), false});
+  });
   kept_bytes_[static_cast<size_t>(peer)] += header.nbytes + kKeptOverhead;
   incoming.held = false;
   return true;
@@ -75,28 +73,32 @@ void Channels::forget(std::list<UnexpectedMessage>::iterator kept) {
   unexpected_.erase(kept);
 }
 
-void Channels::accept(Request& request, const Header& header) {
+template <class Make>
+void Channels::allocate(int peer, const Header& header, Make make) {
   try {
-    request.accept(header);
+    make();
   } catch (const std::bad_alloc&) {
     failed_ = true;  // the header is lost: the next one cannot be found
+    no_memory_.about = peer;
+    no_memory_.misfit = {header.tag, header.form(), header.form(), 0, header.nbytes};
     throw;
   }
 }
 
-void Channels::pull(int peer, Lent lent) {
+void Channels::pull(int peer, Large large) {
   Incoming& incoming = incoming_[static_cast<size_t>(peer)];
   // A rank that has left, or is in an aborted group, sends nothing more: read all that has arrived.
   const bool over = world_.aborted() || world_.cell(peer).left.load(std::memory_order_acquire) != 0;
   uint64_t taken = 0;
   while (incoming.open || ((over || taken < kTurnBytes) && read_header(peer))) {
+    if (large == Large::kLater && incoming.header.nbytes >= kLarge) return;
     const bool placed = !incoming.held || admit(peer);
     streams_.listen(peer, placed);
     if (!placed) return;
     const uint64_t before = incoming.moved;
-    unsigned char* const target = incoming.request ? incoming.request->data : incoming.kept->bytes.data();
+    unsigned char* const target = incoming.request ? incoming.request->data : incoming.kept->bytes.get();
     if (incoming.header.lent()) {
-      if (lent == Lent::kLater || !borrow(peer, target)) return;
+      if (!borrow(peer, target)) return;
     } else {
       incoming.moved += streams_.read(peer, target + incoming.moved, incoming.header.nbytes - incoming.moved);
       if (incoming.moved < incoming.header.nbytes) return;
@@ -118,7 +120,7 @@ void Channels::finish_incoming(int peer) {
   incoming.kept->whole = true;
   const std::shared_ptr<Request> request = match(peer, incoming.header);
   if (!request) return;
-  deliver(*request, peer, incoming.header, incoming.kept->bytes.data());
+  deliver(*request, peer, incoming.header, incoming.kept->bytes.get());
   forget(incoming.kept);
 }
 

@@ -5,12 +5,6 @@
 #include <new>
 
 namespace unisono {
-namespace {
-
-// Copying so many bytes takes longer than another thread should wait for the GIL.
-constexpr uint64_t kMuch = 64 * 1024;
-
-}  // namespace
 
 Channels::Channels(World& world, const Peers& peers, int rank, WaitPolicy patience, WaitPolicy background,
                    Descriptors sockets, Control* control)
@@ -46,17 +40,17 @@ void Channels::finish(Request& request, FaultKind fault) {
   streams_.wake();  // another thread of this rank may wait for it
 }
 
-void Channels::progress(Lent lent) {
+void Channels::progress(Large large) {
   if (failed_) return;
   streams_.look();
   for (int peer = 0; peer < static_cast<int>(sends_.size()); ++peer) {
     if (peer == rank_) continue;
-    push(peer, lent);
-    pull(peer, lent);
+    push(peer, large);
+    pull(peer, large);
   }
 }
 
-void Channels::push(int peer, Lent lent_messages) {
+void Channels::push(int peer, Large large) {
   auto& queue = sends_[static_cast<size_t>(peer)];
   while (!queue.empty()) {
     Request& request = *queue.front();
@@ -71,7 +65,7 @@ void Channels::push(int peer, Lent lent_messages) {
     if (!request.lent)
       request.moved +=
           streams_.write(peer, request.data + request.moved, request.nbytes - request.moved, false);
-    if (request.lent && lent_messages == Lent::kLater) return;
+    if (request.lent && large == Large::kLater) return;
     if (request.lent ? !lend(request) : request.moved < request.nbytes) return;
     const std::shared_ptr<Request> sent = std::move(queue.front());
     queue.pop_front();
@@ -115,7 +109,7 @@ void Channels::refuse(Request& request, int peer, const Header& header) {
 bool Channels::take_unexpected(Request& request) {
   for (auto kept = unexpected_.begin(); kept != unexpected_.end(); ++kept) {
     if (!kept->whole || !matches(request.peer, request.tag, kept->peer, kept->header.tag)) continue;
-    deliver(request, kept->peer, kept->header, kept->bytes.data());
+    deliver(request, kept->peer, kept->header, kept->bytes.get());
     forget(kept);
     return true;
   }
@@ -136,11 +130,11 @@ std::vector<Envelope> Channels::unexpected() {
 // ---- requests --------------------------------------------------------------------------------------
 
 void Channels::post(std::shared_ptr<Request> request, HeldLock& held) {
-  if (request->nbytes >= kMuch) held.let_go();  // a message to this rank itself, or a kept one, is copied
+  if (request->nbytes >= kLarge) held.let_go();  // a message to this rank itself, or a kept one, is copied
   try {
     const std::unique_lock lock = locked(held);
     enqueue(std::move(request));
-    progress(Lent::kLater);
+    progress(Large::kLater);
     streams_.wake();  // the background thread has another deadline to keep
   } catch (const std::bad_alloc&) {
     Waiter waiting = waiter(patience_);
@@ -170,7 +164,9 @@ void Channels::loop_back(Request& send) {
   if (const std::shared_ptr<Request> request = match(rank_, header)) {
     deliver(*request, rank_, header, send.data);
   } else {
-    unexpected_.push_back(UnexpectedMessage{rank_, header, {send.data, send.data + send.nbytes}, true});
+    std::unique_ptr<unsigned char[]> bytes(new unsigned char[send.nbytes]);
+    if (send.nbytes > 0) std::memcpy(bytes.get(), send.data, send.nbytes);
+    unexpected_.push_back(UnexpectedMessage{rank_, header, std::move(bytes), true});
   }
   finish(send, FaultKind::kNone);
 }
@@ -225,8 +221,13 @@ FaultKind Channels::wait(Request& request, Nanoseconds deadline, bool fatal,
 // An unexpected message that cannot be kept ends the group: its bytes are lost.
 FaultKind Channels::out_of_memory(Waiter& waiter) {
   FaultKind kind = FaultKind::kAborted;
+  Fault found;
+  {
+    const std::lock_guard lock(mutex_);
+    found = no_memory_;
+  }
   try {
-    waiter.fail(Fault{FaultKind::kNoMemory, rank_, rank_});
+    waiter.fail(found);
   } catch (const Fault& fault) {
     kind = fault.kind;
   }

@@ -79,6 +79,9 @@ inline bool matches(int wanted_peer, int wanted_tag, int peer, int tag) {
   return (wanted_peer == kAnyRank || wanted_peer == peer) && (wanted_tag == kAnyTag || wanted_tag == tag);
 }
 
+// Allocating and copying so many bytes takes longer than another thread should wait for the GIL.
+constexpr uint64_t kLarge = 64 * 1024;
+
 class Channels {
  public:
   // sockets[rank]: connected, or -1; empty when all ranks are on one host. Takes them over.
@@ -124,7 +127,7 @@ class Channels {
   struct UnexpectedMessage {
     int peer;
     Header header;
-    std::vector<unsigned char> bytes;
+    std::unique_ptr<unsigned char[]> bytes;
     bool whole;  // all bytes have arrived
   };
   // The message that is arriving from one peer: into a receive's buffer, or into an UnexpectedMessage.
@@ -140,10 +143,10 @@ class Channels {
 
   bool works() const { return !stopping_ && !failed_ && !world_.aborted(); }
   void enqueue(std::shared_ptr<Request> request);  // from here on: with mutex_ held
-  enum class Lent { kCopied, kLater };             // what happens to lent messages, which may be of any size
-  void progress(Lent lent = Lent::kCopied);
-  void push(int peer, Lent lent);
-  void pull(int peer, Lent lent);
+  enum class Large { kNow, kLater };               // when large messages are allocated and copied
+  void progress(Large large = Large::kNow);
+  void push(int peer, Large large);
+  void pull(int peer, Large large);
   std::unique_lock<std::mutex> locked(HeldLock& held);
   Channel& channel(int sender, int receiver);
   void offer(Request& request);
@@ -152,7 +155,8 @@ class Channels {
   void give_up(int peer);
   bool read_header(int peer);
   bool admit(int peer);
-  void accept(Request& request, const Header& header);
+  template <class Make>
+  void allocate(int peer, const Header& header, Make make);
   bool room_for(int peer, uint64_t nbytes) const;
   void refuse_frame(int peer, const BadFrame& bad);
   void forget(std::list<UnexpectedMessage>::iterator kept);
@@ -189,9 +193,10 @@ class Channels {
   std::vector<uint64_t> kept_bytes_;  // by peer
   Streams streams_;
   Control* const control_;
-  size_t open_ = 0;       // requests that are not done
-  uint64_t changes_ = 0;  // requests posted or ended
-  bool failed_ = false;   // after a fault: the messages in the rings can no longer be separated
+  size_t open_ = 0;                                      // requests that are not done
+  uint64_t changes_ = 0;                                 // requests posted or ended
+  Fault no_memory_{FaultKind::kNoMemory, rank_, rank_};  // `about`: whose message cannot be kept
+  bool failed_ = false;  // after a fault: the messages in the rings can no longer be separated
   std::atomic<bool> unsettled_{false};
   bool stopping_ = false;
   bool abandoned_ = false;  // by a fork

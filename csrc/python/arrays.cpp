@@ -129,14 +129,18 @@ nb::object allocated(nb::handle input, Returned shape, int size) {
     if (first % size != 0) return {};
     wanted = shape_of(first == size ? -1 : first / size, given, 1);
   }
-  static PyObject* const new_empty = PyUnicode_InternFromString("new_empty");
-  if (look_at_array(input) || PyObject_HasAttr(input.ptr(), new_empty) == 0) {
-    static PyObject* empty = nullptr;  // not a guarded static: see `look_at_array`
-    if (empty == nullptr) empty = nb::object(nb::module_::import_("numpy").attr("empty")).release().ptr();
+  static Name new_empty{"new_empty"};
+  if (look_at_array(input) || PyObject_HasAttr(input.ptr(), new_empty.get()) == 0) {
+    static std::atomic<PyObject*> known = nullptr;  // not a guarded static: see `look_at_array`
+    PyObject* empty = known.load(std::memory_order_acquire);
+    if (empty == nullptr) {
+      empty = nb::object(nb::module_::import_("numpy").attr("empty")).release().ptr();
+      known.store(empty, std::memory_order_release);
+    }
     const nb::object dtype = input.attr("dtype");
     return nb::handle(empty)(wanted, dtype);
   }
-  const nb::object made = nb::steal(PyObject_CallMethodOneArg(input.ptr(), new_empty, wanted.ptr()));
+  const nb::object made = nb::steal(PyObject_CallMethodOneArg(input.ptr(), new_empty.get(), wanted.ptr()));
   if (!made.is_valid()) throw nb::python_error();
   return made;
 }

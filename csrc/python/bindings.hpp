@@ -10,6 +10,7 @@
 
 #include "engine/engine.hpp"
 #include "python/gil.hpp"
+#include "python/threads.hpp"
 
 using Address = uintptr_t;
 

@@ -40,14 +40,13 @@ struct CallBuffers {
     const bool list = PyList_CheckExact(given.ptr());
     several = list || PyTuple_CheckExact(given.ptr());
     if (!several) return is_number(given) ? add_number(given) : add(given);
-    const auto length = static_cast<size_t>(Py_SIZE(given.ptr()));
+    const auto length = static_cast<size_t>(length_of(given.ptr()));
     if (length == 0 || length > kMostBuffers) return false;
     for (size_t i = 0; i < length; ++i) {
-      if (static_cast<size_t>(Py_SIZE(given.ptr())) != length) return false;
+      if (static_cast<size_t>(length_of(given.ptr())) != length) return false;
       const auto place = static_cast<Py_ssize_t>(i);
-      PyObject* const one = list ? PyList_GET_ITEM(given.ptr(), place) : PyTuple_GET_ITEM(given.ptr(), place);
-      if (list) kept_[kept_count_++] = Py_NewRef(one);
-      if (!add(one)) return false;
+      if (list && !keep_item(given.ptr(), place)) return false;
+      if (!add(list ? kept_[kept_count_ - 1] : PyTuple_GET_ITEM(given.ptr(), place))) return false;
     }
     return true;
   }
@@ -68,6 +67,13 @@ struct CallBuffers {
   }
 
  private:
+  bool keep_item(PyObject* list, Py_ssize_t place) {
+    nanobind::object one = list_item(list, place);
+    if (!one.is_valid()) return false;
+    kept_[kept_count_++] = one.release().ptr();
+    return true;
+  }
+
   bool add(nanobind::handle buffer) {
     const auto seen = look(buffer);
     if (!seen || (count > 0 && seen->dtype != dtype)) return false;
@@ -117,13 +123,13 @@ class BufferList {
     if (given.is_none()) return true;
     const bool list = PyList_CheckExact(given.ptr());
     if (!list && !PyTuple_CheckExact(given.ptr())) return false;
-    const Py_ssize_t length = Py_SIZE(given.ptr());
+    const Py_ssize_t length = length_of(given.ptr());
     seen_.reserve(static_cast<size_t>(length));
     kept_.reserve(static_cast<size_t>(length));
     for (Py_ssize_t i = 0; i < length; ++i) {
-      if (Py_SIZE(given.ptr()) != length) return false;
-      kept_.push_back(
-          nanobind::borrow(list ? PyList_GET_ITEM(given.ptr(), i) : PyTuple_GET_ITEM(given.ptr(), i)));
+      if (length_of(given.ptr()) != length) return false;
+      kept_.push_back(list ? list_item(given.ptr(), i) : nanobind::borrow(PyTuple_GET_ITEM(given.ptr(), i)));
+      if (!kept_.back().is_valid()) return false;
       const auto seen = look(kept_.back());
       if (!seen) return false;
       seen_.push_back({{reinterpret_cast<unsigned char*>(seen->address), static_cast<size_t>(seen->numel)},

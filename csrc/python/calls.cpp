@@ -74,7 +74,7 @@ std::vector<Extent> by_block(const std::vector<Extent>& extents, size_t count, s
 class Calls {
  public:
   Calls(nb::object planner, nb::object engine, double timeout_s)
-      : planner(std::move(planner)), engine_(std::move(engine)), timeout_s_(timeout_s), slots_(kSlots) {}
+      : planner(std::move(planner)), timeout_s_(timeout_s), engine_(std::move(engine)), slots_(kSlots) {}
 
   Calls(const Calls&) = delete;
   Calls& operator=(const Calls&) = delete;
@@ -115,18 +115,27 @@ class Calls {
     if (!out.see(given[kOut]) || !in.see(given[kGiven]) || !feedback.see(given[kFeedback])) return {};
     if (in.number || feedback.number) return {};
     const CallOptions options = options_of(given);
-    const Known* const found = find(options, out, in, feedback);
-    if (found == nullptr) return {};
-    // Copied: `seconds` and an allocation may run Python, which may put another call into the slot or close
-    // the group.
-    const Operation operation = found->operation;
-    const size_t numel = found->numel, made_numel = found->made_numel;
-    const double factor = found->factor;
-    const Returned returned = found->returned;
-    const nb::object note = found->note;
-    const double timeout_s = seconds(given[kTimeout], timeout_s_, planner);
-    const nb::object alive = engine_;  // keeps the engine alive if another thread closes the group
-    if (alive.is_none()) return {};    // closed
+    // Copied: another thread, or Python code that `seconds` and an allocation run, may put another call into
+    // the slot or close the group.
+    Operation operation;
+    size_t numel, made_numel;
+    double factor;
+    Returned returned;
+    nb::object note;
+    {
+      const nb::ft_lock_guard held(lock_);
+      const Known* const found = find(options, out, in, feedback);
+      if (found == nullptr) return {};
+      operation = found->operation;
+      numel = found->numel;
+      made_numel = found->made_numel;
+      factor = found->factor;
+      returned = found->returned;
+      note = found->note;
+    }
+    const double timeout_s = seconds(given[kTimeout], default_timeout_s(), planner);
+    const nb::object alive = engine();
+    if (alive.is_none()) return {};  // closed
     struct Side {
       const CallBuffers* buffers;
       nb::handle owner;
@@ -164,12 +173,16 @@ class Calls {
     BufferList out, in;
     if (!out.see(given[kOut]) || !in.see(given[kGiven])) return {};
     const CallOptions options = options_of(given);
-    const auto found =
-        std::ranges::find_if(lists_, [&](const auto& each) { return each->fits(options, out, in); });
-    if (found == lists_.end()) return {};
-    std::rotate(lists_.begin(), found, found + 1);         // the front is the last one used
-    std::vector<BoundCall> calls = lists_.front()->calls;  // copied, as in `repeat`
-    const double timeout_s = seconds(given[kTimeout], timeout_s_, planner);
+    std::vector<BoundCall> calls;
+    {
+      const nb::ft_lock_guard held(lock_);
+      const auto found =
+          std::ranges::find_if(lists_, [&](const auto& each) { return each->fits(options, out, in); });
+      if (found == lists_.end()) return {};
+      std::rotate(lists_.begin(), found, found + 1);  // the front is the last one used
+      calls = lists_.front()->calls;                  // copied, as in `repeat`
+    }
+    const double timeout_s = seconds(given[kTimeout], default_timeout_s(), planner);
     const nb::object keep = nb::cast(std::pair(out.kept(), in.kept()));
     const bool async = given[kAsync] == Py_True;
     std::vector<nb::object> results;
@@ -186,7 +199,7 @@ class Calls {
 
   // Runs or starts a planned call, or several in order. Of several it returns the last one's work.
   nb::object execute(nb::handle planned, nb::handle async, nb::handle timeout) {
-    const double timeout_s = seconds(timeout, timeout_s_, planner);
+    const double timeout_s = seconds(timeout, default_timeout_s(), planner);
     const int later = PyObject_IsTrue(async.ptr());
     if (later < 0) throw nb::python_error();
     if (nb::isinstance<BoundCall>(planned))
@@ -201,10 +214,10 @@ class Calls {
   // Sends (True) or receives (the Status) a message. None: Python has to do it; nothing has happened.
   // `now`: only if the message can be passed at once and has the size of the buffer.
   nb::object pass(PyObject* const* given, bool sending, bool now, MessageKind kind = MessageKind::kArray) {
-    const nb::object alive = engine_;
+    const nb::object alive = this->engine();
     if (alive.is_none()) return nb::none();
     Engine& engine = *nb::inst_ptr<Engine>(alive);
-    Transfer message{sending, kind, now, timeout_s_};
+    Transfer message{sending, kind, now, default_timeout_s()};
     if (!message.read(given, engine)) return nb::none();
     if (now) return message.pass_now(engine) ? message.outcome() : nb::none();
     const auto keep = [&] { return Kept{nb::borrow(given[0]), {}, message.kept(), {}}; };
@@ -221,17 +234,17 @@ class Calls {
 
   // Forgets all remembered calls, after a change that affects how calls are planned.
   void forget(double timeout_s) {
-    timeout_s_ = timeout_s;
-    keys_ = {};
-    slots_ = std::vector<Known>(kSlots);
-    lists_ = KnownLists();
+    timeout_s_.store(timeout_s, std::memory_order_relaxed);
+    drop_known();
   }
   void close() {
-    forget(timeout_s_);
-    engine_ = nb::none();
+    drop_known();
+    nb::object engine = nb::none();
+    const nb::ft_lock_guard held(lock_);
+    std::swap(engine_, engine);
   }
   // For the garbage collector: a remembered option, such as the caller's own algorithm, may refer to the
-  // group.
+  // group. It takes no lock: a free-threaded Python has stopped all threads, and stops none that holds it.
   int visit(visitproc visit, void* arg) {
     Py_VISIT(planner.ptr());
     for (const Known& known : slots_)
@@ -242,23 +255,47 @@ class Calls {
   }
   void clear() {
     planner = nb::none();
-    forget(timeout_s_);
+    drop_known();
   }
   // Asynchronous collectives that are not known to have ended.
   nb::typed<nb::list, CollectiveWork> works() const {
     nb::typed<nb::list, CollectiveWork> list;
-    for (const nb::object& work : works_) list.append(work);
+    for (const nb::object& work : copied_works()) list.append(work);
     return list;
   }
   // Releases these works. Call when no thread moves bytes of their buffers any more.
   void release() {
-    const std::deque<nb::object> works = std::exchange(works_, {});
+    const std::deque<nb::object> works = taken_works();
     for (const nb::object& work : works) nb::inst_ptr<CollectiveWork>(work)->let_go();
   }
 
   nb::object planner;
 
  private:
+  // Forgets all remembered calls. Their end may run Python code, which must not run with the lock held.
+  void drop_known() {
+    std::vector<Known> slots(kSlots);
+    KnownLists lists;
+    const nb::ft_lock_guard held(lock_);
+    keys_ = {};
+    std::swap(slots_, slots);
+    std::swap(lists_, lists);
+  }
+  // Keeps the engine alive if another thread closes the group. None: it was closed.
+  nb::object engine() const {
+    const nb::ft_lock_guard held(lock_);
+    return engine_;
+  }
+  double default_timeout_s() const { return timeout_s_.load(std::memory_order_relaxed); }
+  std::deque<nb::object> copied_works() const {
+    const nb::ft_lock_guard held(lock_);
+    return works_;
+  }
+  std::deque<nb::object> taken_works() {
+    const nb::ft_lock_guard held(lock_);
+    return std::exchange(works_, {});
+  }
+
   // Invalid also where the array cannot be allocated: Python then raises the error.
   static nb::object allocated_or_none(nb::handle input, Returned shape, const nb::object& engine) {
     try {
@@ -282,7 +319,7 @@ class Calls {
   }
 
   nb::object execute_one(const BoundCall& bound, bool async, double timeout_s) {
-    nb::object alive = engine_;
+    nb::object alive = engine();
     if (alive.is_none()) alive = planner.attr("engine");  // raises once the group was closed
     const auto keep = [&] { return Kept{bound.keep, {}, {}, {}}; };
     return issue(alive, bound.name, bound.call(timeout_s), bound.nbytes(), bound.outcome(), bound.note, keep,
@@ -294,18 +331,17 @@ class Calls {
                    const nb::object& note, Keep keep, bool async, double timeout_s) {
     const bool brief = nbytes <= kBriefBytes;
     Engine& engine = *nb::inst_ptr<Engine>(alive);
-    if (!works_.empty()) release_ended();
+    release_ended();
     if (async) {
       Kept kept = keep();
       kept.hold_storages();
       made.large = nbytes >= kLargeBytes;
-      static const nb::handle type = nb::type<CollectiveWork>();
-      const nb::object handed = nb::inst_alloc(type);  // the work lies in it: one allocation, and not two
+      const nb::object handed = nb::inst_alloc(work_type_);  // the work lies in it: one allocation
       auto* const work = nb::inst_ptr<CollectiveWork>(handed);
       new (work) CollectiveWork(planner, alive, nb::borrow(name), std::move(kept), std::move(outcome),
                                 timeout_s, brief);
       nb::inst_mark_ready(handed);
-      works_.push_back(handed);
+      keep_work(handed);
       work->start(std::move(made), note);
       return handed;
     }
@@ -321,12 +357,21 @@ class Calls {
   }
 
   // Lets the works at the front go that have ended, waited for or not.
-  void release_ended() {
-    while (!works_.empty() && nb::inst_ptr<CollectiveWork>(works_.front())->done()) {
-      const nb::object ended = std::move(works_.front());
-      works_.pop_front();
+  [[gnu::always_inline]] void release_ended() {
+    for (nb::object ended = ended_work(); ended.is_valid(); ended = ended_work())
       nb::inst_ptr<CollectiveWork>(ended)->let_go();
-    }
+  }
+  // Takes the work at the front if it has ended; otherwise invalid.
+  [[gnu::always_inline]] nb::object ended_work() {
+    const nb::ft_lock_guard held(lock_);
+    if (works_.empty() || !nb::inst_ptr<CollectiveWork>(works_.front())->done()) return {};
+    nb::object ended = std::move(works_.front());
+    works_.pop_front();
+    return ended;
+  }
+  void keep_work(const nb::object& work) {
+    const nb::ft_lock_guard held(lock_);
+    works_.push_back(work);
   }
 
   // Raises the error. A stopped rank may write to the buffers later: then they are never freed.
@@ -375,13 +420,14 @@ class Calls {
     known.note = bound.note;
     const uint64_t key = key_of(options, out, in);
     size_t place = key % kSlots;
+    const nb::ft_lock_guard held(lock_);
     for (size_t next = 0; next < kPlaces; ++next)
       if (const size_t other = (key + next) % kSlots; keys_[other] == 0) {
         place = other;
         break;
       }
     keys_[place] = key;
-    // Swap: destroying the old entry may run Python code, and the slot has to be complete by then.
+    // Swap: destroying the old entry may run Python code. By then the slot is complete, and the lock free.
     std::swap(slots_[place], known);
   }
 
@@ -406,9 +452,10 @@ class Calls {
     for (const BufferList::One& one : out.all()) known->out.push_back({one.dtype, one.extent.numel});
     for (const BufferList::One& one : in.all()) known->given.push_back({one.dtype, one.extent.numel});
     known->distances = KnownList::distances_of(out, in);
+    std::unique_ptr<KnownList> dropped;  // its end may run Python code: after the lock is free
+    const nb::ft_lock_guard held(lock_);
     const auto same = std::ranges::find_if(
         lists_, [&](const auto& each) { return each->same_call(known->options, out, in); });
-    std::unique_ptr<KnownList> dropped;  // its end may run Python code
     if (same != lists_.end()) {
       std::swap(*same, known);
       return;
@@ -444,8 +491,10 @@ class Calls {
   static constexpr size_t kSlots = 128;
   static constexpr size_t kPlaces = 8;  // so many calls may want one slot before one has to be checked again
   static constexpr size_t kLists = 16;  // coalesced calls that are remembered
+  const nb::handle work_type_ = nb::type<CollectiveWork>();
+  std::atomic<double> timeout_s_;
+  mutable nb::ft_mutex lock_;  // of all that follows; no Python code runs under it
   nb::object engine_;
-  double timeout_s_;
   std::array<uint64_t, kSlots> keys_{};  // of the calls in `slots_`; 0: the slot is free
   std::vector<Known> slots_;
   using KnownLists = std::deque<std::unique_ptr<KnownList>>;

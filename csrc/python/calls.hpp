@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -109,7 +110,7 @@ class CollectiveWork {
 
   // Queues `call`. note: see BoundCall.
   void start(unisono::Call&& call, const nanobind::object& note);
-  bool done() const { return engine().done(ticket_); }
+  bool done() const { return engine().done(ticket_.load(std::memory_order_acquire)); }
   // As `done`; when it is, its buffers are the caller's again.
   bool seen_done();
   void wait(nanobind::handle timeout);
@@ -119,14 +120,14 @@ class CollectiveWork {
   nanobind::object described(nanobind::handle self) const;
   // After its end: keeps its buffers for ever if a stopped rank may still write to them.
   void let_go() {
-    if (engine().unsettled()) keep_.for_ever();
-    keep_ = {};
+    Kept kept = taken();
+    if (engine().unsettled()) kept.for_ever();
   }
   // Releases its buffers, which a later work of the same call keeps alive.
-  void hand_over() { keep_ = {}; }
-  bool raised() const { return raised_; }
+  void hand_over() { taken(); }
+  bool raised() const { return raised_.load(std::memory_order_relaxed); }
   // Its number among the group's collectives, from 1: the same on every rank.
-  uint64_t number() const { return number_; }
+  uint64_t number() const { return number_.load(std::memory_order_relaxed); }
 
  private:
   static constexpr uint64_t kNotYet = UINT64_MAX - 1;  // a ticket that no engine reaches
@@ -134,15 +135,23 @@ class CollectiveWork {
   unisono::Engine& engine() const { return *nanobind::inst_ptr<unisono::Engine>(engine_); }
   int ended(double timeout_s);
   nanobind::object error();
+  // Its buffers. Whoever asks first gets them, and frees them outside the lock: that may run Python code.
+  Kept taken() {
+    const nanobind::ft_lock_guard held(lock_);
+    return std::exchange(keep_, {});
+  }
 
   nanobind::object planner_, engine_, name_;
   Outcome result_;
-  Kept keep_;
+  nanobind::ft_mutex lock_;
+  Kept keep_;                     // guarded by lock_
   nanobind::object code_, note_;  // keep alive what `site_` points to
   unisono::CallSite site_;
-  uint64_t ticket_ = kNotYet, number_ = 0;
+  // Other threads may ask a work whether it is done before `start` has queued it.
+  std::atomic<uint64_t> ticket_ = kNotYet, number_ = 0;
   double timeout_s_;
-  bool brief_, raised_ = false;
+  bool brief_;
+  std::atomic<bool> raised_ = false;
 };
 
 // Seconds of a timeout; `otherwise` for None. Python converts or refuses everything but a positive float.

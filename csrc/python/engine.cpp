@@ -157,7 +157,11 @@ void bind_messages(nb::class_<Engine>& engine) {
       .def("probe", &probe, nb::arg("peer"), nb::arg("tag"), nb::arg("timeout_s"),
            "Waits until `look` finds such a message. After a timeout the group continues.")
       .def(
-          "cancel", [](Engine& self, Request& request) { return self.channels().cancel(request); },
+          "cancel",
+          [](Engine& self, Request& request) {
+            self.check_process();
+            return self.channels().cancel(request);
+          },
           nb::arg("request"), nb::call_guard<NoGil>(),
           "Cancels a receive that no message has matched; False: it cannot.")
       .def(
@@ -169,6 +173,7 @@ void bind_messages(nb::class_<Engine>& engine) {
           "After a failure: keeps the buffers for ever if a stopped rank may still write to them.")
       .def("detach",
            [](Engine& self) {
+             self.check_process();
              Gil gil;
              self.channels().detach(gil);
            })
@@ -256,14 +261,16 @@ void bind_engine(nb::module_& m) {
           "__init__",
           [](Engine* self, std::shared_ptr<Region> region, int rank, const std::vector<int>& pidfds,
              int status_fd, int cores, double spin_us, size_t segment_bytes, bool spread,
-             Connections& connections) {
+             Connections* connections) {
             EngineOptions options{owned(pidfds), status_fd, cores, spin_us, segment_bytes, spread};
-            new (self) Engine(std::move(region), rank, std::move(options), std::move(connections));
+            // Not a default `Connections`: all engines would take over the same one.
+            Connections given = connections == nullptr ? Connections{} : std::move(*connections);
+            new (self) Engine(std::move(region), rank, std::move(options), std::move(given));
             self->set_interrupt([self] { return interrupted(*self); });
           },
           nb::arg("region"), nb::arg("rank"), nb::arg("pidfds"), nb::arg("status_fd"), nb::arg("cores"),
           nb::arg("spin_us"), nb::arg("segment_bytes"), nb::arg("spread") = true,
-          nb::arg("connections") = Connections{},
+          nb::arg("connections").none() = nb::none(),
           "Takes over the pidfds and the sockets of `connections`, also when it raises an error.")
       .def(
           "operation", &operation, nb::arg("code"), nb::arg("kind"), nb::arg("dtype"), nb::arg("op"),

@@ -1,5 +1,8 @@
 #include "python/gil.hpp"
 
+#include <dlfcn.h>
+#include <unistd.h>
+
 #include <cstdlib>
 #include <exception>
 
@@ -29,8 +32,12 @@ std::terminate_handler before = nullptr;
 
 }  // namespace
 
+// A wheel's module has a C++ library of its own; PyTorch's frames use the process's.
 void stop_threads_at_the_end() {
-  if (before == nullptr) before = std::set_terminate(stop_or_terminate);
+  if (before != nullptr) return;
+  using Set = std::terminate_handler (*)(std::terminate_handler);
+  const auto of_process = reinterpret_cast<Set>(dlsym(RTLD_DEFAULT, "_ZSt13set_terminatePFvvE"));
+  before = (of_process != nullptr ? of_process : std::set_terminate)(stop_or_terminate);
 }
 
 #else

@@ -2,21 +2,11 @@
 #pragma once
 
 #include <Python.h>
-#include <cxxabi.h>
-#include <unistd.h>
 
 #include "protocol/waiting.hpp"
 
-// Takes the GIL back. Python before 3.14 ends a daemon thread that asks for the GIL while the interpreter
-// ends, by unwinding its stack: a destructor on it would call std::terminate. Such a thread stops here
-// instead.
-inline void take_gil(PyThreadState* state) noexcept {
-  try {
-    PyEval_RestoreThread(state);
-  } catch (abi::__forced_unwind&) {
-    for (;;) pause();
-  }
-}
+// See take_gil.c.
+extern "C" void unisono_take_gil(PyThreadState* state);
 
 // A block without the GIL.
 class NoGil {
@@ -24,7 +14,7 @@ class NoGil {
   NoGil() : state_(PyEval_SaveThread()) {}
   NoGil(const NoGil&) = delete;
   NoGil& operator=(const NoGil&) = delete;
-  ~NoGil() { take_gil(state_); }
+  ~NoGil() { unisono_take_gil(state_); }
 
  private:
   PyThreadState* const state_;
@@ -37,7 +27,7 @@ class Gil final : public unisono::HeldLock {
   Gil(const Gil&) = delete;
   Gil& operator=(const Gil&) = delete;
   ~Gil() override {
-    if (state_ != nullptr) take_gil(state_);
+    if (state_ != nullptr) unisono_take_gil(state_);
   }
   void let_go() override {
     if (state_ == nullptr) state_ = PyEval_SaveThread();

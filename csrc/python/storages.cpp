@@ -70,9 +70,9 @@ Holders& holders() {
 // The storage of a tensor; invalid: the object is none. What has the buffer protocol, as NumPy's arrays, is
 // none.
 nb::object storage_of(nb::handle object) {
-  static PyObject* const name = PyUnicode_InternFromString("untyped_storage");
+  static Name name{"untyped_storage"};
   if (object.is_none() || PyObject_CheckBuffer(object.ptr()) != 0) return {};
-  nb::object found = nb::steal(PyObject_CallMethodNoArgs(object.ptr(), name));
+  nb::object found = nb::steal(PyObject_CallMethodNoArgs(object.ptr(), name.get()));
   if (!found.is_valid()) PyErr_Clear();
   return found;
 }
@@ -82,11 +82,9 @@ nb::object storage_of(nb::handle object) {
 void StorageHold::add(nb::handle kept) {
   if (!kept.is_valid() || kept.is_none()) return;
   if (PyTuple_CheckExact(kept.ptr()) || PyList_CheckExact(kept.ptr())) {
-    for (Py_ssize_t i = 0; i < Py_SIZE(kept.ptr()); ++i) {
-      const nb::object one = nb::borrow(PyTuple_CheckExact(kept.ptr()) ? PyTuple_GET_ITEM(kept.ptr(), i)
-                                                                       : PyList_GET_ITEM(kept.ptr(), i));
-      add(one);
-    }
+    const bool list = PyList_CheckExact(kept.ptr());
+    for (Py_ssize_t i = 0; i < length_of(kept.ptr()); ++i)
+      add(list ? list_item(kept.ptr(), i) : nb::borrow(PyTuple_GET_ITEM(kept.ptr(), i)));
     return;
   }
   nb::object storage = storage_of(kept);

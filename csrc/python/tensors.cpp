@@ -76,19 +76,11 @@ int64_t contiguous_numel(const Described& seen) {
 }
 
 // Names that are looked up in every call: interned once, so that they are found by identity.
-struct Names {
-  PyObject* exchange = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
-  PyObject* is_neg = PyUnicode_InternFromString("is_neg");
-  PyObject* is_conj = PyUnicode_InternFromString("is_conj");
-};
-const Names& names() {
-  static const Names made;
-  return made;
-}
+constinit Name exchange_name{"__dlpack_c_exchange_api__"}, neg_name{"is_neg"}, conj_name{"is_conj"};
 
 // The result of a method without arguments; everything but False, an error too, counts as true.
-bool answers_true(nb::handle tensor, PyObject* method) {
-  const nb::object answer = nb::steal(PyObject_CallMethodNoArgs(tensor.ptr(), method));
+bool answers_true(nb::handle tensor, Name& method) {
+  const nb::object answer = nb::steal(PyObject_CallMethodNoArgs(tensor.ptr(), method.get()));
   if (!answer.is_valid()) PyErr_Clear();
   return answer.ptr() != Py_False;
 }
@@ -97,11 +89,11 @@ bool answers_true(nb::handle tensor, PyObject* method) {
 // methods is not a tensor of torch; it counts as lazy, because it may be read-only and does not say so.
 bool lazy(nb::handle tensor, DType dtype) {
   const bool complex = dtype == DType::kC64 || dtype == DType::kC128;
-  return answers_true(tensor, names().is_neg) || (complex && answers_true(tensor, names().is_conj));
+  return answers_true(tensor, neg_name) || (complex && answers_true(tensor, conj_name));
 }
 
 const Exchange* exchange_of(nb::handle type) {
-  const nb::object capsule = nb::steal(PyObject_GetAttr(type.ptr(), names().exchange));
+  const nb::object capsule = nb::steal(PyObject_GetAttr(type.ptr(), exchange_name.get()));
   if (!capsule.is_valid()) PyErr_Clear();
   if (!capsule.is_valid() || !PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return nullptr;
   const auto* table =

@@ -13,15 +13,25 @@ namespace {
 
 constexpr double kForever = std::numeric_limits<double>::infinity();
 
+// A value of a dictionary; invalid: it has no such key.
+nb::object value_of(PyObject* dictionary, PyObject* key) {
+#ifdef Py_GIL_DISABLED
+  PyObject* found = nullptr;
+  if (PyDict_GetItemRef(dictionary, key, &found) < 0) PyErr_Clear();
+  return nb::steal(found);
+#else
+  PyObject* const found = PyDict_GetItemWithError(dictionary, key);
+  if (found == nullptr) PyErr_Clear();
+  return nb::borrow(found);
+#endif
+}
+
 // Frames of these packages do not belong to the caller's program.
 bool ours(PyObject* globals) {
-  static PyObject* const name = PyUnicode_InternFromString("__name__");
-  PyObject* const module = PyDict_GetItemWithError(globals, name);
-  if (module == nullptr || !PyUnicode_Check(module)) {
-    PyErr_Clear();
-    return false;
-  }
-  const char* const text = PyUnicode_AsUTF8(module);
+  static Name name{"__name__"};
+  const nb::object module = value_of(globals, name.get());
+  if (!module.is_valid() || !PyUnicode_Check(module.ptr())) return false;
+  const char* const text = PyUnicode_AsUTF8(module.ptr());
   if (text == nullptr) PyErr_Clear();
   return text != nullptr && (std::strncmp(text, "unisono.", 8) == 0 || std::strncmp(text, "torch.", 6) == 0);
 }
@@ -54,13 +64,14 @@ std::string file_and_line(const CallSite& site) {
 
 // The innermost frame that is neither Unisono's nor PyTorch's. `code` keeps alive what the result points to.
 CallSite here(nb::object& code) {
-  static PyObject* last = nullptr;  // the last caller; held, so that no other code has its address
+  static std::atomic<PyObject*> last = nullptr;  // the last caller; held: no other code has its address
   nb::object frame = nb::steal(reinterpret_cast<PyObject*>(PyThreadState_GetFrame(PyThreadState_Get())));
   while (frame.is_valid()) {
     auto* const raw = reinterpret_cast<PyFrameObject*>(frame.ptr());
     code = nb::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(raw)));
-    if (code.ptr() == last || !ours(globals_of(raw).ptr())) {
-      if (code.ptr() != last) Py_XSETREF(last, code.inc_ref().ptr());
+    const bool again = code.ptr() == last.load(std::memory_order_relaxed);
+    if (again || !ours(globals_of(raw).ptr())) {
+      if (!again) Py_XDECREF(last.exchange(code.inc_ref().ptr(), std::memory_order_acq_rel));
       const char* const file = PyUnicode_AsUTF8(reinterpret_cast<PyCodeObject*>(code.ptr())->co_filename);
       if (file != nullptr) return {file_and_line, code.ptr(), file, nullptr, offset_in(raw)};
       PyErr_Clear();
@@ -91,10 +102,12 @@ void CollectiveWork::start(Call&& call, const nb::object& note) {
       if (site_.note == nullptr) throw nb::python_error();
     }
     call.site = site_;
-    ticket_ = engine().start(std::move(call));
-    number_ = engine().issued();
+    const uint64_t ticket = engine().start(std::move(call));
+    number_.store(engine().number(ticket), std::memory_order_relaxed);
+    ticket_.store(ticket, std::memory_order_release);
   } catch (...) {
-    ticket_ = 0;  // the engine did not accept the call; ticket 0 is always done
+    ticket_.store(0,
+                  std::memory_order_release);  // the engine did not accept the call; ticket 0 is always done
     throw;
   }
 }
@@ -102,10 +115,11 @@ void CollectiveWork::start(Call&& call, const nb::object& note) {
 // How it ended; kTimeout when it has not.
 int CollectiveWork::ended(double timeout_s) {
   Engine& engine = this->engine();
+  const uint64_t ticket = ticket_.load(std::memory_order_acquire);
   int kind = waiting(engine, brief_,
-                     [&](HeldLock& held) { return engine.wait(ticket_, deadline_after(timeout_s), &held); });
+                     [&](HeldLock& held) { return engine.wait(ticket, deadline_after(timeout_s), &held); });
   if (kind == static_cast<int>(FaultKind::kTimeout) && done())  // it has ended since
-    kind = static_cast<int>(engine.wait(ticket_, INT64_MAX));
+    kind = static_cast<int>(engine.wait(ticket, INT64_MAX));
   return kind;
 }
 
@@ -117,7 +131,7 @@ bool CollectiveWork::seen_done() {
 
 nb::object CollectiveWork::error() {
   let_go();
-  raised_ = true;
+  raised_.store(true, std::memory_order_relaxed);
   return planner_.attr("failure")(name_, timeout_s_, engine_, site_.text());
 }
 
@@ -125,7 +139,7 @@ void CollectiveWork::wait(nb::handle timeout) {
   const double timeout_s = seconds(timeout, kForever, planner_);
   const int kind = ended(timeout_s);
   if (kind == 0) {
-    keep_ = {};  // the engine no longer uses the buffers
+    hand_over();  // the engine no longer uses the buffers
     return;
   }
   const bool goes_on =
@@ -149,7 +163,7 @@ nb::object CollectiveWork::result() {
 nb::object CollectiveWork::text() const {
   const nb::object group = planner_.attr("name");
   return nb::steal(PyUnicode_FromFormat("%U, queued as %llu of group %R", name_.ptr(),
-                                        static_cast<unsigned long long>(ticket_), group.ptr()));
+                                        static_cast<unsigned long long>(ticket_.load()), group.ptr()));
 }
 
 nb::object CollectiveWork::described(nb::handle self) const { return planner_.attr("describe")(self); }

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pages
-from unisono.bench.mpi_side import MPIS
+from unisono.bench.peers import MPIS
 from unisono.doctor.trial import AS_ROOT, try_backend
 
 HERE = Path(__file__).resolve().parent

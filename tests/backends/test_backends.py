@@ -301,7 +301,7 @@ def test_two_ranks_over_gloo() -> None:
 @needs_torch
 def test_conformance_over_gloo() -> None:
     rooms = [str(HERE.parent / room) for room in ("support", "conformance", "backends")]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(rooms)}
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([*rooms, os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-m", "unisono", "run", "-n", "3", str(HERE / "program.py"), "gloo", "quick"]
     ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     _, found, told = ended.stdout.partition("REPORT ")

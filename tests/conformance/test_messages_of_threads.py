@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -150,3 +151,32 @@ def test_other_python_threads_go_on_while_a_large_message_is_copied(first: str) 
         receiver.close()
     assert got[0] == got[-1] == 1
     assert min(gaps) < GAP_S, gaps
+
+
+@pytest.mark.parametrize("per_host", [None, 1])
+def test_small_call_keeps_no_large_message(per_host: int | None) -> None:
+    """A large message of another tag is arriving: memory for it is not made while the GIL is held."""
+    sender, receiver = ranks.groups(2, cores=2, lending=False, per_host=per_host)
+    large, small = np.ones(63 << 20, np.uint8), np.zeros(1)
+    gaps = []
+    try:
+        for _ in range(5):
+            leaving = [sender.isend(large, 1, 1), sender.isend(small, 1, 2)]
+            time.sleep(0.05)  # the header has arrived
+            arriving: list[Any] = []
+            gaps.append(longest_gap(lambda arriving=arriving: arriving.append(receiver.irecv(small, 0, 2))))
+            receiver.recv(large, 0, 1)
+            for work in leaving + arriving:
+                work.wait()
+    finally:
+        sender.close()
+        receiver.close()
+    assert min(gaps) < GAP_S, gaps
+
+
+def test_second_check_of_arguments_reads_what_the_first_cannot() -> None:
+    def work(group: un.Group) -> Any:
+        group.send_object([1], np.int64(group.rank))
+        return group.recv_object(np.int64(group.rank), timeout=timedelta(seconds=5))
+
+    assert ranks.threads(1, work, timeout_s=60) == [[1]]

@@ -14,7 +14,7 @@ import pytest
 
 from effort import cases
 from unisono.bench.cases import OPERATIONS, Case
-from unisono.bench.mpi_side import MPIS, MpiSide
+from unisono.bench.peers import MPIS, MpiSide
 from unisono.bench.side import BenchError, Side
 
 COPY = Case("all_reduce", 1024, "f32", "sum", 0, 2)

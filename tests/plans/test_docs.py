@@ -21,7 +21,7 @@ def test_the_page_of_algorithms_is_current() -> None:
 
 
 def test_every_algorithm_gets_a_page(tmp_path: Path) -> None:
-    command = [sys.executable, "tools/algorithm_pages.py", str(tmp_path)]
+    command = [sys.executable, "tools/algorithms.py", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, timeout=60)
     for collective, algorithms in ALGORITHMS.items():
         for algorithm in algorithms:

@@ -132,7 +132,8 @@ def test_four_times_the_memory_allowed() -> None:
     allowed = limited.STATE_MB / 4
 
     def run(how: str, megabytes: float) -> subprocess.CompletedProcess[str]:
-        environ = {**os.environ, "PYTHONPATH": f"{suite.HERE}:{suite.HERE.parent / 'support'}"}
+        places = [str(suite.HERE), str(suite.HERE.parent / "support"), os.environ.get("PYTHONPATH", "")]
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
         environ |= {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "parallel.limited", how, str(megabytes)]
         return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)

@@ -47,7 +47,7 @@ LANES = {
     "tests": Lane(
         "Unisono's tests",
         ["-m", "pytest", "-q", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"],
-        r"^(?:=+ )?((?:\d+ \w+, )*\d+ \w+)(?: in [\d.]+s.*)$",
+        r"^(?:=+ )?((?:\d+ [a-z ]+, )*\d+ [a-z ]+?)(?: in [\d.]+s.*)$",
     ),
     "pytorch": Lane(
         "PyTorch's distributed tests",
@@ -83,10 +83,17 @@ def main() -> int:
         for name in arguments.lanes:
             found[name] = run(name, version, packages)
             failed += [f"{name} with PyTorch {version}"] if found[name]["code"] else []
-            RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-    PAGE.write_text(with_tables(PAGE.read_text(), results))
+            save(results, using(packages))
+    if not arguments.versions:
+        save(results, os.environ)
     print(f"{PAGE.relative_to(ROOT)} has the new table", *(f"FAILED: {each}" for each in failed), sep="\n")
     return int(bool(failed))
+
+
+def save(results: Results, environ: Mapping[str, str]) -> None:
+    """Write the results and the page: a lane tests that they are the same."""
+    RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+    PAGE.write_text(with_tables(PAGE.read_text(), results, environ))
 
 
 def minor(version: str) -> str:
@@ -154,9 +161,9 @@ def run(name: str, version: str, packages: Path) -> dict[str, Any]:
     return {"code": code, "summary": summary}
 
 
-def with_tables(page: str, results: Results) -> str:
-    """Put the results, and the private names, into the page."""
-    return between(NAME_MARKS, between(MARKS, page, table(results)), names_table())
+def with_tables(page: str, results: Results, environ: Mapping[str, str]) -> str:
+    """Put the results, and the private names as this environment's PyTorch has them, into the page."""
+    return between(NAME_MARKS, between(MARKS, page, table(results)), names_table(environ))
 
 
 def between(marks: tuple[str, str], page: str, text: str) -> str:
@@ -167,10 +174,11 @@ def between(marks: tuple[str, str], page: str, text: str) -> str:
     return f"{before}{begin}\n\n{text}\n{end}{after}"
 
 
-def names_table() -> str:
+def names_table(environ: Mapping[str, str]) -> str:
     """Return the table of PyTorch's private names, as unisono.torch_internals has them."""
     program = Path(__file__).parent / "programs" / "private_names.py"
-    rows = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True).stdout
+    command = [sys.executable, program]
+    rows = subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout
     titles = ("name (dist: torch.distributed)", "file", "what for", "without it", "since", "until")
     return f"| {' | '.join(titles)} |\n{'|---' * len(titles)}|\n{rows}"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.bench import formats
+from unisono.bench import report
 
 RECORD = {
     "lines": [
@@ -24,7 +24,7 @@ RECORD = {
 
 
 def test_csv_has_a_row_per_library():
-    assert formats.to_csv(RECORD).splitlines()[1:] == [
+    assert report.to_csv(RECORD).splitlines()[1:] == [
         "broadcast,8,2,f32,2,unisono,1.5,3.0,,0",
         "broadcast,8,2,f32,2,mpich,3.0,4.0,0.5,0",
         "broadcast,8,2,f32,2,gloo,,,,",
@@ -32,7 +32,7 @@ def test_csv_has_a_row_per_library():
 
 
 def test_osu_has_size_and_latency():
-    assert formats.to_osu(RECORD).splitlines()[-1].split() == ["8", "2.00"]
+    assert report.to_osu(RECORD).splitlines()[-1].split() == ["8", "2.00"]
 
 
 def test_plot_writes_a_picture(tmp_path: Path):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from unisono.bench.line_up import LineUp, MeetingPlace
+from unisono.bench.line_up import LineUp, meeting_place
 
 
 def test_who_lines_up_goes_when_all_have_come():
-    with MeetingPlace(3) as place:
-        ranks = [LineUp(place.path, rank, 3) for rank in range(3)]
+    with meeting_place(3) as place:
+        ranks = [LineUp(place, rank, 3) for rank in range(3)]
     come: list[int] = []
 
     def walk(rank: int) -> list[int]:

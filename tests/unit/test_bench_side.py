@@ -15,7 +15,7 @@ def test_a_worker_that_stops_in_its_answer_is_named(monkeypatch: pytest.MonkeyPa
     ours, theirs = socket.socketpair()
     with theirs:
         stopped = side.Side("memcpy", 1)
-        stopped.connections, stopped.rank_pids = [side.connection_over(ours)], [4121]
+        stopped.connections, stopped.pids = [side.connection_over(ours)], [4121]
         theirs.sendall(struct.pack("!i", 100) + b"{")
         with pytest.raises(side.BenchError, match=r"memcpy rank 0/1 \(pid 4121\) .*the middle of its answer"):
             stopped.ask({"do": "check"})

@@ -1,11 +1,11 @@
 """`unisono bench`: measures the collectives on this machine, and other libraries in the same run.
 
     cases     the operations, their bus-bandwidth factors, and what every rank must hold afterwards
-    contenders, torch_contender   the libraries, behind one protocol
-    worker, side                  one rank; one set of ranks, which is idle while another one works
-    mpi_side, mpi_worker   the same under an MPI library's own mpiexec
-    measure   rounds, medians, ratios          noise     was the machine quiet
-    peers     who can be compared with         report, formats    table, JSON, CSV, OSU, plot
+    contenders, torch_contender   the libraries, behind one interface
+    worker, side    one rank; one set of ranks, which is idle while another one works
+    peers, mpi_worker   who can be compared with; ranks under an MPI library's own mpiexec
+    measure   rounds, medians, ratios       noise     was the machine quiet
+    report    table, JSON, CSV, OSU, plot
 
 This module is the command: arguments in, table out. How a round is measured: docs/bench.md.
 """
@@ -19,45 +19,33 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
+from unisono.bench.cases import OPERATIONS, REDUCE_OPS, Case, dtype_name, numpy_dtype, sweep
+from unisono.bench.measure import Line, measure_sweep
+from unisono.bench.noise import CpuMeter, Pace, ticks_of
+from unisono.bench.peers import choose_peers, choose_side
+from unisono.bench.report import FORMATS, header, noise_line, plot, plot_missing, reasons, row, to_json
+from unisono.bench.side import Side
 from unisono.env import parse_size
 from unisono.errors import UnisonoError
-
-if TYPE_CHECKING:
-    from unisono.bench.cases import Case
-    from unisono.bench.measure import Line
+from unisono.plans import ALGORITHMS
 
 __all__ = ["add_arguments", "main"]
 
-# Spelled out so that `unisono --help` needs neither NumPy nor this package's other modules.
-OPERATION_NAMES = (
-    "all_reduce",
-    "broadcast",
-    "reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "gather",
-    "scatter",
-    "barrier",
-    "send_recv",
-    "scan",
-    "exclusive_scan",
-    "all_gather_v",
-    "all_to_all_v",
-    "gather_v",
-    "scatter_v",
-)
 TORCH_LACKS = ("scan", "exclusive_scan")
-
+SETTINGS = (
+    *("operation", "ranks", "min_bytes", "max_bytes", "factor", "dtype", "op", "root", "algorithm"),
+    *("interface", "against", "limit", "rounds", "round_ms"),
+)
+"""The bench's own arguments, for the record."""
 EXIT_INTERRUPTED = 130
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments; the short ones are nccl-tests'."""
     add = parser.add_argument
-    add("operation", type=_operation, choices=[*OPERATION_NAMES, "all"], help="what to measure")
+    add("operation", type=_operation, choices=[*OPERATIONS, "all"], help="what to measure")
     add("-n", "--ranks", type=int, default=2, help="processes per side (default 2)")
     add("-b", "--min-bytes", default="4", metavar="SIZE", help="smallest size: 4, 64K, 1M ... (default 4)")
     add("-e", "--max-bytes", default="64M", metavar="SIZE", help="largest size (default 64M)")
@@ -100,20 +88,11 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, report: TextIO) -> int:
-    from unisono.bench.formats import plot_missing
-    from unisono.bench.measure import measure_sweep
-    from unisono.bench.noise import CpuMeter, Pace, ticks_of
-    from unisono.bench.peers import choose_peers, choose_side
-    from unisono.bench.report import header, noise_line, reasons, row, to_json
-    from unisono.bench.side import Side
-
     sweeps = _sweeps(args)
     if args.plot and (missing := plot_missing()) is not None:
         raise ValueError(missing)
-    own_name, peers = (
-        choose_side(args.interface),
-        choose_peers(",".join([*(["limit"] if args.limit else []), args.against])),
-    )
+    own_name = choose_side(args.interface)
+    peers = choose_peers(f"{'limit' if args.limit else ''},{args.against}")
     cores = len(os.sched_getaffinity(0))
     lines: list[Line] = []
     pace = Pace()
@@ -122,24 +101,23 @@ def _run(args: argparse.Namespace, report: TextIO) -> int:
         own = stack.enter_context(Side(own_name, args.ranks))
         others = [stack.enter_context(peer.side(args.ranks)) for peer in peers]
         meter = CpuMeter(ticks_of([pid for side in [own, *others] for pid in side.pids]))
-        for name, sweep in sweeps:
+        for name, of_operation in sweeps:
             print(header(name, [peer.name for peer in peers]), file=report, flush=True)
-            every = {"rounds": args.rounds, "round_ms": args.round_ms, "pace": pace}
-            measured = measure_sweep([*sweep], own, others, **every)
+            measured = measure_sweep(
+                [*of_operation], own, others, rounds=args.rounds, round_ms=args.round_ms, pace=pace
+            )
             lines += measured
             print("\n".join(row(line) for line in measured), file=report, flush=True)
         noise = meter.read()
     for text in [*reasons(lines), noise_line(noise, cores), f"# {pace}"]:
         print(text, file=report, flush=True)
-    _write(args, to_json(lines, vars_of(args), noise, cores, pace))
+    settings = {name: getattr(args, name) for name in SETTINGS}
+    _write(args, to_json(lines, settings, noise, cores, pace))
     return 1 if any(line.own.wrong for line in lines) else 0
 
 
 def _sweeps(args: argparse.Namespace) -> list[tuple[str, Iterator[Case]]]:
     """The operations asked for, each with its cases; all arguments are checked here."""
-    from unisono.bench.cases import OPERATIONS, REDUCE_OPS, cases, dtype_name, numpy_dtype
-    from unisono.plans import ALGORITHMS
-
     known = ALGORITHMS.get(args.operation.removesuffix("_v"), ())
     first, last = _nbytes("-b", args.min_bytes), _nbytes("-e", args.max_bytes)
     kind = numpy_dtype(args.dtype).kind
@@ -175,10 +153,10 @@ def _sweeps(args: argparse.Namespace) -> list[tuple[str, Iterator[Case]]]:
         names = [name for name in names if name != "send_recv"]
     if args.interface == "torch":
         names = [name for name in names if name not in TORCH_LACKS]
-    sweep = {"first": first, "last": last, "factor": args.factor}
+    span = {"first": first, "last": last, "factor": args.factor}
     rest = {"dtype": dtype_name(args.dtype), "op": args.op, "root": args.root, "ranks": args.ranks}
     rest["algorithm"] = args.algorithm
-    return [(name, cases(OPERATIONS[name], **sweep, **rest)) for name in names]
+    return [(name, sweep(OPERATIONS[name], **span, **rest)) for name in names]
 
 
 def _nbytes(flag: str, text: str) -> int:
@@ -204,28 +182,14 @@ def _preamble(args: argparse.Namespace, peers: list[str]) -> str:
     return "\n".join(lines + [f"# {peer}" for peer in peers])
 
 
-def vars_of(args: argparse.Namespace) -> dict[str, object]:
-    """The bench's own settings, without the entries of the command line program."""
-    names = ("operation", "ranks", "min_bytes", "max_bytes", "factor", "dtype", "op", "root", "algorithm")
-    return {
-        name: getattr(args, name) for name in (*names, "interface", "against", "limit", "rounds", "round_ms")
-    }
-
-
 def _write(args: argparse.Namespace, record: dict[str, object]) -> None:
     """Write the record in every requested format."""
-    from unisono.bench.formats import FORMATS, plot
-
-    if args.json:
-        _write_json(args.json, json.dumps(record, indent=1))
+    text = json.dumps(record, indent=1)
+    if args.json == "-":
+        print(text, flush=True)
+    elif args.json:
+        Path(args.json).write_text(text + "\n")
     if args.format in FORMATS:
         print(FORMATS[args.format](record), flush=True)
     if args.plot:
         plot(record, args.plot)
-
-
-def _write_json(target: str, text: str) -> None:
-    if target == "-":
-        print(text, flush=True)
-    else:
-        Path(target).write_text(text + "\n")

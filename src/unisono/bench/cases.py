@@ -23,12 +23,12 @@ __all__ = [
     "Case",
     "Operation",
     "allocate",
-    "cases",
     "count_wrong",
     "dtype_name",
     "expected",
     "fill",
     "numpy_dtype",
+    "sweep",
 ]
 
 Array = NDArray[Any]
@@ -218,7 +218,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return bfloat16
 
 
-def cases(
+def sweep(
     operation: Operation, *, first: int, last: int, factor: float, dtype: str, **rest: Any
 ) -> Iterator[Case]:
     """Yield the sweep `first, first * factor, ... <= last`, sizes rounded up to whole elements.

@@ -7,13 +7,14 @@ wrapping of arrays), so that the callable it returns is one call of the library 
 from __future__ import annotations
 
 import ctypes
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from unisono.bench.cases import OPERATIONS, Array, Buffers, Case, numpy_dtype
+from unisono.bench.cases import OPERATIONS, REDUCE_OPS, Array, Buffers, Case, numpy_dtype
 
 __all__ = [
     "ASIDE",
@@ -24,9 +25,9 @@ __all__ = [
     "UnisonoContender",
     "cut",
     "join",
-    "nothing_told",
     "obliged",
     "partner_of",
+    "pingpong",
     "told",
 ]
 
@@ -38,15 +39,22 @@ ASIDE = (*LIMITS, "shared")
 """Sides that are no other library: no best peer is looked for among them."""
 
 
-class Contender(Protocol):
+class Contender(ABC):
     """The interface of a library for the worker."""
 
+    @abstractmethod
     def bind(self, case: Case, buffers: Buffers) -> Call:
-        """Return a callable that runs the case's operation once."""
+        """Return a callable that runs the case's operation once.
 
-    def choice(self, case: Case) -> dict[str, Any]:
+        Raises:
+            ValueError: the library has no such operation.
+        """
+
+    def choice(self, case: Case) -> dict[str, Any]:  # noqa: ARG002
         """The algorithm that the library takes for a case, and the microseconds that it predicts."""
+        return {}
 
+    @abstractmethod
     def close(self) -> None:
         """Leave the group."""
 
@@ -77,13 +85,23 @@ def cut(array: Any, case: Case) -> Any:
     return None if array is None else [array[case.part_of(rank)] for rank in range(case.ranks)]
 
 
-def idle() -> None:
-    """The call of a rank that has no part in a case."""
+def pingpong(
+    rank: int, size: int, send: Callable[..., object], recv: Callable[..., object], *ball: Any
+) -> Call:
+    """A rank's call of the case send_recv. `send` and `recv` take one of the two buffers, and the partner."""
+    partner, (inp, out) = partner_of(rank, size), ball
+    if partner is None:
+        return lambda: None
 
+    def serve() -> None:
+        send(inp, partner)
+        recv(out, partner)
 
-def nothing_told(_: Case) -> dict[str, Any]:
-    """The `choice` of a library without one."""
-    return {}
+    def answer() -> None:
+        recv(out, partner)
+        send(out, partner)
+
+    return serve if rank < partner else answer
 
 
 def told(choice: Any, case: Case) -> dict[str, Any]:
@@ -99,19 +117,15 @@ def told(choice: Any, case: Case) -> dict[str, Any]:
     }
 
 
-class MemcpyContender:
+class MemcpyContender(Contender):
     """The memory's limit: every rank copies the case's size, at the same time as the others."""
-
-    choice = staticmethod(nothing_told)
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
 
     def bind(self, case: Case, buffers: Buffers) -> Call:
         """Make the buffers of a case, and the call to be timed."""
-        source, destination = (np.zeros(case.nbytes, np.uint8) for _ in range(2))
-        source.fill(1)
-        destination.fill(0)
+        source, destination = (np.full(case.nbytes, value, np.uint8) for value in (1, 0))
         buffers.inp, buffers.out = source, destination
         return partial(ctypes.memmove, destination.ctypes.data, source.ctypes.data, case.nbytes)
 
@@ -141,14 +155,7 @@ class LimitContender(MemcpyContender):
         passes = [
             partial(touch, TOUCHES.index(kind), out, inp, nbytes) for kind, nbytes in obliged(case, self.rank)
         ]
-        if len(passes) == 1:
-            return passes[0]
-
-        def call() -> None:
-            for each in passes:
-                each()
-
-        return call
+        return passes[0] if len(passes) == 1 else lambda: [each() for each in passes]
 
 
 TOUCHES = ("read", "write", "update", "copy")
@@ -187,7 +194,7 @@ def _address(buffers: Buffers, which: str) -> int:
     return 0 if found is None else int(found.ctypes.data)
 
 
-class UnisonoContender:
+class UnisonoContender(Contender):
     """Unisono through its NumPy API."""
 
     def __init__(self, rank: int, size: int, address: str) -> None:
@@ -195,21 +202,15 @@ class UnisonoContender:
 
         self.rank, self.size = rank, size
         self.group = un.init_process_group(init_method=f"tcp://{address}", rank=rank, world_size=size)
-        self.ops = {
-            "sum": un.SUM,
-            "avg": un.AVG,
-            "product": un.PRODUCT,
-            "min": un.MIN,
-            "max": un.MAX,
-            "band": un.BAND,
-            "bor": un.BOR,
-            "bxor": un.BXOR,
-        }
-        self.choice = partial(told, self.group.choice)
+        self.op_of = {name: getattr(un, name.upper()) for name in REDUCE_OPS}
+
+    def choice(self, case: Case) -> dict[str, Any]:
+        """The algorithm, and the predicted time."""
+        return told(self.group.choice, case)
 
     def bind(self, case: Case, buffers: Buffers) -> Call:
         """Make the buffers of a case, and the call to be timed."""
-        group, inp, out, op = self.group, buffers.inp, buffers.out, self.ops[case.op]
+        group, inp, out, op = self.group, buffers.inp, buffers.out, self.op_of[case.op]
         binders: dict[str, Callable[[], Call]] = {
             "all_reduce": lambda: partial(group.all_reduce, inp, op),
             "broadcast": lambda: partial(group.broadcast, inp, src=case.root),
@@ -220,7 +221,7 @@ class UnisonoContender:
             "gather": lambda: partial(group.gather, inp, self._rows(out), dst=case.root),
             "scatter": lambda: partial(group.scatter, out, self._rows(inp), src=case.root),
             "barrier": lambda: group.barrier,
-            "send_recv": lambda: self._pingpong(inp, out),
+            "send_recv": lambda: pingpong(self.rank, self.size, group.send, group.recv, inp, out),
             "scan": lambda: partial(group.scan, inp, op),
             "exclusive_scan": lambda: partial(group.exclusive_scan, inp, op),
             "all_gather_v": lambda: partial(group.all_gather_v, cut(out, case), inp),
@@ -234,22 +235,6 @@ class UnisonoContender:
     def _rows(self, array: Any) -> Any:
         """The API takes one array with a leading axis of p."""
         return None if array is None else array.reshape(self.size, -1)
-
-    def _pingpong(self, inp: Any, out: Any) -> Call:
-        partner = partner_of(self.rank, self.size)
-        if partner is None:
-            return idle
-        send, recv = self.group.send, self.group.recv
-
-        def serve() -> None:
-            send(inp, partner)
-            recv(out, partner)
-
-        def answer() -> None:
-            recv(out, partner)
-            send(out, partner)
-
-        return serve if self.rank < partner else answer
 
     def close(self) -> None:
         """Leave the group."""

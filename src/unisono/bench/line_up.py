@@ -10,35 +10,25 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
 from unisono import _native
 
-__all__ = ["LineUp", "MeetingPlace"]
+__all__ = ["LineUp", "meeting_place"]
 
 
-class MeetingPlace:
-    """Shared memory in which `size` processes of this machine line up. A context manager."""
-
-    def __init__(self, size: int) -> None:
-        self._fd = os.memfd_create("unisono-line-up")
-        os.ftruncate(self._fd, size * _native.LINE_UP_SLOT)
-
-    def __enter__(self) -> MeetingPlace:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Forget it; those who have opened it still have it."""
-        os.close(self._fd)
-
-    @property
-    def path(self) -> str:
-        """By which other processes open it, as long as it is not left."""
-        return f"/proc/{os.getpid()}/fd/{self._fd}"
+@contextmanager
+def meeting_place(size: int) -> Iterator[str]:
+    """Shared memory in which `size` processes of this machine line up: the path by which they open it."""
+    fd = os.memfd_create("unisono-line-up")
+    try:
+        os.ftruncate(fd, size * _native.LINE_UP_SLOT)
+        yield f"/proc/{os.getpid()}/fd/{fd}"
+    finally:
+        os.close(fd)
 
 
 class LineUp:

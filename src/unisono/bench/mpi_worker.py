@@ -15,31 +15,22 @@ from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
 
-from unisono.bench.cases import Buffers, Case
-from unisono.bench.contenders import Call, idle, nothing_told, partner_of
-from unisono.bench.worker import Rank, die_with, serve
+from unisono.bench.cases import REDUCE_OPS, Buffers, Case
+from unisono.bench.contenders import Call, Contender, pingpong
+from unisono.bench.worker import CaseRank, die_with, serve
 
 __all__ = ["MpiContender", "main"]
 
-OPS = {
-    "sum": "SUM",
-    "product": "PROD",
-    "min": "MIN",
-    "max": "MAX",
-    "band": "BAND",
-    "bor": "BOR",
-    "bxor": "BXOR",
-}
+OPS = {name: name.upper() for name in REDUCE_OPS if name != "avg"} | {"product": "PROD"}
 
 
-class MpiContender:
+class MpiContender(Contender):
     """The MPI library that mpi4py finds in this process, on MPI_COMM_WORLD."""
 
     def __init__(self) -> None:
         self.mpi: Any = import_module("mpi4py.MPI")
         self.comm = self.mpi.COMM_WORLD
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
-        self.choice = nothing_told
 
     def bind(self, case: Case, buffers: Buffers) -> Call:
         """Return the case's call.
@@ -64,7 +55,7 @@ class MpiContender:
             "gather": partial(comm.Gather, inp, out, root),
             "scatter": partial(comm.Scatter, inp, out, root),
             "barrier": comm.Barrier,
-            "send_recv": self._pingpong(inp, out),
+            "send_recv": pingpong(self.rank, self.size, comm.Send, comm.Recv, inp, out),
             "scan": partial(comm.Scan, in_place, inp, op),
             "exclusive_scan": partial(comm.Exscan, in_place, inp, op),
             "all_gather_v": partial(comm.Allgatherv, inp, (out, parts)),
@@ -76,22 +67,6 @@ class MpiContender:
             calls["gather_v"] = partial(comm.Gatherv, inp, None, root)
             calls["scatter_v"] = partial(comm.Scatterv, None, out, root)
         return calls[case.operation]
-
-    def _pingpong(self, inp: Any, out: Any) -> Call:
-        partner = partner_of(self.rank, self.size)
-        if partner is None:
-            return idle
-        send, recv = self.comm.Send, self.comm.Recv
-
-        def serve_ball() -> None:
-            send(inp, partner)
-            recv(out, partner)
-
-        def answer() -> None:
-            recv(out, partner)
-            send(out, partner)
-
-        return serve_ball if self.rank < partner else answer
 
     def close(self) -> None:
         """Leave MPI; collective."""
@@ -107,7 +82,7 @@ def main() -> int:
     with Connection(channel.detach()) as controller:
         controller.send_bytes(json.dumps({"rank": contender.rank, "pid": os.getpid()}).encode())
         try:
-            serve(controller, lambda command: Rank(command, contender))
+            serve(controller, lambda command: CaseRank(command, contender))
         except (EOFError, ConnectionError):  # the command is gone
             contender.comm.Abort(1)
     return 0

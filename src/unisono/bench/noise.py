@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["QUIET_SHARE", "CpuMeter", "Noise", "Pace", "others_share", "ticks_of", "ticks_of_ended_children"]
+__all__ = ["QUIET_SHARE", "CpuMeter", "Noise", "Pace", "others_share", "ticks_of"]
 
 QUIET_SHARE = 0.05
 """The share of a quiet machine that other processes and the host may use together."""
@@ -113,13 +113,6 @@ class CpuMeter:
 def ticks_of(pids: Sequence[int]) -> Callable[[], int]:
     """For a CpuMeter: this process and the living ones with these numbers."""
     return lambda: sum(_process_ticks(pid) for pid in (os.getpid(), *pids))
-
-
-def ticks_of_ended_children() -> int:
-    """For a CpuMeter: this process, and what below it has ended and been waited for."""
-    times = os.times()
-    seconds = times.user + times.system + times.children_user + times.children_system
-    return round(seconds * os.sysconf("SC_CLK_TCK"))
 
 
 def _process_ticks(pid: int) -> int:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono import env
-from unisono.bench.line_up import MeetingPlace
+from unisono.bench.line_up import meeting_place
 from unisono.errors import UnisonoError, message
 
 __all__ = ["BenchError", "Side", "connection_over", "reserved_port"]
@@ -70,7 +70,7 @@ class Side:
         self.worker = worker
         self.processes: list[subprocess.Popen[bytes]] = []
         self.connections: list[Connection] = []
-        self.rank_pids: list[int] = []
+        self.pids: list[int] = []
 
     def __enter__(self) -> Side:
         try:
@@ -94,15 +94,10 @@ class Side:
             self.kill()
 
     def _join(self) -> None:
-        with MeetingPlace(self.size) as place, self._meeting_point() as address:
-            join = {"do": "join", "side": self.contender, "size": self.size, "line_up": place.path}
+        with meeting_place(self.size) as place, self._meeting_point() as address:
+            join = {"do": "join", "side": self.contender, "size": self.size, "line_up": place}
             join["address"] = address
             self._ask_each([{**join, "rank": rank} for rank in range(self.size)])
-
-    @property
-    def pids(self) -> list[int]:
-        """The process ids of the ranks."""
-        return list(self.rank_pids)
 
     def ask(self, command: dict[str, Any], *, timeout_s: float = ANSWER_TIMEOUT_S) -> list[dict[str, Any]]:
         """Send one command to every rank; return the answers in rank order.
@@ -112,9 +107,9 @@ class Side:
         """
         return self._ask_each([command] * self.size, timeout_s)
 
-    def time_block(self, calls: int, warmup: int, what: str = "block") -> NDArray[np.float64]:
+    def time_block(self, calls: int, warmup: int) -> NDArray[np.float64]:
         """Microseconds of each call on each rank. Shapes: [ranks, calls]."""
-        answers = self.ask({"do": what, "calls": calls, "warmup": warmup})
+        answers = self.ask({"do": "block", "calls": calls, "warmup": warmup})
         samples: NDArray[np.int64] = np.stack([answer["samples"] for answer in answers])
         return samples / 1e3
 
@@ -131,7 +126,7 @@ class Side:
     def _start_workers(self) -> None:
         for rank in range(self.size):
             self._start_worker(rank)
-        self.rank_pids = [process.pid for process in self.processes]
+        self.pids = [process.pid for process in self.processes]
 
     @contextmanager
     def _meeting_point(self) -> Iterator[str]:
@@ -149,16 +144,21 @@ class Side:
         ours, theirs = socket.socketpair()
         with theirs:
             self.connections.append(connection_over(ours))
-            self.processes.append(
-                subprocess.Popen(
-                    self._command(rank, [*self.worker, str(theirs.fileno()), str(os.getpid())]),
-                    env=environ,
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    stdout=2,  # standard output is the report's
-                    start_new_session=True,  # Ctrl-C is for the command, which ends the workers
-                )
+            command = self._command(rank, [*self.worker, str(theirs.fileno()), str(os.getpid())])
+            self._start(command, environ, (theirs.fileno(),))
+
+    def _start(self, command: list[str], environ: dict[str, str], pass_fds: tuple[int, ...] = ()) -> None:
+        """Start one process of the side."""
+        self.processes.append(
+            subprocess.Popen(
+                command,
+                env=environ,
+                pass_fds=pass_fds,
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # standard output is the report's
+                start_new_session=True,  # Ctrl-C is for the command, which ends the workers
             )
+        )
 
     def _ask_each(
         self, commands: list[dict[str, Any]], timeout_s: float = ANSWER_TIMEOUT_S
@@ -218,7 +218,7 @@ class Side:
         return answer
 
     def _where(self, rank: int, command: dict[str, Any]) -> str:
-        return f"{self.name} rank {rank}/{self.size} (pid {self.rank_pids[rank]}) at '{command['do']}'"
+        return f"{self.name} rank {rank}/{self.size} (pid {self.pids[rank]}) at '{command['do']}'"
 
     def _died(self, rank: int, command: dict[str, Any]) -> BenchError:
         """The error for a worker whose socket closed; ends the whole side."""

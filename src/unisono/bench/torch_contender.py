@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from unisono.bench.cases import Buffers, Case
-from unisono.bench.contenders import Call, cut, idle, partner_of, told
+from unisono.bench.contenders import Call, Contender, cut, pingpong, told
 from unisono.torch_internals import c10d
 
 __all__ = ["TorchContender"]
@@ -23,7 +23,7 @@ __all__ = ["TorchContender"]
 TIMEOUT = timedelta(seconds=120)
 
 
-class TorchContender:
+class TorchContender(Contender):
     """`torch.distributed` with the given backend, on CPU tensors that share NumPy's memory."""
 
     def __init__(self, backend: str, rank: int, size: int, address: str) -> None:
@@ -59,7 +59,7 @@ class TorchContender:
             "gather": lambda: partial(dist.gather, inp, self._parts(out), dst=root),
             "scatter": lambda: partial(dist.scatter, out, self._parts(inp), src=root),
             "barrier": lambda: dist.barrier,
-            "send_recv": lambda: self._pingpong(inp, out),
+            "send_recv": lambda: pingpong(self.rank, self.size, dist.send, dist.recv, inp, out),
             "all_gather_v": lambda: partial(dist.all_gather, cut(out, case), inp),
             "all_to_all_v": lambda: partial(
                 dist.all_to_all_single, out, inp, [case.parts[self.rank]] * self.size, case.parts
@@ -73,21 +73,6 @@ class TorchContender:
 
     def _parts(self, tensor: Any) -> Any:
         return None if tensor is None else list(tensor.chunk(self.size))
-
-    def _pingpong(self, inp: Any, out: Any) -> Call:
-        partner = partner_of(self.rank, self.size)
-        if partner is None:
-            return idle
-
-        def serve() -> None:
-            dist.send(inp, partner)
-            dist.recv(out, partner)
-
-        def answer() -> None:
-            dist.recv(out, partner)
-            dist.send(out, partner)
-
-        return serve if self.rank < partner else answer
 
     def close(self) -> None:
         """Destroy the process group."""

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,24 +25,102 @@ from unisono.bench.cases import OPERATIONS, Buffers, Case, allocate, count_wrong
 from unisono.bench.contenders import Call, Contender, MemcpyContender, SharedContender, join
 from unisono.bench.line_up import LineUp
 
-__all__ = ["die_with", "main", "serve", "time_calls"]
+__all__ = ["CaseRank", "Rank", "die_with", "main", "serve", "time_calls"]
 
 PR_SET_PDEATHSIG = 1
 
-
-class Served(Protocol):
-    """Runs the commands after "join": a `Rank`, or another benchmark's object."""
-
-    def obey(self, command: dict[str, Any]) -> tuple[dict[str, Any], NDArray[np.int64] | None]:
-        """Run one command; return the answer, and the samples of a block."""
+Answer = dict[str, Any]
 
 
-def joined(command: dict[str, Any]) -> Rank:
-    """The rank that a "join" asks for."""
-    return Rank(command, join(command["side"], command["rank"], command["size"], command["address"]))
+class Rank:
+    """A joined rank: a command calls the method of its name, with the command's arguments.
+
+    A program with commands of its own derives from it. A block times `call`. "samples" of an answer are sent
+    as bytes.
+    """
+
+    COMMANDS: tuple[str, ...] = ("block", "close")
+
+    def __init__(self, command: dict[str, Any], contender: Contender | None = None) -> None:
+        """`command`: the "join"."""
+        self.rank: int = command["rank"]
+        self.size: int = command["size"]
+        self.contender = contender or join(command["side"], self.rank, self.size, command["address"])
+        self.call: Call = lambda: None
+
+    def obey(self, do: str, arguments: dict[str, Any]) -> Answer:
+        """Run one command; return the answer."""
+        if do not in self.COMMANDS:
+            raise ValueError(f"unknown command {do!r}")
+        answer: Answer = getattr(self, do)(**arguments)
+        return answer
+
+    def block(self, calls: int, warmup: int) -> Answer:
+        """Time a block of calls."""
+        return {"samples": time_calls(self.call, calls, warmup, None)}
+
+    def close(self) -> Answer:
+        """Leave the group."""
+        self.contender.close()
+        return {}
 
 
-def main(argv: list[str] | None = None, begin: Callable[[dict[str, Any]], Served] = joined) -> int:
+class CaseRank(Rank):
+    """A rank with the case that is bound at the moment."""
+
+    COMMANDS = (*Rank.COMMANDS, "bind", "choice", "check")
+
+    def __init__(self, command: dict[str, Any], contender: Contender | None = None) -> None:
+        super().__init__(command, contender)
+        self.line_up = LineUp(command["line_up"], self.rank, self.size)
+        self.case: Case | None = None
+        self.buffers = Buffers(None, None)
+
+    def bind(self, case: dict[str, Any]) -> Answer:
+        """Bind a case to new buffers."""
+        self.case, self.call, self.buffers = None, lambda: None, Buffers(None, None)
+        found = Case(**case)
+        shared = isinstance(self.contender, SharedContender)
+        buffers = allocate(found, self.rank, SharedContender.empty if shared else np.empty)
+        self.call = self.contender.bind(found, buffers)
+        self.case, self.buffers = found, buffers
+        self._clear()
+        return {}
+
+    def choice(self) -> Answer:
+        """The library's algorithm for the case."""
+        return self.contender.choice(self._bound())
+
+    def check(self) -> Answer:
+        """Run the operation once on known data, and count wrong values; leave zeros."""
+        case = self._bound()
+        if isinstance(self.contender, MemcpyContender):
+            self.call()
+            return {"wrong": 0}
+        fill(case, self.rank, self.buffers)
+        self.call()
+        wrong = count_wrong(case, self.rank, self.buffers)
+        self._clear()
+        return {"wrong": wrong}
+
+    def block(self, calls: int, warmup: int) -> Answer:
+        """Time a block; ranks that may run ahead of each other line up before every call."""
+        synchronizing = OPERATIONS[self._bound().operation].synchronizing
+        return {"samples": time_calls(self.call, calls, warmup, None if synchronizing else self.line_up)}
+
+    def _bound(self) -> Case:
+        if self.case is None:
+            raise ValueError("nothing is bound")
+        return self.case
+
+    def _clear(self) -> None:
+        """Write zeros, which no number of repetitions changes. Also the first touch of the memory."""
+        for array in (self.buffers.inp, self.buffers.out):
+            if array is not None:
+                array.fill(0)
+
+
+def main(argv: list[str] | None = None, begin: Callable[[dict[str, Any]], Rank] = CaseRank) -> int:
     """Run `worker.py FD PARENT_PID`; `begin` makes the object for the commands after "join"."""
     descriptor, parent = (int(word) for word in (argv or sys.argv[1:]))
     die_with(parent)
@@ -62,95 +140,28 @@ def die_with(parent: int) -> None:
         raise SystemExit(1)
 
 
-def serve(controller: Connection, begin: Callable[[dict[str, Any]], Served] = joined) -> None:
+def serve(controller: Connection, begin: Callable[[dict[str, Any]], Rank]) -> None:
     """Answer commands until "close"; an exception becomes an answer, the controller decides."""
-    rank: Served | None = None
-    while True:
+    rank: Rank | None = None
+    do = ""
+    while do != "close":
         command = json.loads(controller.recv_bytes())
-        answer: dict[str, Any] = {}
+        answer: Answer = {}
         samples: NDArray[np.int64] | None = None
+        do = command.pop("do")
         try:
-            if command["do"] == "join":
+            if do == "join":
                 rank = begin(command)
             elif rank is None:
-                raise ValueError(f"the first command must be 'join', got {command['do']!r}")
+                raise ValueError(f"the first command must be 'join', got {do!r}")
             else:
-                answer, samples = rank.obey(command)
+                answer = rank.obey(do, command)
+                samples = answer.pop("samples", None)
         except Exception as error:  # noqa: BLE001  (told to the controller, which ends or goes on)
             answer = {"error": f"{type(error).__name__}: {error}"}
-        controller.send_bytes(json.dumps(answer).encode())
+        controller.send_bytes(json.dumps(answer | ({} if samples is None else {"samples": True})).encode())
         if samples is not None:
             controller.send_bytes(samples.tobytes())
-        if command["do"] == "close":
-            return
-
-
-class Rank:
-    """A joined group, and the case that is bound at the moment."""
-
-    def __init__(self, command: dict[str, Any], contender: Contender) -> None:
-        """`command`: the "join"."""
-        self.rank: int = command["rank"]
-        self.contender = contender
-        self.line_up = LineUp(command["line_up"], self.rank, command["size"])
-        self.case: Case | None = None
-        self.buffers = Buffers(None, None)
-        self.call: Call = lambda: None
-
-    def obey(self, command: dict[str, Any]) -> tuple[dict[str, Any], NDArray[np.int64] | None]:
-        """Run one command: bind a case to new buffers, tell the choice, check values, time a block, close."""
-        match command["do"]:
-            case "bind":
-                return self._bind(Case(**command["case"])), None
-            case "choice":
-                return self.contender.choice(self._bound()), None
-            case "check":
-                return {"wrong": self._check()}, None
-            case "block":
-                return {"samples": True}, self._block(command["calls"], command["warmup"])
-            case "close":
-                self.contender.close()
-                return {}, None
-            case other:
-                raise ValueError(f"unknown command {other!r}")
-
-    def _bind(self, case: Case) -> dict[str, Any]:
-        self.case = None
-        self.call = lambda: None
-        self.buffers = Buffers(None, None)
-        shared = isinstance(self.contender, SharedContender)
-        buffers = allocate(case, self.rank, SharedContender.empty if shared else np.empty)
-        self.call = self.contender.bind(case, buffers)
-        self.case, self.buffers = case, buffers
-        self._clear()
-        return {}
-
-    def _bound(self) -> Case:
-        if self.case is None:
-            raise ValueError("nothing is bound")
-        return self.case
-
-    def _clear(self) -> None:
-        """Write zeros, which no number of repetitions changes. Also the first touch of the memory."""
-        for array in (self.buffers.inp, self.buffers.out):
-            if array is not None:
-                array.fill(0)
-
-    def _check(self) -> int:
-        """Run the operation once on known data; leave zeros."""
-        case = self._bound()
-        if isinstance(self.contender, MemcpyContender):
-            self.call()
-            return 0
-        fill(case, self.rank, self.buffers)
-        self.call()
-        wrong = count_wrong(case, self.rank, self.buffers)
-        self._clear()
-        return wrong
-
-    def _block(self, calls: int, warmup: int) -> NDArray[np.int64]:
-        synchronizing = OPERATIONS[self._bound().operation].synchronizing
-        return time_calls(self.call, calls, warmup, None if synchronizing else self.line_up)
 
 
 def time_calls(

@@ -86,14 +86,12 @@ def form_of_codes(codec: int, block: int) -> int:
 
 
 def message_text(form: int, nbytes: int) -> str:
-    """A message as text. form: the code of its dtype, and above that 1 for a part of an object."""
+    """A message as text. form: the code of its dtype, and above that 1 for an object."""
     dtype, is_object = form & ((1 << KIND_SHIFT) - 1), form >> KIND_SHIFT & 1
     if codec := form >> _FORM_CODEC & 15:
         block = (form >> _FORM_BLOCK) * 16
         return f"{nbytes} bytes of {_CODECS[codec - 1]}{f'(block={block})' if block else ''}"
-    if not is_object:
-        return f"{DTYPES[dtype]}[{nbytes // ITEMSIZES[dtype]}]"
-    return "an object" if DTYPES[dtype] == "int64" else f"{nbytes} bytes of an object"
+    return "an object" if is_object else f"{DTYPES[dtype]}[{nbytes // ITEMSIZES[dtype]}]"
 
 
 def number_of_list(buffers: Sequence[tuple[int, int]]) -> int:

@@ -77,6 +77,11 @@ def read(scene: Scene, record: FaultRecord | None = None) -> FaultReport:
         return _report(scene, "bad_frame", fault, rank=fault.about, detail=fault.frame)
     if fault.kind == FaultKind.NO_MEMORY:
         detail = described(MemoryError()) if fault.by == scene.rank else ""
+        if fault.about != fault.by:
+            what = message_text(fault.misfit.got_form, fault.misfit.got_nbytes)
+            detail = f"rank {fault.about} sends {what}, {fault.misfit.got_nbytes} bytes" + (
+                f"; {detail}" if detail else ""
+            )
         return _report(scene, "no_memory", fault, rank=fault.by, detail=detail)
     cause = _cause(fault.ranks[fault.by])
     return _report(scene, _NAMES[fault.kind], fault, rank=fault.by, cause=cause)

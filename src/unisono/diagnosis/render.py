@@ -137,7 +137,7 @@ def _timeout(report: FaultReport, where: str) -> str:
     if report.missing:
         who = f"rank {', '.join(map(str, report.missing))} never arrived"
     found_here = report.found_by == report.reporter
-    after = f" after {report.timeout_s:.1f} s" if found_here else f" on rank {report.found_by}"
+    after = f" after {_duration(report.timeout_s)}" if found_here else f" on rank {report.found_by}"
     seen = report.ranks[rank].last_seen
     return message(
         f"{_doing(report)} timed out{after}: {who} ({_process(report, rank)}, last seen {seen})",
@@ -146,10 +146,15 @@ def _timeout(report: FaultReport, where: str) -> str:
     )
 
 
+def _duration(seconds: float) -> str:
+    """0.001 -> "1 ms"; 2.0 -> "2.0 s"."""
+    return f"{seconds:.1f} s" if seconds >= 0.1 else f"{seconds * 1000:.3g} ms"
+
+
 def _message_timeout(report: FaultReport, where: str) -> str:
     what = f"{_doing(report)} failed: a send or receive of rank {report.found_by} timed out"
     if report.found_by == report.reporter:
-        what = f"{_doing(report)} timed out after {report.timeout_s:.1f} s"
+        what = f"{_doing(report)} timed out after {_duration(report.timeout_s)}"
     who = "no rank sent"
     if report.rank is not None:
         seen = report.ranks[report.rank].last_seen

@@ -22,7 +22,7 @@ from unisono.diagnosis import uncaught
 from unisono.diagnosis.cause import at_failure, reason, why
 from unisono.diagnosis.read import last_seen, tell_cause
 from unisono.diagnosis.site import site
-from unisono.errors import GroupError, RendezvousError
+from unisono.errors import GroupClosed, GroupError, RendezvousError
 from unisono.group import objects
 from unisono.group.messages import RecvFrom, SendTo, begin, checked, iprobe, plain, probe, run
 from unisono.group.parent import Parent, making, watching
@@ -668,6 +668,8 @@ class Group(_native.Calls):
         encoded = self._recv_object(None, src, tag, timeout)
         if encoded is None:  # arguments that only Python reads
             encoded = self._recv_object(None, *plain(self._planner, "recv_object", src, tag, timeout))
+        if encoded is None:  # another thread closes the group
+            raise GroupClosed(f"recv_object failed: group {self.name!r} was closed by another thread")
         return objects.decoded(encoded, pickle=pickle)
 
     def _gather_all(self, kind: str, obj: Any, pickle: bool, timeout: Seconds) -> list[Any]:

@@ -116,7 +116,7 @@ def plain(
     """The source, tag and timeout of a receive as the engine reads them. Raises as `checked` does."""
     rank, tag = _addressed(planner, name, src, tag, receiving=True)
     planner.engine  # noqa: B018  (raises once the group was closed)
-    return None if rank == ANY_RANK else rank, tag, seconds(timeout, planner.timeout_s)
+    return None if rank == ANY_RANK else rank, tag, float(seconds(timeout, planner.timeout_s))
 
 
 def probe(planner: Planner, src: SupportsIndex | None, tag: int, timeout: Seconds) -> Status:

@@ -104,9 +104,10 @@ class Planner:
         Raises:
             GroupClosed: the group was closed.
         """
-        if self._engine is None:
+        engine = self._engine  # read once: another thread may close the group
+        if engine is None:
             raise GroupClosed(f"group {self.name!r} was closed; rank {self.rank} used it afterwards")
-        return self._engine
+        return engine
 
     @cached_property
     def codings(self) -> Codings:

@@ -107,6 +107,7 @@ def apart(parameters: dict[str, nn.Parameter], mesh: Mesh) -> tuple[str, str] | 
 
 
 def text(tensor: int, model: nn.Module, family: Family, path: str, what: str) -> str:
+    """The error of a plan that does not train as one process does. path: of the first module that differs."""
     kind = type(model.get_submodule(path)).__name__
     where = f'"{path}" ({kind})' if path else f"{kind}"
     return (

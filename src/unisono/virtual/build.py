@@ -75,7 +75,7 @@ def build(torch: Path, cache: Path, version: str, extra: tuple[str, ...] = ()) -
 
 def _keep_others_out(cache: Path) -> None:
     """Make the folder, or check it: who may write to it chooses what code this process loads."""
-    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    cache.mkdir(parents=True, exist_ok=True, mode=0o755)
     status = cache.stat()
     open_to_others = status.st_mode & OTHERS_WRITE
     if open_to_others and status.st_uid == os.getuid():
@@ -95,6 +95,14 @@ def _trusted(made: Path) -> bool:
         status = made.lstat()
     except FileNotFoundError:
         return False
+    except PermissionError as error:
+        raise RuntimeError(
+            message(
+                f"{made} cannot be read",
+                observed=str(error),
+                remedy="Set XDG_CACHE_HOME to a folder of your own.",
+            )
+        ) from None
     regular, own = stat.S_ISREG(status.st_mode), status.st_uid in (os.getuid(), 0)
     return regular and own and not status.st_mode & OTHERS_WRITE
 
@@ -109,9 +117,12 @@ def _digest(torch: Path, extra: tuple[str, ...]) -> str:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    with open(path, "w") as lock:
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(lock)
 
 
 def _compile(torch: Path, made: Path, extra: tuple[str, ...]) -> None:
@@ -141,7 +152,7 @@ def _compile(torch: Path, made: Path, extra: tuple[str, ...]) -> None:
         libraries = [f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{torch / 'lib'}"]
         fresh = made.with_name(f"{made.name}.{os.getpid()}")
         _run([[compiler, "-shared", *extra, *objects, "-o", str(fresh), *libraries]], began)
-        fresh.chmod(0o700)
+        fresh.chmod(0o755)
         fresh.rename(made)
     _say(f"virtual GPUs: library built in {time.monotonic() - began:.0f} s, kept in {made.parent}\n")
 

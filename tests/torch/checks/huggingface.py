@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint import QuantizedHuggingFaceStorageReader, state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from checks.states import folder, sharded
 from checks.training import mine, train
+
+
+def files():
+    """Return safetensors' functions; a Python without GIL has no wheel of it."""
+    return pytest.importorskip("safetensors.torch")
 
 
 def trained(rank: int, size: int) -> tuple[dict, dict]:
@@ -30,7 +35,7 @@ def check_one_file_that_every_rank_has_a_part_of(rank, size):
     writer = dcp.HuggingFaceStorageWriter(path, save_distributed=True, enable_consolidation=True)
     dcp.save(state, storage_writer=writer)
     (file,) = Path(path).glob("*.safetensors")
-    found = load_file(file)
+    found = files().load_file(file)
     assert found.keys() == whole.keys()
     assert all(torch.equal(found[name], x) for name, x in whole.items())
     again = state_dict.get_model_state_dict(sharded(size))
@@ -56,7 +61,7 @@ def check_eight_bits_with_scales(rank, size):
     scales = torch.rand(-(-rows // 4), 2, generator=generator)
     if rank == 0:
         tensors = {"layer.weight": weight, "layer.weight_scale_inv": scales}
-        save_file(tensors, path / "model.safetensors")
+        files().save_file(tensors, path / "model.safetensors")
         index = {"weight_map": dict.fromkeys(tensors, "model.safetensors")}
         (path / "model.safetensors.index.json").write_text(json.dumps(index))
     dist.barrier()

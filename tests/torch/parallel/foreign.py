@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import unisono.parallel as up
 from parallel import models, sweep
-from parallel.alone import same, under
+from parallel.plain_training import same, under
 from parallel.run_features import in_group
 
 WIDTH, HEADS = models.WIDTH, models.HEADS

@@ -15,7 +15,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 import unisono.parallel as up
 from parallel import models, sweep
-from parallel.alone import adamw, apart, same, seeded, under
+from parallel.plain_training import adamw, apart, same, seeded, under
 from parallel.run_features import in_group
 
 PLANS = (up.Plan(data=2), up.Plan(data=2, zero=2), up.Plan(tensor=2), up.Plan(pipeline=2))

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import unisono.parallel as up
 from parallel import models
-from parallel.alone import adamw, apart, same, seeded
+from parallel.plain_training import adamw, apart, same, seeded
 from parallel.run_features import in_group
 
 

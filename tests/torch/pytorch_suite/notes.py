@@ -10,6 +10,15 @@ REASONS: dict[str, dict[str, str]] = {
     },
 }
 
+# The same, of tests that the newest PyTorch skips.
+OLDER: dict[str, dict[str, str]] = {
+    "test_barrier_timeout_arg": {
+        "gloo": "expects a timeout after 1 ms from a barrier that the other ranks leave at once: the error "
+        "names the rank that has left. It fails over Gloo, too, when they are quick; PyTorch 2.13 and "
+        "later skip it"
+    },
+}
+
 # PyTorch's tests that give the ranks a second or two for everything: a busy machine fails them, whatever the
 # backend. They are tried again, alone.
 TIGHT = ("test_barrier_timeout_global", "test_barrier_timeout_full_group", "test_monitored_barrier_gloo")

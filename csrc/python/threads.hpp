@@ -1,0 +1,46 @@
+// What the bindings share between threads of Python. With a GIL the locks of nanobind (`ft_mutex`) are empty.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <atomic>
+
+// An interned name, made at its first use. Not a guarded static: a thread that waits for the guard would keep
+// the garbage collector of a free-threaded Python from stopping it, and the thread that makes the name may
+// wait for the collector. Two threads that both make it get the same object.
+class Name {
+ public:
+  constexpr explicit Name(const char* text) : text_(text) {}
+  Name(const Name&) = delete;
+  Name& operator=(const Name&) = delete;
+
+  PyObject* get() {
+    PyObject* known = known_.load(std::memory_order_acquire);
+    if (known != nullptr) [[likely]]
+      return known;
+    known = PyUnicode_InternFromString(text_);
+    if (known == nullptr) throw nanobind::python_error();
+    known_.store(known, std::memory_order_release);
+    return known;
+  }
+
+ private:
+  const char* const text_;
+  std::atomic<PyObject*> known_{nullptr};
+};
+
+// An item of a list. Invalid: the list has become shorter.
+inline nanobind::object list_item(PyObject* list, Py_ssize_t place) {
+#ifdef Py_GIL_DISABLED
+  PyObject* const item = PyList_GetItemRef(list, place);
+  if (item == nullptr) PyErr_Clear();
+  return nanobind::steal(item);
+#else
+  return place < PyList_GET_SIZE(list) ? nanobind::borrow(PyList_GET_ITEM(list, place)) : nanobind::object();
+#endif
+}
+
+// The length of a list or a tuple.
+inline Py_ssize_t length_of(PyObject* items) {
+  return PyList_CheckExact(items) ? PyList_GET_SIZE(items) : PyTuple_GET_SIZE(items);
+}
