@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
 import unisono.parallel as up
 from parallel import models, sweep
-from parallel.plain_training import same, under
+from parallel.plain_training import adamw, same, under
 from parallel.run_features import in_group
+from unisono.parallel import trial
 
 WIDTH, HEADS = models.WIDTH, models.HEADS
 TENSOR = up.Plan(tensor=2)
@@ -180,6 +183,51 @@ def check_hugging_face_models_that_the_rules_know(folder: Path) -> None:
     ):  # fmt: skip
         for plan in (TENSOR, up.Plan(tensor=2, zero=1)):
             same(plan, make, batches, models.token_loss)
+
+
+def check_large_models_need_a_proof_or_a_word(folder: Path) -> None:
+    batches, vectors = models.text_batches(2, 4), models.vector_batches(2, 8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial, "LIMIT_BYTES", 0)
+        with pytest.raises(ValueError, match=r"nothing proves that Sequential .*check=True.*check=False"):
+            under(TENSOR, models.gpt, batches, models.token_loss)
+        same(TENSOR, models.gpt, batches, models.token_loss, check=True)
+        same(TENSOR, models.gpt, batches, models.token_loss, check=False)
+        patch.setattr(trial.Trial, "run", None)  # these are proved
+        same(TENSOR, models.mlp, vectors, functional.cross_entropy)
+        if sweep.HAVE_TRANSFORMERS:
+            for make in (models.gpt2, models.llama, hugging_face("Qwen2")):
+                same(TENSOR, make, batches, models.token_loss)
+            for change in (_with_norm, _with_another_layer):
+                with pytest.raises(ValueError, match="nothing proves that LlamaForCausalLM"):
+                    under(TENSOR, lambda c=change: c(models.llama()), batches, models.token_loss)
+
+
+def _with_norm(model: Any) -> Any:
+    model.model.layers[0].self_attn.q_norm = nn.LayerNorm(8)
+    return model
+
+
+def _with_another_layer(model: Any) -> Any:
+    model.model.layers[1].mlp.act_fn = Thrice(nn.Tanh())
+    return model
+
+
+def check_ranks_of_a_tensor_group_need_the_same_rows(folder: Path) -> None:
+    run = up.parallelize(models.gpt(), TENSOR, optimizer=adamw, loss=models.token_loss)
+    with pytest.raises(ValueError, match=r"give different rows.*run\.shard"):
+        run.step(models.text_batches(2, 4)[dist.get_rank()])
+    run.step(models.text_batches(2, 4)[0])
+
+
+def check_a_model_that_cannot_be_copied(folder: Path) -> None:
+    def make() -> nn.Module:
+        model = models.gpt()
+        model.lock = threading.Lock()
+        return model
+
+    with pytest.raises(ValueError, match=r"Sequential cannot be copied .*check=False"):
+        under(TENSOR, make, models.text_batches(2, 4), models.token_loss)
 
 
 def main(rank: int, size: int, folder: Path, name: str) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import unisono.parallel as up
-from parallel import models
+from parallel import models, sweep
 from parallel.plain_training import adamw, apart, same, seeded
 from parallel.run_features import in_group
 
@@ -120,6 +120,24 @@ def check_masks_for_whole_values_in_a_cut_region_are_refused(folder: Path) -> No
     with pytest.raises(ValueError, match=r'In "side" .*with dropout, ranks give weight different gradients'):
         run.step(batch)
     same(up.Plan(tensor=2), lambda: Parallel().eval(), models.vector_batches(3, 8), functional.cross_entropy)
+
+
+def check_a_hugging_face_model_with_dropout(folder: Path) -> None:
+    if not sweep.HAVE_TRANSFORMERS:
+        return
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=models.VOCABULARY, n_positions=models.TIME, n_embd=models.WIDTH, n_layer=2, n_head=4,
+        bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    batches = models.text_batches(20, 4)
+    for plan in (up.Plan(tensor=2), up.Plan(tensor=2, zero=1, recompute=True)):
+        torch.manual_seed(dist.get_rank())
+        run = up.parallelize(GPT2LMHeadModel(config).train(), plan, optimizer=adamw, loss=models.token_loss)
+        losses = [run.step(batch) for batch in run.shard(batches)]
+        assert losses[-1] < losses[0]
+        assert apart(run) == 0
 
 
 def main(rank: int, size: int, folder: Path, name: str) -> None:
