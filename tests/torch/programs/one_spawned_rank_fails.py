@@ -39,8 +39,8 @@ def main(place: str, start: str, *jobs: str) -> None:
 
 
 def shows_the_failed_rank(folder: str, start: str, ranks: int) -> bool:
-    """False: another rank's error. A rank waits 2 s for the end of the one that failed; on a machine that is
-    overloaded, a process needs longer to end.
+    """False: another rank's error, on an overloaded machine. A rank waits 2 s for the end of the one that
+    failed, which may need longer. If the parent runs only when both have ended, PyTorch names the lower rank.
     """
     os.mkdir(folder)
     try:
