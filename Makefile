@@ -23,7 +23,7 @@ $(error TORCH is '$(TORCH)', expected 0, 1, cpu or nothing)
 endif
 # WHEEL=dist/unisono-....whl: this wheel in place of what is built from csrc; nothing is compiled, and it is tested.
 WHEEL   =
-CSRC   := $(wildcard csrc/*/*.cpp csrc/*/*.hpp)
+CSRC   := $(wildcard csrc/*/*.cpp csrc/*/*.hpp csrc/*/*.c)
 FUZZED := tests/fuzz/frames_fuzz.cpp
 FORMATTED := $(wildcard src tests tools benchmarks examples)
 
