@@ -85,6 +85,13 @@ def test_array_for_a_receiver_of_objects_ends_in_a_mismatch() -> None:
         ranks.threads(2, work)
 
 
+def test_close_by_another_thread_is_group_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither way gets the bytes: another thread closes the group between them."""
+    monkeypatch.setattr(un.Group, "_recv_object", lambda *_: None, raising=False)
+    with pytest.raises(un.GroupClosed, match="closed by another thread"):
+        ranks.threads(1, lambda group: group.recv_object(0))
+
+
 def test_interrupt_leaves_whole_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C comes when the engine returns: what it was given has left as a whole."""
     pass_on = un.Group._send_object

@@ -76,3 +76,16 @@ def test_nothing_is_loaded_from_the_folder_of_another_user(tmp_path: Path, compi
     with pytest.raises(RuntimeError, match="belongs to user 12345.*XDG_CACHE_HOME"):
         built(tmp_path)
     assert not compiled
+
+
+def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path: Path, compiled: list[Path]) -> None:
+    library = built(tmp_path)
+    library.unlink()
+    mine = tmp_path / "mine.txt"
+    mine.write_text("mine")
+    lock = tmp_path / (library.name + ".lock")
+    lock.unlink(missing_ok=True)
+    lock.symlink_to(mine)
+    with pytest.raises(RuntimeError, match="cannot be used.*XDG_CACHE_HOME"):
+        built(tmp_path)
+    assert mine.read_text() == "mine"

@@ -96,15 +96,16 @@ def _trusted(made: Path) -> bool:
     except FileNotFoundError:
         return False
     except PermissionError as error:
-        raise RuntimeError(
-            message(
-                f"{made} cannot be read",
-                observed=str(error),
-                remedy="Set XDG_CACHE_HOME to a folder of your own.",
-            )
-        ) from None
+        raise _unusable(made, error) from None
     regular, own = stat.S_ISREG(status.st_mode), status.st_uid in (os.getuid(), 0)
     return regular and own and not status.st_mode & OTHERS_WRITE
+
+
+def _unusable(path: Path, error: OSError) -> RuntimeError:
+    what = f"{path} cannot be used"
+    return RuntimeError(
+        message(what, observed=str(error), remedy="Set XDG_CACHE_HOME to a folder of your own.")
+    )
 
 
 def _digest(torch: Path, extra: tuple[str, ...]) -> str:
@@ -117,7 +118,10 @@ def _digest(torch: Path, extra: tuple[str, ...]) -> str:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:  # a link, which is not followed, or another user's file
+        raise _unusable(path, error) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
