@@ -17,6 +17,7 @@ import pytest
 
 from launching import Launcher, launching, read_lines, wait_until
 from ports import reserved
+from unisono.launch.process import AFTER_SIGNAL_S
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 
@@ -147,13 +148,20 @@ def test_ctrl_c_ends_those_who_ignore_it(launcher: Launcher, times: int) -> None
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_termination_is_passed_on(launcher: Launcher, number: signal.Signals, code: int) -> None:
-    process = launcher.start(
-        PROGRAMS / "says_that_it_is_told.py", "-n", "2", args=(str(int(signal.SIGTERM)),)
-    )
-    read_lines(process, 2)
-    process.send_signal(number)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == code and output.count("told") == 2
+    for _ in range(3):  # a busy machine is late now and then, not always
+        process = launcher.start(
+            PROGRAMS / "says_that_it_is_told.py", "-n", "2", args=(str(int(signal.SIGTERM)),)
+        )
+        read_lines(process, 2)
+        began = time.monotonic()
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=60)
+        took_s = time.monotonic() - began
+        assert process.returncode == code
+        if took_s < AFTER_SIGNAL_S:
+            assert output.count("told") == 2, (output, errors)
+            return
+    pytest.fail(f"took {took_s:.1f} s, three times; ranks are killed after {AFTER_SIGNAL_S} s")
 
 
 def test_a_reader_that_leaves_ends_the_job(launcher: Launcher) -> None:
