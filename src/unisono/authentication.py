@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import importlib.util
 import os
 import socket
 import stat
@@ -117,7 +118,10 @@ def derive(token: bytes, purpose: str) -> Token:
 
 
 def check_for_tls(token: bytes) -> None:
-    """Raises ValueError without a token: any process could make the certificate of an empty one."""
+    """Raises ValueError without a token, ModuleNotFoundError without the package that makes certificates.
+
+    Any process could make the certificate of an empty token.
+    """
     if not token:
         raise ValueError(
             message(
@@ -125,6 +129,9 @@ def check_for_tls(token: bytes) -> None:
                 remedy="Set UNISONO_TOKEN_FILE (or UNISONO_TOKEN) on every rank, or UNISONO_TLS=0.",
             )
         )
+    if importlib.util.find_spec("cryptography") is None:
+        what, remedy = "TLS needs the package cryptography", "pip install 'unisono[tls]', or UNISONO_TLS=0."
+        raise ModuleNotFoundError(message(what, remedy=remedy), name="cryptography")
 
 
 class Met(NamedTuple):

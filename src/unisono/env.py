@@ -217,7 +217,12 @@ VARIABLES = _table(
         "UNISONO_TOKEN_FILE", "token", read_token_file, "file (mode 0600) with the token, 64 hex digits"
     ),
     Variable("UNISONO_TOKEN", "token", parse_token, "the token itself", secret=True),
-    Variable("UNISONO_TLS", "tls", _flag, "1: TLS 1.3 for the store and between hosts (needs a token)"),
+    Variable(
+        "UNISONO_TLS",
+        "tls",
+        _flag,
+        "1: TLS 1.3 for the store and between hosts (needs a token and unisono[tls])",
+    ),
     Variable(
         "UNISONO_STATUS_FD",
         "status_fd",

@@ -254,3 +254,9 @@ def test_a_line_without_end_is_passed_on_in_pieces() -> None:
 
 def test_reading_pauses_while_the_console_is_behind() -> None:
     assert console("more_than_is_taken") == b"[rank 0] x\n" * (4 << 20)
+
+
+def test_tls_without_its_package_is_refused_in_one_line(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with pytest.raises(LaunchError, match=r"pip install 'unisono\[tls\]'"):
+        parse("--tls", script)

@@ -1,10 +1,9 @@
 """TLS for the engine's connections: a relay process beside the rank that encrypts all bytes.
 
-The engine uses plain sockets, and Python's `ssl` does not export the keys that the kernel's TLS would need.
-So the rank makes a socket pair and gives one end to the engine. This process gets the other end and the
-connection, and speaks TLS 1.3 on the connection. It forwards the end of either side to the other, in order,
-so a death is detected as without TLS. The price is a copy through a socket and the work of one core at each
-end.
+The engine uses plain sockets, and many kernels have no TLS. So the rank makes a socket pair and gives one end
+to the engine. This process gets the other end and the connection, and speaks TLS 1.3 on the connection. It
+forwards the end of either side to the other, in order, so a death is detected as without TLS. The price is a
+copy through a socket and the work of one core at each end.
 
 The process ends with its last connection. It is a grandchild, so the program need not reap it. When the rank
 has ended, a connection whose peer does not read is given up, as the kernel does without TLS.

@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec
 from typing import Any, NamedTuple
 
 from unisono import env
-from unisono.authentication import Token, make_token, read_token_file, token_file
+from unisono.authentication import Token, check_for_tls, make_token, read_token_file, token_file
 from unisono.errors import LaunchError, message
 from unisono.limits import usable_cores
 from unisono.virtual.environment import set_for_children
@@ -337,11 +337,13 @@ def _tls(environ: Mapping[str, str]) -> bool:
 
 
 def _check_environment(job: Job, environ: Mapping[str, str]) -> None:
-    """Read what the ranks will read: a malformed variable is reported here, once, and not by every rank."""
+    """Read what the ranks will read: what does not fit is reported here, once, and not by every rank."""
     nowhere = Assignment("127.0.0.1:1", 1, 0, job.world_size)
     try:
         env.read(rank_environment(job, 0, environ, assignment=nowhere, status_fd=""))
-    except ValueError as error:
+        if job.tls:
+            check_for_tls(job.token)
+    except (ValueError, ModuleNotFoundError) as error:
         raise LaunchError(str(error)) from None
 
 
