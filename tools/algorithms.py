@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import CodeType
 
 from unisono.costs import price
 from unisono.costs.choice import (
@@ -26,7 +25,7 @@ from unisono.costs.choice import (
 from unisono.drawing.diagram import svg
 from unisono.drawing.page import html
 from unisono.drawing.picture import depict
-from unisono.plans import ALGORITHMS, CONTRACTS, PLACED, Plan, Recv, Reduce, Send, make
+from unisono.plans import ALGORITHMS, PLACED, Plan, Recv, Reduce, Send, make
 
 SIZES = (4, 6, 8)
 PLACEMENTS = {"2+2": (0, 0, 1, 1), "1+1+1+1": (0, 1, 2, 3), "3+2+1": (0, 0, 0, 1, 1, 2)}
@@ -235,58 +234,10 @@ def page(collective: str, algorithm: str) -> Iterator[str]:
     yield f"[![{plan}: who sends which chunk to whom, round by round]({name}.svg)]({name}.svg)\n"
     yield f"[Round by round]({name}-rounds.html): forward, back, and what each rank holds.\n"
     yield f"    unisono draw {collective} --algorithm {algorithm}{hosts} -o {name}.svg\n"
-    yield "## Cost\n"
-    yield from cost(collective, algorithm)
-    chosen = sorted(where(collective, algorithm))
-    if chosen:
-        yield f"\nUnisono chooses it, among other cases, for {'; '.join(chosen)}."
+    yield from (*TABLE, row(collective, algorithm), FOOTNOTE)
     yield f"\n## Source\n\nFrom `src/unisono/plans/{module(collective, algorithm).strip('`')}`:\n"
-    yield f"```python\n{code(function)}\n```\n"
+    yield f"```python\n{inspect.getsource(function).rstrip()}\n```\n"
     yield f"{source(function.__module__)}"
-
-
-def code(function: Callable[..., object]) -> str:
-    """The source of a function, and of the functions of its module that it calls."""
-    found, wanted = [], [function]
-    while wanted:
-        one = wanted.pop(0)
-        found.append(one)
-        for name in (name for part in _parts(one.__code__) for name in part.co_names):
-            called = one.__globals__.get(name)
-            if inspect.isfunction(called) and called.__module__ == one.__module__:
-                wanted += [called] if called not in (*found, *wanted) else []
-    return "\n\n\n".join(inspect.getsource(one).rstrip() for one in found).replace("  # noqa: ARG001", "")
-
-
-def _parts(compiled: CodeType) -> list[CodeType]:
-    """The code of a function, and of the generators and functions inside it."""
-    inner = [each for each in compiled.co_consts if isinstance(each, CodeType)]
-    return [compiled, *(part for each in inner for part in _parts(each))]
-
-
-def cost(collective: str, algorithm: str) -> Iterator[str]:
-    """The table of an algorithm's cost for a few sizes."""
-    yield "| ranks | rounds | messages of a rank | bytes / L of a rank | time |"
-    yield "|---|---|---|---|---|"
-    for size in SIZES:
-        plan = make(collective, algorithm, size)
-        sent = max(price.bytes_sent(plan)) if CONTRACTS[collective].counts else 0
-        most = max(price.messages(plan))
-        yield f"| {size} | {price.rounds(plan)} | {most} | {sent} | {price.formula(plan)} |"
-    yield "\nOn one host: a message of l bytes takes a + b l, reducing g per byte, L is the whole buffer."
-    yield "Every rank sends one message at a time and takes one at a time."
-
-
-def where(collective: str, algorithm: str) -> Iterator[str]:
-    """The placements and sizes in the table of choices that select it."""
-    for placement, hosts in {"one host": (0,) * FEW, **PLACEMENTS}.items():
-        chooser = Chooser(len(hosts), hosts)
-        sizes = [name for name, nbytes in BYTES.items() if chooser.choose(collective, nbytes) == algorithm]
-        if len(sizes) == len(BYTES):
-            yield f"hosts {placement}" if hosts[-1] else placement
-        elif sizes:
-            at = sizes[0] if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-            yield f"{f'hosts {placement}' if hosts[-1] else placement} at {at}"
 
 
 def index() -> Iterator[str]:

@@ -27,7 +27,7 @@ def test_every_algorithm_gets_a_page(tmp_path: Path) -> None:
         for algorithm in algorithms:
             name = f"{collective}-{algorithm}"
             page = (tmp_path / f"{name}.md").read_text()
-            assert f"({name}.svg)" in page and "def " in page and "## Cost" in page
+            assert f"({name}.svg)" in page and "def " in page and "rounds, p = " in page
     for page in tmp_path.glob("*.md"):
         for path, _ in pages.links(page.read_text()):
             assert (tmp_path / path).exists(), f"{page.name} links to {path}"
