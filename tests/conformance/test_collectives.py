@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -209,3 +213,40 @@ def test_reduce_scatter_then_all_gather_is_all_reduce_bit_for_bit() -> None:
             assert y.tobytes() == whole.tobytes()
 
     ranks.threads(5, work)
+
+
+def test_nobody_leaves_a_barrier_before_all_have_come() -> None:
+    came: list[float] = []
+    left: list[float] = []
+
+    def work(group: un.Group) -> None:
+        time.sleep(0.1 * group.rank)
+        came.append(time.monotonic())
+        group.barrier()
+        left.append(time.monotonic())
+
+    ranks.threads(3, work)
+    assert min(left) >= max(came)
+
+
+@pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16])
+def test_16_bit_floats_round_once(dtype: Any) -> None:
+    """1 + three halves of the last place: rounding at every step would lose them all."""
+    half = float(np.finfo(np.float16).eps if dtype == "float16" else ml_dtypes.finfo(dtype).eps) / 2
+
+    def work(group: un.Group) -> None:
+        x = np.array([half if group.rank else 1.0], dtype)
+        group.all_reduce(x)
+        assert float(x[0]) == 1 + 4 * half  # 1 + 3 halves, rounded to even once
+
+    ranks.threads(4, work)
+
+
+@each("algorithm", ["one_shot", "two_shot", "ring", "binomial"])
+def test_every_rank_has_the_same_bits(algorithm: str) -> None:
+    def work(group: un.Group) -> bytes:
+        x = oracle.data(group.rank, 1001, "float32").copy()
+        group.all_reduce(x, algorithm=algorithm)
+        return x.tobytes()
+
+    assert len(set(ranks.threads(5, work))) == 1

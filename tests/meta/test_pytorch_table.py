@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
 
 import pytest
 
@@ -39,48 +38,6 @@ def test_remarks_are_about_rows(name: str):
     assert name in {row["name"] for row in RESULTS["rows"]} | {
         f"{row['section']}: {row['name']}" for row in RESULTS["rows"]
     }
-
-
-def part(passed: int = 0, failed: int = 0, example: str = "") -> dict[str, object]:
-    return {"passed": passed, "failed": failed, "example": example}
-
-
-@each(
-    "own, suite, expected",
-    [
-        (part(1), part(0, 1), "works"),
-        (part(0, 1), part(1), "works"),
-        (part(0, 1), part(), "not yet"),
-        (part(), part(0, 1), "not yet"),
-        (part(), part(), "not tested"),
-    ],
-)
-def test_states(own: dict[str, object], suite: dict[str, object], expected: str):
-    row = {"section": "Functions", "name": "f", "own": own, "suite": suite}
-    assert table.state(row, {})[0] == expected
-    assert table.state(row, {"f": ("differs", "why")}) == ("differs", "why")
-
-
-class Seen(NamedTuple):
-    """A feature, as `torch_features.Feature`, which needs PyTorch."""
-
-    section: str
-    name: str
-    keys: frozenset[str]
-
-
-def test_a_run_without_pytorchs_suite_keeps_all_that_it_found():
-    ours, fails, theirs, new = "t.py::ours", "suite gloo x3 test_a", "suite gloo x3 test_b", "t.py::new"
-    features = [Seen("S", name, frozenset({name})) for name in "abc"]
-    outcomes = {ours: "passed", new: "failed", fails: "failed", theirs: "passed"}
-    all_of_it = table.rows(features, {ours: {"a"}, fails: {"a", "b"}, theirs: {"b"}}, outcomes)
-    own = table.rows(features, {ours: {"a"}, new: {"a", "c"}}, outcomes)
-    a, b, c = table.with_the_suite_of(all_of_it, own)
-    assert (a["own"], a["suite"]) == (part(1, 1, ours), part(0, 1, fails))
-    assert (b["own"], b["suite"]) == (part(), part(1, 1, theirs))
-    assert (c["own"], c["suite"]) == (part(0, 1, new), part())
-    assert [table.count(row, "failed") for row in (a, b, c)] == [2, 1, 1]
-    assert [table.example(row) for row in (a, b, c)] == [ours, theirs, new]
 
 
 @pytest.mark.parametrize("end", ["passed", "failed"])

@@ -72,19 +72,3 @@ def test_programs_are_files_that_the_linter_sees() -> None:
         if is_program(text)
     ]
     assert not found, f"programs in strings; make them files, as in tests/multiproc/programs: {found}"
-
-
-def test_a_program_in_a_string_is_found() -> None:
-    lines = [
-        "import unisono as un",
-        "with un.init_process_group() as group:",
-        "    group.barrier()",
-        "    x = 1",
-    ]
-    program = "\n".join(lines)
-    assert is_program(program)
-    assert is_program(textwrap.indent(program, "    "))
-    assert not is_program("\n".join(lines[:LINES]))
-    assert not is_program("four\nlines\nof\ntext")
-    (found,) = texts(ast.parse(f"run(2, f'''{program}{{ending}}''')"))
-    assert found == (1, program + "x")

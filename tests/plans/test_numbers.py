@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from fractions import Fraction
 from functools import reduce as fold
 from typing import Any
 
@@ -293,25 +292,6 @@ def test_nobody_leaves_a_barrier_before_everybody_came(p: int) -> None:
 
 
 # ---- the golden trace of the ring ----------------------------------------------------------------------
-
-DEVICES = [[2, 4, 6], [1, 2, 3], [4, 8, 12]]
-
-
-def test_golden_trace_of_the_ring() -> None:
-    """Three devices. After the reduce phase partition 1 is 7 on device 3, partition 2 is 14 on device 1 and
-    partition 3 is 21 on device 2; at the end every device holds [7, 14, 21].
-    """
-    plan = make("all_reduce", "ring", 3)
-    memory: Memory = [{"out": [np.array([x]) for x in device], "in": []} for device in DEVICES]
-    machine = Machine(plan, memory)
-    machine.run(random.Random(0), until=4)  # a phase is p-1 times Send and Reduce
-    partition = {
-        (device, i): int(memory[device - 1]["out"][i - 1][0]) for device in (1, 2, 3) for i in (1, 2, 3)
-    }
-    assert (partition[3, 1], partition[1, 2], partition[2, 3]) == (7, 14, 21)
-    machine.run(random.Random(0))
-    assert [[int(x[0]) for x in rank["out"]] for rank in memory] == [[7, 14, 21]] * 3
-    assert [Fraction(int(x[0]), 3) for x in memory[0]["out"]] == [Fraction(7, 3), Fraction(14, 3), 7]
 
 
 def test_the_interpreter_itself_sees_what_is_wrong() -> None:

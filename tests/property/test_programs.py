@@ -6,17 +6,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import operations
 import oracle
 import random_programs as programs
-import ranks
 import unisono as un
 from operations import PREMUL, Call
 from random_programs import Crews, Program
-from unisono.costs.choice import choose
 
 # Groups are shared by all examples on purpose: every program has to leave them as good as new.
 SHARED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -58,37 +56,3 @@ def test_every_operation_with_every_dtype_in_flight_at_once(crews: Crews, size: 
     ]
     assert {call.dtype for call in everything} == set(oracle.NUMPY_DTYPES)
     crews.run(Program(size, tuple(everything), seed=1))
-
-
-IN_PLACE = ("all_reduce", "reduce", "broadcast", "scan", "exclusive_scan", "barrier")
-
-
-def alike(call: Call, size: int) -> tuple[object, ...]:
-    """What ranks must agree in."""
-    if call.kind == "barrier":
-        return ("barrier",)
-    algorithm = call.algorithm or choose(
-        call.kind, size, oracle.NUMPY_DTYPES[call.dtype].itemsize * call.numel
-    )
-    root = call.root % size if call.kind in ("reduce", "broadcast") else 0
-    op = None if call.kind == "broadcast" else call.op
-    return (call.kind, call.dtype, call.numel, root, op, algorithm)
-
-
-@settings(max_examples=max(10, settings().max_examples // 5))
-@given(data=st.data(), size=st.integers(2, 9), odd=st.integers(0, 8))
-def test_ranks_that_differ_are_all_told(data: st.DataObject, size: int, odd: int) -> None:
-    """One rank calls something else, whatever it is: every rank raises Mismatch, and nobody hangs."""
-    one = programs.calls(size, kinds=IN_PLACE, groups=("world",), most_numel=4097)
-    usual, other = (replace(data.draw(one), strided=False) for _ in range(2))
-    assume(alike(usual, size) != alike(other, size))
-
-    def work(group: un.Group) -> None:
-        with pytest.raises(un.Mismatch, match="ranks called different things"):
-            turn = operations.begin(group, other if group.rank == odd % size else usual, 0)
-            for pending in turn.works:
-                pending.wait()
-            for _ in range(3):  # who could finish alone is told in a later call
-                group.barrier()
-
-    ranks.threads(size, work)

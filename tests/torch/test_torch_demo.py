@@ -16,7 +16,6 @@ import torch
 
 from unisono import demo
 from unisono.demo import corpus, model
-from unisono.demo import train_ddp as train
 
 COMMAND = ["env", "--default-signal=INT", sys.executable, "-m", "unisono", "demo"]
 COMMAND += ["--only", "ddp", "-n", "2", "--batch", "1"]
@@ -39,20 +38,6 @@ def test_no_source_is_an_error(tmp_path: Path):
         corpus.read_corpus(10, tmp_path)
 
 
-def test_standard_library_is_there():
-    text = corpus.read_corpus(1 << 20)
-    assert len(text) == 1 << 20
-    assert b"def " in text
-
-
-def test_a_seed_chooses_the_pieces():
-    text = torch.arange(100, dtype=torch.uint8)
-    first, again, other = (train.drawn(text, 3, 5, seed) for seed in (1, 1, 2))
-    assert first.shape == (5, 4)
-    assert torch.equal(first, again) and not torch.equal(first, other)
-    assert torch.equal(first, first[:, :1] + torch.arange(4))
-
-
 SMALL = {"layers": 1, "width": 8, "heads": 2, "context": 6}
 
 
@@ -64,17 +49,6 @@ def test_predictions_do_not_see_the_future():
     assert not torch.equal(gpt.logits(one)[:, 4], gpt.logits(other)[:, 4])
 
 
-def test_an_untrained_model_knows_nothing():
-    torch.manual_seed(0)
-    loss = model.GPT()(torch.randint(256, (2, 129)))
-    assert loss.item() == pytest.approx(5.545, abs=0.2)  # ln 256
-
-
-def test_default_model_is_small():
-    parameters = sum(parameter.numel() for parameter in model.GPT().parameters())
-    assert 1e6 < parameters < 2e6
-
-
 def test_generation_goes_past_the_context_and_repeats_with_its_seed():
     torch.manual_seed(0)
     gpt = model.GPT(**SMALL)
@@ -82,12 +56,6 @@ def test_generation_goes_past_the_context_and_repeats_with_its_seed():
     assert texts[0] == texts[1] != texts[2]
     assert [len(text) for text in texts] == [12] * 3
     assert texts[0].startswith(b"ab")
-
-
-def test_learning_rate_warms_up_and_falls():
-    rates = [train.learning_rate(step) for step in range(120)]
-    assert rates[14] == rates[119] == pytest.approx(train.LEARNING_RATE / 2)
-    assert max(rates) == pytest.approx(train.LEARNING_RATE)
 
 
 # ---- comparison -------------------------------------------------------------------------------------

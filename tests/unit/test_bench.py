@@ -75,10 +75,6 @@ def test_divided_operations_get_a_multiple_of_the_ranks():
     assert sweep("all_to_all", 4, 4, 2, 3) == [3]
 
 
-def test_barrier_is_measured_once():
-    assert sweep("barrier", 4, 1 << 20, 2, 2) == [0]
-
-
 # ---- expectations -----------------------------------------------------------------------------------
 
 
@@ -96,68 +92,6 @@ def test_ranks_put_in_different_things():
     first, second, third = inputs(case("all_reduce", 100))
     assert not np.array_equal(first, second)
     assert not np.array_equal(second, third)
-
-
-@each(("op", "ufunc"), [("sum", np.add), ("product", np.multiply), ("min", np.minimum), ("max", np.maximum)])
-@each("dtype", ["f32", "i8", "f16", "u8"])
-def test_all_reduce_expects_the_reduction_of_the_inputs(op: str, ufunc: np.ufunc, dtype: str):
-    one = case("all_reduce", 50, op=op, dtype=dtype)
-    a, b, c = inputs(one)
-    for rank in range(3):
-        np.testing.assert_array_equal(cases.expected(one, rank), ufunc(ufunc(a, b), c))
-
-
-def test_average_is_the_mean():
-    one = case("all_reduce", 50, op="avg", size=4)
-    np.testing.assert_array_equal(cases.expected(one, 0), np.mean(inputs(one), axis=0))
-
-
-def test_reduce_leaves_the_other_ranks_alone():
-    one = case("reduce", 50, root=1)
-    a, b, c = inputs(one)
-    np.testing.assert_array_equal(cases.expected(one, 0), a)
-    np.testing.assert_array_equal(cases.expected(one, 1), a + b + c)
-
-
-def test_data_movement_expectations_follow_the_ranks():
-    gathered = case("all_gather", 9)
-    np.testing.assert_array_equal(cases.expected(gathered, 2), np.concatenate(inputs(gathered)))
-    scattered = case("scatter", 9, root=2)
-    np.testing.assert_array_equal(cases.expected(scattered, 1), inputs(scattered)[2][3:6])
-    exchanged = case("all_to_all", 9)
-    a, b, c = inputs(exchanged)
-    np.testing.assert_array_equal(cases.expected(exchanged, 1), np.concatenate([a[3:6], b[3:6], c[3:6]]))
-    summed = case("reduce_scatter", 9)
-    a, b, c = inputs(summed)
-    np.testing.assert_array_equal(cases.expected(summed, 1), (a + b + c)[3:6])
-
-
-def test_only_the_root_expects_a_gather():
-    one = case("gather", 9, root=1)
-    assert cases.expected(one, 0) is None
-    assert cases.allocate(one, 0).out is None
-    np.testing.assert_array_equal(cases.expected(one, 1), np.concatenate(inputs(one)))
-
-
-def test_prefixes_are_of_the_ranks_before():
-    one = case("scan", 9)
-    a, b, _ = inputs(one)
-    np.testing.assert_array_equal(cases.expected(one, 1), a + b)
-    exclusive = case("exclusive_scan", 9)
-    assert cases.expected(exclusive, 0) is None
-    np.testing.assert_array_equal(cases.expected(exclusive, 2), a + b)
-
-
-def test_uneven_parts_add_up():
-    one = case("scatter_v", 13)
-    assert one.parts == [2, 4, 7]
-    assert one.part_of(2) == slice(6, 13)
-    whole = inputs(one)[0]
-    np.testing.assert_array_equal(cases.expected(one, 1), whole[2:6])
-    exchanged = case("all_to_all_v", 13)
-    parts = [array[6:] for array in inputs(exchanged)]
-    np.testing.assert_array_equal(cases.expected(exchanged, 2), np.concatenate(parts))
-    assert [cases.allocate(exchanged, rank).out.size for rank in range(3)] == [6, 12, 21]
 
 
 def test_what_an_operation_obliges_a_rank_to_move():
@@ -209,14 +143,6 @@ def test_bf16_sums_are_exact():
 
 
 # ---- timing and statistics --------------------------------------------------------------------------
-
-
-def test_samples_of_a_block_leave_nothing_out():
-    calls = []
-    samples = time_calls(lambda: calls.append(1), 50, 5, None)
-    assert len(calls) == 55
-    assert samples.shape == (50,)
-    assert (samples >= 0).all()
 
 
 def test_operations_that_need_it_are_lined_up_before_every_call():
@@ -279,11 +205,6 @@ def test_noise_is_what_others_used():
     assert noise.others_share(before, before) == 0.0
     stolen = noise.Reading(elapsed=100, used=60, ours=55, stolen=3)
     assert noise.Noise(noise.others_share(before, stolen), 0.03).others == 0.05
-
-
-def test_meter_reads_this_machine():
-    found = noise.CpuMeter(noise.ticks_of([])).read()
-    assert found is None or (0.0 <= found.others <= 1.0 and 0.0 <= found.stolen <= 1.0)
 
 
 def test_pace_is_a_median_and_a_range():
@@ -371,11 +292,6 @@ def test_missing_torch_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("unisono.bench.peers.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"gloo needs the package torch: pip install torch"):
         choose_peers("memcpy,gloo")
-
-
-def test_peers_are_named_once():
-    assert [peer.name for peer in choose_peers("memcpy, memcpy")] == ["memcpy"]
-    assert choose_peers("") == []
 
 
 @each("text", ["f32", "float32", "FLOAT", "Float32"])

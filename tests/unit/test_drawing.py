@@ -15,7 +15,7 @@ from unisono import cli
 from unisono.costs import price
 from unisono.drawing.diagram import LETTER, MOST_CHUNKS, svg
 from unisono.drawing.page import html
-from unisono.drawing.picture import Picture, depict, numbers, ranks_of
+from unisono.drawing.picture import Picture, depict, ranks_of
 from unisono.plans import ALGORITHMS, CONTRACTS, PLACED, Chunk, Plan, make
 from unisono.plans.plan import MOST_RANKS
 
@@ -33,31 +33,6 @@ def plans(collective: str, algorithm: str, sizes: range) -> list[Plan]:
     if algorithm in PLACED.get(collective, {}):
         found += [make(collective, algorithm, len(h), 0, h) for h in ((0, 0, 1, 1), (0, 0, 0, 1, 1, 2))]
     return found
-
-
-def test_the_golden_ring() -> None:
-    """Four ranks: partial sums travel one way around the ring, then the sums."""
-    rounds = depict(make("all_reduce", "ring", 4)).record()["rounds"]
-    sent = [{(m["from"], m["to"], m["chunks"][0]["index"]) for m in one["messages"]} for one in rounds]
-    assert sent == [
-        {(0, 1, 0), (1, 2, 1), (2, 3, 2), (3, 0, 3)},
-        {(0, 1, 3), (1, 2, 0), (2, 3, 1), (3, 0, 2)},
-        {(0, 1, 2), (1, 2, 3), (2, 3, 0), (3, 0, 1)},
-        {(0, 1, 1), (1, 2, 2), (2, 3, 3), (3, 0, 0)},
-        {(0, 1, 0), (1, 2, 1), (2, 3, 2), (3, 0, 3)},
-        {(0, 1, 3), (1, 2, 0), (2, 3, 1), (3, 0, 2)},
-    ]
-    of_rank_0 = [(c["index"], c["ranks"]) for one in rounds for c in one["changes"] if c["rank"] == 0]
-    everybody = [0, 1, 2, 3]
-    assert of_rank_0 == [
-        (3, [0, 3]),
-        (2, [0, 2, 3]),
-        (1, everybody),
-        (0, everybody),
-        (3, everybody),
-        (2, everybody),
-    ]
-    assert rounds[0]["messages"][0]["text"] == "rank 0 sends Out(0) (of rank 0) to rank 1"
 
 
 @each("collective, algorithm", NAMES)
@@ -129,11 +104,6 @@ def test_a_page_holds_its_data_and_asks_the_network_for_nothing() -> None:
     assert data is not None and json.loads(data[1]) == picture.record()
     assert "@" not in re.sub(r"@(media|keyframes)", "", page)  # no mark was left
     assert "http" not in page.replace('xmlns="http://www.w3.org/2000/svg"', "") and "src=" not in page
-
-
-@each("values, written", [((), ""), ((3,), "3"), ((0, 1), "0,1"), ((4, 0, 1, 2), "0–2,4")])
-def test_numbers(values: tuple[int, ...], written: str) -> None:
-    assert numbers(values) == written
 
 
 def test_commands_write_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
