@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import inside
 import ranks
 import unisono as un
 from effort import times
@@ -37,26 +36,6 @@ def test_last_seen_of_a_rank_outside_the_group(rank: int) -> None:
             group.send(np.ones(1), rank)
         group.all_reduce(x := np.ones(1))
         assert x[0] == 1
-
-    ranks.threads(1, work)
-
-
-@each("rank", [-1, 1, 63, 2**31 - 1, -(2**31)])
-def test_native_accessors_refuse_what_is_outside_the_group(rank: int) -> None:
-    def work(group: un.Group) -> None:
-        engine = inside.engine(group)
-        with pytest.raises(ValueError, match="is not in this group of 1 ranks"):
-            engine.record_of(rank)
-        with pytest.raises(ValueError, match="is not in this group"):
-            engine.post_send(rank, 0, 0, False, 0, 0, 1.0)
-        for dtype in (-1, 12, 255):
-            with pytest.raises(ValueError, match="no such dtype"):
-                engine.post_recv(0, 0, dtype, False, 0, 0, 1.0)
-            with pytest.raises(ValueError, match="no such kind, dtype or operation"):
-                engine.operation([1, 0, 0, 0, 0, 1, 0], 0, dtype, 0)
-        for kind in (-1, 256):
-            with pytest.raises(ValueError, match="no such kind"):
-                engine.operation([1, 0, 0, 0, 0, 1, 0], kind, 0, 0)
 
     ranks.threads(1, work)
 

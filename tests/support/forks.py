@@ -1,30 +1,57 @@
-"""Waits for child processes of this process."""
+"""One Python that has imported PyTorch, for many jobs: each rank is a fork of it."""
 
 from __future__ import annotations
 
+import json
 import os
-import signal
-import time
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
 
-__all__ = ["wait"]
+SERVER = Path(__file__).with_name("fork_server.py")
 
 
-def wait(pids: list[int], limit_s: float, grace_s: float | None = None) -> list[int]:
-    """Exit codes, negative for a signal.
+class ForkServer:
+    """The process of fork_server.py, whose command line it takes."""
 
-    Remaining children are killed after `limit_s`, or `grace_s` after the first failure, if given.
-    """
-    deadline = time.monotonic() + limit_s
-    codes: dict[int, int] = {}
-    while len(codes) < len(pids):
-        for pid in set(pids) - set(codes):
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
-                codes[pid] = os.waitstatus_to_exitcode(status)
-                if codes[pid] and grace_s is not None:
-                    deadline = min(deadline, time.monotonic() + grace_s)
-        if time.monotonic() > deadline:
-            for pid in set(pids) - set(codes):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.005)
-    return [codes[pid] for pid in pids]
+    def __init__(self, path: Path, *gpus: str) -> None:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed in close)
+        self._process = subprocess.Popen(
+            [sys.executable, str(SERVER), str(path), *gpus],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            bufsize=1,
+        )
+
+    def run(
+        self, folder: Path, size: int, *, limit_s: float = 60, grace_s: float | None = None, **how: Any
+    ) -> tuple[list[int], list[str]]:
+        """Exit codes of the ranks, and what each printed.
+
+        Args:
+            how: `module` and `args`, or `words` and `environ`.
+        """
+        job = {"folder": str(folder), "size": size, "limit_s": limit_s, "grace_s": grace_s, **how}
+        job["test"] = os.environ.get("PYTEST_CURRENT_TEST", "")
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(job) + "\n")
+        answer = self._process.stdout.readline()
+        if not answer:
+            self._errors.seek(0)
+            raise ChildProcessError(self._errors.read())
+        return json.loads(answer), [
+            (folder / f"out{rank}").read_text(errors="replace") for rank in range(size)
+        ]
+
+    def close(self) -> None:
+        """End it."""
+        with self._process:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+        self._errors.close()

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import ast
-import json
-import os
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
-from typing import Any
+
+from forks import ForkServer
 
 HERE = Path(__file__).resolve().parent
 Jobs = dict[str, tuple[str, int, list[str]]]
@@ -19,16 +15,8 @@ class Forks:
     """A Python that has imported PyTorch, for all jobs of a test run. See the fixture `forks`."""
 
     def __init__(self) -> None:
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed in close)
-        self._server = subprocess.Popen(
-            [sys.executable, str(HERE / "fork_server.py")],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            bufsize=1,
-        )
+        self._server = ForkServer(HERE)
+        self.close = self._server.close
 
     def run(self, folder: Path, jobs: Jobs, limit_s: float = 60, grace_s: float = 60) -> dict[str, list[str]]:
         """Run jobs (name -> module, size, arguments), each in folder/name; per job, what its ranks printed.
@@ -36,33 +24,16 @@ class Forks:
         A rank that did not end by itself says so at the end of what it printed. Once one rank has failed, the
         others have `grace_s` to end.
         """
-        limits = {"limit_s": limit_s, "grace_s": grace_s}
-        return {name: self._run(folder / name, job, limits) for name, job in jobs.items()}
-
-    def close(self) -> None:
-        """End it."""
-        with self._server:
-            assert self._server.stdin is not None
-            self._server.stdin.close()
-        self._errors.close()
-
-    def _run(self, folder: Path, job: tuple[str, int, list[str]], limits: dict[str, float]) -> list[str]:
-        module, size, arguments = job
-        folder.mkdir()
-        order: dict[str, Any] = {"module": module, "size": size, "folder": str(folder), "args": arguments}
-        order |= {**limits, "test": os.environ.get("PYTEST_CURRENT_TEST", "")}
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        self._server.stdin.write(json.dumps(order) + "\n")
-        if self._server.stdout.readline() != "done\n":
-            self._errors.seek(0)
-            return [self._errors.read()]
-        return [_printed(folder, rank) for rank in range(size)]
-
-
-def _printed(folder: Path, rank: int) -> str:
-    out, end = (folder / f"out{rank}").read_text(errors="replace"), (folder / f"end{rank}").read_text()
-    return f"rank {rank}:\n{out}" + ("" if end == "0" else f"(ended with {end})")
+        found = {}
+        for name, (module, size, arguments) in jobs.items():
+            (folder / name).mkdir()
+            how = {"limit_s": limit_s, "grace_s": grace_s, "module": module, "args": arguments}
+            codes, printed = self._server.run(folder / name, size, **how)
+            found[name] = [
+                f"rank {rank}:\n{text}" + (f"(ended with {code})" if code else "")
+                for rank, (code, text) in enumerate(zip(codes, printed, strict=True))
+            ]
+        return found
 
 
 def checks(package: str) -> list[str]:

@@ -5,10 +5,6 @@ Builds the library of virtual GPUs before the first test, whose time limit is no
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,11 +12,12 @@ from typing import NamedTuple
 
 import pytest
 
+from forks import ForkServer
+from ports import reserved
 from unisono.virtual.start import prepare
 
 prepare()
 
-SERVER = Path(__file__).resolve().parent / "gpu_fork_server.py"
 MEMORY = "256M"  # of each GPU: filling it takes no time
 
 
@@ -42,14 +39,8 @@ class Machine:
 
     def __init__(self, gpus: int) -> None:
         self.gpus = gpus
-        self._server = subprocess.Popen(
-            [sys.executable, str(SERVER), str(gpus), MEMORY],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-        )
+        self._server = ForkServer(Path(__file__).resolve().parent, str(gpus), MEMORY)
+        self.close = self._server.close
 
     def run(
         self,
@@ -60,27 +51,19 @@ class Machine:
         **environ: str,
     ) -> Ended:
         """Run a program, a file or its text, as `size` ranks; 0: one for each GPU."""
-        size = size or self.gpus
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, reserved() as port:
             if isinstance(program, str):
                 script = Path(folder, "program.py")
                 script.write_text(program)
             else:
                 script = program
             words = [str(script), *arguments]
-            job = {"words": words, "folder": folder, "size": size, "environ": environ}
-            assert self._server.stdin is not None
-            assert self._server.stdout is not None
-            self._server.stdin.write(json.dumps({**job, "limit_s": limit_s}) + "\n")
-            codes = json.loads(self._server.stdout.readline())
-            printed = [Path(folder, f"out{rank}").read_text(errors="replace") for rank in range(size)]
-        return Ended(codes, printed)
-
-    def close(self) -> None:
-        """End it."""
-        with self._server:
-            assert self._server.stdin is not None
-            self._server.stdin.close()
+            environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **environ}
+            return Ended(
+                *self._server.run(
+                    Path(folder), size or self.gpus, limit_s=limit_s, words=words, environ=environ
+                )
+            )
 
 
 @pytest.fixture(scope="session")

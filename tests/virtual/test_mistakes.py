@@ -36,7 +36,3 @@ def seen() -> dict[str, list[str]]:
 def test_the_error_tells_the_mistake(name: str):
     kind, text = seen()[name]
     assert mistakes.MISTAKES[name][1] in text, f"{kind}: {text}"
-
-
-def test_there_are_forty():
-    assert len(mistakes.MISTAKES) >= 40

@@ -18,15 +18,8 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "support"))
 
-from forks import wait
+from fork_server import IMPORTED_ONCE, wait
 
-IMPORTED_ONCE = (
-    "torch._dynamo",
-    "torch.distributed.checkpoint",
-    "torch.distributed.fsdp",
-    "torch.distributed.pipelining",
-    "torch.distributed.tensor.parallel",
-)
 SIZE = 2
 
 
@@ -112,7 +105,7 @@ FEATURES: dict[str, Any] = {
 
 
 def main(folder: Path, paths: list[str]) -> None:
-    for name in IMPORTED_ONCE:
+    for name in filter(lambda name: name.startswith("torch"), IMPORTED_ONCE):
         importlib.import_module(name)
     for path in paths:
         here = folder / path.replace(":", ".")
