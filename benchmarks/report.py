@@ -60,6 +60,7 @@ def parts() -> list[Part]:
     there = [peer.name for peer in PEERS.values() if peer.name not in LIMITS and peer.missing() is None]
     everybody, gloo = ",".join(there), "gloo" if "gloo" in there else ""
     sweep, brief = "all_reduce -n 2 -b 4 -e 64M -f 64 --rounds 5", "--rounds 5 --round-ms 25"
+    ends = "-b 4 -e 16M -f 4194304 --rounds 3 --round-ms 50"
     return [
         Part("calibration", 5, ("-m", "unisono", "calibrate", "--refresh", "--json")),
         bench("all_reduce-2", 60, sweep, f"{everybody},memcpy"),
@@ -72,7 +73,7 @@ def parts() -> list[Part]:
         program("train-4", 90, "train.py --ranks 4 --model 10M --rounds 3 --steps 3 --ways ddp"),
         Part("memory", 12, ("-m", "unisono", "run", "-n", "4", str(HERE / "memory.py"))),
         bench("sockets-2", 25, "all_reduce -n 2 -b 4 -e 16M -f 256 --rounds 5", gloo),
-        program("growth", 120, f"growth.py --ranks 2 4 8 --rounds 3 --against {gloo or 'memcpy'}"),
+        *(bench(f"growth-{n}", 40, f"all_reduce -n {n} {ends}", gloo or "memcpy") for n in (2, 4, 8)),
     ]
 
 

@@ -22,8 +22,6 @@ from unisono.bench.noise import QUIET_SHARE, Noise, Pace
 
 __all__ = [
     "FORMATS",
-    "Curves",
-    "draw_curves",
     "header",
     "machine",
     "noise_line",
@@ -37,7 +35,6 @@ __all__ = [
 ]
 
 Record = dict[str, Any]
-Curves = dict[str, list[tuple[float, float]]]
 
 COLUMNS = (
     *(("size", "(B)", 12), ("count", "(elements)", 12), ("type", "", 6), ("redop", "", 9), ("root", "", 6)),
@@ -203,26 +200,21 @@ def plot(record: Record, target: str) -> None:
 
     The machine's limits are dashed, the prediction is dotted.
     """
-    panels: dict[str, Curves] = {}
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for line in (line for line in record["lines"] if line["nbytes"]):
         curves = panels.setdefault(line["operation"], {})
         times = {name: one["p50_us"] for name, one in _libraries(line).items() if "p50_us" in one}
         times |= {"predicted": line["predicted_us"]} if line.get("predicted_us") else {}
         for name, us in times.items():
             curves.setdefault(name, []).append((line["nbytes"], us))
-    draw_curves(panels or {"nothing with a size": {}}, "bytes", target)
-
-
-def draw_curves(panels: dict[str, Curves], xlabel: str, target: str, *, base: int = 10) -> None:
-    """Write a picture of microseconds over something, log-log: a panel per title. `base`: of the ticks."""
+    panels = panels or {"nothing with a size": {}}
     import_module("matplotlib").use("Agg")
     pyplot = import_module("matplotlib.pyplot")
     figure, places = pyplot.subplots(1, len(panels), figsize=(5 * len(panels), 4), squeeze=False)
     for panel, (title, curves) in zip(places[0], panels.items(), strict=True):
         for name, points in curves.items():
             panel.plot(*zip(*points, strict=True), STYLES.get(name, "-o"), label=name)
-        panel.set(title=title, xlabel=xlabel, ylabel="microseconds", yscale="log")
-        panel.set_xscale("log", base=base)
+        panel.set(title=title, xlabel="bytes", ylabel="microseconds", xscale="log", yscale="log")
         if curves:
             panel.legend()
     figure.tight_layout()

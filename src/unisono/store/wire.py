@@ -20,6 +20,8 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 
@@ -29,6 +31,8 @@ __all__ = [
     "Answer", "Challenge", "FrameReader", "Greeting", "Hello", "Proof", "Refused", "Unreadable", "Welcome",
     "frame",
 ]  # fmt: skip
+
+_Head = TypeVar("_Head")
 
 MAGIC = "UNISONO STORE\r\n\r\n"
 VERSION = 3
@@ -129,36 +133,6 @@ def reply_frame(reply: Reply) -> list[Value]:
     return frame(Answer(reply.number, reply.missing, reply.error), reply.value)
 
 
-def read_hello(head: bytearray) -> Hello:
-    """Raises `Unreadable` for anything but a Hello of this protocol."""
-    try:
-        hello = _decode_hello(head)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Unreadable(f"no Hello: {error}", bytes(head[:40])) from error
-    if hello.magic != MAGIC:
-        raise Unreadable("wrong magic", bytes(head[:40]))
-    return hello
-
-
-def read_proof(head: bytearray) -> Proof:
-    """Raises `Unreadable` for anything but a Proof."""
-    try:
-        return _decode_proof(head)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Unreadable(f"no Proof: {error}", bytes(head[:40])) from error
-
-
-def read_greeting(head: bytearray) -> Greeting:
-    """Raises `Unreadable` for anything but a server's greeting."""
-    try:
-        greeting: Greeting = _decode_greeting(head)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Unreadable(f"no greeting: {error}", bytes(head[:40])) from error
-    if greeting.magic != MAGIC:
-        raise Unreadable("wrong magic", bytes(head[:40]))
-    return greeting
-
-
 class Request(msgspec.Struct, frozen=True, array_like=True):
     """An operation and the seconds it may wait for its keys."""
 
@@ -169,20 +143,41 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 _decode_request = msgspec.msgpack.Decoder(Request).decode
 
 
+def _read(decode: Callable[[bytearray], _Head], head: bytearray, what: str) -> _Head:
+    """A decoded head; raises `Unreadable` for other bytes, and for a greeting of another protocol."""
+    try:
+        found = decode(head)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Unreadable(f"no {what}: {error}", bytes(head[:40])) from error
+    if getattr(found, "magic", MAGIC) != MAGIC:
+        raise Unreadable("wrong magic", bytes(head[:40]))
+    return found
+
+
+def read_hello(head: bytearray) -> Hello:
+    """Raises `Unreadable` for anything but a Hello of this protocol."""
+    return _read(_decode_hello, head, "Hello")
+
+
+def read_proof(head: bytearray) -> Proof:
+    """Raises `Unreadable` for anything but a Proof."""
+    return _read(_decode_proof, head, "Proof")
+
+
+def read_greeting(head: bytearray) -> Greeting:
+    """Raises `Unreadable` for anything but a server's greeting."""
+    greeting: Greeting = _read(_decode_greeting, head, "greeting")
+    return greeting
+
+
 def read_request(head: bytearray) -> Request:
     """Raises `Unreadable` for anything but a request."""
-    try:
-        return _decode_request(head)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Unreadable(f"no request: {error}", bytes(head[:40])) from error
+    return _read(_decode_request, head, "request")
 
 
 def read_answer(head: bytearray, payload: bytearray) -> Reply:
     """Raises `Unreadable` for anything but an answer."""
-    try:
-        answer = _decode_answer(head)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Unreadable(f"no answer: {error}", bytes(head[:40])) from error
+    answer = _read(_decode_answer, head, "answer")
     return Reply(answer.number, payload, answer.missing, answer.error)
 
 
