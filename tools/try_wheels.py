@@ -41,12 +41,6 @@ COMMANDS = (
     "unisono draw all_reduce -n 4 -o rounds.html",
     "unisono demo -n 2 --only numpy --numpy-seconds 2",
 )
-# Code that needs a missing package, and words of its error.
-REFUSED = (
-    ("import unisono.ray as ray; ray.run(print, 2)", "pip install 'unisono[ray]'"),
-    ("import unisono; unisono.init_process_group('mpi')", "pip install mpi4py"),
-    ("import unisono; unisono.init_process_group('gloo')", "pip install torch"),
-)
 WITH_TORCH = (
     "unisono run -n 2 ddp.py unisono",
     "unisono run --replace gloo -n 2 ddp.py gloo",
@@ -131,7 +125,6 @@ def try_wheel(wheel: Path, interpreter: Interpreter, arguments: argparse.Namespa
         subprocess.run([interpreter.path, "-m", "venv", "--without-pip", folder / "venv"], check=True)
         install(folder, str(wheel))
         faults = list(run_all(folder, COMMANDS))
-        faults += refusals(folder)
         used = kernels(folder)
         if used != widest():
             faults.append(f"reductions use the {used} kernels, this processor has {widest()}")
@@ -192,16 +185,6 @@ def run_all(folder: Path, commands: tuple[str, ...], path: str = "") -> Iterator
         if ran.returncode:
             print(ran.stdout)
             yield f"{command}: exit code {ran.returncode}"
-
-
-def refusals(folder: Path) -> Iterator[str]:
-    """Yield the code whose error does not name the missing package."""
-    for code, words in REFUSED:
-        ran = python(folder, code)
-        error = (ran.stderr.splitlines() or [""])[-1]
-        print(f"    {code}: {error}", flush=True)
-        if not ran.returncode or words not in error:
-            yield f"{code}: exit code {ran.returncode}, {error!r} lacks {words!r}"
 
 
 def kernels(folder: Path) -> str:
