@@ -115,6 +115,9 @@ class _File(msgspec.Struct, frozen=True):
     calibration: Calibration
 
 
+_decode = msgspec.json.Decoder(_File).decode
+
+
 class Found(msgspec.Struct, frozen=True):
     """A calibration, where it came from, and what a user should know about it."""
 
@@ -171,7 +174,7 @@ def load(file: str | Path) -> tuple[Calibration | None, str]:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.getuid(), 0):
                 return None, f"{file} is not a file of this user and is ignored"
-            found = msgspec.json.decode(os.read(descriptor, 1 << 16), type=_File)
+            found = _decode(os.read(descriptor, 1 << 16))
         finally:
             os.close(descriptor)
     except FileNotFoundError:
