@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "unisono.arrays": ("empty",),
-    "unisono.group": (
+    "unisono.engine.memory.arrays": ("empty",),
+    "unisono.engine.group": (
         "ANY_TAG",
         "Group",
         "RecvFrom",
@@ -28,9 +28,9 @@ _HOMES = {
         "wait_all",
         "wait_any",
     ),
-    "unisono.backends": ("is_available",),
-    "unisono.reduction": ("ReduceOp", "premul_sum"),
-    "unisono.store": ("FileStore", "HashStore", "PrefixStore", "Store", "StoreServer", "TCPStore"),
+    "unisono.engine.backends": ("is_available",),
+    "unisono.engine.operations.reduction": ("ReduceOp", "premul_sum"),
+    "unisono.engine.store": ("FileStore", "HashStore", "PrefixStore", "Store", "StoreServer", "TCPStore"),
     "unisono.errors": (
         "Aborted",
         "AuthenticationError",
@@ -53,8 +53,21 @@ _OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
 if TYPE_CHECKING:
     from unisono import codecs
-    from unisono.arrays import empty
-    from unisono.backends import is_available
+    from unisono.engine.backends import is_available
+    from unisono.engine.group import (
+        ANY_TAG,
+        Group,
+        RecvFrom,
+        SendTo,
+        Status,
+        Work,
+        init_process_group,
+        wait_all,
+        wait_any,
+    )
+    from unisono.engine.memory.arrays import empty
+    from unisono.engine.operations.reduction import ReduceOp, premul_sum
+    from unisono.engine.store import FileStore, HashStore, PrefixStore, Store, StoreServer, TCPStore
     from unisono.errors import (
         Aborted,
         AuthenticationError,
@@ -71,19 +84,6 @@ if TYPE_CHECKING:
         Timeout,
         UnisonoError,
     )
-    from unisono.group import (
-        ANY_TAG,
-        Group,
-        RecvFrom,
-        SendTo,
-        Status,
-        Work,
-        init_process_group,
-        wait_all,
-        wait_any,
-    )
-    from unisono.reduction import ReduceOp, premul_sum
-    from unisono.store import FileStore, HashStore, PrefixStore, Store, StoreServer, TCPStore
 
     SUM, AVG, PRODUCT, MIN = ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT, ReduceOp.MIN
     MAX, BAND, BOR, BXOR = ReduceOp.MAX, ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR
@@ -139,7 +139,7 @@ if not TYPE_CHECKING:  # to a type checker a name that does not exist is an erro
 
     def __getattr__(name: str) -> Any:
         if name in _OPS:
-            value: Any = getattr(import_module("unisono.reduction").ReduceOp, name)
+            value: Any = getattr(import_module("unisono.engine.operations.reduction").ReduceOp, name)
         elif name in _ROOMS:
             value = import_module(f"unisono.{name}")
         else:

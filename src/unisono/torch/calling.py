@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from unisono.group import Group
+    from unisono.engine.group import Group
     from unisono.torch_internals.c10d import Work
 
     from .cuda import CudaGroup

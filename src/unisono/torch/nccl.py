@@ -17,7 +17,7 @@ import torch
 import torch.distributed.distributed_c10d as c10d
 from torch.autograd.graph import increment_version
 
-from unisono import env
+from unisono.engine.environment import env
 from unisono.errors import Timeout
 from unisono.torch_internals import hooks, stand_in
 from unisono.torch_internals.c10d import AllgatherOptions, ReduceOptions, ReduceScatterOptions

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-import unisono.group
-from unisono import env, virtual
+import unisono.engine.group
+from unisono import virtual
+from unisono.engine.environment import env
 from unisono.errors import message
 from unisono.torch_internals import c10d
 from unisono.torch_internals import hooks as internals
@@ -37,7 +38,7 @@ from .unavailable import Unavailable
 from .work import Futures, TransferWork, UnisonoWork
 
 if TYPE_CHECKING:
-    from unisono.costs.choice import Choice
+    from unisono.engine.costs.choice import Choice
 
 __all__ = ["ProcessGroupUnisono", "create"]
 
@@ -95,7 +96,7 @@ class ProcessGroupUnisono(Unavailable, Hooked, Subgroups, Collectives, c10d.Proc
         self._begun = _Begun(store, rank, within.group)
         keys = self._begun.keys()
         with self._begun.attempt():
-            group = self._group = unisono.group.connect(
+            group = self._group = unisono.engine.group.connect(
                 TorchStore(keys, timeout_s=timeout_s),
                 rank,
                 size,
@@ -302,7 +303,7 @@ def world() -> ProcessGroupUnisono | None:
     return found if isinstance(found, ProcessGroupUnisono) else None
 
 
-def _end(group: unisono.group.Group, futures: Futures, pid: int) -> None:
+def _end(group: unisono.engine.group.Group, futures: Futures, pid: int) -> None:
     try:
         group.close()
     finally:

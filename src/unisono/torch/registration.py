@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed.distributed_c10d as c10d
 
-from unisono import env, virtual
+from unisono import virtual
+from unisono.engine.environment import env
 from unisono.errors import message
 from unisono.torch_internals import hooks
 

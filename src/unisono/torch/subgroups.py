@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from unisono.engine.group.parent import Parent
 from unisono.errors import message
-from unisono.group.parent import Parent
 from unisono.torch_internals import c10d
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, MutableMapping
 from typing import NamedTuple
 
-from unisono import env
+from unisono.engine.environment import env
 
 __all__ = ["Asked", "asked", "set_for_children"]
 

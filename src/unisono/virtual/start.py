@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from unisono import env
+from unisono.engine.environment import env
 from unisono.errors import message
 
 from . import build, hook

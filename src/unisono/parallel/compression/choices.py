@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from unisono.checking import flag, instance, whole
 from unisono.codecs import Codec
 from unisono.codecs.codec import codec_of
+from unisono.engine.base.checking import flag, instance, whole
 
 if TYPE_CHECKING:
     from .reducer import Compression
