@@ -98,7 +98,7 @@ class Calling:
     _batch: list[UnisonoWork] | None
     _backend: str  # the backend's name
     _work: type[UnisonoWork] = UnisonoWork
-    _moves_cuda = False  # the memory of virtual GPUs: see nccl.py
+    _moves_cuda = False  # the memory of virtual GPUs: see virtual/nccl.py
     _coalescing = False  # inside a call that makes several calls of the Group, with one event
     _recent: deque[UnisonoWork]
 

@@ -1,8 +1,7 @@
 """The backend "nccl" on virtual GPUs: a process group of Unisono that moves their memory.
 
 The memory of a virtual GPU is host memory, so the engine uses it in place. A call that NCCL refuses raises
-NCCL's error text; a call that would hang in NCCL is an error here. Real GPUs do not use this module: see
-cuda.py.
+NCCL's error text; a call that would hang in NCCL is an error here. For real GPUs see torch/cuda.py.
 """
 
 from __future__ import annotations
@@ -19,18 +18,19 @@ from torch.autograd.graph import increment_version
 
 from unisono.engine.environment import env
 from unisono.errors import Timeout
+from unisono.torch.arguments import Call, options, single
+from unisono.torch.collectives import Collectives, flat
+from unisono.torch.cuda import first_tensor
+from unisono.torch.process_group import ProcessGroupUnisono, world
+from unisono.torch.stand_in import StandIn, install
+from unisono.torch.subgroups import NOWHERE, Within
+from unisono.torch.work import UnisonoWork
 from unisono.torch_internals import hooks, stand_in
 from unisono.torch_internals.c10d import AllgatherOptions, ReduceOptions, ReduceScatterOptions
 from unisono.torch_internals.dynamo import skip
 from unisono.torch_internals.requests import Request, ensure_registered, note_requests, requested
 
-from .arguments import Call, options, single
-from .collectives import Collectives, flat
-from .cuda import first_tensor
 from .device_owners import DeviceOwners
-from .process_group import ProcessGroupUnisono, world
-from .subgroups import NOWHERE, Within
-from .work import UnisonoWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -282,8 +282,15 @@ def _hash_tensors(tensors: list[torch.Tensor], mode: int = 0) -> int:  # noqa: A
     return sum(zlib.crc32(x.cpu().numpy().tobytes()) for x in tensors)
 
 
+def _on_host(x: torch.Tensor) -> torch.Tensor:
+    """The same memory as a CPU tensor."""
+    found: torch.Tensor = torch.ops.unisono_virtual.host(x)
+    return found
+
+
 def make() -> None:
-    """Install the replacement of ProcessGroupNCCL. Called when virtual GPUs are turned on."""
+    """Install the replacement of ProcessGroupNCCL. Called after the import of `unisono.torch`."""
+    install(StandIn(ProcessGroupVirtual, _on_host))
     namespace = {"Options": Options, "NCCLConfig": NCCLConfig, "__module__": c10d.__name__}
     replacement: Any = Replacement("ProcessGroupNCCL", (), namespace)
     stand_in.replace_nccl(replacement, timeout=timedelta(minutes=10), hash_tensors=_hash_tensors)
