@@ -19,12 +19,12 @@ from unisono.commands.bench.cases import OPERATIONS, REDUCE_OPS, Array, Buffers,
 __all__ = [
     "ASIDE",
     "LIMITS",
+    "UNJOINED",
     "Contender",
     "MemcpyContender",
     "SharedContender",
     "UnisonoContender",
     "cut",
-    "join",
     "obliged",
     "partner_of",
     "pingpong",
@@ -57,18 +57,6 @@ class Contender(ABC):
     @abstractmethod
     def close(self) -> None:
         """Leave the group."""
-
-
-def join(name: str, rank: int, size: int, address: str) -> Contender:
-    """Make this process rank `rank` of the side called `name` (see peers.SIDES), which meets at HOST:PORT."""
-    if name in UNJOINED:
-        return UNJOINED[name](rank)
-    if name in ("unisono", "shared"):
-        return (UnisonoContender if name == "unisono" else SharedContender)(rank, size, address)
-    from unisono.commands.bench.torch_contender import TorchContender
-
-    backend = "unisono" if name == "unisono-torch" else name
-    return TorchContender(backend, rank, size, address)
 
 
 def partner_of(rank: int, size: int) -> int | None:

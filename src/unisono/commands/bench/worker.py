@@ -22,10 +22,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.commands.bench.cases import OPERATIONS, Buffers, Case, allocate, count_wrong, fill
-from unisono.commands.bench.contenders import Call, Contender, MemcpyContender, SharedContender, join
+from unisono.commands.bench.contenders import (
+    UNJOINED,
+    Call,
+    Contender,
+    MemcpyContender,
+    SharedContender,
+    UnisonoContender,
+)
 from unisono.commands.bench.line_up import LineUp
 
-__all__ = ["CaseRank", "Rank", "die_with", "main", "serve", "time_calls"]
+__all__ = ["CaseRank", "Rank", "die_with", "join", "main", "serve", "time_calls"]
 
 PR_SET_PDEATHSIG = 1
 
@@ -118,6 +125,18 @@ class CaseRank(Rank):
         for array in (self.buffers.inp, self.buffers.out):
             if array is not None:
                 array.fill(0)
+
+
+def join(name: str, rank: int, size: int, address: str) -> Contender:
+    """Make this process rank `rank` of the side called `name` (see peers.SIDES), which meets at HOST:PORT."""
+    if name in UNJOINED:
+        return UNJOINED[name](rank)
+    if name in ("unisono", "shared"):
+        return (UnisonoContender if name == "unisono" else SharedContender)(rank, size, address)
+    from unisono.commands.bench.torch_contender import TorchContender
+
+    backend = "unisono" if name == "unisono-torch" else name
+    return TorchContender(backend, rank, size, address)
 
 
 def main(argv: list[str] | None = None, begin: Callable[[dict[str, Any]], Rank] = CaseRank) -> int:
