@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from loops import each
-from unisono import demo
+from unisono.commands import demo
 
 DEMO = [sys.executable, "-m", "unisono", "demo"]
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from unisono import demo
-from unisono.demo import corpus, model
+from unisono.commands import demo
+from unisono.commands.demo import corpus, model
 
 COMMAND = ["env", "--default-signal=INT", sys.executable, "-m", "unisono", "demo"]
 COMMAND += ["--only", "ddp", "-n", "2", "--batch", "1"]
@@ -102,7 +102,7 @@ def parsed(*words: str) -> argparse.Namespace:
 
 
 def test_without_torch_one_line_says_what_to_do(monkeypatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr("unisono.demo.find_spec", lambda name: None)
+    monkeypatch.setattr("unisono.commands.demo.find_spec", lambda name: None)
     assert demo.main(parsed("--only", "ddp")) == 2
     assert capsys.readouterr().err == "unisono demo: this needs PyTorch: pip install torch\n"
 
