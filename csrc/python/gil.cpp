@@ -22,7 +22,7 @@ namespace {
 
 std::terminate_handler before = nullptr;
 
-// An error that nobody caught ends the process as before; so does all that the main thread does.
+// An uncaught error, and any end in the main thread, still calls the previous handler.
 [[noreturn]] void stop_or_terminate() {
   const bool ended_by_python = !std::current_exception() && Py_IsFinalizing() && gettid() != getpid();
   while (ended_by_python) pause();

@@ -87,7 +87,7 @@ def ratio(own: Timing, peer: Timing) -> float:
 
 @dataclass(frozen=True)
 class Unmeasurable:
-    """A peer that cannot do a case, and what it said."""
+    """A peer that cannot run a case, and its error."""
 
     side: str
     reason: str
@@ -164,7 +164,7 @@ def measure_sweep(
 
     Args:
         round_ms: what a side's block should take; slow cases still get MIN_CALLS calls.
-        pace: is told when to time a core.
+        pace: times a core on request.
     Raises:
         BenchError: Unisono's side failed. A peer that raises is reported as unmeasurable.
     """

@@ -33,7 +33,7 @@ class Reading:
 
 
 class Noise(NamedTuple):
-    """Shares of all processors' time, 0 to 1: what others than we used, and what of it the host stole."""
+    """Shares of all processors' time, 0 to 1: used by other processes, and of it stolen by the host."""
 
     others: float
     stolen: float

@@ -116,7 +116,7 @@ class _File(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """A calibration, where it came from, and what a user should know about it."""
+    """A calibration, its origin, and remarks for the user."""
 
     calibration: Calibration
     source: str

@@ -79,7 +79,7 @@ def rounds(plan: Plan) -> int:
 def depth(plan: Plan) -> int:
     """The longest chain of messages of which each waits for the one before.
 
-    This is what latency comes to when a rank can write to all others at once. At most `rounds`.
+    This is the latency if a rank can write to all others at once. At most `rounds`.
     """
     return round(end(plan, 0, Edge(1, 0), None, 0, one_at_a_time=False))
 
@@ -119,7 +119,7 @@ def link_bytes(plan: Plan) -> dict[int, tuple[Fraction, Fraction]]:
 
 
 def busiest(plan: Plan, nbytes: float, *, inside: Edge, between: Edge, g: float = 0.0) -> float:
-    """Seconds for which the busiest port, link or rank is at work: what one more segment of `nbytes` takes.
+    """Seconds for which the busiest port, link or rank works: the price of one more segment of `nbytes`.
 
     Segments follow each other through a plan, so that in the long run latencies overlap and only this counts.
     """

@@ -174,8 +174,8 @@ class CompressedAdam(torch.optim.Optimizer):
         lr, decay = float(group["lr"]), float(group["weight_decay"])
         held = [local(tensor) for tensor in (parameter, *(state[key] for key in _CODES))]
         values, mean, variance = flat = [tensor.contiguous() for tensor in held]
-        # what it counts was found by _overflows, but for a sum that another order of rounding lifts above
-        # 4094: that becomes 4094
+        # _overflows has found what the kernel counts, except a sum that another order of rounding lifts above
+        # 4094: this becomes 4094
         _native.adam(
             values.data_ptr(), piece.gradient.data_ptr(), mean.data_ptr(), variance.data_ptr(),
             values.numel(),

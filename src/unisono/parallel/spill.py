@@ -26,7 +26,7 @@ class Store(Protocol):
         """Keep the bytes of `tensor`."""
 
     def read(self, key: Key, tensor: Tensor) -> None:
-        """Fill `tensor` with what was kept."""
+        """Fill `tensor` with the stored values."""
 
     def view(self, key: Key, tensor: Tensor) -> Tensor:
         """Return what was kept, of the shape and dtype of `tensor`, where it is: writing changes it."""
