@@ -36,7 +36,7 @@ Call = Callable[[], object]
 LIMITS = ("memcpy", "limit")
 """Sides that communicate nothing: what the machine can do."""
 ASIDE = (*LIMITS, "shared")
-"""Sides that are no other library: no best peer is looked for among them."""
+"""Sides that are not another library, and so never the best peer."""
 
 
 class Contender(ABC):

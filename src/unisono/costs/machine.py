@@ -130,7 +130,7 @@ def identity() -> str:
 
 
 def cache_file(settings: Settings) -> Path | None:
-    """Where the calibration of this machine is kept; None: nowhere, the defaults are asked for."""
+    """The file of this machine's calibration; None: the settings demand the defaults."""
     from pathlib import Path  # which takes a while to load, and ranks need no more than its name
 
     name = _file_name(settings)

@@ -101,7 +101,7 @@ def messages(plan: Plan) -> list[int]:
 
 
 def link_bytes(plan: Plan) -> dict[int, tuple[Fraction, Fraction]]:
-    """What passes each host's link (out, in), as a fraction of the buffer; `plan.hosts` says who is where.
+    """The bytes on each host's link (out, in), as a fraction of the buffer, by `plan.hosts`.
 
     Example: 2(h-1)/h both ways on every one of h hosts, for the hierarchical all_reduce.
     """
@@ -155,9 +155,9 @@ def sending(plan: Plan, rank: int, nbytes: float, *, inside: Edge, between: Edge
 def shared_seconds(plan: Plan, nbytes: float, machine: Calibration) -> float:
     """How long a call takes between ranks that share memory, Python's part included.
 
-    Every chunk that is sent is taken as copied once into staging, which stays in a cache, whoever reads it;
-    who receives it copies it out, who reduces reads it there (large ones are lent, which costs less). The
-    other end of a copy is the caller's memory, and whichever end is slower counts. All ranks do so at once,
+    The price assumes that a sender copies each chunk once into staging memory, which stays in a cache. A
+    receiver copies it out; a rank that reduces reads it there. (Lending large chunks costs less.) The other
+    end of a copy is the caller's memory, and the slower end counts. All ranks do so at once,
     the busiest counts. More ranks than cores take turns: their calls and their work add up, and a message
     waits for others to come and go.
 

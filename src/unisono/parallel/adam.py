@@ -35,8 +35,8 @@ class CompressedAdam(torch.optim.Optimizer):
     """AdamW, or Adam, whose state takes 4 bytes a parameter in place of 8.
 
     One pass over a parameter decodes, updates and encodes. Parameters and gradients are float32, in CPU
-    memory. The step itself is made with means that are not rounded; only what is kept is. It works on
-    parameters that ZeRO has cut (DTensor), in `up.parallelize` and its checkpoints. The state of a parameter
+    memory. The step uses unrounded means; only the stored state is rounded. It works on parameters
+    that ZeRO has cut (DTensor), in `up.parallelize` and its checkpoints. The state of a parameter
     is `step` (f32), `exp_avg` and `exp_avg_sq` (int16, the bits of the codes:
     `un.codecs.decode(state["exp_avg"], "1-6-9")`).
 

@@ -210,7 +210,7 @@ class Swap:
 
     @contextlib.contextmanager
     def mapped(self, optimizer: torch.optim.Optimizer | None = None) -> Iterator[dict[nn.Parameter, Tensor]]:
-        """Yield each parameter's values where they are kept, to be read or written there.
+        """Yield each parameter's stored values, for reading and writing in place.
 
         Parameters on the CPU show them, too. So does the optimizer's state meanwhile; what is put into it
         instead goes to the store at the end.

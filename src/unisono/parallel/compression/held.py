@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Held"]
 
 _F169 = codecs.f169
-_LARGEST = 1023 * 2.0**22  # of 1-6-9: an error beyond is kept as this, not as infinity
+_LARGEST = 1023 * 2.0**22  # of 1-6-9: the value of a larger error, instead of infinity
 
 
 class Held:
