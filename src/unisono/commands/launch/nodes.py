@@ -43,7 +43,7 @@ __all__ = ["News", "NodeEnd", "Nodes"]
 
 MEET_S = 300.0
 BEAT_S = 1.0
-SILENT_S = 10.0  # a node without a heartbeat for so long is given up
+SILENT_S = 10.0  # a node without a heartbeat for so long counts as lost
 ENDING_S = 8.0  # time for the others, after the grace, to end their ranks and report how
 UNHEARD = (StoreError, AuthenticationError)  # the store did not answer, or another program did
 SAY_S = 8.0  # time for node 0 to accept a node's report: node 0 may have been stopped for a while
@@ -224,7 +224,7 @@ class Nodes:
     # the end
 
     def settle(self, failure: RankEnd | None, stopped: int) -> list[NodeEnd]:
-        """Report how the job ended here, and read how it ended on other nodes; silent nodes are left out."""
+        """Report how the job ended here, and read how it ended on other nodes, except silent ones."""
         mine = NodeEnd(self._job.node_rank, self._me.host, stopped, failure=failure)
         finals = [mine]
         with contextlib.suppress(*UNHEARD):
@@ -244,7 +244,7 @@ class Nodes:
                     finals.append(_decode_end(raw))
                     break
             self._over.set()  # node 0 may end as soon as it has the following
-            if not counted:  # a node that was given up is counted already
+            if not counted:  # a lost node is counted already
                 self._store.add("settled", 1, timeout_s=SAY_S)
         return finals
 

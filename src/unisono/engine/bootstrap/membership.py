@@ -64,7 +64,7 @@ class Membership(msgspec.Struct, frozen=True, array_like=True):
     """All cards by rank, and the values that must be equal on all ranks.
 
     Attributes:
-        nonce: a random number of this group; only clients of the store know it.
+        nonce: a random number of this group; only clients of the store can read it.
         staging_bytes: staging memory per rank, from rank 0.
         machine: the calibration by which all ranks choose algorithms, from rank 0.
     """

@@ -119,7 +119,7 @@ _decode = msgspec.json.Decoder(_File).decode
 
 
 class Found(msgspec.Struct, frozen=True):
-    """A calibration, where it came from, and what a user should know about it."""
+    """A calibration, its origin, and remarks for the user."""
 
     calibration: Calibration
     source: str
@@ -133,7 +133,7 @@ def identity() -> str:
 
 
 def cache_file(settings: Settings) -> Path | None:
-    """Where the calibration of this machine is kept; None: nowhere, the defaults are asked for."""
+    """The file of this machine's calibration; None: the settings demand the defaults."""
     from pathlib import Path  # which takes a while to load, and ranks need no more than its name
 
     name = _file_name(settings)
