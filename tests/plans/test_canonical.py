@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from loops import each
 from unisono.plans import ALGORITHMS, CONTRACTS, Out, Reduce, Send, build, make, others, prove
 
@@ -36,3 +38,8 @@ def test_another_order_is_not_canonical() -> None:
         yield Reduce(Out(0), frm=tuple(reversed(range(size))))
 
     assert not prove(build("all_reduce", "backwards", backwards, 3)).canonical
+
+
+def test_numbers_of_numpy_do_not_overflow() -> None:
+    assert others(np.int8(120), np.int8(127)) == others(120, 127)
+    assert make("all_reduce", "ring", np.int8(100)) == make("all_reduce", "ring", 100)

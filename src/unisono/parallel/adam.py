@@ -248,7 +248,7 @@ def _check(options: dict[str, Any]) -> None:
     for place, beta in enumerate(options["betas"]):
         _number(beta, f"betas[{place}]", 0, math.nextafter(1, 0))
     flag(options["decoupled"], "decoupled")
-    whole(options["seed"], "seed", 0, _MASK)
+    options["seed"] = whole(options["seed"], "seed", 0, _MASK)
     if options["rounding"] not in ("stochastic", "nearest"):
         raise ValueError(f"rounding is {options['rounding']!r}, expected 'stochastic' or 'nearest'")
 

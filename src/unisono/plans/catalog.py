@@ -121,7 +121,7 @@ def steps_of(collective: str, algorithm: str, size: int, hosts: tuple[int, ...] 
         raise PlanError(f"no collective {collective!r}: there are {', '.join(ALGORITHMS)}")
     if instance(algorithm, str, "algorithm") not in known:
         raise PlanError(f"{collective} has no algorithm {algorithm!r}; it has {', '.join(sorted(known))}")
-    whole(size, "size", 1, MOST_RANKS)
+    size = whole(size, "size", 1, MOST_RANKS)
     if hosts and len(hosts) != size:
         raise PlanError(f"{collective}/{algorithm}: got the hosts of {len(hosts)} ranks, expected {size}")
     if algorithm in FLAT[collective]:
@@ -148,7 +148,7 @@ def make(
     """
     hosts = tuple(whole(host, "host") for host in listed(hosts, "hosts"))
     steps = steps_of(collective, algorithm, size, hosts)
-    whole(root, "root", 0, size - 1)
+    root = whole(root, "root", 0, size - 1)
     edges = coded_edges(coding, hosts)
     steps = apart(steps, edges) if coding else steps
     return build(collective, algorithm, steps, size, root, hosts, coding)

@@ -73,8 +73,8 @@ def lower_rank(
     function = steps_of(collective, algorithm, size, hosts)
     edges = coded_edges(coding, hosts)
     function = apart(function, edges) if coding else function
-    whole(rank, "rank", 0, size - 1)
-    whole(root, "root", 0, size - 1)
+    rank = whole(rank, "rank", 0, size - 1)
+    root = whole(root, "root", 0, size - 1)
     origins = Origins(lambda peer: function(peer, size, root))
     steps = origins.steps(rank)
     contract = CONTRACTS[collective]

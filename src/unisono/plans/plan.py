@@ -180,7 +180,7 @@ def build(
     coding: str = "",
 ) -> Plan:
     """Build the plan: an algorithm's steps for every rank of a group of `size`."""
-    whole(size, "size", 1, MOST_RANKS)
+    size = whole(size, "size", 1, MOST_RANKS)
     if not callable(steps):
         raise TypeError(f"steps is a {type(steps).__name__}, expected a function of rank, size and root")
     written = tuple(tuple(steps(rank, size, root)) for rank in range(size))
@@ -192,8 +192,8 @@ def others(rank: int, size: int) -> tuple[int, ...]:
 
     Example (size=4): others(1, 4) == (2, 3, 0)
     """
-    whole(rank, "rank")
-    whole(size, "size", 0, MOST_RANKS)
+    rank = whole(rank, "rank")
+    size = whole(size, "size", 0, MOST_RANKS)
     return tuple((rank + distance) % size for distance in range(1, size))
 
 

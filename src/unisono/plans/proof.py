@@ -353,7 +353,7 @@ def prove(plan: Plan, *, edge_capacity: int = EDGE_CAPACITY, idempotent: bool = 
         PlanError: the plan is wrong; the message shows the rank and the step.
     """
     instance(plan, Plan, "plan")
-    whole(edge_capacity, "edge_capacity", 1)
+    edge_capacity = whole(edge_capacity, "edge_capacity", 1)
     if len(plan.steps) != plan.size or not 0 <= plan.root < plan.size:
         raise PlanError(f"{plan}: has steps for {len(plan.steps)} ranks and root {plan.root}")
     _, running = _finished(plan, edge_capacity, idempotent)

@@ -28,7 +28,7 @@ def reserve(host: str) -> socket.socket:
 
 def _bound(host: str, port: int, *, listening: bool) -> socket.socket:
     try:
-        whole(port, "port", 0, 65535)
+        port = whole(port, "port", 0, 65535)
         found = socket.getaddrinfo(text(host, "host"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError, OverflowError) as error:
         raise StoreError(message(f"cannot listen on {shown(host, port)}: {error}")) from error

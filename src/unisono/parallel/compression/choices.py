@@ -90,11 +90,11 @@ class PowerSGD(_Attached):
 
     def __post_init__(self) -> None:
         if not isinstance(self.rank, Mapping) and not callable(self.rank):
-            whole(self.rank, "rank", 1, _MOST_RANK)
+            object.__setattr__(self, "rank", whole(self.rank, "rank", 1, _MOST_RANK))
         _one_of("factors", self.factors, (*_FACTORS, "f32"))
         _common(self)
         flag(self.warm_start, "warm_start")
-        whole(self.seed, "seed", 0, 2**63 - 1)
+        object.__setattr__(self, "seed", whole(self.seed, "seed", 0, 2**63 - 1))
         if not instance(self.saving, (int, float), "saving") > 0:
             raise ValueError(f"saving is {self.saving}, expected a ratio above 0")
 
@@ -157,7 +157,7 @@ class Compressed(_Attached):
     def __post_init__(self) -> None:
         _signed(codec_of(self.codec))
         _common(self)
-        whole(self.small, "small", 0)
+        object.__setattr__(self, "small", whole(self.small, "small", 0))
 
     def choice(self, name: str, shape: Sequence[int]) -> Choice:
         """What becomes of a parameter's gradient: a codec, or "exact"."""
@@ -198,7 +198,7 @@ def _signed(codec: Codec) -> Codec:
 
 def _common(settings: Settings) -> None:
     _one_of("errors", settings.errors, _ERRORS)
-    whole(settings.start, "start", 0)
+    object.__setattr__(settings, "start", whole(settings.start, "start", 0))
     flag(settings.feedback, "feedback")
 
 
