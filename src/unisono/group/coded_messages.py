@@ -13,7 +13,6 @@ from unisono.group.coding import check_signs, codec_for
 from unisono.group.layout import named
 from unisono.group.messages import Seconds, checked, run
 from unisono.group.planning import Planner
-from unisono.group.work import Kept
 
 __all__ = ["pass_coded"]
 
@@ -21,8 +20,7 @@ _F32 = DTYPES.index("float32")
 
 
 def pass_coded(
-    kept: Kept,
-    planner: Planner,
+    planner: Planner[Any],
     name: str,
     x: Any,
     peer: SupportsIndex | None,
@@ -49,7 +47,7 @@ def pass_coded(
     if not receiving:
         coded.encode(x, codes)
     work = checked(planner, name, codes, peer, tag, timeout, receiving=receiving, exact=True, form=form)
-    run(kept, planner, timeout, work)
+    run(planner, timeout, work)
     if not receiving:
         return work.came()
     coded.decode(codes, out=x)

@@ -9,14 +9,15 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from unisono._native import Status
-from unisono.backends.driver import Call, Pending
+from unisono.backends.driver import Call, Pending, keep_for_ever
 from unisono.buffers import DTYPES, ITEMSIZES, DeviceArray
 from unisono.errors import GroupError, Mismatch, Timeout, message
 from unisono.group.results import Made
 from unisono.group.work import MessageWork, Work, seconds
 
 if TYPE_CHECKING:
-    from unisono.group.external import ExternalPlanner
+    from unisono.group.external_planning import ExternalPlanner
+    from unisono.group.messages import Transfer
 
 __all__ = ["ExternalCall", "ExternalMessage", "ExternalWork", "device_arrays"]
 
@@ -47,9 +48,9 @@ class ExternalCall:
             if not later:
                 return work.outcome()
         except BaseException:
-            planner.keep(work)  # the library continues, and writes to its buffers
+            planner.kept.keep(work)  # the library continues, and writes to its buffers
             raise
-        planner.keep(work)
+        planner.kept.keep(work)
         return work
 
 
@@ -130,7 +131,9 @@ class ExternalWork(Work):
     result = outcome
 
     def let_go(self) -> None:
-        """The library keeps its buffers."""
+        """See `Work.let_go`; the library cannot be stopped."""
+        if self._pending:
+            keep_for_ever(self)
 
     def _what(self) -> str:
         return f"{self._kind} of group {self._planner.name!r}"
@@ -139,31 +142,17 @@ class ExternalWork(Work):
 class ExternalMessage(MessageWork):
     """A send or a receive by the library."""
 
-    __slots__ = (
-        "_array", "_buffered", "_cancelled", "_dtype", "_error", "_limit_s", "_name", "_pending", "_planner",
-        "_rank", "_settled", "_tag",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        planner: ExternalPlanner,
-        name: str,
-        array: Any,
-        dtype: int,
-        rank: int,
-        tag: int,
-        timeout: Seconds,
-        keep: Any,
-        receiving: bool,
-    ) -> None:
-        self._planner, self._name, self._array, self._dtype = planner, name, array, dtype
-        self._rank, self._tag, self._keep, self._receiving = rank, tag, keep, receiving
-        self._limit_s = planner.limit_s(timeout)
+    def __init__(self, planner: ExternalPlanner, transfer: Transfer, array: Any) -> None:
+        """array: the buffer, as the driver's."""
+        self._planner, self._name, self._array, self._dtype = planner, transfer.name, array, transfer.dtype
+        self._rank, self._tag, self._keep = transfer.rank, transfer.tag, transfer.keep
+        self._receiving = transfer.receiving
+        self._limit_s = planner.limit_s(transfer.timeout)
         self._begun = self._settled = self._cancelled = False
         self._error: GroupError | None = None
         self._pending: Pending
         # Two ranks that both send first must not wait for each other, whatever the library buffers.
-        self._buffered = name in ("send", "send_object") and planner.driver.device == "cpu"
+        self._buffered = self._name in ("send", "send_object") and planner.driver.device == "cpu"
 
     def start(self) -> None:
         """See `MessageWork.start`."""
@@ -174,7 +163,7 @@ class ExternalMessage(MessageWork):
             move = driver.receive if self._receiving else driver.send
             self._pending = move(array, self._rank, self._tag, is_object)
         self._begun = True
-        self._planner.keep(self)
+        self._planner.kept.keep(self)
 
     def _what(self) -> str:
         other = f"rank {self._rank}" if self._rank >= 0 else "any rank"
@@ -226,7 +215,9 @@ class ExternalMessage(MessageWork):
         self._error, self._settled = error, True
 
     def let_go(self) -> None:
-        """The library keeps its buffers."""
+        """See `Work.let_go`; the library cannot be stopped."""
+        if self._begun and not self._settled:
+            keep_for_ever(self)
 
     def failure(self) -> BaseException:
         """See `MessageWork.failure`."""

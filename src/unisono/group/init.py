@@ -14,6 +14,7 @@ from unisono.checking import flag, instance, text, whole
 from unisono.diagnosis import uncaught
 from unisono.errors import message
 from unisono.group.group import Group
+from unisono.group.native import NativeGroup
 from unisono.group.parent import making
 from unisono.group.work import seconds
 from unisono.store import Store
@@ -136,7 +137,7 @@ def form(
         except BaseException:
             meeting.close()
             raise
-    return Group(
+    return NativeGroup(
         opened.engine,
         meeting.rank,
         meeting.world_size,

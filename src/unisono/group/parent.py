@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from unisono.diagnosis.read import read
 from unisono.diagnosis.render import error
 from unisono.errors import GroupError, RendezvousError
-from unisono.group.planning import Planner
+from unisono.group.native_planning import NativePlanner
 from unisono.limits import explained
 from unisono.store import Store
 from unisono.store.watched import WatchedStore
@@ -27,7 +27,7 @@ class Parent:
     """
 
     def __init__(
-        self, planner: Planner, operation: str, ranks: Sequence[int], needed: int | None = None
+        self, planner: NativePlanner, operation: str, ranks: Sequence[int], needed: int | None = None
     ) -> None:
         self._planner = planner
         self._operation = operation
