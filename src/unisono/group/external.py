@@ -14,12 +14,15 @@ from typing import Any, SupportsIndex
 from unisono._native import Status
 from unisono.backends.driver import NO_DTYPE, Driver
 from unisono.bootstrap.rendezvous import Rendezvous
+from unisono.errors import Mismatch
 from unisono.group import objects
 from unisono.group.external_planning import ExternalPlanner
 from unisono.group.group import Group, Seconds
 from unisono.group.messages import addressed, checked, run
 
 __all__ = ["ExternalGroup"]
+
+_OBJECT = 0x756E_6F62_6A65_6374  # the first number of an object's first message
 
 
 class ExternalGroup(Group):
@@ -61,7 +64,9 @@ class ExternalGroup(Group):
 
     def _send_encoded(self, encoded: objects.Bytes, dst: int, tag: int, timeout: Seconds) -> None:
         planner = self._planner
-        parts = [encoded] if planner.driver.matched_probe else [objects.length(encoded), encoded]
+        parts = (
+            [encoded] if planner.driver.matched_probe else [objects.lengths([_OBJECT, encoded.size]), encoded]
+        )
         works = [checked(planner, "send_object", part, dst, tag, timeout, receiving=False) for part in parts]
         with self._in_order[False, planner.member("send_object", dst), tag]:
             run(planner, timeout, *works)
@@ -75,10 +80,14 @@ class ExternalGroup(Group):
                 found: objects.Bytes = planner.driver.receive_object(rank, tag)
                 return found
         with self._in_order[True, rank, tag]:
-            length = objects.lengths([0])
-            head = self._receive(length, src, tag, timeout)
-            encoded = objects.allocate(length[0])
-            self._receive(encoded, head.source, head.tag, timeout)
+            head = objects.lengths([0, 0])
+            came = self._receive(head, src, tag, timeout)
+            if head[0] != _OBJECT:
+                raise Mismatch(
+                    f"recv_object: rank {came.source} sent a message that is no object, tag {came.tag}"
+                )
+            encoded = objects.allocate(head[1])
+            self._receive(encoded, came.source, came.tag, timeout)
         return encoded
 
     def _receive(self, part: Any, src: SupportsIndex | None, tag: int, timeout: Seconds) -> Status:
