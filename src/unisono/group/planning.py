@@ -200,9 +200,11 @@ class Planner(ABC, Generic[Runner]):
             ValueError, TypeError: see `plan`.
         """
         try:
-            out, given = (list(side) if type(side) is list else side for side in (out, given))
+            out = list(out) if type(out) is list else out
+            given = list(given) if type(given) is list else given
             out, given, made = allocate(kind, out, given, self.size, self.rank, root)
-            keep = (pinned(out), pinned(given))  # before their addresses are read
+            # Before their addresses are read:
+            keep = pinned(out), None if given is None else pinned(given)
             return lay_out(kind_of(kind).layout, out, given, self.size, self.rank, root), keep, made
         except (TypeError, ValueError) as error:
             raise named(kind, error) from None
