@@ -104,6 +104,7 @@ check: $(VENV)/.installed  ## format, lint, types, layers, budgets
 	$(BIN)/mypy --strict src
 	$(call say,"layers")
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tools/check_imports.py
 	$(if $(CSRC),$(BIN)/python tools/check_includes.py)
 	$(call say,"budgets")
 	$(BIN)/python tools/budgets.py

@@ -26,7 +26,7 @@ constexpr Nanoseconds kAskPatience = 50 * kMillisecond;
 constexpr Nanoseconds kDyingPatience = 3000 * kMillisecond;
 constexpr Nanoseconds kStatusPatience = 2000 * kMillisecond;
 
-// The launcher's board: records of four int32, see unisono/launch/process.py.
+// The launcher's board: records of four int32, see unisono/commands/launch/process.py.
 enum { kBoardPid, kBoardState, kBoardCode, kBoardWidth = 4 };
 enum { kBoardExited = 2, kBoardSignalled = 3 };
 

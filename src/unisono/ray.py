@@ -25,14 +25,14 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from unisono import env
-from unisono.authentication import Token, make_token
-from unisono.bootstrap.target import Target
-from unisono.checking import flag, instance, listed, text, whole
+from unisono.engine.base.authentication import Token, make_token
+from unisono.engine.base.checking import flag, instance, listed, text, whole
+from unisono.engine.bootstrap.target import Target
+from unisono.engine.environment import env
+from unisono.engine.group import Group
+from unisono.engine.group.init import form
+from unisono.engine.group.work import seconds
 from unisono.errors import GroupError, PeerLost, RendezvousError, message
-from unisono.group import Group
-from unisono.group.init import form
-from unisono.group.work import seconds
 
 __all__ = ["join", "run"]
 

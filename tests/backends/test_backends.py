@@ -26,11 +26,11 @@ import inside
 import lane
 import unisono as un
 from loops import each
-from unisono import backends
-from unisono.backends.driver import Call, Done, Driver, Pending
-from unisono.doctor import trial
-from unisono.group import external_planning
-from unisono.group.external import ExternalGroup
+from unisono.commands.doctor import trial
+from unisono.engine import backends
+from unisono.engine.backends.driver import Call, Done, Driver, Pending
+from unisono.engine.group import external_planning
+from unisono.engine.group.external import ExternalGroup
 
 HERE = Path(__file__).resolve().parent
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")

@@ -14,8 +14,8 @@ import numpy as np
 
 import unisono as un
 from unisono import _native
-from unisono.group import Group
-from unisono.group.native import NativeGroup
+from unisono.engine.group import Group
+from unisono.engine.group.native import NativeGroup
 
 __all__ = ["alone", "hostile"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from unisono.bench.line_up import LineUp, meeting_place
+from unisono.commands.bench.line_up import LineUp, meeting_place
 
 
 def test_who_lines_up_goes_when_all_have_come():

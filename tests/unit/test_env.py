@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import inside
 from loops import each
-from unisono import env
+from unisono.engine.environment import env
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "environment.md"
 

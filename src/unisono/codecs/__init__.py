@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from unisono.checking import instance, whole
 from unisono.codecs.codec import Codec, codec_of, feedback_for
+from unisono.engine.base.checking import instance, whole
 
 if TYPE_CHECKING:
     from unisono.codecs.sensitivity import Proposal

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from unisono import _native, codecs
-from unisono.checking import flag, whole
+from unisono.engine.base.checking import flag, whole
 from unisono.torch_internals.training import offsets
 
 from .gradients import gradient, local

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import torch
 
 from unisono._native import call_each, outcome
-from unisono.diagnosis import uncaught
+from unisono.engine.diagnosis import uncaught
 from unisono.errors import UnisonoError
 from unisono.torch_internals import autograd
 from unisono.torch_internals.c10d import Work

@@ -23,6 +23,7 @@ SOURCES = (
     "torch/nn/parallel/distributed.py",
     "torch/nn/modules/batchnorm.py",
     "unisono/torch/",
+    "unisono/virtual/nccl.py",
 )
 TYPES = ("torch.distributed", "torch._C._distributed_c10d")
 API = "torch/distributed/distributed_c10d.py"  # here arguments matter as well

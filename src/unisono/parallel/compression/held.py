@@ -12,7 +12,7 @@ from torch import Tensor
 from unisono import codecs
 
 if TYPE_CHECKING:
-    from .choices import Choice
+    from .settings import Choice
 
 __all__ = ["Held"]
 

@@ -1,0 +1,111 @@
+"""A `Group` over another library: MPI, Gloo or NCCL moves its bytes, see `unisono.engine.backends`.
+
+The methods, argument checks, result shapes, objects and subgroups are those of every `Group`. Another library
+runs a checked call. What it cannot do raises `NotSupported` before a byte moves.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from threading import Lock
+from typing import Any, SupportsIndex
+
+from unisono._native import Status
+from unisono.engine.backends.driver import NO_DTYPE, Driver
+from unisono.engine.bootstrap.rendezvous import Rendezvous
+from unisono.engine.group import objects
+from unisono.engine.group.external_planning import ExternalPlanner
+from unisono.engine.group.group import Group, Seconds
+from unisono.engine.group.messages import addressed, checked, run
+from unisono.errors import Mismatch
+
+__all__ = ["ExternalGroup"]
+
+_OBJECT = 0x756E_6F62_6A65_6374  # the first number of an object's first message
+
+
+class ExternalGroup(Group):
+    """A `Group` whose operations another library runs; made by `init_process_group(backend=...)`.
+
+    Every method has the signature and the checks of `Group`. What the library cannot do is `NotSupported`.
+    """
+
+    _planner: ExternalPlanner
+
+    def __init__(
+        self,
+        driver: Driver,
+        name: str,
+        timeout_s: float,
+        members: tuple[int, ...] | None = None,
+        meeting: Rendezvous | None = None,
+    ) -> None:
+        host = os.uname().nodename
+        hosts = (host,) * driver.size
+        super().__init__(ExternalPlanner(driver, name, timeout_s, hosts), None, hosts, members, meeting)
+        self._in_order: defaultdict[tuple[bool, int, int], Lock] = defaultdict(Lock)
+        self._hosts = tuple(self.all_gather_object(host))
+        driver.issued = 0
+
+    @property
+    def backend(self) -> str:
+        """The name of the backend."""
+        return self._planner.driver.name
+
+    def _probe(self, rank: int, tag: int, timeout_s: float) -> Status:  # noqa: ARG002
+        self._planner.refuse("probe()", NO_DTYPE)
+
+    def _iprobe(self, rank: int, tag: int) -> Status | None:  # noqa: ARG002
+        self._planner.refuse("iprobe()", NO_DTYPE)
+
+    # An object is one message where the library has a matched probe. Otherwise it is two, its length and its
+    # bytes: threads that exchange objects with one rank and tag take turns.
+
+    def _send_encoded(self, encoded: objects.Bytes, dst: int, tag: int, timeout: Seconds) -> None:
+        planner = self._planner
+        parts = (
+            [encoded] if planner.driver.matched_probe else [objects.lengths([_OBJECT, encoded.size]), encoded]
+        )
+        works = [checked(planner, "send_object", part, dst, tag, timeout, receiving=False) for part in parts]
+        with self._in_order[False, planner.member("send_object", dst), tag]:
+            run(planner, timeout, *works)
+
+    def _recv_encoded(self, src: SupportsIndex | None, tag: int, timeout: Seconds) -> objects.Bytes:
+        planner = self._planner
+        rank, tag = addressed(planner, "recv_object", src, tag, receiving=True)
+        if planner.driver.matched_probe:
+            planner.refuse_message(rank, tag, timeout)
+            with planner.translating("recv_object"):
+                found: objects.Bytes = planner.driver.receive_object(rank, tag)
+                return found
+        with self._in_order[True, rank, tag]:
+            head = objects.lengths([0, 0])
+            came = self._receive(head, src, tag, timeout)
+            if head[0] != _OBJECT:
+                raise Mismatch(
+                    f"recv_object: rank {came.source} sent a message that is no object, tag {came.tag}"
+                )
+            encoded = objects.allocate(head[1])
+            self._receive(encoded, came.source, came.tag, timeout)
+        return encoded
+
+    def _receive(self, part: Any, src: SupportsIndex | None, tag: int, timeout: Seconds) -> Status:
+        work = checked(self._planner, "recv_object", part, src, tag, timeout, receiving=True)
+        run(self._planner, timeout, work)
+        return work.came()
+
+    def _agree(self, chosen: tuple[int, ...]) -> None:
+        """See `Group._agree`. Do nothing: the libraries do not compare the ranks' calls."""
+
+    def _connect(self, chosen: tuple[int, ...], name: str, members: tuple[int, ...]) -> Group | None:
+        with self._planner.translating("subgroup"):
+            driver = self._planner.driver.subgroup(chosen, self._subgroups)
+        return None if driver is None else ExternalGroup(driver, name, self.timeout_s, members)
+
+    def _last_seen(self, rank: int) -> str:  # noqa: ARG002
+        self._planner.refuse("last_seen()", "its ranks keep no record of their calls")
+
+    def _abort(self) -> None:
+        # No call of these libraries ends an operation of other ranks and leaves the process.
+        self._planner.refuse("abort()", "it cannot end the operations of other ranks")

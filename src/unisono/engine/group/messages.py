@@ -1,0 +1,112 @@
+"""Point-to-point messages of a group.
+
+Messages between two ranks with the same tag arrive in the order they were sent. A message has the dtype that
+its receiver expects, and at most its size; otherwise the receive raises `Mismatch`. Two ranks that both send
+first do not deadlock, whatever the size: a rank that waits also accepts other messages.
+
+An unexpected message is kept, up to 64 MiB from each rank. Beyond that, messages wait in the sender, and so
+do all later messages of that sender. A rank that itself sends n bytes keeps n more.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, NamedTuple, SupportsIndex
+
+from unisono.engine.base.checking import whole
+from unisono.engine.group.arguments import Transfer
+from unisono.engine.group.layout import named
+from unisono.engine.group.planning import Planner
+from unisono.engine.group.work import MessageWork
+from unisono.engine.memory.buffers import pinned, view
+
+__all__ = ["ANY_TAG", "RecvFrom", "SendTo", "addressed", "begin", "checked", "run"]
+
+ANY_TAG = -1
+ANY_RANK = -1
+Seconds = float | timedelta | None
+
+
+class SendTo(NamedTuple):
+    """For `batch`: send `x` to rank `dst`."""
+
+    x: Any
+    dst: SupportsIndex
+    tag: int = 0
+
+
+class RecvFrom(NamedTuple):
+    """For `batch`: receive into `x` from rank `src`, or from any rank (None)."""
+
+    x: Any
+    src: SupportsIndex | None = None
+    tag: int = 0
+
+
+def checked(
+    planner: Planner[Any],
+    name: str,
+    x: Any,
+    peer: SupportsIndex | None,
+    tag: int,
+    timeout: Seconds,
+    *,
+    receiving: bool,
+    exact: bool = False,
+    form: int | None = None,
+) -> MessageWork:
+    """Check the arguments of one message, see `Transfer`; returns its work, not yet posted."""
+    x = planner.seen(name, x)
+    keep = pinned(x)  # before its address is read
+    try:
+        address, numel, dtype = view(x, receiving, "out" if name == "sendrecv" and receiving else "x")
+    except (TypeError, ValueError) as error:
+        raise named(name, error) from None
+    rank, tag = addressed(planner, name, peer, tag, receiving=receiving)
+    transfer = Transfer(name, address, numel, dtype, rank, tag, timeout, keep, receiving, exact, form)
+    return planner.message(transfer)
+
+
+def addressed(
+    planner: Planner[Any], name: str, peer: SupportsIndex | None, tag: int, *, receiving: bool
+) -> tuple[int, int]:
+    """The numbers of the other rank and of the tag.
+
+    Raises:
+        ValueError, TypeError: there is no such rank, or no such tag.
+    """
+    tag = whole(tag, f"{name}: tag")
+    if peer is None and not receiving:
+        raise ValueError(f"{name}: rank None is not in group {planner.name!r} of {planner.size} ranks")
+    rank = ANY_RANK if peer is None else planner.member(name, peer)
+    if not (0 <= tag < 1 << 31 or (tag == ANY_TAG and receiving)):
+        raise ValueError(f"{name}: tag is {tag}, expected 0..2147483647")
+    return rank, tag
+
+
+def run(planner: Planner[Any], timeout: Seconds, *works: MessageWork) -> None:
+    """Post all works, then wait for them, the last one first."""
+    timeout_s = planner.seconds(timeout)
+    try:
+        for work in works:
+            work.start()
+        for work in reversed(works):
+            if work.wait_or_abort(timeout_s):
+                raise work.failure()
+    except BaseException:  # a fault, or Ctrl-C at any point: the engine may still move their bytes
+        for work in works:
+            planner.kept.keep(work)
+        raise
+
+
+def begin(planner: Planner[Any], work: MessageWork) -> MessageWork:
+    """Post a work, and keep it until it is done."""
+    try:
+        work.start()
+        if not work.done():
+            planner.kept.keep(work)
+            work.detach()
+    except BaseException:  # as by Ctrl-C, perhaps right after it was posted
+        planner.kept.keep(work)
+        raise
+    return work

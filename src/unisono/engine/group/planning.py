@@ -1,0 +1,246 @@
+"""The argument checks of a group's calls, before its engine or library plans them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from datetime import timedelta
+from operator import index
+from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar
+
+from unisono import _native
+from unisono.engine.backends.driver import Driver
+from unisono.engine.costs.choice import Choice
+from unisono.engine.costs.machine import DEFAULTS, Calibration
+from unisono.engine.group.arguments import CallArguments, CodecArguments, Transfer, check_algorithm, check_op
+from unisono.engine.group.coalesced import Pieces, checked
+from unisono.engine.group.layout import Laid, lay_out, named
+from unisono.engine.group.results import Made, allocate
+from unisono.engine.group.work import Kept, MessageWork, Work, seconds
+from unisono.engine.memory.buffers import pinned
+from unisono.engine.operations.kinds import kind_of
+from unisono.engine.operations.reduction import Op
+from unisono.errors import GroupClosed
+from unisono.plans import StepFunction
+
+if TYPE_CHECKING:
+    from unisono.codecs.codec import Codec
+    from unisono.engine.group.codings import Codings
+
+__all__ = ["Planner"]
+
+Runner = TypeVar("Runner", _native.Engine, Driver)
+
+
+class Planner(ABC, Generic[Runner]):
+    """Checks the calls and messages of one rank of one group. What runs them plans them in a subclass.
+
+    `_native.Calls`, the base class of `Group`, calls `plan` or `plan_coalesced` for every call that it does
+    not remember.
+
+    Attributes:
+        name, rank, size: of the group.  timeout_s: of an operation without its own.
+        hosts: the number of the host of each rank, by which algorithms are chosen; the same on all ranks.
+        reproducible: all reductions are reproducible.
+        machine: the calibration by which algorithms are chosen; call `place` after a change.
+        kept: the messages that nobody waits for.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        name: str,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        host_names: tuple[str, ...],
+        reproducible: bool = False,
+        machine: Calibration = DEFAULTS,
+    ) -> None:
+        self._runner: Runner | None = runner
+        self.name = name
+        self.rank = rank
+        self.size = size
+        self.timeout_s = timeout_s
+        self.reproducible = reproducible
+        self.machine = machine
+        self.kept = Kept()
+        distinct = list(dict.fromkeys(host_names))
+        self.place(tuple(distinct.index(name) for name in host_names))
+
+    def place(self, hosts: tuple[int, ...]) -> None:
+        """Plan for this placement from now on."""
+        if len(hosts) != self.size:
+            raise ValueError(f"got the hosts of {len(hosts)} ranks, expected {self.size}")
+        self.hosts = tuple(hosts)
+
+    # ---- a new call ------------------------------------------------------------------------------------
+
+    def plan(
+        self,
+        kind: str,
+        out: Any,
+        given: Any,
+        op: Op,
+        root: int,
+        algorithm: str | StepFunction | None,
+        reproducible: bool,
+        codec: Codec | str | None = None,
+        between_hosts: bool | None = None,
+        feedback: Any = None,
+        max_error: float | None = None,
+    ) -> Any:
+        """Check a call and bind it to its buffers; returns what `Calls._execute` runs.
+
+        Args:
+            kind: of the call, see `kinds`.
+            out: its buffer, or its output.  given: its input, where it has one; see `layout`.
+            codec, between_hosts, feedback, max_error: see `Group`.
+        Raises:
+            ValueError, TypeError: an argument is wrong.  GroupClosed: the group was closed.
+        """
+        root = self.member(kind, root, "the root")
+        check_algorithm(kind, algorithm)
+        buffers = self.lay_out(kind, out, given, root)
+        coding = None
+        if codec is not None or between_hosts is not None or feedback is not None or max_error is not None:
+            coding = CodecArguments(codec, between_hosts, feedback, max_error)
+        in_order = reproducible or self.reproducible
+        return self.bind(CallArguments(kind, op, root, algorithm, in_order, coding), *buffers)
+
+    @abstractmethod
+    def bind(self, call: CallArguments, laid: Laid, keep: Any, made: Made) -> Any:
+        """Plan a call whose buffers are checked, see `lay_out`.
+
+        Raises:
+            ValueError, TypeError: another argument is wrong.  NotSupported: the library has no such thing.
+        """
+
+    def plan_coalesced(
+        self,
+        kind: str,
+        outs: Any,
+        givens: Any,
+        op: Op,
+        root: int,
+        reproducible: bool,
+        codec: Any,
+        between_hosts: Any,
+    ) -> Any:
+        """Check a coalesced call and bind it to its buffers, see `plan`."""
+        self.check_open()
+        check_op(kind, op)
+        root = self.member(kind, root, "the root")
+        pieces = checked(kind, outs, givens, self.size, self.rank, root, codec, self.seen)
+        coded = codec is not None or between_hosts is not None
+        coding = CodecArguments(codec, between_hosts) if coded else None
+        in_order = reproducible or self.reproducible
+        return self.bind_list(CallArguments(kind, op, root, None, in_order, coding), pieces)
+
+    @abstractmethod
+    def bind_list(self, call: CallArguments, pieces: Pieces) -> Any:
+        """Plan a coalesced call whose buffers are checked, see `bind`."""
+
+    @abstractmethod
+    def message(self, transfer: Transfer) -> MessageWork:
+        """The work of a checked message, not yet posted.
+
+        Raises:
+            GroupClosed: the group was closed.  NotSupported: the library has no such message.
+        """
+
+    @property
+    @abstractmethod
+    def codings(self) -> Codings:
+        """The codecs of calls. Raises NotSupported: the library has none."""
+
+    @abstractmethod
+    def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> Choice:
+        """The algorithm and the predicted time of a collective; `nbytes` of the whole buffer."""
+
+    # ---- what runs the calls, and the end ----------------------------------------------------------------
+
+    @property
+    def runner(self) -> Runner:
+        """The engine, or the library's driver.
+
+        Raises:
+            GroupClosed: the group was closed.
+        """
+        runner = self._runner  # read once: another thread may close the group
+        if runner is None:
+            raise GroupClosed(f"group {self.name!r} was closed; rank {self.rank} used it afterwards")
+        return runner
+
+    def check_open(self) -> None:
+        """Raises GroupClosed: the group was closed."""
+        self.runner  # noqa: B018
+
+    @abstractmethod
+    def leave(self, cause: str) -> None:
+        """Close the group. cause: the exception that is the reason; "" for none."""
+
+    def abandon(self) -> None:
+        """In a forked child: drop the group without leaving it."""
+        runner = self.drop()
+        if runner is not None:
+            runner.abandon()
+
+    def drop(self) -> Runner | None:
+        """Take the engine or the driver away; None if it was taken before."""
+        runner, self._runner = self._runner, None
+        return runner
+
+    # ---- checks ----------------------------------------------------------------------------------------
+
+    def lay_out(self, kind: str, out: Any, given: Any, root: int) -> tuple[Laid, Any, Made]:
+        """The checked buffers of a call, the objects that pin them, and the caller's result.
+
+        Raises:
+            ValueError, TypeError: see `plan`.
+        """
+        try:
+            out = list(out) if type(out) is list else out
+            given = list(given) if type(given) is list else given
+            out, given, made = allocate(kind, out, given, self.size, self.rank, root)
+            # Before their addresses are read:
+            keep = pinned(out), None if given is None else pinned(given)
+            return lay_out(kind_of(kind).layout, out, given, self.size, self.rank, root), keep, made
+        except (TypeError, ValueError) as error:
+            raise named(kind, error) from None
+
+    def seen(self, kind: str, array: Any) -> Any:  # noqa: ARG002
+        """An array, or a list of them, in a form that the checks can read."""
+        return array
+
+    def member(self, operation: str, rank: SupportsIndex, name: str = "the rank") -> int:
+        """A rank of this group as an int; it may be a NumPy integer, as from `argmax`.
+
+        Raises:
+            TypeError: it is no integer.  ValueError: there is no such rank.
+        """
+        try:
+            number = index(rank)
+        except TypeError:
+            what = f"{operation}: {name} is {rank!r}, expected the number of a rank"
+            raise TypeError(what) from None
+        if not 0 <= number < self.size:
+            raise ValueError(f"{operation}: rank {number} is not in group {self.name!r} of {self.size} ranks")
+        return number
+
+    def refuse_timeout(self, timeout: float | timedelta | None) -> None:
+        """Raises NotSupported: the library has no deadlines."""
+
+    def refuse_choice(self, kind: str, algorithm: str | StepFunction | None, reproducible: bool) -> None:
+        """Raises NotSupported: the library chooses the algorithm, or the order of contributions."""
+
+    def seconds(self, timeout: float | timedelta | None) -> float:
+        """The seconds of a timeout argument; of the group's for None.
+
+        Raises:
+            ValueError, TypeError: it is no timeout.
+        """
+        return seconds(timeout, self.timeout_s)
+
+    def describe(self, work: Work) -> str:
+        """The repr of a work."""
+        return Work.__repr__(work)
