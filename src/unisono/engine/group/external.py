@@ -7,7 +7,6 @@ runs a checked call. What it cannot do raises `NotSupported` before a byte moves
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from threading import Lock
 from typing import Any, SupportsIndex
 
@@ -44,7 +43,7 @@ class ExternalGroup(Group):
         host = os.uname().nodename
         hosts = (host,) * driver.size
         super().__init__(ExternalPlanner(driver, name, timeout_s, hosts), None, hosts, members, meeting)
-        self._in_order: defaultdict[tuple[bool, int, int], Lock] = defaultdict(Lock)
+        self._in_order: dict[tuple[bool, int, int], Lock] = {}
         self._hosts = tuple(self.all_gather_object(host))
         driver.issued = 0
 
@@ -68,7 +67,8 @@ class ExternalGroup(Group):
             [encoded] if planner.driver.matched_probe else [objects.lengths([_OBJECT, encoded.size]), encoded]
         )
         works = [checked(planner, "send_object", part, dst, tag, timeout, receiving=False) for part in parts]
-        with self._in_order[False, planner.member("send_object", dst), tag]:
+        place = False, planner.member("send_object", dst), tag
+        with self._in_order.setdefault(place, Lock()):
             run(planner, timeout, *works)
 
     def _recv_encoded(self, src: SupportsIndex | None, tag: int, timeout: Seconds) -> objects.Bytes:
@@ -79,7 +79,7 @@ class ExternalGroup(Group):
             with planner.translating("recv_object"):
                 found: objects.Bytes = planner.driver.receive_object(rank, tag)
                 return found
-        with self._in_order[True, rank, tag]:
+        with self._in_order.setdefault((True, rank, tag), Lock()):
             head = objects.lengths([0, 0])
             came = self._receive(head, src, tag, timeout)
             if head[0] != _OBJECT:

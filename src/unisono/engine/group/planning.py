@@ -7,8 +7,6 @@ from datetime import timedelta
 from operator import index
 from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar
 
-from unisono import _native
-from unisono.engine.backends.driver import Driver
 from unisono.engine.costs.choice import Choice
 from unisono.engine.costs.machine import DEFAULTS, Calibration
 from unisono.engine.group.arguments import CallArguments, CodecArguments, Transfer, check_algorithm, check_op
@@ -23,12 +21,14 @@ from unisono.errors import GroupClosed
 from unisono.plans import StepFunction
 
 if TYPE_CHECKING:
+    from unisono import _native
     from unisono.codecs.codec import Codec
+    from unisono.engine.backends.driver import Driver
     from unisono.engine.group.codings import Codings
 
 __all__ = ["Planner"]
 
-Runner = TypeVar("Runner", _native.Engine, Driver)
+Runner = TypeVar("Runner", "_native.Engine", "Driver")
 
 
 class Planner(ABC, Generic[Runner]):
