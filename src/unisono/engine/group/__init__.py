@@ -8,15 +8,15 @@ messages.py   between two ranks: checks                objects.py   Python objec
 work.py       operations under way                     waiting.py   wait for several works
 
 The engine's groups:
-native.py          NativeGroup, connect                native_planning.py  choose, lower and bind a call
-native_messages.py send and receive                    canon.py            reproducible order
-custom.py          algorithms of the caller            parent.py           while a subgroup is made
-coding.py          codec arguments of a call           codings.py          codecs: proof, error bound, choice
-loss.py            the error bound of a plan           coded_messages.py   messages with encoded values
+native.py           NativeGroup, connect               native_planning.py   choose, lower and bind a call
+native_messages.py  messages under way                 canon.py             reproducible order
+custom.py           algorithms of the caller           parent.py            while a subgroup is made
+codec_arguments.py  the codec of a call                codec_planning.py    proof, error bound, choice
+codec_error.py      the error of a plan                codec_messages.py    messages with encoded values
 
 Groups over another library:
-external.py        ExternalGroup                       external_planning.py refusals, calls of its driver
-external_work.py   operations under way                outside.py           init_process_group for such groups
+external.py         ExternalGroup                      external_planning.py what a library refuses; its calls
+external_work.py    operations under way               external_init.py     init_process_group
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from unisono.codecs.codec import Codec
-    from unisono.engine.group.coding import CodecChoice
+    from unisono.engine.group.codec_arguments import CodecChoice
 
     CodecName = Codec | str | None
 
@@ -469,7 +469,7 @@ class Group(_native.Calls):
         codec: how the float32 values of `x` are encoded; the receiver gives the same codec.
         """
         if codec is not None:
-            _coded_messages().pass_coded(self._planner, "send", x, dst, tag, timeout, codec)
+            _codec_messages().pass_coded(self._planner, "send", x, dst, tag, timeout, codec)
         elif self._send(x, dst, tag, timeout) is None:
             work = checked(self._planner, "send", x, dst, tag, timeout, receiving=False)
             run(self._planner, timeout, work)
@@ -495,7 +495,7 @@ class Group(_native.Calls):
         Example: status = group.recv(x); group.send(reply, status.source, status.tag)
         """
         if codec is not None:
-            came: Status = _coded_messages().pass_coded(self._planner, "recv", x, src, tag, timeout, codec)
+            came: Status = _codec_messages().pass_coded(self._planner, "recv", x, src, tag, timeout, codec)
             return came
         status: Status | None = self._recv(x, src, tag, timeout)
         if status is not None:
@@ -861,10 +861,10 @@ class Group(_native.Calls):
         raise TypeError("a Group belongs to one process and cannot be pickled")
 
 
-def _coded_messages() -> ModuleType:
-    from unisono.engine.group import coded_messages  # most programs need no codecs
+def _codec_messages() -> ModuleType:
+    from unisono.engine.group import codec_messages  # most programs need no codecs
 
-    return coded_messages
+    return codec_messages
 
 
 def _end(planner: Planner[Any], meeting: Rendezvous | None, pid: int) -> None:

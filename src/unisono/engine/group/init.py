@@ -55,7 +55,7 @@ def init_process_group(
     text(group_name, "group_name")
     flag(reproducible, "reproducible")
     if chosen in ("mpi", "gloo", "nccl"):
-        from unisono.engine.group.outside import (
+        from unisono.engine.group.external_init import (
             meet_outside,  # imports libraries that a native group does not need
         )
 
@@ -89,7 +89,7 @@ def _meet_natively(
     settings = env.read(strict=False)
     with contextlib.ExitStack() as meeting:
         if over_mpi:
-            from unisono.engine.group.outside import meeting_over_mpi, started_by_mpi
+            from unisono.engine.group.external_init import meeting_over_mpi, started_by_mpi
 
             if started_by_mpi():
                 init_method, token = meeting.enter_context(meeting_over_mpi())

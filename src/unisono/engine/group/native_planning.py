@@ -28,8 +28,8 @@ from unisono.plans import StepFunction, lower_rank
 from unisono.plans.lowering import lower_agreement
 
 if TYPE_CHECKING:
-    from unisono.engine.group.coding import CodedAs
-    from unisono.engine.group.codings import Codings
+    from unisono.engine.group.codec_arguments import CodedAs
+    from unisono.engine.group.codec_planning import Codings
 
 __all__ = ["NativePlanner", "Prepared"]
 
@@ -84,7 +84,7 @@ class NativePlanner(Planner[_native.Engine]):
     @cached_property
     def codings(self) -> Codings:
         """The codecs of calls; most programs need none."""
-        from unisono.engine.group.codings import Codings
+        from unisono.engine.group.codec_planning import Codings
 
         return Codings(self.rank, self.size, self.hosts, self._chooser)
 

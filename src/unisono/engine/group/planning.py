@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from unisono import _native
     from unisono.codecs.codec import Codec
     from unisono.engine.backends.driver import Driver
-    from unisono.engine.group.codings import Codings
+    from unisono.engine.group.codec_planning import Codings
 
 __all__ = ["Planner"]
 

@@ -8,7 +8,7 @@ from unisono._native import Status
 from unisono.codecs.codec import Codec
 from unisono.codecs.memory import values_of
 from unisono.engine.diagnosis.calls import form_of_codes
-from unisono.engine.group.coding import check_signs, codec_for
+from unisono.engine.group.codec_arguments import check_signs, codec_for
 from unisono.engine.group.layout import named
 from unisono.engine.group.messages import Seconds, checked, run
 from unisono.engine.group.planning import Planner

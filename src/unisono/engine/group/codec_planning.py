@@ -9,7 +9,7 @@ from unisono.codecs.codec import Codec, magnitude_of
 from unisono.engine.base.checking import instance, positive
 from unisono.engine.costs.choice import Chooser
 from unisono.engine.group.arguments import CallArguments, CodecArguments, check_op
-from unisono.engine.group.coding import (
+from unisono.engine.group.codec_arguments import (
     AUTO,
     AUTO_CODECS,
     BLOCK_OF_ALL,
@@ -30,7 +30,7 @@ from unisono.plans import make
 from unisono.plans.coded import ALL, CODED, IN_PIECES, IN_PIECES_BYTES
 
 if TYPE_CHECKING:
-    from unisono.engine.group.loss import Loss
+    from unisono.engine.group.codec_error import Loss
     from unisono.plans.proof import Proof
 
 __all__ = ["Codings"]
@@ -160,7 +160,7 @@ class Codings:
         kept: float = 0.0,
         root: int = 0,
     ) -> Loss:
-        from unisono.engine.group.loss import Loss, loss
+        from unisono.engine.group.codec_error import Loss, loss
 
         proof, bound = self.prove(collective, algorithm, root, coded), coded.codec.bound
         found = [loss(order, largest, bound, op, self._size, kept) for order in proof.results]
