@@ -74,7 +74,7 @@ test-launchers: $(VENV)/.installed bench-peers  ## start real jobs with Slurm, R
 	$(call say,"starting launchers")
 	$(BIN)/python -m pytest tests/launchers $(ARGS)
 
-test-torch: $(VENV)/.installed  ## PyTorch's own distributed test suite over Unisono and over Gloo; rewrites docs/pytorch-table.md
+test-torch: $(VENV)/.installed  ## PyTorch's own distributed test suite over Unisono and over Gloo; rewrites docs/reference/pytorch-table.md
 	$(call install_torch,--required)
 	$(BIN)/python tests/torch/pytorch_suite/all.py $(ARGS)
 	$(call say,"PyTorch's tests for NCCL on virtual GPUs")

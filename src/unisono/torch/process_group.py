@@ -262,7 +262,7 @@ class ProcessGroupUnisono(Unavailable, Hooked, Subgroups, Collectives, c10d.Proc
     def shutdown(self) -> None:
         """Close the group; `destroy_process_group` calls this. Works that are not complete fail.
 
-        An error of NCCL's shutdown is raised last, after the other ranks were told.
+        An error of NCCL's shutdown is raised last, after the notice to the other ranks.
         """
         try:
             self._close()

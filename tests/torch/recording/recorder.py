@@ -1,4 +1,4 @@
-"""Notes which functions of `torch.distributed` a test runs. docs/pytorch-table.md is made from these notes.
+"""Records which functions of `torch.distributed` a test runs, for docs/reference/pytorch-table.md.
 
 With a folder in UNISONO_TESTS_RECORD and this folder in PYTHONPATH, every Python process of a test run notes
 each function of PyTorch's distributed modules and of the adapter that it enters, once per test:

@@ -3,7 +3,7 @@
     cases     the operations, their bus-bandwidth factors, and what every rank must hold afterwards
     contenders, torch_contender   the libraries, behind one interface
     worker, side    one rank; one set of ranks, which is idle while another one works
-    peers, mpi_worker   who can be compared with; ranks under an MPI library's own mpiexec
+    peers, mpi_worker   the libraries to compare with; ranks under an MPI library's own mpiexec
     measure   rounds, medians, ratios       noise     was the machine quiet
     report    table, JSON, CSV, OSU, plot
 

@@ -36,7 +36,7 @@ Call = Callable[[], object]
 LIMITS = ("memcpy", "limit")
 """Sides that communicate nothing: what the machine can do."""
 ASIDE = (*LIMITS, "shared")
-"""Sides that are no other library: no best peer is looked for among them."""
+"""Sides that are not another library, and so never the best peer."""
 
 
 class Contender(ABC):
@@ -148,13 +148,13 @@ class LimitContender(MemcpyContender):
 
 TOUCHES = ("read", "write", "update", "copy")
 UNJOINED: dict[str, type[MemcpyContender]] = {"memcpy": MemcpyContender, "limit": LimitContender}
-"""Contenders whose ranks do not know of each other."""
+"""Contenders whose ranks do not communicate."""
 
 
 def obliged(case: Case, rank: int) -> list[tuple[str, int]]:
     """The passes over memory, (kind, bytes), that no implementation of the case can do without on this rank.
 
-    Example: all_reduce of 4096 bytes -> [("update", 4096)]: read what is there, write the result over it.
+    Example: all_reduce of 4096 bytes -> [("update", 4096)]: read a value, write the result to its place.
     """
     item = numpy_dtype(case.dtype).itemsize
     operation, whole, part = OPERATIONS[case.operation].even, case.nbytes, case.parts[rank] * item

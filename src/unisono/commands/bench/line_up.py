@@ -1,9 +1,9 @@
-"""Where the ranks of a side start from together: the same for every library.
+"""The barrier before a measured block: the same for every library.
 
-A library's own barrier would be part of the measure. One that lets the root go first has as good as finished
-the broadcast behind it before the others look at their clocks; one that lets ranks go in any order has them
-wait for the root within the broadcast. (Hunold and Carpen-Amarie, "Reproducible MPI Benchmarking is Still Not
-As Easy As You Think", IEEE TPDS 2016, show by how much, and bring a barrier of their own too.)
+A library's own barrier would change the result. If it releases the root first, the next broadcast is nearly
+finished before the other ranks read their clocks. If it releases ranks in any order, they wait for the root
+within the broadcast. (Hunold and Carpen-Amarie, "Reproducible MPI Benchmarking is Still Not As Easy As You
+Think", IEEE TPDS 2016, measure the effect and also use their own barrier.)
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The measuring itself: sides take turns, round by round, on the same case.
 
-A round gives each side one block of calls for each case, on new buffers; who begins changes from round
+A round gives each side one block of calls for each case, on new buffers; the first side changes from round
 to round. The figure of a side is the median over rounds of the block's median; a ratio is the median over
-rounds of the ratio within the round, so a drift of the machine that lasts longer than a block cancels. All
-cases of a sweep are measured in every round: so the rounds of one case are spread over the whole sweep, and
-what slows the processor down for some seconds falls on few of them.
+rounds of the ratio within the round, so a drift of the machine that lasts longer than a block cancels. Every
+round measures all cases of a sweep. So the rounds of one case are spread over the whole sweep, and a slow
+period of some seconds affects few of them.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def ratio(own: Timing, peer: Timing) -> float:
 
 @dataclass(frozen=True)
 class Unmeasurable:
-    """A peer that cannot do a case, and what it said."""
+    """A peer that cannot run a case, and its error."""
 
     side: str
     reason: str
@@ -164,7 +164,7 @@ def measure_sweep(
 
     Args:
         round_ms: what a side's block should take; slow cases still get MIN_CALLS calls.
-        pace: is told when to time a core.
+        pace: times a core on request.
     Raises:
         BenchError: Unisono's side failed. A peer that raises is reported as unmeasurable.
     """
@@ -195,7 +195,7 @@ class _Measured:
         self._taking_part = [side for side in [own, *peers] if side.name in self._timings]
 
     def round(self, number: int) -> None:
-        """Give each side its block; the samples of round 0 are thrown away."""
+        """Run a block of each side, and drop the samples of round 0."""
         first = number % len(self._taking_part)
         for side in self._taking_part[first:] + self._taking_part[:first]:
             timing = self._timings[side.name]

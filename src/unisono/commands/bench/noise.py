@@ -18,13 +18,13 @@ __all__ = ["QUIET_SHARE", "CpuMeter", "Noise", "Pace", "others_share", "ticks_of
 QUIET_SHARE = 0.05
 """The share of a quiet machine that other processes and the host may use together."""
 
-# Fields of the first line of /proc/stat, see proc(5). Interrupt time is left out: it is partly ours.
+# Fields of the first line of /proc/stat, see proc(5). Without interrupt time, which is partly ours.
 USER, NICE, SYSTEM, STEAL = 0, 1, 2, 7
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Clock ticks since boot: of every processor, used by anybody and used by us, and stolen by the host."""
+    """Clock ticks since boot, over all processors: used in total, used by us, and stolen by the host."""
 
     elapsed: int
     used: int
@@ -33,7 +33,7 @@ class Reading:
 
 
 class Noise(NamedTuple):
-    """Shares of all processors' time, 0 to 1: what others than we used, and what of it the host stole."""
+    """Shares of all processors' time, 0 to 1: used by other processes, and of it stolen by the host."""
 
     others: float
     stolen: float

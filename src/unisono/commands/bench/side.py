@@ -1,7 +1,7 @@
 """One side of a comparison: a set of long-lived worker processes, one per rank.
 
 While one side works, the other sides' workers block in a read of their socket: no spinning, no
-polling. A side is a context manager; whatever happens, its processes are gone afterwards.
+polling. A side is a context manager, which ends its processes in every case.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def reserved_port() -> Iterator[int]:
 
 
 def connection_over(sock: socket.socket) -> Connection:
-    """`sock` as a connection; who stops in the middle of an answer makes reading it a BlockingIOError."""
+    """`sock` as a connection; reading an incomplete answer raises BlockingIOError."""
     whole = int(GAP_TIMEOUT_S)
     gap = struct.pack("ll", whole, int((GAP_TIMEOUT_S - whole) * 1e6))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, gap)
@@ -165,7 +165,7 @@ class Side:
     def _ask_each(
         self, commands: list[dict[str, Any]], timeout_s: float = ANSWER_TIMEOUT_S
     ) -> list[dict[str, Any]]:
-        """Send a command to each rank and collect every answer, so that none is left for the next one."""
+        """Send a command to each rank and collect every answer, before the next command."""
         if not self.connections:
             raise BenchError(f"{self.name} has ended: see its first error")
         for rank, command in enumerate(commands):

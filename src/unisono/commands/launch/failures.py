@@ -40,6 +40,7 @@ __all__ = [
 
 FOLD_S = 2.0  # a received error is shown after this time, even if some ranks have not ended yet
 _LONGEST_RECORD_NBYTES = 1 << 18
+_decode = msgspec.json.Decoder(Uncaught).decode
 _HEADER = "Traceback (most recent call last):"
 _FATAL = "Fatal Python error:"
 _CHAINED = (
@@ -154,7 +155,7 @@ class Inbox:
             except BlockingIOError:
                 return
             try:
-                yield msgspec.json.decode(data, type=Uncaught)
+                yield _decode(data)
             except msgspec.DecodeError:
                 continue
 

@@ -182,7 +182,7 @@ BOTH = STDOUT | STDERR
 NODES_PORT = 29500  # torchrun's
 
 # torchrun's flags without a counterpart. (flag, takes a value, values that change nothing, verdict):
-# None: a remark is printed and the job runs; a text: the job is refused, it would not be what was asked for.
+# None: print a remark and run the job; a text: reject the job, which would differ from the request.
 _ELSEWHERE: tuple[tuple[str, bool, tuple[str, ...], str | None], ...] = (
     ("--standalone", False, ("True",), None),
     ("--rdzv-backend", True, ("c10d", "static"), None),

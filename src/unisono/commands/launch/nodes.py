@@ -43,7 +43,7 @@ __all__ = ["News", "NodeEnd", "Nodes"]
 
 MEET_S = 300.0
 BEAT_S = 1.0
-SILENT_S = 10.0  # a node without a heartbeat for so long is given up
+SILENT_S = 10.0  # a node without a heartbeat for so long counts as lost
 ENDING_S = 8.0  # time for the others, after the grace, to end their ranks and report how
 UNHEARD = (StoreError, AuthenticationError)  # the store did not answer, or another program did
 SAY_S = 8.0  # time for node 0 to accept a node's report: node 0 may have been stopped for a while
@@ -79,6 +79,11 @@ class NodeEnd(msgspec.Struct, frozen=True):
     given_up: bool = False
 
 
+_decode_node = msgspec.msgpack.Decoder(_Node).decode
+_decode_plan = msgspec.msgpack.Decoder(_Plan).decode
+_decode_end = msgspec.msgpack.Decoder(NodeEnd).decode
+
+
 class Nodes:
     """This node's part in a job of several."""
 
@@ -109,7 +114,7 @@ class Nodes:
         mine = msgspec.msgpack.encode(self._me)
         held = store.compare_set(f"node/{job.node_rank}", b"", mine)
         if held != mine:
-            other = msgspec.msgpack.decode(held, type=_Node)
+            other = _decode_node(held)
             text = f"--node-rank {job.node_rank} is taken by host {other.host}, pid {other.pid}"
             raise LaunchError(message(text, remedy="Give every node a number of its own."))
         if job.node_rank == 0:
@@ -117,7 +122,7 @@ class Nodes:
             store.set("plan", msgspec.msgpack.encode(_Plan(nodes, master_port)))
         try:
             raw = store.get("plan", max(0.0, deadline - time.monotonic()))
-            plan = msgspec.msgpack.decode(raw, type=_Plan)
+            plan = _decode_plan(raw)
         except StoreTimeout:
             raise LaunchError(self._missing()) from None
         self._hosts = tuple(node.host for node in plan.nodes)
@@ -134,7 +139,7 @@ class Nodes:
             raw = self._store.get(f"node/{number}", max(0.0, deadline - time.monotonic()))
         except StoreTimeout:
             raise LaunchError(self._missing()) from None
-        return msgspec.msgpack.decode(raw, type=_Node)
+        return _decode_node(raw)
 
     def _missing(self) -> str:
         numbers = [str(n) for n in range(self._job.nnodes) if not self._store.check([f"node/{n}"])]
@@ -168,7 +173,7 @@ class Nodes:
                     return
                 self._lost()
                 break
-            self.end = msgspec.msgpack.decode(raw, type=NodeEnd)
+            self.end = _decode_end(raw)
             break
         if self.end is not None and not self._over.is_set():
             on_end()
@@ -219,7 +224,7 @@ class Nodes:
     # the end
 
     def settle(self, failure: RankEnd | None, stopped: int) -> list[NodeEnd]:
-        """Report how the job ended here, and read how it ended on other nodes; silent nodes are left out."""
+        """Report how the job ended here, and read how it ended on other nodes, except silent ones."""
         mine = NodeEnd(self._job.node_rank, self._me.host, stopped, failure=failure)
         finals = [mine]
         with contextlib.suppress(*UNHEARD):
@@ -236,10 +241,10 @@ class Nodes:
                         raw = self._store.get(f"final/{number}", 0.5)
                     except StoreTimeout:
                         continue
-                    finals.append(msgspec.msgpack.decode(raw, type=NodeEnd))
+                    finals.append(_decode_end(raw))
                     break
             self._over.set()  # node 0 may end as soon as it has the following
-            if not counted:  # a node that was given up is counted already
+            if not counted:  # a lost node is counted already
                 self._store.add("settled", 1, timeout_s=SAY_S)
         return finals
 

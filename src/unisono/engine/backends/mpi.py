@@ -333,7 +333,7 @@ def _saturates() -> bool:
 
 @lru_cache(maxsize=2)
 def _folding_operation(name: str) -> Any:
-    """An MPI handle for a NumPy operation. It is kept for the process: mpi4py has few of them."""
+    """An MPI handle for a NumPy operation, cached for the process: mpi4py has few of them."""
     fold = np.minimum if name == "MIN" else np.maximum
     return import_module("mpi4py.MPI").Op.Create(_folding(fold), commute=True)
 

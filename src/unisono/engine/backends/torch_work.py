@@ -47,7 +47,7 @@ class GlooStarted(Started):
         while not self._work.is_completed():
             with suppress(RuntimeError):  # the slice is over, and nothing else has happened; or it has failed
                 self._work.wait(SLICE)
-        self._work.wait()  # what it has failed of
+        self._work.wait()  # the cause of its failure
 
 
 class Message(Started):

@@ -1,6 +1,6 @@
 """Connects to many ranks at once, until all are connected, one fails, or the user interrupts.
 
-This module does not know what is sent on a connection.
+This module does not depend on what a connection carries.
 """
 
 from __future__ import annotations

@@ -64,6 +64,10 @@ class Endpoint(msgspec.Struct, frozen=True, array_like=True):
         return shown(self.host, self.port)
 
 
+_decode_endpoints = msgspec.msgpack.Decoder(list[Endpoint]).decode
+_decode_all_endpoints = msgspec.msgpack.Decoder(list[list[Endpoint]]).decode
+
+
 def connect_hosts(
     store: Store,
     membership: Membership,
@@ -172,11 +176,11 @@ class _Connector:
         encoded = msgspec.msgpack.encode(mine)
         found = gather(self._store, "endpoint", self._rank, self._size, encoded, self._deadline)
         if self._rank == 0:
-            endpoints = [msgspec.msgpack.decode(each, type=list[Endpoint]) for each in found]
+            endpoints = [_decode_endpoints(each) for each in found]
             self._refuse_loopback(endpoints)
             self._store.set("endpoints", msgspec.msgpack.encode(endpoints))
             return endpoints
-        return msgspec.msgpack.decode(self._await("endpoints"), type=list[list[Endpoint]])
+        return _decode_all_endpoints(self._await("endpoints"))
 
     def _refuse_loopback(self, endpoints: list[list[Endpoint]]) -> None:
         """Refuse loopback addresses of other hosts: on every host they mean that host."""

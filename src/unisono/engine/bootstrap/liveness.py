@@ -93,7 +93,7 @@ class Liveness:
         return [fds.get(rank, -1) for rank in range(self._size)]
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         for fd in self._cards:
             os.close(fd)
         self._cards = {}

@@ -64,7 +64,7 @@ class Membership(msgspec.Struct, frozen=True, array_like=True):
     """All cards by rank, and the values that must be equal on all ranks.
 
     Attributes:
-        nonce: a random number of this group; only clients of the store know it.
+        nonce: a random number of this group; only clients of the store can read it.
         staging_bytes: staging memory per rank, from rank 0.
         machine: the calibration by which all ranks choose algorithms, from rank 0.
     """
@@ -112,6 +112,11 @@ class Membership(msgspec.Struct, frozen=True, array_like=True):
             number = homes.index(card.home)
             names.append(card.name if number == 0 else f"{card.name}#{number + 1}")
         return tuple(names)
+
+
+_decode_build = msgspec.msgpack.Decoder(Build).decode
+_decode_card = msgspec.msgpack.Decoder(Card).decode
+_decode_membership = msgspec.msgpack.Decoder(str | Membership).decode
 
 
 def write_card(rank: int, ranks_per_host: int, lending: bool = True) -> Card:
@@ -168,7 +173,7 @@ def meet(
         if unlike := _unlike(card, cards):
             store.set("membership", msgspec.msgpack.encode(unlike))
             raise RendezvousError(unlike)
-        decoded = [msgspec.msgpack.decode(each, type=Card) for each in cards]
+        decoded = [_decode_card(each) for each in cards]
         membership = Membership(decoded, os.urandom(_NONCE_BYTES), staging_bytes, machine)
         if not membership.in_one_network():
             membership = msgspec.structs.replace(membership, machine=machine.between_networks())
@@ -185,7 +190,7 @@ def meet(
                 remedy="Look at that rank's output, or raise timeout=.",
             )
         ) from error
-    found: str | Membership = msgspec.msgpack.decode(value, type=str | Membership)
+    found: str | Membership = _decode_membership(value)
     if isinstance(found, str):  # the reason why there is none
         raise RendezvousError(found)
     return found
@@ -208,7 +213,7 @@ def _unlike(first: Card, cards: list[bytes]) -> str:
 
 def _build(rank: int, card: bytes) -> Build:
     try:
-        return msgspec.msgpack.decode(card, type=Build)
+        return _decode_build(card)
     except msgspec.DecodeError:  # a build from before `Build` existed
         return Build(0, rank, "unknown")
 

@@ -48,6 +48,10 @@ class _Introduction(msgspec.Struct):
     rank: int
 
 
+_decode_offer = msgspec.msgpack.Decoder(_Offer).decode
+_decode_introduction = msgspec.msgpack.Decoder(_Introduction).decode
+
+
 def share_memory(
     store: Store,
     rank: int,
@@ -178,7 +182,7 @@ def _receive(
         sock.settimeout(min(INTRODUCTION_S, left(deadline)))
         try:
             if _same_user(sock):  # before a byte is read
-                introduction = msgspec.msgpack.decode(sock.recv(256), type=_Introduction)
+                introduction = _decode_introduction(sock.recv(256))
                 if introduction.rank in local_ranks[1:]:
                     return sock, introduction.rank
         except (OSError, msgspec.DecodeError):
@@ -232,7 +236,7 @@ def _offer(store: Store, local_ranks: list[int], liveness: Liveness, deadline: f
     while True:
         try:
             found = store.get(memory_key(local_ranks[0]), min(patience_s(len(local_ranks)), left(deadline)))
-            return msgspec.msgpack.decode(found, type=_Offer)
+            return _decode_offer(found)
         except StoreTimeout as error:
             liveness.check()
             raise_if_failed(store)

@@ -31,6 +31,10 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
         return f"rank {self.rank} (host {self.host}, pid {self.pid})"
 
 
+_decode_member = msgspec.msgpack.Decoder(Member).decode
+_decode_members = msgspec.msgpack.Decoder(tuple[Member, ...]).decode
+
+
 class Meeting:
     """One rank's part in the rendezvous."""
 
@@ -60,7 +64,7 @@ class Meeting:
             keys.set("members", msgspec.msgpack.encode(everybody))
             keys.compare_set("verdict", b"", b"ok")
         self._await_verdict(keys)
-        members = msgspec.msgpack.decode(keys.get("members"), type=tuple[Member, ...])
+        members = _decode_members(keys.get("members"))
         if keys.add("know", 1) == self._world_size:
             keys.set("all know", b"")
         return members
@@ -90,7 +94,7 @@ class Meeting:
             if held == mine:
                 self.claimed = True
                 return keys
-            other = msgspec.msgpack.decode(held, type=Member)
+            other = _decode_member(held)
             ours = (other.host, other.pid) == (self._me.host, self._me.pid)
             left = keys.check([f"bye/{self._rank}"]) or (ours and keys.peek("verdict") == b"ok")
             if not left:
@@ -143,7 +147,7 @@ class Meeting:
         )
 
     def _member(self, keys: Store, rank: int) -> Member:
-        return msgspec.msgpack.decode(keys.get(f"rank/{rank}", self._left()), type=Member)
+        return _decode_member(keys.get(f"rank/{rank}", self._left()))
 
     def _left(self) -> float:
         return max(0.0, self._deadline - time.monotonic())

@@ -7,7 +7,7 @@ so a death is detected as without TLS. The price is a copy through a socket and 
 end.
 
 The process ends with its last connection. It is a grandchild, so the program need not reap it. When the rank
-has ended, a connection whose peer does not read is given up, as the kernel does without TLS.
+has ended, the process closes a connection whose peer does not read, as the kernel does without TLS.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from unisono.errors import message
 __all__ = ["Relays", "main"]
 
 PIECE = 256 * 1024
-LINGER = 6  # times the timeout for silent hosts: a peer's time to read what was sent before the rank ended
+LINGER = 6  # times the timeout for silent hosts: a peer's time to read after the rank has ended
 SERVER, CLIENT = b"s", b"c"
 START_S = 60.0  # for the process to start
 ANSWER_S = 10.0  # for the process to answer
@@ -87,7 +87,7 @@ class Relays:
             raise
 
     def close(self) -> None:
-        """Pass no more connections; the process ends with its last one."""
+        """Stop passing connections; the process ends with its last one."""
         if self._control is not None:
             self._control.close()
 

@@ -23,18 +23,18 @@ ONE_SHOT_BYTES = 64 * 1024
 """Up to this size it is faster that every rank does all the work than to wait for a second round."""
 
 DIRECT_RANKS = 16
-"""Ranks that tell each other at once that they have come, or their few numbers: more than that tell one."""
+"""Up to so many ranks, a barrier or a small reduction is direct; with more, it goes through a leader."""
 
 SEGMENT_BYTES = 256 * 1024
-"""Pieces in which a buffer is priced between hosts. The engine takes longer ones there (2 MiB): the shorter
-ones stand for what it hands on before a segment is whole. With these the choices were measured."""
+"""Segment size of the cost model between hosts. The engine's segments are longer (2 MiB), but it forwards
+parts before a segment is complete. The choices were measured with this size."""
 
 ENGINE_S = 0.85e-6
-"""What a message within a host takes beside the flag that tells of it: the engine's two ends, and waits."""
+"""Time of a message within a host, in addition to its flag: the engine at both ends, and waits."""
 
 
 CODE_COPIES = 2
-"""Encoding a value, or decoding it, takes as long as copying so many: what docs/codecs.md asks of kernels."""
+"""The time to encode or decode a value, in copies of a value."""
 
 
 def edges(machine: Calibration) -> tuple[Edge, Edge, float]:

@@ -115,8 +115,11 @@ class _File(msgspec.Struct, frozen=True):
     calibration: Calibration
 
 
+_decode = msgspec.json.Decoder(_File).decode
+
+
 class Found(msgspec.Struct, frozen=True):
-    """A calibration, where it came from, and what a user should know about it."""
+    """A calibration, its origin, and remarks for the user."""
 
     calibration: Calibration
     source: str
@@ -130,7 +133,7 @@ def identity() -> str:
 
 
 def cache_file(settings: Settings) -> Path | None:
-    """Where the calibration of this machine is kept; None: nowhere, the defaults are asked for."""
+    """The file of this machine's calibration; None: the settings demand the defaults."""
     from pathlib import Path  # which takes a while to load, and ranks need no more than its name
 
     name = _file_name(settings)
@@ -171,7 +174,7 @@ def load(file: str | Path) -> tuple[Calibration | None, str]:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.getuid(), 0):
                 return None, f"{file} is not a file of this user and is ignored"
-            found = msgspec.json.decode(os.read(descriptor, 1 << 16), type=_File)
+            found = _decode(os.read(descriptor, 1 << 16))
         finally:
             os.close(descriptor)
     except FileNotFoundError:

@@ -79,7 +79,7 @@ def rounds(plan: Plan) -> int:
 def depth(plan: Plan) -> int:
     """The longest chain of messages of which each waits for the one before.
 
-    This is what latency comes to when a rank can write to all others at once. At most `rounds`.
+    This is the latency if a rank can write to all others at once. At most `rounds`.
     """
     return round(end(plan, 0, Edge(1, 0), None, 0, one_at_a_time=False))
 
@@ -101,7 +101,7 @@ def messages(plan: Plan) -> list[int]:
 
 
 def link_bytes(plan: Plan) -> dict[int, tuple[Fraction, Fraction]]:
-    """What passes each host's link (out, in), as a fraction of the buffer; `plan.hosts` says who is where.
+    """The bytes on each host's link (out, in), as a fraction of the buffer, by `plan.hosts`.
 
     Example: 2(h-1)/h both ways on every one of h hosts, for the hierarchical all_reduce.
     """
@@ -119,7 +119,7 @@ def link_bytes(plan: Plan) -> dict[int, tuple[Fraction, Fraction]]:
 
 
 def busiest(plan: Plan, nbytes: float, *, inside: Edge, between: Edge, g: float = 0.0) -> float:
-    """Seconds for which the busiest port, link or rank is at work: what one more segment of `nbytes` takes.
+    """Seconds for which the busiest port, link or rank works: the price of one more segment of `nbytes`.
 
     Segments follow each other through a plan, so that in the long run latencies overlap and only this counts.
     """
@@ -155,9 +155,9 @@ def sending(plan: Plan, rank: int, nbytes: float, *, inside: Edge, between: Edge
 def shared_seconds(plan: Plan, nbytes: float, machine: Calibration) -> float:
     """How long a call takes between ranks that share memory, Python's part included.
 
-    Every chunk that is sent is taken as copied once into staging, which stays in a cache, whoever reads it;
-    who receives it copies it out, who reduces reads it there (large ones are lent, which costs less). The
-    other end of a copy is the caller's memory, and whichever end is slower counts. All ranks do so at once,
+    The price assumes that a sender copies each chunk once into staging memory, which stays in a cache. A
+    receiver copies it out; a rank that reduces reads it there. (Lending large chunks costs less.) The other
+    end of a copy is the caller's memory, and the slower end counts. All ranks do so at once,
     the busiest counts. More ranks than cores take turns: their calls and their work add up, and a message
     waits for others to come and go.
 

@@ -21,7 +21,7 @@ from unisono.plans.plan import Step
 
 __all__ = ["Edge", "Message", "Trace", "end", "far", "parts_of", "sends_of", "trace"]
 
-_ARRIVES, _ASKS = 0, 1  # at one moment, ports are freed before anybody asks for them
+_ARRIVES, _ASKS = 0, 1  # at equal times, a port is freed before it is requested
 
 
 class Edge(NamedTuple):
@@ -127,7 +127,7 @@ class _Rank:
 
     Attributes:
         next_step, now: how far it has come, and when.
-        outbox: (receiver, when it was ready, step, chunks) of messages not sent yet; the first asks next.
+        outbox: (receiver, when it was ready, step, chunks) of messages not sent yet, in order.
         taking: whether a message is arriving.  waiting: senders that ask: (since, distance, rank).
     """
 

@@ -189,7 +189,7 @@ class Uncaught(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         at: when it reached the top of the program uncaught, seconds since the epoch.
         type: "unisono.errors.Mismatch".  message: the last lines of its traceback, type first.
         frames, all_frames: the lines before, without and with Unisono's own frames.
-        lost: it is a consequence: another rank is gone, or has aborted.
+        lost: a consequence: another rank has ended or aborted.
         printed: the rank itself has printed it, too.
         missing: the ranks that did not arrive.
         report: the report of the fault, if the engine found it.

@@ -35,6 +35,9 @@ class _Record(msgspec.Struct, forbid_unknown_fields=True):
     shape: list[int] = []
 
 
+_decode = msgspec.json.Decoder(_Record).decode
+
+
 @lru_cache(maxsize=256)
 def describe(dtype: DType) -> str | None:
     """The text of an element type; None when it has no fixed size, or the text would lose information."""
@@ -88,7 +91,7 @@ def _restore(text: str, depth: int) -> DType:
         return np.dtype(text)
     if _NAME.fullmatch(text):
         return _extension(text)
-    record = msgspec.json.decode(text, type=_Record)
+    record = _decode(text)
     if record.base:
         return np.dtype((restore(record.base, depth + 1), tuple(record.shape)))
     return np.dtype(

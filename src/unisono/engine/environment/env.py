@@ -1,6 +1,7 @@
 """The only reader of the environment: `read()` makes a frozen `Settings`, each value with its origin.
 
-One table, `VARIABLES`, makes the reader, docs/environment.md (`markdown`) and doctor's listing (`listing`).
+One table, `VARIABLES`, makes the reader, docs/reference/environment.md (`markdown`) and the listing of
+`unisono doctor` (`listing`).
 
 Several variables may set the same setting, because each launcher sets its own. The innermost launcher counts:
 a launcher inside another one (torchrun inside srun) gives each process a rank that the outer one does not
@@ -423,7 +424,7 @@ def listing(settings: Settings) -> list[tuple[str, str, str]]:
 
 
 def markdown() -> str:
-    """The text of docs/environment.md."""
+    """The text of docs/reference/environment.md."""
     lines = [
         "# Environment variables",
         "",
