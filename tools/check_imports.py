@@ -12,10 +12,7 @@ from graphlib import CycleError, TopologicalSorter
 import grimp
 
 # Pairs of one concept: the first imports the second for the type of an argument only.
-ALLOWED = (
-    ("unisono.engine.group.coalesced", "unisono.engine.group.planning"),
-    ("unisono.engine.group.external_work", "unisono.engine.group.external"),
-)
+ALLOWED = (("unisono.engine.group.external_work", "unisono.engine.group.external_planning"),)
 
 
 def circle(imported: Mapping[str, set[str]]) -> list[str]:

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -42,6 +43,27 @@ world.send(np.ones(1 << 18), other, 1)
 world.send(np.ones(1 << 18), other, 2)
 world.barrier()
 assert not any(one.any() for one in fresh)
+
+
+# objects of several threads to one rank and tag stay whole; an array is no object
+def send_objects(thread: int) -> None:
+    for number in range(10):
+        world.send_object((thread, number, "x" * thread * 1000), other, 5, timeout=20)
+
+
+with ThreadPoolExecutor(8) as pool:
+    sent = [pool.submit(send_objects, thread) for thread in range(4)]
+    received = [pool.submit(world.recv_object, other, 5, timeout=20) for _ in range(40)]
+    found = sorted(one.result() for one in received)
+    assert [one.result() for one in sent] == [None] * 4
+assert found == [(thread, number, "x" * thread * 1000) for thread in range(4) for number in range(10)]
+world.send(np.array([16, 16]), other, 6)
+try:
+    world.recv_object(other, 6)
+except un.Mismatch as error:
+    assert f"rank {other} sent a message that is no object, tag 6" in str(error)
+else:
+    raise AssertionError("no Mismatch")
 
 # a fork's child has no part in the group, and may end
 child = os.fork()

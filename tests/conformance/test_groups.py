@@ -10,7 +10,7 @@ import pytest
 import ranks
 import unisono as un
 from loops import each, everywhere
-from unisono.engine.group import group as groups
+from unisono.engine.group import native
 
 
 @everywhere
@@ -51,7 +51,7 @@ def test_split_by_color_and_key() -> None:
 
 @everywhere
 def test_split_that_fails_for_some_leaves_all_with_the_same_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    connect = groups.connect
+    connect = native.connect
 
     def failing(store: un.Store, rank: int, size: int, **options: Any) -> un.Group:
         if options["members"] == (0, 2):
@@ -72,7 +72,7 @@ def test_split_that_fails_for_some_leaves_all_with_the_same_count(monkeypatch: p
         everybody.close()
 
     with monkeypatch.context() as patched:
-        patched.setattr(groups, "connect", failing)
+        patched.setattr(native, "connect", failing)
         ranks.threads(4, work, timeout_s=20)
 
 

@@ -18,7 +18,6 @@ import ranks
 import unisono as un
 from loops import each
 from ports import reserved
-from unisono.engine.group import group as module
 
 NUMEL = 1000
 
@@ -104,13 +103,13 @@ def test_message(call: str, step: str, after: bool) -> None:
 def test_ctrl_c_while_leaving_closes_the_store_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     with reserved() as port:
         group = un.init_process_group(init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
-        leave = module._leave_engine
+        leave = inside.planner(group).leave
 
-        def interrupted(*arguments: Any) -> None:
-            leave(*arguments)
+        def interrupted(cause: str) -> None:
+            leave(cause)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(module, "_leave_engine", interrupted)
+        monkeypatch.setattr(inside.planner(group), "leave", interrupted)
         with pytest.raises(KeyboardInterrupt):
             group.close()
         with pytest.raises(ConnectionRefusedError):

@@ -27,6 +27,7 @@ import unisono as un
 from unisono import _native
 from unisono.engine.base.authentication import handshake
 from unisono.engine.group import Group
+from unisono.engine.group.native import NativeGroup
 from unisono.engine.store import wire
 from unisono.engine.store.ops import Add, Check, CompareSet, Count, Get, Peek, Set, Wait
 
@@ -123,7 +124,7 @@ class Rank:
         region = _native.Region(-1, 1, 1 << 16, True)
         engine = _native.Engine(region, 0, [-1, -1], -1, 2, 0.0, 1 << 18, connections=joined)
         self.ends = {kind: far for kind, (_, far) in pairs.items()}
-        self.group = Group(engine, 0, 2, "fuzz", 0.05, hosts=("here", "there"))
+        self.group = NativeGroup(engine, 0, 2, "fuzz", 0.05, hosts=("here", "there"))
 
     def close(self) -> None:
         for end in self.ends.values():

@@ -15,13 +15,14 @@ import numpy as np
 import unisono as un
 from unisono import _native
 from unisono.engine.group import Group
+from unisono.engine.group.native import NativeGroup
 
 __all__ = ["alone", "hostile"]
 
 
 def alone(name: str) -> Group:
     engine = _native.Engine(_native.Region(-1, 1, 1 << 16, True), 0, [-1], -1, 1, 0.0, 1 << 18)
-    return Group(engine, 0, 1, name, 0.05, un.HashStore(0.05))
+    return NativeGroup(engine, 0, 1, name, 0.05, un.HashStore(0.05))
 
 
 class Says:

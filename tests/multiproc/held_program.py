@@ -24,6 +24,7 @@ import numpy as np
 import unisono as un
 from unisono import _native
 from unisono.engine.group import Group
+from unisono.engine.group.native import NativeGroup
 from unisono.engine.store import HashStore
 
 NUMEL = 32 * 1024
@@ -35,7 +36,7 @@ def open_group(region: Any, rank: int, peer: int) -> Group:
     liveness = [-1, -1]
     liveness[1 - rank] = os.pidfd_open(peer)
     engine = _native.Engine(region, rank, liveness, -1, 2, -1, SEGMENT_BYTES)
-    return Group(engine, rank, 2, "held", 60.0, HashStore(60.0))
+    return NativeGroup(engine, rank, 2, "held", 60.0, HashStore(60.0))
 
 
 def call(group: Group, collective: str, out: Any, x: Any, **options: Any) -> Any:

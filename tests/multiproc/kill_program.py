@@ -24,7 +24,7 @@ import numpy as np
 
 import unisono as un
 from unisono.engine.bootstrap.engine import EngineSettings, open_engine
-from unisono.engine.group import Group
+from unisono.engine.group.native import NativeGroup
 from unisono.engine.store import FileStore
 
 RECORD = struct.Struct("<iiii")
@@ -39,7 +39,7 @@ def survive(path: str, rank: int, size: int, board: int, ready: int, report: int
     store = FileStore(path, size)
     settings = EngineSettings(1 << 20, -1.0, board, int(os.environ.get("UNISONO_RANKS_PER_HOST", "0")))
     opened = open_engine(store, rank, size, timeout_s=30, settings=settings)
-    group = Group(opened.engine, rank, size, "world", 30.0, hosts=opened.hosts)
+    group = NativeGroup(opened.engine, rank, size, "world", 30.0, hosts=opened.hosts)
     os.write(ready, b".")
     try:
         while True:

@@ -30,6 +30,7 @@ from unisono.engine.bootstrap.membership import Membership, meet, version, write
 from unisono.engine.costs.machine import DEFAULTS
 from unisono.engine.environment.env import Settings
 from unisono.engine.group import Group
+from unisono.engine.group.native import NativeGroup
 from unisono.engine.store import HashStore
 from unisono.plans import ALGORITHMS
 
@@ -54,7 +55,7 @@ def open_two(store: HashStore, **options: Any) -> list[Any]:
             engine, hosts, _ = open_engine(store, rank, 2, timeout_s=20, settings=settings)
         except un.RendezvousError as error:
             return error
-        return Group(engine, rank, 2, "test", 20.0, store, hosts=hosts)
+        return NativeGroup(engine, rank, 2, "test", 20.0, store, hosts=hosts)
 
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(opened, range(2)))

@@ -27,11 +27,11 @@ def engine(group: un.Group) -> Any:
 def engine_replaced(group: un.Group, replacement: Any) -> Iterator[None]:
     """Calls of the group go to `replacement`."""
     own = planner(group)
-    kept, own._engine = own.engine, replacement
+    kept, own._runner = own.engine, replacement
     try:
         yield
     finally:
-        own._engine = kept
+        own._runner = kept
 
 
 def remembered(group: un.Group) -> int:
@@ -46,7 +46,7 @@ def place(group: un.Group, hosts: tuple[int, ...]) -> None:
 
 def keep(group: un.Group, work: Any) -> None:
     """Let a group keep a work, as one without a waiter."""
-    group._kept.keep(work)
+    planner(group).kept.keep(work)
 
 
 # The adapter for PyTorch.

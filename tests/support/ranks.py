@@ -21,6 +21,7 @@ from unisono import _native
 from unisono.engine.bootstrap.engine import EngineSettings, open_engine
 from unisono.engine.costs.machine import DEFAULTS
 from unisono.engine.group import Group
+from unisono.engine.group.native import NativeGroup
 from unisono.engine.store import HashStore
 
 HERE = Path(__file__).resolve().parent
@@ -55,7 +56,7 @@ def groups(
 
         def opened(rank: int) -> Group:
             engine, hosts, _ = open_engine(store, rank, size, timeout_s=timeout_s, settings=settings)
-            return Group(engine, rank, size, "test", timeout_s, store, hosts=hosts)
+            return NativeGroup(engine, rank, size, "test", timeout_s, store, hosts=hosts)
 
         with ThreadPoolExecutor(size) as pool:
             return list(pool.map(opened, range(size)))
@@ -66,7 +67,7 @@ def groups(
     engines = [
         _native.Engine(region, rank, [-1] * size, -1, cores, -1, segment_bytes) for rank in range(size)
     ]
-    return [Group(engine, rank, size, "test", timeout_s, store) for rank, engine in enumerate(engines)]
+    return [NativeGroup(engine, rank, size, "test", timeout_s, store) for rank, engine in enumerate(engines)]
 
 
 def threads(size: int, work: Callable[[Group], Any], **options: Any) -> list[Any]:

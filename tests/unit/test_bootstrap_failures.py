@@ -19,6 +19,7 @@ from unisono.engine.bootstrap.liveness import Liveness
 from unisono.engine.bootstrap.membership import Card, Membership
 from unisono.engine.costs.machine import DEFAULTS
 from unisono.engine.group import Group
+from unisono.engine.group.native import NativeGroup
 from unisono.engine.store import HashStore
 
 AT_ONCE_S = 20.0  # less than the minute for which nobody is waited for, on a busy machine, too
@@ -37,7 +38,7 @@ def made(ranks: int | list[int], *, per_host: int = 0, timeout_s: float = 60.0, 
             engine, hosts, _ = open_engine(store, rank, size, timeout_s=timeout_s, settings=settings)
         except BaseException as error:
             return error
-        return Group(engine, rank, size, "test", 60.0, store, hosts=hosts)
+        return NativeGroup(engine, rank, size, "test", 60.0, store, hosts=hosts)
 
     started = time.monotonic()
     with ThreadPoolExecutor(len(numbers)) as pool:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from unisono.engine.group import Group
+    from unisono.engine.group.native import NativeGroup
     from unisono.torch_internals.c10d import Work
 
     from .cuda import CudaGroup
@@ -87,7 +87,7 @@ def repeated(
 class Calling:
     """The base class of the methods that move data."""
 
-    _group: Group
+    _group: NativeGroup
     _repeat: Callable[..., Any]  # these three: see `_native.Calls`
     _send_now: Callable[..., object]
     _recv_now: Callable[..., object]

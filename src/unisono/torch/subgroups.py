@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from unisono.engine.group import Group
+    from unisono.engine.group.native import NativeGroup
 
 __all__ = ["NOWHERE", "Begun", "Subgroups", "Within"]
 
@@ -77,7 +77,7 @@ class Begun:
 class Subgroups:
     """The methods of a process group that make another one from it."""
 
-    _group: Group
+    _group: NativeGroup
     _begun: Begun
     _rank: int
     _store: c10d.Store

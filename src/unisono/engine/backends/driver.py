@@ -95,7 +95,7 @@ class Done(Pending):
 
 
 class Driver(ABC):
-    """One rank of one group of a library. For a `Group` it replaces the engine.
+    """One rank of one group of a library.
 
     Attributes:
         name: of the backend.  device: whose memory it moves, "cpu" or "cuda".
@@ -105,6 +105,7 @@ class Driver(ABC):
         any_source, any_tag: a receive may leave out its source, its tag.  most_tag: the largest tag.
         to_itself: a rank may send to itself.
         short_messages: a message may be shorter than its receiver's buffer.
+        matched_probe: a receive can learn the size of its message first, see `receive_object`.
     """
 
     name: str
@@ -112,13 +113,12 @@ class Driver(ABC):
     deadlines = False
     any_source = any_tag = to_itself = True
     short_messages = True
+    matched_probe = False
     most_tag = (1 << 31) - 1
     failures: tuple[type[Exception], ...]
     rank: int
     size: int
-    faulted = False
     issued = 0
-    cause = ""
 
     @abstractmethod
     def flat(self, address: int, numel: int, dtype: str) -> Any:
@@ -135,6 +135,10 @@ class Driver(ABC):
     @abstractmethod
     def receive(self, x: Any, src: int, tag: int, is_object: bool) -> Pending:
         """Start to receive into a flat array. src, tag: -1 for any."""
+
+    def receive_object(self, src: int, tag: int) -> Any:
+        """Receive an object of any size, sent as one message; wait for it. Returns an array of its bytes."""
+        raise NotImplementedError
 
     @abstractmethod
     def subgroup(self, ranks: tuple[int, ...], number: int) -> Driver | None:
@@ -160,39 +164,11 @@ class Driver(ABC):
         return False
 
     def leave(self) -> None:  # noqa: B027  (some have nothing to do)
-        """Close the group on this rank. cause: the exception that is the reason, "" for none."""
-
-    # ---- functions of the engine that a library does not have -------------------------------------------
-
-    def remark(self, seq: int, text: str) -> None:  # noqa: ARG002
-        """Keep why this rank leaves."""
-        self.cause = text
+        """Close the group on this rank."""
 
     def abandon(self) -> None:
         """In a forked child: never end the group there, which may wait for threads that it does not have."""
         keep_for_ever(self)
-
-    def detach(self) -> None:  # noqa: B027
-        """Do nothing: there is no thread to start."""
-
-    def hold(self, buffers: Any) -> None:  # noqa: B027
-        """Do nothing: a library's messages keep their own buffers."""
-
-    def abort(self) -> None:
-        """Refuse: no call of these libraries ends an operation of other ranks and leaves the process."""
-        raise unsupported(self, "abort()", "it cannot end the operations of other ranks", NATIVE)
-
-    def record_of(self, rank: int) -> Any:  # noqa: ARG002
-        """Refuse: there is no record."""
-        raise unsupported(self, "last_seen()", "its ranks keep no record of their calls", NATIVE)
-
-    def probe(self, peer: int, tag: int, timeout_s: float) -> Any:  # noqa: ARG002
-        """Refuse: a `Status` has the dtype, which the library does not send."""
-        raise unsupported(self, "probe()", NO_DTYPE, NATIVE)
-
-    def look(self, peer: int, tag: int) -> Any:  # noqa: ARG002
-        """Refuse, see `probe`."""
-        raise unsupported(self, "iprobe()", NO_DTYPE, NATIVE)
 
 
 def keep_for_ever(*what: Any) -> None:

@@ -39,6 +39,7 @@ class MpiDriver(Driver):
     """One rank of a communicator. Collectives and messages use private duplicates of it."""
 
     name = "mpi"
+    matched_probe = True
 
     def __init__(self, comm: Any = None) -> None:
         self._mpi: Any = import_module("mpi4py.MPI")
@@ -180,6 +181,15 @@ class MpiDriver(Driver):
         source = self._mpi.ANY_SOURCE if src < 0 else src
         wanted = self._mpi.ANY_TAG if tag < 0 else tag
         return _Request(self, comm.Irecv(self._octets(x), source, wanted), (x,), None)
+
+    def receive_object(self, src: int, tag: int) -> Array:
+        """See `Driver.receive_object`. No other thread can receive the message that was probed."""
+        status = self._mpi.Status()
+        source = self._mpi.ANY_SOURCE if src < 0 else src
+        message = self._objects.Mprobe(source, self._mpi.ANY_TAG if tag < 0 else tag, status)
+        data = np.empty(self.counted(status), np.uint8)
+        message.Recv(self._octets(data))
+        return data
 
     # ---- the group -----------------------------------------------------------------------------------------
 

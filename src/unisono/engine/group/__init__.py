@@ -1,20 +1,31 @@
 """Groups of ranks and their operations.
 
-group.py      Group: every operation, the way to subgroups, the end      init.py     init_process_group
-signature.py  what makes a method of Group a collective                  custom.py   algorithms of the caller
-planning.py   a new call: checked -> plan -> lowered -> bound            layout.py   argument checks
-coalesced.py  many buffers in one call   messages.py  between two ranks  objects.py  Python objects
-results.py    allocated results          canon.py     reproducible order work.py     operations under way
-waiting.py    wait for several works         external.py  a group over another library: checks, refusals
-external_work.py  its operations under way   outside.py   init_process_group for such groups
+group.py      Group: every operation, abstract         init.py      init_process_group
+planning.py   Planner: what all check before a call    signature.py what makes a method of Group a collective
+layout.py     a call's buffers, and their checks       arguments.py its other arguments, and their checks
+coalesced.py  many buffers in one call                 results.py   allocated results
+messages.py   between two ranks: checks                objects.py   Python objects
+work.py       operations under way                     waiting.py   wait for several works
+
+The engine's groups:
+native.py           NativeGroup, connect               native_planning.py   choose, lower and bind a call
+native_messages.py  messages under way                 canon.py             reproducible order
+custom.py           algorithms of the caller           parent.py            while a subgroup is made
+codec_arguments.py  the codec of a call                codec_planning.py    proof, error bound, choice
+codec_error.py      the error of a plan                codec_messages.py    messages with encoded values
+
+Groups over another library:
+external.py         ExternalGroup                      external_planning.py what a library refuses; its calls
+external_work.py    operations under way               external_init.py     init_process_group
 """
 
 from __future__ import annotations
 
 from unisono._native import Status
-from unisono.engine.group.group import Group, connect
+from unisono.engine.group.group import Group
 from unisono.engine.group.init import init_process_group
 from unisono.engine.group.messages import ANY_TAG, RecvFrom, SendTo
+from unisono.engine.group.native import connect
 from unisono.engine.group.waiting import wait_all, wait_any
 from unisono.engine.group.work import DoneWork, MessageWork, Work
 

@@ -7,36 +7,29 @@ Ranks compare their lists: other sizes, other dtypes or another order is a `Mism
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from unisono import _native
 from unisono.engine.base.checking import listed
-from unisono.engine.diagnosis.calls import number_of_list
 from unisono.engine.group.layout import SIDES, Extents, named, spread, two_sides
 from unisono.engine.group.work import DoneWork
 from unisono.engine.memory.buffers import DTYPES, ITEMSIZES, pinned, view
 from unisono.engine.operations.kinds import kind_of
-from unisono.engine.operations.reduction import Op, PremulSum
 
-if TYPE_CHECKING:
-    from unisono.engine.group.planning import Planner
-
-__all__ = ["no_calls", "plan"]
+__all__ = ["Piece", "Pieces", "batches", "block_counts", "checked", "joined", "no_calls", "shown"]
 
 TOGETHER_BYTES = 64 * 1024
 """Copying a buffer of up to this size twice takes less time than an operation of its own."""
 PACKED_BYTES = 1 << 20
 """The most bytes that are packed into one buffer."""
-Coding = tuple[Any, Any]
 
 LISTED = 8
 """The most buffers that an error lists."""
 
 
-class _Piece(NamedTuple):
+class Piece(NamedTuple):
     """One buffer of a call, or an output and its input.
 
     Attributes:
@@ -51,36 +44,45 @@ class _Piece(NamedTuple):
 
     @property
     def nbytes(self) -> int:
+        """That a rank contributes."""
         return self.numel * ITEMSIZES[self.dtype]
 
 
-def plan(
-    planner: Planner,
+class Pieces(NamedTuple):
+    """The checked buffers of a call. keep: pins them.  writes: this rank's first side is written."""
+
+    each: list[Piece]
+    keep: Any
+    writes: bool
+
+
+def checked(
     kind: str,
-    outs: Sequence[Any],
-    givens: Sequence[Any] | None,
-    op: Op,
+    outs: Any,
+    givens: Any,
+    size: int,
+    rank: int,
     root: int,
-    reproducible: bool,
-    coding: Coding,
-) -> Any:
-    """The bound calls of a coalesced call, all checked; or a callable that runs it, see `Calls._execute`.
+    codec: Any,
+    seen: Callable[[str, Any], Any],
+) -> Pieces:
+    """The buffers of a coalesced call, all checked.
 
     Args:
-        outs, givens: its lists of buffers.  coding: codec, between_hosts.
+        outs, givens: its lists of buffers.  seen: see `Planner.seen`.
     Raises:
-        ValueError, TypeError: an argument is wrong.  GroupClosed: the group was closed.
+        ValueError, TypeError: a buffer is wrong, or two share memory.
     """
     collective = kind_of(kind).plan
     if collective in SIDES:
-        pieces, keep = _between(planner, kind, outs, givens)
-        _check_apart(kind, pieces, _block_counts(collective, planner.size))
-        return _bind(planner, kind, pieces, keep, True, op, root, reproducible, coding)
-    writes = collective != "broadcast" or planner.rank != root or coding[0] is not None
-    pieces, keep = _in_place(planner, kind, outs, writes)
+        pieces, keep = _between(kind, outs, givens, size, rank, seen)
+        _check_apart(kind, pieces, block_counts(collective, size))
+        return Pieces(pieces, keep, True)
+    writes = collective != "broadcast" or rank != root or codec is not None
+    pieces, keep = _in_place(kind, outs, writes, seen)
     if writes:
         _check_apart(kind, pieces, (1, 0))
-    return _bind(planner, kind, pieces, keep, writes, op, root, reproducible, coding)
+    return Pieces(pieces, keep, writes)
 
 
 def no_calls(later: bool, timeout: Any) -> DoneWork | None:  # noqa: ARG001
@@ -88,85 +90,39 @@ def no_calls(later: bool, timeout: Any) -> DoneWork | None:  # noqa: ARG001
     return DoneWork() if later else None
 
 
-def _in_place(planner: Planner, kind: str, xs: Sequence[Any], writable: bool) -> tuple[list[_Piece], Any]:
+def _in_place(kind: str, xs: Any, writable: bool, seen: Callable[[str, Any], Any]) -> tuple[list[Piece], Any]:
     pieces = []
-    xs = [planner.seen(kind, x) for x in listed(xs, f"{kind}: xs")]
+    xs = [seen(kind, x) for x in listed(xs, f"{kind}: xs")]
     keep = pinned(xs)
     for place, x in enumerate(xs):
         with _naming(kind):
             address, numel, dtype = view(x, writable, f"xs[{place}]")
-        pieces.append(_Piece(place, dtype, numel, [(address, numel)], []))
+        pieces.append(Piece(place, dtype, numel, [(address, numel)], []))
     return pieces, keep
 
 
-def _between(planner: Planner, kind: str, outs: Sequence[Any], givens: Any) -> tuple[list[_Piece], Any]:
+def _between(
+    kind: str, outs: Any, givens: Any, size: int, rank: int, seen: Callable[[str, Any], Any]
+) -> tuple[list[Piece], Any]:
     sides = SIDES[kind_of(kind).plan]
     outs, givens = listed(outs, f"{kind}: outs"), listed(givens, f"{kind}: inputs")
-    outs, givens = ([planner.seen(kind, x) for x in side] for side in (outs, givens))
+    outs, givens = ([seen(kind, x) for x in side] for side in (outs, givens))
     if len(outs) != len(givens):
         raise ValueError(f"{kind}: {len(outs)} outputs and {len(givens)} inputs, expected as many")
     keep = [pinned(each) for each in (*outs, *givens)]
     pieces = []
     for place, (out, given) in enumerate(zip(outs, givens, strict=True)):
         with _naming(f"{kind}: buffers {place}"):
-            dtype, target, source = two_sides(sides, out, given, planner.size, planner.rank, 0)
+            dtype, target, source = two_sides(sides, out, given, size, rank, 0)
         numel = (source if sides.out_blocks else target)[0][1]
-        pieces.append(_Piece(place, dtype, numel, target, source))
+        pieces.append(Piece(place, dtype, numel, target, source))
     return pieces, keep
 
 
-def _bind(
-    planner: Planner,
-    kind: str,
-    pieces: list[_Piece],
-    keep: Any,
-    writes: bool,
-    op: Op,
-    root: int,
-    reproducible: bool,
-    coding: Coding,
-) -> Any:
-    in_order = reproducible or planner.reproducible
-    collective, coded = kind_of(kind).plan, None
-    if any(each is not None for each in coding):
-        for piece in pieces:  # the same for all; the values of each are checked
-            sides = piece.out, piece.given
-            coded = planner.codings.coded(kind, coding, piece.dtype, op, root, in_order, sides)
-    own = planner.own_list(collective, pieces, keep, op, root, reproducible)
-    if own is not None:
-        return own
-    number = number_of_list([(piece.dtype, piece.numel) for piece in pieces])
-    blocks = _block_counts(collective, planner.size)
-    factor = op.factor if isinstance(op, PremulSum) else 1.0
-    note = _listed(pieces)
-    calls = []
-    for batch in _batches(pieces):
-        dtype, numel = batch[0].dtype, sum(piece.numel for piece in batch)
-        operation, name, root, _ = planner.prepare(kind, None, dtype, numel, op, root, reproducible, coded)
-        item = ITEMSIZES[dtype]
-        calls.append(
-            _native.BoundCall(
-                name,
-                operation,
-                root,
-                number,
-                factor,
-                _joined([piece.out for piece in batch], blocks[0], item),
-                _joined([piece.given for piece in batch], blocks[1], item),
-                keep,
-                writes=writes,
-                pieces=[piece.place for piece in batch],
-                blocks=blocks,
-                note=note,
-            )
-        )
-    return calls or no_calls
-
-
-def _batches(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
+def batches(pieces: list[Piece]) -> Iterator[list[Piece]]:
     """The buffers that are packed together: small, of one dtype, up to a limit. The same on every rank."""
     for (large, _), some in groupby(sorted(pieces, key=_order), key=_order):
-        batch: list[_Piece] = []
+        batch: list[Piece] = []
         nbytes = 0
         for piece in some:
             if batch and (large or nbytes + piece.nbytes > PACKED_BYTES):
@@ -177,18 +133,18 @@ def _batches(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
         yield batch
 
 
-def _listed(pieces: list[_Piece]) -> str:
+def shown(pieces: list[Piece]) -> str:
     """The list of buffers, for a Mismatch."""
     each = [f"{DTYPES[piece.dtype]}[{piece.numel}]" for piece in pieces[:LISTED]]
     return ", ".join([*each, "..."] if len(pieces) > LISTED else each)
 
 
-def _order(piece: _Piece) -> tuple[bool, int]:
+def _order(piece: Piece) -> tuple[bool, int]:
     """The sort key: small buffers before large ones, then by dtype. The sort is stable."""
     return piece.nbytes > TOGETHER_BYTES, piece.dtype
 
 
-def _block_counts(collective: str, size: int) -> tuple[int, int]:
+def block_counts(collective: str, size: int) -> tuple[int, int]:
     """How many blocks the output and the input have."""
     sides = SIDES.get(collective)
     if sides is None:
@@ -196,7 +152,7 @@ def _block_counts(collective: str, size: int) -> tuple[int, int]:
     return (size if sides.out_blocks else 1), (size if sides.given_blocks else 1)
 
 
-def _joined(sides: list[Extents], blocks: int, item: int) -> Extents:
+def joined(sides: list[Extents], blocks: int, item: int) -> Extents:
     """The extents of all buffers: one for each, or one for each block if a buffer is a list of blocks."""
     if all(len(side) <= 1 for side in sides):
         return [extent for side in sides for extent in side]
@@ -215,7 +171,7 @@ def _naming(call: str) -> Iterator[None]:
         raise named(call, error) from None
 
 
-def _check_apart(call: str, pieces: list[_Piece], counts: tuple[int, int]) -> None:
+def _check_apart(call: str, pieces: list[Piece], counts: tuple[int, int]) -> None:
     """Check that no written memory is shared with another buffer, except a buffer's own block."""
     reaches: list[tuple[int, int, bool]] = []  # (start, end, written)
     for piece in pieces:

@@ -6,17 +6,19 @@ import math
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from threading import TIMEOUT_MAX, RLock
 from typing import TYPE_CHECKING, Any
 
 from unisono._native import Status
-from unisono.engine.backends.driver import Call, Pending
-from unisono.engine.group.results import Made
+from unisono.engine.backends.driver import Call, Pending, keep_for_ever
+from unisono.engine.group.results import NOTHING, Made
 from unisono.engine.group.work import MessageWork, Work, seconds
 from unisono.engine.memory.buffers import DTYPES, ITEMSIZES, DeviceArray
 from unisono.errors import GroupError, Mismatch, Timeout, message
 
 if TYPE_CHECKING:
-    from unisono.engine.group.external import ExternalPlanner
+    from unisono.engine.group.arguments import Transfer
+    from unisono.engine.group.external_planning import ExternalPlanner
 
 __all__ = ["ExternalCall", "ExternalMessage", "ExternalWork", "device_arrays"]
 
@@ -47,9 +49,9 @@ class ExternalCall:
             if not later:
                 return work.outcome()
         except BaseException:
-            planner.keep(work)  # the library continues, and writes to its buffers
+            planner.kept.keep(work)  # the library continues, and writes to its buffers
             raise
-        planner.keep(work)
+        planner.kept.keep(work)
         return work
 
 
@@ -68,6 +70,7 @@ class ExternalWork(Work):
         self._limit_s = planner.limit_s(timeout)
         self._pending: list[Pending] = []
         self._error: GroupError | None = None
+        self._lock = RLock()  # a signal handler may ask while this thread waits
 
     def start(self, calls: list[Call], later: bool) -> None:
         """Start all of them."""
@@ -77,36 +80,48 @@ class ExternalWork(Work):
 
     def done(self) -> bool:
         """See `Work.done`."""
-        while self._pending:
-            try:
-                with self._planner.translating(self._kind):
-                    if not self._pending[0].done():
-                        return False
-                    self._end_first()
-            except GroupError as error:
-                self._first_failed(error)
-        return True
+        if not self._lock.acquire(blocking=False):
+            return False  # another thread waits for it: a library's request is for one thread at a time
+        try:
+            while self._pending:
+                try:
+                    with self._planner.translating(self._kind):
+                        if not self._pending[0].done():
+                            return False
+                        self._end_first()
+                except GroupError as error:
+                    self._first_failed(error)
+            return True
+        finally:
+            self._lock.release()
 
     def wait(self, timeout: Seconds = None) -> None:
         """See `Work.wait`."""
         limit_s = self._limit_s if timeout is None else seconds(timeout, math.inf)
-        end = None if limit_s is None else time.monotonic() + limit_s
-        while self._pending:
-            left_s = None if end is None else max(0.0, end - time.monotonic())
-            try:
-                with self._planner.translating(self._kind):
-                    ended = self._pending[0].wait(left_s)
-                    if ended:
+        end = math.inf if limit_s is None else time.monotonic() + limit_s
+        if not self._lock.acquire(timeout=TIMEOUT_MAX if limit_s is None else min(limit_s, TIMEOUT_MAX)):
+            raise self._late(limit_s)
+        try:
+            while self._pending:
+                try:
+                    with self._planner.translating(self._kind):
+                        left_s = None if limit_s is None else max(0.0, end - time.monotonic())
+                        if not self._pending[0].wait(left_s):
+                            break
                         self._end_first()
-            except GroupError as error:
-                self._first_failed(error)
-                continue
-            if not ended:
-                where = f"group={self._planner.name} rank={self._planner.rank}/{self._planner.size}"
-                what = f"{self._kind} is not done after {limit_s:.3f} s"
-                raise Timeout(message(what, where=where, remedy="It goes on; wait again."))
+                except GroupError as error:
+                    self._first_failed(error)
+            if self._pending:
+                raise self._late(limit_s)
+        finally:
+            self._lock.release()
         if self._error is not None:
             raise self._error
+
+    def _late(self, limit_s: float | None) -> Timeout:
+        where = f"group={self._planner.name} rank={self._planner.rank}/{self._planner.size}"
+        what = f"{self._kind} is not done after {limit_s or 0.0:.3f} s"
+        return Timeout(message(what, where=where, remedy="It goes on; wait again."))
 
     def _end_first(self) -> None:
         self._pending[0].finish()
@@ -119,7 +134,7 @@ class ExternalWork(Work):
     def _first_failed(self, error: GroupError) -> None:
         """Continue with the other works: the library still uses their buffers."""
         self._error = self._error or error
-        del self._pending[0]
+        del self._pending[:1]
 
     def outcome(self) -> Any:
         """Wait; then return the result of the call."""
@@ -130,103 +145,57 @@ class ExternalWork(Work):
     result = outcome
 
     def let_go(self) -> None:
-        """The library keeps its buffers."""
+        """See `Work.let_go`; the library cannot be stopped."""
+        if self._pending:
+            keep_for_ever(self)
 
     def _what(self) -> str:
         return f"{self._kind} of group {self._planner.name!r}"
 
 
-class ExternalMessage(MessageWork):
+class ExternalMessage(ExternalWork, MessageWork):
     """A send or a receive by the library."""
 
-    __slots__ = (
-        "_array", "_buffered", "_cancelled", "_dtype", "_error", "_limit_s", "_name", "_pending", "_planner",
-        "_rank", "_settled", "_tag",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        planner: ExternalPlanner,
-        name: str,
-        array: Any,
-        dtype: int,
-        rank: int,
-        tag: int,
-        timeout: Seconds,
-        keep: Any,
-        receiving: bool,
-    ) -> None:
-        self._planner, self._name, self._array, self._dtype = planner, name, array, dtype
-        self._rank, self._tag, self._keep, self._receiving = rank, tag, keep, receiving
-        self._limit_s = planner.limit_s(timeout)
-        self._begun = self._settled = self._cancelled = False
-        self._error: GroupError | None = None
-        self._pending: Pending
+    def __init__(self, planner: ExternalPlanner, transfer: Transfer, array: Any) -> None:
+        """array: the buffer, as the driver's."""
+        super().__init__(planner, transfer.name, transfer.keep, NOTHING, transfer.timeout)
+        self._transfer, self._array = transfer, array
+        self._begun = self._cancelled = False
+        self._moving: Pending
         # Two ranks that both send first must not wait for each other, whatever the library buffers.
-        self._buffered = name in ("send", "send_object") and planner.driver.device == "cpu"
+        self._buffered = self._kind in ("send", "send_object") and planner.driver.device == "cpu"
 
-    def start(self) -> None:
+    def start(self) -> None:  # type: ignore[override]
         """See `MessageWork.start`."""
-        driver = self._planner.driver
-        is_object = self._name.endswith("_object")
+        driver, transfer = self._planner.driver, self._transfer
         array = driver.copy(self._array) if self._buffered else self._array
-        with self._planner.translating(self._name):
-            move = driver.receive if self._receiving else driver.send
-            self._pending = move(array, self._rank, self._tag, is_object)
+        with self._planner.translating(self._kind):
+            move = driver.receive if transfer.receiving else driver.send
+            self._moving = move(array, transfer.rank, transfer.tag, self._kind.endswith("_object"))
+        self._pending = [self._moving]
         self._begun = True
-        self._planner.keep(self)
+        self._planner.kept.keep(self)
 
     def _what(self) -> str:
-        other = f"rank {self._rank}" if self._rank >= 0 else "any rank"
-        return f"{self._name}, {other} of group {self._planner.name!r}"
+        rank = self._transfer.rank
+        other = f"rank {rank}" if rank >= 0 else "any rank"
+        return f"{self._kind}, {other} of group {self._planner.name!r}"
 
     def done(self) -> bool:
         """See `Work.done`."""
-        if self._begun and not self._settled:
-            try:
-                with self._planner.translating(self._name):
-                    if self._pending.done():
-                        self._settle()
-            except GroupError as error:
-                self._fail(error)
-        return self._settled
+        return self._begun and super().done()
 
-    def wait(self, timeout: Seconds = None) -> None:
-        """See `Work.wait`."""
-        if not self._settled:
-            limit_s = self._limit_s if timeout is None else seconds(timeout, math.inf)
-            try:
-                with self._planner.translating(self._name):
-                    if not self._pending.wait(limit_s):
-                        raise Timeout(
-                            f"{self._what()}: not done after {limit_s:.3f} s. It goes on; wait again."
-                        )
-                    self._settle()
-            except Timeout:
-                raise
-            except GroupError as error:
-                self._fail(error)
-        if self._error is not None:
-            raise self._error
+    def _end_first(self) -> None:
+        super()._end_first()
+        nbytes, dtype = self._moving.nbytes, self._transfer.dtype
+        if self._transfer.receiving and not self._cancelled and nbytes % ITEMSIZES[dtype]:
+            what = f"a message of {nbytes} bytes came, expected whole {DTYPES[dtype]} elements"
+            raise Mismatch(f"{self._what()}: {what}")
 
-    def _settle(self) -> None:
-        self._pending.finish()
-        self._settled = True
-        for array in device_arrays(self._keep):
-            array.give_back()
-        item = ITEMSIZES[self._dtype]
-        if self._receiving and not self._cancelled and self._pending.nbytes % item:
-            raise Mismatch(
-                f"{self._what()}: a message of {self._pending.nbytes} bytes came, expected whole "
-                f"{DTYPES[self._dtype]} elements"
-            )
-        self._keep = None
-
-    def _fail(self, error: GroupError) -> None:
-        self._error, self._settled = error, True
-
-    def let_go(self) -> None:
-        """The library keeps its buffers."""
+    def _first_failed(self, error: GroupError) -> None:
+        if isinstance(error, Timeout):
+            keep_for_ever(self)  # the library may still move its buffer
+        super()._first_failed(error)
 
     def failure(self) -> BaseException:
         """See `MessageWork.failure`."""
@@ -241,22 +210,24 @@ class ExternalMessage(MessageWork):
     @property
     def status(self) -> Status | None:
         """See `Work.status`."""
-        if not self._receiving or not self.done() or self._error is not None or self._cancelled:
+        if not self._transfer.receiving or not self.done() or self._error is not None or self._cancelled:
             return None
         return self.came()
 
     def came(self) -> Status:
         """See `MessageWork.came`."""
-        form = self._dtype | (_OBJECT_FORM if self._name.endswith("_object") else 0)
+        form = self._transfer.dtype | (_OBJECT_FORM if self._kind.endswith("_object") else 0)
         status = Status.__new__(Status)
-        status.__setstate__((self._pending.source, self._pending.tag, self._pending.nbytes, form))
+        status.__setstate__((self._moving.source, self._moving.tag, self._moving.nbytes, form))
         return status
 
     def cancel(self) -> bool:
         """See `Work.cancel`."""
-        if not self._receiving or self.done():
+        if not self._transfer.receiving or self.done():
             return False
-        self._cancelled = self._settled = self._pending.cancel()
+        self._cancelled = self._moving.cancel()
+        if self._cancelled:
+            self._pending = []
         return self._cancelled
 
     @property
@@ -267,7 +238,8 @@ class ExternalMessage(MessageWork):
     @property
     def source(self) -> int:
         """See `MessageWork.source`."""
-        return self._pending.source if self._receiving and self.done() else self._rank
+        transfer = self._transfer
+        return self._moving.source if transfer.receiving and self.done() else transfer.rank
 
 
 def device_arrays(keep: Any) -> Iterator[DeviceArray]:

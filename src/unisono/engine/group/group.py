@@ -1,9 +1,14 @@
-"""`Group`: ranks that communicate, and every operation they have."""
+"""`Group`: ranks that communicate, and every operation they have.
+
+`Group` is what the engine's groups (native.py) and those over another library (external.py) have in common:
+signatures, checks and texts. Its abstract methods are all that differs.
+"""
 
 from __future__ import annotations
 
 import os
 import weakref
+from abc import abstractmethod
 from collections.abc import Sequence
 from datetime import timedelta
 from types import TracebackType
@@ -14,36 +19,26 @@ import msgspec
 from unisono import _native
 from unisono._native import Status
 from unisono.engine.base.checking import flag, listed, positive, whole
-from unisono.engine.bootstrap.engine import EngineSettings, open_engine
 from unisono.engine.bootstrap.rendezvous import Rendezvous
 from unisono.engine.costs.choice import Choice
-from unisono.engine.costs.machine import DEFAULTS, Calibration
-from unisono.engine.diagnosis import uncaught
 from unisono.engine.diagnosis.cause import at_failure, reason, why
-from unisono.engine.diagnosis.read import last_seen, tell_cause
-from unisono.engine.diagnosis.site import site
-from unisono.engine.environment import env
 from unisono.engine.group import objects
-from unisono.engine.group.messages import RecvFrom, SendTo, begin, checked, iprobe, plain, probe, run
-from unisono.engine.group.parent import Parent, making, watching
+from unisono.engine.group.messages import RecvFrom, SendTo, addressed, begin, checked, run
 from unisono.engine.group.planning import Planner
 from unisono.engine.group.signature import collective
-from unisono.engine.group.work import Kept, MessageWork, Work, seconds
+from unisono.engine.group.work import MessageWork, Work, seconds
 from unisono.engine.operations.reduction import Op, ReduceOp
-from unisono.engine.store import PrefixStore, Store
-from unisono.engine.store.base import close_in_children
-from unisono.errors import GroupClosed, GroupError, RendezvousError
 from unisono.plans import StepFunction
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from unisono.codecs.codec import Codec
-    from unisono.engine.group.coding import CodecChoice
+    from unisono.engine.group.codec_arguments import CodecChoice
 
     CodecName = Codec | str | None
 
-__all__ = ["Group", "connect", "end_group"]
+__all__ = ["Group"]
 
 SUM = ReduceOp.SUM
 MOST_BYTES = 1 << 62
@@ -90,34 +85,25 @@ class Group(_native.Calls):
     raises it.
     """
 
+    # Abstract for mypy only: a native base class excludes ABCMeta.
+    _planner: Planner[Any]
+
     def __init__(
         self,
-        engine: _native.Engine,
-        rank: int,
-        size: int,
-        name: str,
-        timeout_s: float,
-        store: Store | None = None,
-        meeting: Rendezvous | None = None,
-        members: tuple[int, ...] | None = None,
-        reproducible: bool = False,
-        hosts: tuple[str, ...] = (),
-        machine: Calibration = DEFAULTS,
-        settings: env.Settings | None = None,
+        planner: Planner[Any],
+        engine: _native.Engine | None,
+        hosts: tuple[str, ...],
+        members: tuple[int, ...] | None,
+        meeting: Rendezvous | None,
     ) -> None:
-        """settings: by which its subgroups meet, which may have a token that the environment has not."""
-        self._hosts = hosts or (os.uname().nodename,) * size
-        self._planner = Planner(engine, name, rank, size, timeout_s, self._hosts, reproducible, machine)
-        super().__init__(self._planner, engine, timeout_s)
-        self._store = store
-        self._settings = settings
-        self._members = tuple(range(size)) if members is None else members
+        """engine: which repeats calls; None: none does.  hosts: the name of each rank's.  meeting: to end."""
+        super().__init__(planner, engine, planner.timeout_s)
+        self._planner = planner
+        self._hosts = hosts
+        self._members = tuple(range(planner.size)) if members is None else members
         self._subgroups = 0
-        self._kept = Kept()
-        if len(set(self._hosts)) > 1:
-            close_in_children(self._planner.close_copies)
         # Also at exit: the other ranks must learn that this rank has left, and no thread may remain.
-        self._finalizer = weakref.finalize(self, end_group, self._planner, self._kept, meeting, os.getpid())
+        self._finalizer = weakref.finalize(self, _end, planner, meeting, os.getpid())
         at_failure(self, self._finalizer)
 
     @property
@@ -142,8 +128,10 @@ class Group(_native.Calls):
 
     @timeout_s.setter
     def timeout_s(self, value: float | timedelta) -> None:
-        self._planner.timeout_s = seconds(value, 0.0)
-        self._forget(self._planner.timeout_s)
+        limit_s = seconds(value, 0.0)
+        self._planner.refuse_timeout(limit_s)
+        self._planner.timeout_s = limit_s
+        self._forget(limit_s)
 
     @property
     def sequence(self) -> int:
@@ -154,7 +142,8 @@ class Group(_native.Calls):
         Raises:
             GroupClosed: the group was closed.
         """
-        return self._planner.engine.issued
+        issued: int = self._planner.runner.issued
+        return issued
 
     @property
     def closed(self) -> bool:
@@ -168,7 +157,9 @@ class Group(_native.Calls):
 
     @reproducible.setter
     def reproducible(self, value: bool) -> None:
-        self._planner.reproducible = flag(value, "reproducible")
+        value = flag(value, "reproducible")
+        self._planner.refuse_choice("barrier", None, value)
+        self._planner.reproducible = value
         self._forget(self.timeout_s)
 
     @property
@@ -478,14 +469,10 @@ class Group(_native.Calls):
         codec: how the float32 values of `x` are encoded; the receiver gives the same codec.
         """
         if codec is not None:
-            _coded_messages().pass_coded(self._kept, self._planner, "send", x, dst, tag, timeout, codec)
+            _codec_messages().pass_coded(self._planner, "send", x, dst, tag, timeout, codec)
         elif self._send(x, dst, tag, timeout) is None:
-            run(
-                self._kept,
-                self._planner,
-                timeout,
-                checked(self._planner, "send", x, dst, tag, timeout, receiving=False),
-            )
+            work = checked(self._planner, "send", x, dst, tag, timeout, receiving=False)
+            run(self._planner, timeout, work)
 
     def recv(
         self,
@@ -508,36 +495,27 @@ class Group(_native.Calls):
         Example: status = group.recv(x); group.send(reply, status.source, status.tag)
         """
         if codec is not None:
-            came: Status = _coded_messages().pass_coded(
-                self._kept, self._planner, "recv", x, src, tag, timeout, codec
-            )
+            came: Status = _codec_messages().pass_coded(self._planner, "recv", x, src, tag, timeout, codec)
             return came
         status: Status | None = self._recv(x, src, tag, timeout)
         if status is not None:
             return status
         work = checked(self._planner, "recv", x, src, tag, timeout, receiving=True)
-        run(self._kept, self._planner, timeout, work)
+        run(self._planner, timeout, work)
         return work.came()
 
     def isend(self, x: Any, dst: int, tag: int = 0, *, timeout: Seconds = None) -> MessageWork:
         """Begin to send `x`. Do not change `x` until the work is done."""
-        return begin(
-            self._kept, self._planner, checked(self._planner, "isend", x, dst, tag, timeout, receiving=False)
-        )
+        work = checked(self._planner, "isend", x, dst, tag, timeout, receiving=False)
+        return begin(self._planner, work)
 
     def irecv(self, x: Any, src: int | None = None, tag: int = 0, *, timeout: Seconds = None) -> MessageWork:
         """Begin to receive into `x`; when done, the work's `status` is what `recv` returns.
 
         `work.cancel()` cancels it while no message has matched it.
         """
-        return begin(
-            self._kept, self._planner, checked(self._planner, "irecv", x, src, tag, timeout, receiving=True)
-        )
-
-    def _irecv_whole(self, x: Any, src: int | None, tag: int) -> MessageWork:
-        """`irecv`, but a message that does not fill `x` is a Mismatch, as in PyTorch."""
-        work = checked(self._planner, "irecv", x, src, tag, None, receiving=True, exact=True)
-        return begin(self._kept, self._planner, work)
+        work = checked(self._planner, "irecv", x, src, tag, timeout, receiving=True)
+        return begin(self._planner, work)
 
     def sendrecv(
         self, x: Any, dst: int, out: Any, src: int | None = None, tag: int = 0, *, timeout: Seconds = None
@@ -545,7 +523,7 @@ class Group(_native.Calls):
         """Send `x` to `dst` and receive into `out` from `src` at the same time; returns the `Status`."""
         incoming = checked(self._planner, "sendrecv", out, src, tag, timeout, receiving=True)
         outgoing = checked(self._planner, "sendrecv", x, dst, tag, timeout, receiving=False)
-        run(self._kept, self._planner, timeout, incoming, outgoing)
+        run(self._planner, timeout, incoming, outgoing)
         return incoming.came()
 
     def probe(self, src: SupportsIndex | None = None, tag: int = 0, *, timeout: Seconds = None) -> Status:
@@ -557,7 +535,8 @@ class Group(_native.Calls):
         Example: status = group.probe(tag=ANY_TAG); x = np.empty(status.numel, status.dtype)
             group.recv(x, status.source, status.tag)
         """
-        return probe(self._planner, src, tag, timeout)
+        rank, tag = addressed(self._planner, "probe", src, tag, receiving=True)
+        return self._probe(rank, tag, self._planner.seconds(timeout))
 
     def iprobe(self, src: SupportsIndex | None = None, tag: int = 0) -> Status | None:
         """The `Status` of the message that a `recv` from rank `src` (None: any rank) would get now, or None.
@@ -565,7 +544,13 @@ class Group(_native.Calls):
         Raises:
             PeerLost: see `probe`.
         """
-        return iprobe(self._planner, src, tag)
+        return self._iprobe(*addressed(self._planner, "iprobe", src, tag, receiving=True))
+
+    @abstractmethod
+    def _probe(self, rank: int, tag: int, timeout_s: float) -> Status: ...
+
+    @abstractmethod
+    def _iprobe(self, rank: int, tag: int) -> Status | None: ...
 
     def batch(self, messages: Sequence[SendTo | RecvFrom], *, timeout: Seconds = None) -> list[MessageWork]:
         """Begin to send and receive all of `messages`; returns their works, in the same order.
@@ -586,7 +571,7 @@ class Group(_native.Calls):
             peer = one.src if isinstance(one, RecvFrom) else one.dst
             works.append(checked(self._planner, "batch", one.x, peer, one.tag, timeout, receiving=receiving))
         for number in sorted(range(len(works)), key=lambda number: isinstance(messages[number], SendTo)):
-            begin(self._kept, self._planner, works[number])
+            begin(self._planner, works[number])
         return works
 
     # ---- objects ------------------------------------------------------------------------------------
@@ -653,10 +638,7 @@ class Group(_native.Calls):
         self, obj: Any, dst: int, tag: int = 0, *, pickle: bool = False, timeout: Seconds = None
     ) -> None:
         """Send an object to rank `dst`."""
-        encoded = objects.encoded("send_object", obj, pickle)
-        if self._send_object(encoded, dst, tag, timeout) is None:
-            work = checked(self._planner, "send_object", encoded, dst, tag, timeout, receiving=False)
-            run(self._kept, self._planner, timeout, work)
+        self._send_encoded(objects.encoded("send_object", obj, pickle), dst, tag, timeout)
 
     def recv_object(
         self, src: SupportsIndex | None = None, tag: int = 0, *, pickle: bool = False, timeout: Seconds = None
@@ -666,12 +648,13 @@ class Group(_native.Calls):
         Raises:
             Mismatch: the message is an array.
         """
-        encoded = self._recv_object(None, src, tag, timeout)
-        if encoded is None:  # arguments that only Python reads
-            encoded = self._recv_object(None, *plain(self._planner, "recv_object", src, tag, timeout))
-        if encoded is None:  # another thread closes the group
-            raise GroupClosed(f"recv_object failed: group {self.name!r} was closed by another thread")
-        return objects.decoded(encoded, pickle=pickle)
+        return objects.decoded(self._recv_encoded(src, tag, timeout), pickle=pickle)
+
+    @abstractmethod
+    def _send_encoded(self, encoded: objects.Bytes, dst: int, tag: int, timeout: Seconds) -> None: ...
+
+    @abstractmethod
+    def _recv_encoded(self, src: SupportsIndex | None, tag: int, timeout: Seconds) -> objects.Bytes: ...
 
     def _gather_all(self, kind: str, obj: Any, pickle: bool, timeout: Seconds) -> list[Any]:
         encoded = objects.encoded(kind, obj, pickle)
@@ -697,35 +680,22 @@ class Group(_native.Calls):
         Example (p=4): subgroup([2, 0]) is a group on ranks 0 and 2, whose ranks there are 1 and 0.
         """
         chosen = self._check_ranks(ranks)
-        self._execute(self._planner.agree("subgroup", chosen), False, None)
+        self._agree(chosen)
         return self._form(chosen)
+
+    @abstractmethod
+    def _agree(self, chosen: tuple[int, ...]) -> None:
+        """Compare the ranks' lists."""
 
     def _form(self, chosen: tuple[int, ...]) -> Group | None:
         """Make the group of the ranks on which all have agreed."""
         self._subgroups += 1
-        name = f"{self.name}/{self._subgroups}"
-        if self.rank not in chosen:
-            return None
-        if self._store is None:
-            raise GroupError(f"group {self.name!r} has no store in which a subgroup could meet")
         members = tuple(self._members[rank] for rank in chosen)
-        keys = PrefixStore(f"subgroup/{self._subgroups}/{'_'.join(map(str, chosen))}", self._store)
-        place = chosen.index(self.rank)
-        try:
-            return connect(
-                keys,
-                place,
-                len(chosen),
-                name=name,
-                timeout_s=self.timeout_s,
-                members=members,
-                reproducible=self.reproducible,
-                parent=Parent(self._planner, f"subgroup({list(chosen)})", chosen),
-                settings=self._settings,
-            )
-        except RendezvousError as error:
-            where = f"subgroup({list(chosen)}) of group {self.name!r}, ranks numbered as in it"
-            raise RendezvousError(f"{where}: {error}") from None
+        return self._connect(chosen, f"{self.name}/{self._subgroups}", members)
+
+    @abstractmethod
+    def _connect(self, chosen: tuple[int, ...], name: str, members: tuple[int, ...]) -> Group | None:
+        """The subgroup of these ranks; None where this rank is none of them."""
 
     def split(self, color: int | None, key: int = 0) -> Group | None:
         """Split this group into one group for every `color`; None for a rank whose color is None.
@@ -748,7 +718,7 @@ class Group(_native.Calls):
         return mine
 
     def _check_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        self._planner.engine  # noqa: B018 (raises when the group is closed)
+        self._planner.check_open()
         chosen = tuple(
             self._planner.member("subgroup", rank) for rank in listed(ranks, "subgroup: ranks", self.size)
         )
@@ -831,14 +801,17 @@ class Group(_native.Calls):
 
     def last_seen(self, rank: int) -> str:
         """The newest operation of a rank, as in error texts: "in barrier #40", "after barrier #40"."""
-        rank = self._planner.member("last_seen", rank)
-        return last_seen(self._planner.engine.record_of(rank))
+        return self._last_seen(self._planner.member("last_seen", rank))
+
+    @abstractmethod
+    def _last_seen(self, rank: int) -> str: ...
 
     def abort(self) -> None:
         """End every operation of the group, on every rank, with an error; then only `close` works."""
-        engine = self._planner.engine
-        tell_cause(engine, why(reason()) or f"a call of abort() at {site()}")
-        engine.abort()
+        self._abort()
+
+    @abstractmethod
+    def _abort(self) -> None: ...
 
     def close(self) -> None:
         """Leave the group. It never blocks for long, always works, and may be called twice.
@@ -853,20 +826,15 @@ class Group(_native.Calls):
         if alive is None:
             return
         self._close()
-        _, _, (planner, kept, meeting, pid), _ = alive
+        _, _, (planner, meeting, pid), _ = alive
         try:
-            _close(planner, kept, meeting, pid, error)
+            _close(planner, meeting, pid, error)
         finally:
             self._release()
 
     def _unreported(self) -> BaseException | None:
         """The error of an asynchronous collective that no call and no wait has raised yet."""
-        if self.closed or self._planner.reported or not self._planner.engine.faulted:
-            return None
-        works = self._works
-        if any(work.raised for work in works):
-            return None
-        return next((error for work in works if (error := work.exception()) is not None), None)
+        return None
 
     def _place(self, hosts: tuple[int, ...]) -> None:
         """Plan as if the ranks were on these hosts (one number for each rank); the same on every rank."""
@@ -893,79 +861,23 @@ class Group(_native.Calls):
         raise TypeError("a Group belongs to one process and cannot be pickled")
 
 
-def _coded_messages() -> ModuleType:
-    from unisono.engine.group import coded_messages  # most programs need no codecs
+def _codec_messages() -> ModuleType:
+    from unisono.engine.group import codec_messages  # most programs need no codecs
 
-    return coded_messages
+    return codec_messages
 
 
-def end_group(planner: Planner, kept: Kept, meeting: Rendezvous | None, pid: int) -> None:
+def _end(planner: Planner[Any], meeting: Rendezvous | None, pid: int) -> None:
     """Close a group that the program did not close: it is garbage, or the program ends."""
-    _close(planner, kept, meeting, pid, reason())
+    _close(planner, meeting, pid, reason())
 
 
-def _close(
-    planner: Planner, kept: Kept, meeting: Rendezvous | None, pid: int, error: BaseException | None
-) -> None:
-    engine = planner.close()
+def _close(planner: Planner[Any], meeting: Rendezvous | None, pid: int, error: BaseException | None) -> None:
     if os.getpid() != pid:  # a forked child's copy: only the parent may leave the group
-        if engine is not None:
-            engine.abandon()
+        planner.abandon()
         return
     try:
-        if engine is not None:
-            _leave_engine(engine, kept, why(error))
+        planner.leave(why(error))
     finally:  # also after Ctrl-C
         if meeting is not None:
             meeting.close()
-
-
-def _leave_engine(engine: _native.Engine, kept: Kept, cause: str) -> None:
-    """Tell the other ranks, end the threads, release the buffers. cause: the exception, if any."""
-    try:
-        if cause:
-            tell_cause(engine, cause)
-    finally:
-        engine.leave()
-        kept.close()  # not earlier: a thread may still move bytes of these buffers
-
-
-def connect(
-    store: Store,
-    rank: int,
-    size: int,
-    *,
-    name: str = "world",
-    timeout_s: float | None = None,
-    members: tuple[int, ...] | None = None,
-    reproducible: bool = False,
-    parent: Parent | None = None,
-    settings: env.Settings | None = None,
-) -> Group:
-    """Make a group of ranks that already share a store and know their numbers. The caller keeps the store.
-
-    All keys have the prefix `name`, which therefore must be new in the store.
-
-    Args:
-        parent: the group that contains all these ranks. If it ends, the waiting ends.
-        settings: None: the environment's.
-    """
-    settings = settings or env.read(strict=False)
-    uncaught.install(settings)
-    timeout_s = seconds(timeout_s, settings.timeout_s)
-    keys = PrefixStore(name, store)
-    with making(size), watching(parent, keys) as meeting:
-        opened = open_engine(meeting, rank, size, timeout_s=timeout_s, settings=EngineSettings.of(settings))
-    return Group(
-        opened.engine,
-        rank,
-        size,
-        name,
-        timeout_s,
-        keys,
-        members=members,
-        reproducible=reproducible,
-        hosts=opened.hosts,
-        machine=opened.machine,
-        settings=settings,
-    )

@@ -13,6 +13,7 @@ from unisono.engine.bootstrap.target import Target
 from unisono.engine.diagnosis import uncaught
 from unisono.engine.environment import env
 from unisono.engine.group.group import Group
+from unisono.engine.group.native import NativeGroup
 from unisono.engine.group.parent import making
 from unisono.engine.group.work import seconds
 from unisono.engine.store import Store
@@ -54,9 +55,9 @@ def init_process_group(
     text(group_name, "group_name")
     flag(reproducible, "reproducible")
     if chosen in ("mpi", "gloo", "nccl"):
-        from unisono.engine.group.outside import (
-            meet_outside,
-        )  # imports libraries that a native group does not need
+        from unisono.engine.group.external_init import (
+            meet_outside,  # imports libraries that a native group does not need
+        )
 
         return meet_outside(
             chosen,
@@ -88,7 +89,7 @@ def _meet_natively(
     settings = env.read(strict=False)
     with contextlib.ExitStack() as meeting:
         if over_mpi:
-            from unisono.engine.group.outside import meeting_over_mpi, started_by_mpi
+            from unisono.engine.group.external_init import meeting_over_mpi, started_by_mpi
 
             if started_by_mpi():
                 init_method, token = meeting.enter_context(meeting_over_mpi())
@@ -138,7 +139,7 @@ def form(
         except BaseException:
             meeting.close()
             raise
-    return Group(
+    return NativeGroup(
         opened.engine,
         meeting.rank,
         meeting.world_size,

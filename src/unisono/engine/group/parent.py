@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from unisono.engine.base.limits import explained
 from unisono.engine.diagnosis.read import read
 from unisono.engine.diagnosis.render import error
-from unisono.engine.group.planning import Planner
+from unisono.engine.group.native_planning import NativePlanner
 from unisono.engine.store import Store
 from unisono.engine.store.watched import WatchedStore
 from unisono.errors import GroupError, RendezvousError
@@ -27,7 +27,7 @@ class Parent:
     """
 
     def __init__(
-        self, planner: Planner, operation: str, ranks: Sequence[int], needed: int | None = None
+        self, planner: NativePlanner, operation: str, ranks: Sequence[int], needed: int | None = None
     ) -> None:
         self._planner = planner
         self._operation = operation

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from unisono import _native
-from unisono._native import CollectiveWork, FaultKind, Status
+from unisono._native import CollectiveWork, Status
 from unisono.engine.base import timeouts
-from unisono.engine.diagnosis.read import Scene, read, read_late
-from unisono.engine.diagnosis.render import error
 from unisono.errors import GroupError
 
 __all__ = ["CollectiveWork", "DoneWork", "Kept", "MessageWork", "Work", "seconds"]
@@ -109,98 +105,37 @@ Work.register(CollectiveWork)
 
 
 class MessageWork(Work):
-    """A send or a receive under way.
+    """A send or a receive: of the engine, or of another library.
 
     It is made before it is posted, so that the caller can keep it when a signal handler raises. A work whose
     request was lost in this way is not done before the end of the group.
     """
 
-    __slots__ = ("_begun", "_engine", "_keep", "_post", "_receiving", "_request", "_scene")
-    _request: _native.Request
+    __slots__ = ()
 
-    def __init__(
-        self,
-        engine: _native.Engine,
-        post: Callable[[], _native.Request],
-        keep: Any,
-        scene: Scene,
-        receiving: bool,
-    ) -> None:
-        """`post`: passes it to the engine; `keep`: its buffer."""
-        self._receiving = receiving
-        self._begun = False
-        self._engine = engine
-        self._post = post
-        self._keep = keep
-        self._scene = scene
-
+    @abstractmethod
     def start(self) -> None:
         """Post it."""
-        self._request = self._post()
-        self._begun = True
 
-    def _what(self) -> str:
-        peer = self._request.peer
-        other = f"rank {peer}" if peer >= 0 else "any rank"
-        return f"{self._scene.operation}, {other} of group {self._scene.group!r}"
+    def detach(self) -> None:
+        """Let it progress while nobody waits for it."""
 
-    def done(self) -> bool:
-        """Whether it has ended, with or without an error."""
-        ended = self._begun and self._request.done
-        if ended:
-            self.let_go()
-        return ended
-
-    def wait(self, timeout: float | timedelta | None = None) -> None:
-        """See `Work.wait`."""
-        kind = self._engine.wait_request(self._request, seconds(timeout, float("inf")), False)
-        if kind == FaultKind.TIMEOUT and self.done():
-            kind = self._engine.wait_request(self._request, 1.0, False)
-        if kind == FaultKind.TIMEOUT and not self._engine.faulted:
-            raise error(read_late(self._scene, seconds(timeout, 0.0)))
-        if kind:
-            self.let_go()
-            raise error(read(self._scene))
-        self._keep = None  # the engine no longer uses the buffer
-
-    def let_go(self) -> None:
-        """See `Work.let_go`."""
-        self._engine.hold(self._keep)
-        self._keep = None
-
-    def failure(self) -> BaseException:
-        """The error of the operation."""
-        self.let_go()
-        return error(read(self._scene))
-
+    @abstractmethod
     def wait_or_abort(self, timeout_s: float) -> int:
         """Wait for its end; returns the kind of fault, 0 for none. A timeout aborts the group."""
-        return self._engine.wait_request(self._request, timeout_s, True)
 
-    @property
-    def status(self) -> Status | None:
-        """See `Work.status`."""
-        if not self._receiving or not self.done() or self._request.fault or self.cancelled:
-            return None
-        return self._request.status
+    @abstractmethod
+    def failure(self) -> BaseException:
+        """The error of the operation."""
 
+    @abstractmethod
     def came(self) -> Status:
         """The status of a receive whose wait has returned."""
-        return self._request.status
-
-    def cancel(self) -> bool:
-        """See `Work.cancel`."""
-        return self._begun and self._engine.cancel(self._request)
 
     @property
-    def cancelled(self) -> bool:
-        """See `Work.cancelled`."""
-        return self.done() and self._request.cancelled
-
-    @property
+    @abstractmethod
     def source(self) -> int:
         """The rank that sent the received message; meaningful only when done."""
-        return self._request.peer
 
 
 class Kept:
@@ -218,11 +153,16 @@ class Kept:
             for one in self._works:
                 if one.done():
                     one.let_go()
-                else:
+                elif one is not work:
                     under_way.append(one)
             self._works = [*under_way, work]
             if self._closed:  # meanwhile, by a signal handler or another thread
                 self.close()
+
+    def works(self) -> list[Work]:
+        """The works that it keeps."""
+        with self._lock:
+            return list(self._works)
 
     def close(self) -> None:
         """Release all. Call when no thread moves bytes of their buffers any more."""

@@ -8,11 +8,10 @@ from unisono._native import Status
 from unisono.codecs.codec import Codec
 from unisono.codecs.memory import values_of
 from unisono.engine.diagnosis.calls import form_of_codes
-from unisono.engine.group.coding import check_signs, codec_for
+from unisono.engine.group.codec_arguments import check_signs, codec_for
 from unisono.engine.group.layout import named
 from unisono.engine.group.messages import Seconds, checked, run
 from unisono.engine.group.planning import Planner
-from unisono.engine.group.work import Kept
 from unisono.engine.memory.buffers import DTYPES, ITEMSIZES
 
 __all__ = ["pass_coded"]
@@ -21,8 +20,7 @@ _F32 = DTYPES.index("float32")
 
 
 def pass_coded(
-    kept: Kept,
-    planner: Planner,
+    planner: Planner[Any],
     name: str,
     x: Any,
     peer: SupportsIndex | None,
@@ -49,7 +47,7 @@ def pass_coded(
     if not receiving:
         coded.encode(x, codes)
     work = checked(planner, name, codes, peer, tag, timeout, receiving=receiving, exact=True, form=form)
-    run(kept, planner, timeout, work)
+    run(planner, timeout, work)
     if not receiving:
         return work.came()
     coded.decode(codes, out=x)

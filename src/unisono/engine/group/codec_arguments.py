@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 from unisono import _native
 from unisono.codecs.codec import Codec, codec_of
 from unisono.engine.base.checking import flag
-from unisono.engine.group.layout import Extents, Laid
+from unisono.engine.group.arguments import CallArguments, CodecArguments
+from unisono.engine.group.layout import Extents, Laid, named
 from unisono.engine.memory.buffers import DTYPES, ITEMSIZES, pinned, view
-from unisono.engine.operations.reduction import Op, PremulSum, ReduceOp
+from unisono.engine.operations.reduction import PremulSum, ReduceOp
 from unisono.plans.coded import ALL, BETWEEN, CODED, Coding
 from unisono.plans.contracts import CONTRACTS
 
@@ -21,7 +22,6 @@ __all__ = [
     "CodecChoice",
     "CodedAs",
     "Feedback",
-    "Wanted",
     "asked",
     "check_signs",
     "codec_for",
@@ -102,46 +102,31 @@ class Feedback(NamedTuple):
     keep: Any
 
 
-class Wanted(NamedTuple):
-    """The codec arguments of a call as the caller gave them, and whether it has to be reproducible."""
-
-    codec: Any
-    between_hosts: Any = None
-    feedback: Any = None
-    max_error: Any = None
-    reproducible: bool = False
-
-
-def asked(
-    collective: str, plan: str, codec: Any, between_hosts: Any, feedback: Any, max_error: Any
-) -> Codec | str | None:
+def asked(call: CallArguments, coding: CodecArguments) -> Codec | str | None:
     """The codec argument, checked with the other arguments alone: None, a codec, or "auto".
 
     Raises:
         ValueError, TypeError: it is no codec, the collective has none, or an argument needs one.
     """
+    kind, codec = call.kind, coding.codec
     if codec is None:
-        for name, value in (
-            ("between_hosts", between_hosts),
-            ("feedback", feedback),
-            ("max_error", max_error),
-        ):
+        for name, value in coding._asdict().items():
             if value is not None:
-                raise ValueError(f"{collective}: {name}= is given without codec=")
+                raise ValueError(f"{kind}: {name}= is given without codec=")
         return None
-    if between_hosts is not None:
-        flag(between_hosts, f"{collective}: between_hosts")
-    if plan not in CODED:
-        raise ValueError(f"{collective}: no codec; {', '.join(CODED)} have one")
+    if coding.between_hosts is not None:
+        flag(coding.between_hosts, f"{kind}: between_hosts")
+    if call.plan not in CODED:
+        raise ValueError(f"{kind}: no codec; {', '.join(CODED)} have one")
     if isinstance(codec, str) and codec == AUTO:
-        if max_error is None:
-            raise ValueError(f"{collective}: codec='auto' needs max_error=, the largest relative error")
-        if feedback is not None:
-            raise ValueError(f"{collective}: feedback= needs a codec of its own, not codec='auto'")
+        if coding.max_error is None:
+            raise ValueError(f"{kind}: codec='auto' needs max_error=, the largest relative error")
+        if coding.feedback is not None:
+            raise ValueError(f"{kind}: feedback= needs a codec of its own, not codec='auto'")
         return AUTO
-    if max_error is not None:
-        raise ValueError(f"{collective}: max_error= is for codec='auto'")
-    return codec_for(collective, codec)
+    if coding.max_error is not None:
+        raise ValueError(f"{kind}: max_error= is for codec='auto'")
+    return codec_for(kind, codec)
 
 
 def codec_for(call: str, codec: Any) -> Codec:
@@ -153,39 +138,32 @@ def codec_for(call: str, codec: Any) -> Codec:
     try:
         return codec_of(codec)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{call}: {error}") from None
+        raise named(call, error) from None
 
 
 def coded_as(
-    collective: str,
-    codec: Codec,
-    between_hosts: Any,
-    feedback: bool,
-    *,
-    several_hosts: bool,
-    dtype: int,
-    op: Op,
-    reproducible: bool,
+    call: CallArguments, coding: CodecArguments, codec: Codec, dtype: int, *, several_hosts: bool
 ) -> CodedAs:
     """How the edges of a call encode values.
 
     Raises:
         ValueError, TypeError: the call cannot have this codec.
     """
+    kind, op, feedback = call.kind, call.op, coding.feedback is not None
     if dtype != _F32:
-        raise TypeError(f"{collective}: a codec takes float32, got {DTYPES[dtype]}; convert it first")
-    if reproducible:
+        raise TypeError(f"{kind}: a codec takes float32, got {DTYPES[dtype]}; convert it first")
+    if call.reproducible:
         raise ValueError(
-            f"{collective}: reproducible=True asks for contributions as they are, and a codec rounds them"
+            f"{kind}: reproducible=True asks for contributions as they are, and a codec rounds them"
         )
     if type(op) is not PremulSum and op not in _OPS:
-        raise TypeError(f"{collective}: {op.name} has no meaning for codes of float32")
+        raise TypeError(f"{kind}: {op.name} has no meaning for codes of float32")
     if not codec.signed and (feedback or (isinstance(op, PremulSum) and op.factor < 0)):
         what = "feedback=" if feedback else "premul_sum of a negative factor"
-        raise ValueError(f"{collective}: {what} makes numbers below zero, and {codec.name} has none")
+        raise ValueError(f"{kind}: {what} makes numbers below zero, and {codec.name} has none")
     if feedback and op in _NO_SUMS:
-        raise ValueError(f"{collective}: feedback= makes up for what sums have lost; {op.name} is none")
-    only_between = several_hosts if between_hosts is None else flag(between_hosts, "between_hosts")
+        raise ValueError(f"{kind}: feedback= makes up for what sums have lost; {op.name} is none")
+    only_between = several_hosts if coding.between_hosts is None else coding.between_hosts
     return CodedAs(codec, BETWEEN if only_between else ALL, feedback)
 
 
@@ -201,7 +179,7 @@ def feedback_of(collective: str, buffer: Any, laid: Laid) -> Feedback:
     try:
         address, numel, dtype = view(buffer, True, "feedback")
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{collective}: {error}") from None
+        raise named(collective, error) from None
     sent = laid.source or laid.target
     if dtype != _F32:
         raise TypeError(f"{collective}: feedback is {DTYPES[dtype]}, expected float32")

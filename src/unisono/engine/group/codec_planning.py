@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from unisono.codecs.codec import Codec, magnitude_of
 from unisono.engine.base.checking import instance, positive
 from unisono.engine.costs.choice import Chooser
-from unisono.engine.group.coding import (
+from unisono.engine.group.arguments import CallArguments, CodecArguments, check_op
+from unisono.engine.group.codec_arguments import (
     AUTO,
     AUTO_CODECS,
     BLOCK_OF_ALL,
     CodecChoice,
     CodedAs,
     Feedback,
-    Wanted,
     asked,
     check_signs,
     coded_as,
@@ -24,14 +24,13 @@ from unisono.engine.group.coding import (
 )
 from unisono.engine.group.layout import Extents, Laid
 from unisono.engine.memory.buffers import DTYPES, ITEMSIZES, view
-from unisono.engine.operations.kinds import kind_of
-from unisono.engine.operations.reduction import Op, PremulSum, ReduceOp
+from unisono.engine.operations.reduction import Op, PremulSum
 from unisono.errors import PlanError
 from unisono.plans import make
 from unisono.plans.coded import ALL, CODED, IN_PIECES, IN_PIECES_BYTES
 
 if TYPE_CHECKING:
-    from unisono.engine.group.loss import Loss
+    from unisono.engine.group.codec_error import Loss
     from unisono.plans.proof import Proof
 
 __all__ = ["Codings"]
@@ -54,85 +53,51 @@ class Codings:
     # ---- one call --------------------------------------------------------------------------------------
 
     def of_call(
-        self,
-        kind: str,
-        given: tuple[Any, Any, Any, Any],
-        reproducible: bool,
-        out: Any,
-        laid: Laid,
-        op: Op,
-        root: int,
+        self, call: CallArguments, out: Any, laid: Laid
     ) -> tuple[CodedAs | None, Feedback | None, Laid]:
         """The encoding of a call's edges (None: values), its feedback buffer, and its buffers.
 
         Args:
-            given: codec, between_hosts, feedback, max_error.  out: the buffer of `laid.target`.
+            out: the buffer of `laid.target`.
         Raises:
             ValueError, TypeError: it cannot have this codec, or the codec cannot encode its values.
         """
-        plan, wanted = kind_of(kind).plan, Wanted(*given, reproducible)
-        if isinstance(wanted.codec, str) and wanted.codec == AUTO:
-            asked(kind, plan, *wanted[:4])
-            codec = self._choose(kind, laid, op, wanted)
+        coding = call.coding
+        if coding is not None and isinstance(coding.codec, str) and coding.codec == AUTO:
+            asked(call, coding)
+            codec = self._choose(call, coding, laid)
             if codec is None:
                 return None, None, laid
-            wanted = wanted._replace(codec=codec, max_error=None)
-        coded = self._coded(kind, wanted, laid.dtype, op, root, (laid.target, laid.source))
-        if coded is None:
+            coding = coding._replace(codec=codec, max_error=None)
+            call = call._replace(coding=coding)
+        coded = self.coded(call, laid.dtype, (laid.target, laid.source))
+        if coded is None or coding is None:
             return None, None, laid
-        if plan == "broadcast" and not laid.writes:  # the root stores decoded values, too
-            view(out, True, f"{kind}: x")
+        if call.plan == "broadcast" and not laid.writes:  # the root stores decoded values, too
+            view(out, True, f"{call.kind}: x")
             laid = laid._replace(writes=True)
-        kept = None if wanted.feedback is None else feedback_of(kind, wanted.feedback, laid)
+        kept = None if coding.feedback is None else feedback_of(call.kind, coding.feedback, laid)
         return coded, kept, laid
 
-    def coded(
-        self,
-        kind: str,
-        coding: tuple[Any, Any],
-        dtype: int,
-        op: Op,
-        root: int,
-        reproducible: bool,
-        sides: tuple[Extents, Extents],
-    ) -> CodedAs | None:
+    def coded(self, call: CallArguments, dtype: int, sides: tuple[Extents, Extents]) -> CodedAs | None:
         """The encoding of the edges of a call with the buffers `sides`; None: values.
-
-        coding: codec, between_hosts.
-
-        Raises:
-            ValueError, TypeError: as `of_call`.
-        """
-        return self._coded(kind, Wanted(*coding, reproducible=reproducible), dtype, op, root, sides)
-
-    def _coded(
-        self, kind: str, wanted: Wanted, dtype: int, op: Op, root: int, sides: tuple[Extents, Extents]
-    ) -> CodedAs | None:
-        """As `coded`.
 
         Raises:
             ValueError, TypeError: it cannot have this codec, or the codec cannot encode its values.
         """
-        plan = kind_of(kind).plan
-        codec = asked(kind, plan, *wanted[:4])
+        if call.coding is None:
+            return None
+        codec = asked(call, call.coding)
         if codec is None:
             return None
         if not isinstance(codec, Codec):
-            raise ValueError(f"{kind}: codec='auto' is for calls of one buffer")
-        coded = coded_as(
-            kind,
-            codec,
-            wanted.between_hosts,
-            wanted.feedback is not None,
-            several_hosts=self._several_hosts,
-            dtype=dtype,
-            op=op,
-            reproducible=wanted.reproducible,
-        )
-        side = "" if codec.signed else sent_side(plan, self._rank, root)
+            raise ValueError(f"{call.kind}: codec='auto' is for calls of one buffer")
+        coded = coded_as(call, call.coding, codec, dtype, several_hosts=self._several_hosts)
+        side = "" if codec.signed else sent_side(call.plan, self._rank, call.root)
         if side:
             sent = sides[0] if side == "out" else sides[1]
-            check_signs(kind, sent, "x" if side == "out" or plan == "all_gather" else "inputs")
+            name = "x" if side == "out" or call.plan == "all_gather" else "inputs"
+            check_signs(call.kind, sent, name)
         return coded
 
     # ---- the proof -------------------------------------------------------------------------------------
@@ -195,7 +160,7 @@ class Codings:
         kept: float = 0.0,
         root: int = 0,
     ) -> Loss:
-        from unisono.engine.group.loss import Loss, loss
+        from unisono.engine.group.codec_error import Loss, loss
 
         proof, bound = self.prove(collective, algorithm, root, coded), coded.codec.bound
         found = [loss(order, largest, bound, op, self._size, kept) for order in proof.results]
@@ -207,10 +172,9 @@ class Codings:
         """The encoding of a call of this collective."""
         if instance(collective, str, "collective") not in CODED:
             raise ValueError(f"{collective}: no codec; {', '.join(CODED)} have one")
-        if type(op) not in (ReduceOp, PremulSum):
-            raise TypeError(f"{collective}: op is {op!r}, expected a reduction operation")
-        wanted = Wanted(codec, between_hosts, feedback)
-        coded = self._coded(collective, wanted, _F32, op, 0, ([], []))
+        check_op(collective, op)
+        call = CallArguments(collective, op, coding=CodecArguments(codec, between_hosts, feedback))
+        coded = self.coded(call, _F32, ([], []))
         if coded is None:
             raise TypeError("codec is None, expected a codec or its name")
         return coded
@@ -242,18 +206,18 @@ class Codings:
         best = min(fit, key=lambda each: each.seconds)
         return tuple(each._replace(chosen=each is best) for each in found)
 
-    def _choose(self, kind: str, laid: Laid, op: Op, wanted: Wanted) -> Codec | None:
+    def _choose(self, call: CallArguments, coding: CodecArguments, laid: Laid) -> Codec | None:
         """The codec of codec="auto"; all ranks choose the same one."""
-        most = positive(wanted.max_error, f"{kind}: max_error")
-        if laid.dtype != _F32 or not self._several_hosts or wanted.reproducible:
+        most = positive(coding.max_error, f"{call.kind}: max_error")
+        if laid.dtype != _F32 or not self._several_hosts or call.reproducible:
             return None
-        collective = kind_of(kind).plan
+        collective, op = call.plan, call.op
         nbytes = laid.typical * ITEMSIZES[_F32]
         nbytes *= self._size if collective in ("all_gather", "reduce_scatter") else 1
         op = PremulSum(1.0) if type(op) is PremulSum else op  # each rank has a factor of its own
-        key = (collective, nbytes, op, wanted.between_hosts, most)
+        key = (collective, nbytes, op, coding.between_hosts, most)
         if key not in self._chosen:
-            choices = self._explained(collective, nbytes, op, wanted.between_hosts, most)
+            choices = self._explained(collective, nbytes, op, coding.between_hosts, most)
             self._chosen[key] = next(each.codec for each in choices if each.chosen)
         return self._chosen[key]
 

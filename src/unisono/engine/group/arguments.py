@@ -1,0 +1,96 @@
+"""The arguments of a collective besides its buffers, and their checks; the checked arguments of a message."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from unisono import _native
+from unisono.engine.memory.buffers import DTYPES
+from unisono.engine.operations.kinds import kind_of
+from unisono.engine.operations.reduction import Op, PremulSum, ReduceOp
+from unisono.plans import StepFunction
+
+__all__ = ["CallArguments", "CodecArguments", "Transfer", "check_algorithm", "check_op", "check_reducible"]
+
+_OPS = (ReduceOp, PremulSum)
+_OP_NAMES = ", ".join(f"un.{op.name}" for op in ReduceOp)
+
+
+class CodecArguments(NamedTuple):
+    """The codec arguments of a call as the caller gave them, see `Group`."""
+
+    codec: Any
+    between_hosts: Any = None
+    feedback: Any = None
+    max_error: Any = None
+
+
+class CallArguments(NamedTuple):
+    """The arguments of a call.
+
+    Attributes:
+        kind: of the call, see `kinds`.  algorithm: a name, the caller's function, or None: chosen by size.
+        reproducible: contributions are combined in the order of ranks, as the call or the group asks.
+        coding: None: the caller gave no argument about a codec.
+    """
+
+    kind: str
+    op: Op = ReduceOp.SUM
+    root: int = 0
+    algorithm: str | StepFunction | None = None
+    reproducible: bool = False
+    coding: CodecArguments | None = None
+
+    @property
+    def plan(self) -> str:
+        """The collective whose plan runs: that of `all_reduce_coalesced` is "all_reduce"."""
+        return kind_of(self.kind).plan
+
+
+class Transfer(NamedTuple):
+    """One message, checked: what both an engine and a library need to move it.
+
+    Attributes:
+        name: of the caller's method.  address, numel, dtype: of its buffer; `keep` pins it.
+        rank, tag: -1 for any.  exact: a shorter message is a Mismatch, too.
+        form: the form of a message of codes; None: that of the array.
+    """
+
+    name: str
+    address: int
+    numel: int
+    dtype: int
+    rank: int
+    tag: int
+    timeout: float | timedelta | None
+    keep: Any
+    receiving: bool
+    exact: bool = False
+    form: int | None = None
+
+
+def check_algorithm(kind: str, algorithm: Any) -> None:
+    """Raises TypeError: it is neither a name nor a function."""
+    if algorithm is not None and not isinstance(algorithm, str) and not callable(algorithm):
+        raise TypeError(f"{kind}: algorithm is a {type(algorithm).__name__}, expected a name or a function")
+
+
+def check_op(kind: str, op: Any) -> None:
+    """Raises TypeError: it is no reduction operation."""
+    if type(op) not in _OPS:
+        raise TypeError(f"{kind}: op is {op!r}, expected {_OP_NAMES} or premul_sum(factor)")
+
+
+def check_reducible(kind: str, dtype: int, op: Op) -> None:
+    """Raises TypeError, ValueError: the operation has no meaning for the dtype, or for this collective."""
+    if not _native.reducible(dtype, op.value):
+        raise TypeError(f"{kind}: {op.name} has no meaning for {DTYPES[dtype]}{_hint(op, dtype)}")
+    if kind in ("scan", "exclusive_scan") and op is ReduceOp.AVG:
+        raise ValueError(f"{kind}: AVG has no meaning for a prefix; use SUM")
+
+
+def _hint(op: Op, dtype: int) -> str:
+    if op is ReduceOp.AVG:
+        return "; use SUM and divide, or a floating-point dtype"
+    return "; complex numbers have no order" if DTYPES[dtype].startswith("complex") else ""

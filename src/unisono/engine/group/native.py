@@ -1,0 +1,179 @@
+"""A `Group` that the engine runs, and how its ranks meet in a store."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, SupportsIndex
+
+from unisono import _native
+from unisono._native import FaultKind, Status
+from unisono.engine.bootstrap.engine import EngineSettings, open_engine
+from unisono.engine.bootstrap.rendezvous import Rendezvous
+from unisono.engine.costs.machine import DEFAULTS, Calibration
+from unisono.engine.diagnosis import uncaught
+from unisono.engine.diagnosis.cause import reason, why
+from unisono.engine.diagnosis.read import last_seen, read_nothing_came, tell_cause
+from unisono.engine.diagnosis.render import error
+from unisono.engine.diagnosis.site import site
+from unisono.engine.environment import env
+from unisono.engine.group import objects
+from unisono.engine.group.group import Group, Seconds
+from unisono.engine.group.messages import ANY_RANK, addressed, begin, checked, run
+from unisono.engine.group.native_planning import NativePlanner
+from unisono.engine.group.parent import Parent, making, watching
+from unisono.engine.group.work import MessageWork, seconds
+from unisono.engine.store import PrefixStore, Store
+from unisono.engine.store.base import close_in_children
+from unisono.errors import GroupClosed, GroupError, RendezvousError
+
+__all__ = ["NativeGroup", "connect"]
+
+
+class NativeGroup(Group):
+    """A `Group` of the engine; made by `init_process_group` or `connect`."""
+
+    _planner: NativePlanner
+
+    def __init__(
+        self,
+        engine: _native.Engine,
+        rank: int,
+        size: int,
+        name: str,
+        timeout_s: float,
+        store: Store | None = None,
+        meeting: Rendezvous | None = None,
+        members: tuple[int, ...] | None = None,
+        reproducible: bool = False,
+        hosts: tuple[str, ...] = (),
+        machine: Calibration = DEFAULTS,
+        settings: env.Settings | None = None,
+    ) -> None:
+        """settings: by which its subgroups meet, which may have a token that the environment has not."""
+        hosts = hosts or (os.uname().nodename,) * size
+        planner = NativePlanner(engine, name, rank, size, timeout_s, hosts, reproducible, machine)
+        self._store = store
+        self._settings = settings
+        if len(set(hosts)) > 1:
+            close_in_children(planner.close_copies)
+        super().__init__(planner, engine, hosts, members, meeting)
+
+    def _probe(self, rank: int, tag: int, timeout_s: float) -> Status:
+        planner, engine = self._planner, self._planner.engine
+        fault, status = engine.probe(rank, tag, timeout_s)
+        if status is not None:
+            return status
+        if fault == FaultKind.TIMEOUT and not engine.faulted:
+            raise error(read_nothing_came(planner.scene(engine, "probe", timeout_s)))
+        raise planner.failure("probe", timeout_s, engine)
+
+    def _iprobe(self, rank: int, tag: int) -> Status | None:
+        engine = self._planner.engine
+        fault, status = engine.look(rank, tag)
+        if fault:
+            raise self._planner.failure("iprobe", self.timeout_s, engine)
+        return status
+
+    def _send_encoded(self, encoded: objects.Bytes, dst: int, tag: int, timeout: Seconds) -> None:
+        if self._send_object(encoded, dst, tag, timeout) is None:
+            work = checked(self._planner, "send_object", encoded, dst, tag, timeout, receiving=False)
+            run(self._planner, timeout, work)
+
+    def _recv_encoded(self, src: SupportsIndex | None, tag: int, timeout: Seconds) -> objects.Bytes:
+        encoded: objects.Bytes | None = self._recv_object(None, src, tag, timeout)
+        if encoded is None:  # arguments that only Python reads
+            rank, tag = addressed(self._planner, "recv_object", src, tag, receiving=True)
+            self._planner.check_open()
+            source = None if rank == ANY_RANK else rank
+            encoded = self._recv_object(None, source, tag, self._planner.seconds(timeout))
+        if encoded is None:  # another thread closes the group
+            raise GroupClosed(f"recv_object failed: group {self.name!r} was closed by another thread")
+        return encoded
+
+    def _irecv_whole(self, x: Any, src: int | None, tag: int) -> MessageWork:
+        """`irecv`, but a message that does not fill `x` is a Mismatch, as in PyTorch."""
+        work = checked(self._planner, "irecv", x, src, tag, None, receiving=True, exact=True)
+        return begin(self._planner, work)
+
+    def _agree(self, chosen: tuple[int, ...]) -> None:
+        self._execute(self._planner.agree("subgroup", chosen), False, None)
+
+    def _connect(self, chosen: tuple[int, ...], name: str, members: tuple[int, ...]) -> Group | None:
+        if self.rank not in chosen:
+            return None
+        if self._store is None:
+            raise GroupError(f"group {self.name!r} has no store in which a subgroup could meet")
+        keys = PrefixStore(f"subgroup/{self._subgroups}/{'_'.join(map(str, chosen))}", self._store)
+        try:
+            return connect(
+                keys,
+                chosen.index(self.rank),
+                len(chosen),
+                name=name,
+                timeout_s=self.timeout_s,
+                members=members,
+                reproducible=self.reproducible,
+                parent=Parent(self._planner, f"subgroup({list(chosen)})", chosen),
+                settings=self._settings,
+            )
+        except RendezvousError as error:
+            where = f"subgroup({list(chosen)}) of group {self.name!r}, ranks numbered as in it"
+            raise RendezvousError(f"{where}: {error}") from None
+
+    def _last_seen(self, rank: int) -> str:
+        return last_seen(self._planner.engine.record_of(rank))
+
+    def _abort(self) -> None:
+        engine = self._planner.engine
+        tell_cause(engine, why(reason()) or f"a call of abort() at {site()}")
+        engine.abort()
+
+    def _unreported(self) -> BaseException | None:
+        """The error of an asynchronous collective that no call and no wait has raised yet."""
+        if self.closed or self._planner.reported or not self._planner.engine.faulted:
+            return None
+        works = self._works
+        if any(work.raised for work in works):
+            return None
+        return next((error for work in works if (error := work.exception()) is not None), None)
+
+
+def connect(
+    store: Store,
+    rank: int,
+    size: int,
+    *,
+    name: str = "world",
+    timeout_s: float | None = None,
+    members: tuple[int, ...] | None = None,
+    reproducible: bool = False,
+    parent: Parent | None = None,
+    settings: env.Settings | None = None,
+) -> NativeGroup:
+    """Make a group of ranks that already share a store and know their numbers. The caller keeps the store.
+
+    All keys have the prefix `name`, which therefore must be new in the store.
+
+    Args:
+        parent: the group that contains all these ranks. If it ends, the waiting ends.
+        settings: None: the environment's.
+    """
+    settings = settings or env.read(strict=False)
+    uncaught.install(settings)
+    timeout_s = seconds(timeout_s, settings.timeout_s)
+    keys = PrefixStore(name, store)
+    with making(size), watching(parent, keys) as meeting:
+        opened = open_engine(meeting, rank, size, timeout_s=timeout_s, settings=EngineSettings.of(settings))
+    return NativeGroup(
+        opened.engine,
+        rank,
+        size,
+        name,
+        timeout_s,
+        keys,
+        members=members,
+        reproducible=reproducible,
+        hosts=opened.hosts,
+        machine=opened.machine,
+        settings=settings,
+    )

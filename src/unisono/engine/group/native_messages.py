@@ -1,0 +1,110 @@
+"""A send or a receive by the engine, under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from unisono import _native
+from unisono._native import FaultKind, Status
+from unisono.engine.diagnosis.read import Scene, read, read_late
+from unisono.engine.diagnosis.render import error
+from unisono.engine.group.work import MessageWork, seconds
+
+__all__ = ["NativeMessage"]
+
+
+class NativeMessage(MessageWork):
+    """A send or a receive by the engine."""
+
+    __slots__ = ("_begun", "_engine", "_keep", "_post", "_receiving", "_request", "_scene")
+    _request: _native.Request
+
+    def __init__(
+        self,
+        engine: _native.Engine,
+        post: Callable[[], _native.Request],
+        keep: Any,
+        scene: Scene,
+        receiving: bool,
+    ) -> None:
+        """`post`: passes it to the engine; `keep`: its buffer."""
+        self._receiving = receiving
+        self._begun = False
+        self._engine = engine
+        self._post = post
+        self._keep = keep
+        self._scene = scene
+
+    def start(self) -> None:
+        """See `MessageWork.start`."""
+        self._request = self._post()
+        self._begun = True
+
+    def detach(self) -> None:
+        """See `MessageWork.detach`."""
+        self._engine.detach()
+
+    def _what(self) -> str:
+        peer = self._request.peer
+        other = f"rank {peer}" if peer >= 0 else "any rank"
+        return f"{self._scene.operation}, {other} of group {self._scene.group!r}"
+
+    def done(self) -> bool:
+        """See `Work.done`."""
+        ended = self._begun and self._request.done
+        if ended:
+            self.let_go()
+        return ended
+
+    def wait(self, timeout: float | timedelta | None = None) -> None:
+        """See `Work.wait`."""
+        kind = self._engine.wait_request(self._request, seconds(timeout, float("inf")), False)
+        if kind == FaultKind.TIMEOUT and self.done():
+            kind = self._engine.wait_request(self._request, 1.0, False)
+        if kind == FaultKind.TIMEOUT and not self._engine.faulted:
+            raise error(read_late(self._scene, seconds(timeout, 0.0)))
+        if kind:
+            self.let_go()
+            raise error(read(self._scene))
+        self._keep = None  # the engine no longer uses the buffer
+
+    def let_go(self) -> None:
+        """See `Work.let_go`."""
+        self._engine.hold(self._keep)
+        self._keep = None
+
+    def failure(self) -> BaseException:
+        """See `MessageWork.failure`."""
+        self.let_go()
+        return error(read(self._scene))
+
+    def wait_or_abort(self, timeout_s: float) -> int:
+        """See `MessageWork.wait_or_abort`."""
+        return self._engine.wait_request(self._request, timeout_s, True)
+
+    @property
+    def status(self) -> Status | None:
+        """See `Work.status`."""
+        if not self._receiving or not self.done() or self._request.fault or self.cancelled:
+            return None
+        return self._request.status
+
+    def came(self) -> Status:
+        """See `MessageWork.came`."""
+        return self._request.status
+
+    def cancel(self) -> bool:
+        """See `Work.cancel`."""
+        return self._begun and self._engine.cancel(self._request)
+
+    @property
+    def cancelled(self) -> bool:
+        """See `Work.cancelled`."""
+        return self.done() and self._request.cancelled
+
+    @property
+    def source(self) -> int:
+        """See `MessageWork.source`."""
+        return self._request.peer

@@ -1,0 +1,330 @@
+"""Plans checked calls for the engine: chooses an algorithm, lowers it, binds it to the buffers."""
+
+from __future__ import annotations
+
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from unisono import _native
+from unisono.engine.costs.choice import Choice, Chooser
+from unisono.engine.costs.machine import DEFAULTS, Calibration
+from unisono.engine.diagnosis.calls import number_of_list, number_of_ranks
+from unisono.engine.diagnosis.read import Scene, read, read_late, tell_cause
+from unisono.engine.diagnosis.render import error
+from unisono.engine.diagnosis.site import site
+from unisono.engine.group.arguments import CallArguments, Transfer, check_op, check_reducible
+from unisono.engine.group.canon import Canon
+from unisono.engine.group.coalesced import Pieces, batches, block_counts, joined, no_calls, shown
+from unisono.engine.group.custom import CustomAlgorithms
+from unisono.engine.group.layout import Laid, check_alike
+from unisono.engine.group.native_messages import NativeMessage
+from unisono.engine.group.planning import Planner
+from unisono.engine.group.results import Made
+from unisono.engine.memory.buffers import DTYPES, ITEMSIZES
+from unisono.engine.operations.kinds import KINDS, kind_of
+from unisono.engine.operations.reduction import PremulSum, ReduceOp
+from unisono.errors import Aborted, GroupError, message
+from unisono.plans import StepFunction, lower_rank
+from unisono.plans.lowering import lower_agreement
+
+if TYPE_CHECKING:
+    from unisono.engine.group.codec_arguments import CodedAs
+    from unisono.engine.group.codec_planning import Codings
+
+__all__ = ["NativePlanner", "Prepared"]
+
+
+class Prepared(NamedTuple):
+    """An operation of the engine, ready to be bound to buffers. note: a further text for a Mismatch."""
+
+    operation: _native.Operation
+    name: str
+    root: int
+    note: str | None = None
+
+
+class NativePlanner(Planner[_native.Engine]):
+    """Plans the calls of one rank of one group for its engine, and makes the errors of failed calls.
+
+    Attributes:
+        reported: whether a call has raised what aborted the group.
+    """
+
+    def __init__(
+        self,
+        engine: _native.Engine,
+        name: str,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        host_names: tuple[str, ...],
+        reproducible: bool = False,
+        machine: Calibration = DEFAULTS,
+    ) -> None:
+        super().__init__(engine, name, rank, size, timeout_s, host_names, reproducible, machine)
+        self.reported = False
+        self._host_names = host_names
+
+    def place(self, hosts: tuple[int, ...]) -> None:
+        """See `Planner.place`."""
+        super().place(hosts)
+        self._chooser = Chooser(self.size, self.hosts, self.machine)
+        self._canon = Canon(self.size, self.hosts)
+        self._custom = CustomAlgorithms(self.rank, self.size, self.hosts)
+        self._prepared: dict[tuple[str, str, int, int, int, CodedAs | None], Prepared] = {}
+        self._code: dict[tuple[str, str, int, str, bool], list[int]] = {}
+        self._agreements: dict[tuple[str | int, ...], _native.Operation] = {}
+        self.__dict__.pop("codings", None)
+
+    @property
+    def engine(self) -> _native.Engine:
+        """The engine. Raises GroupClosed: the group was closed."""
+        return self.runner
+
+    @cached_property
+    def codings(self) -> Codings:
+        """The codecs of calls; most programs need none."""
+        from unisono.engine.group.codec_planning import Codings
+
+        return Codings(self.rank, self.size, self.hosts, self._chooser)
+
+    # ---- the end ---------------------------------------------------------------------------------------
+
+    def leave(self, cause: str) -> None:
+        """Tell the other ranks, end the threads, release the buffers."""
+        engine = self.drop()
+        if engine is None:
+            return
+        try:
+            if cause:
+                tell_cause(engine, cause)
+        finally:
+            engine.leave()
+            self.kept.close()  # not earlier: a thread may still move bytes of these buffers
+
+    def drop(self) -> _native.Engine | None:
+        """See `Planner.drop`."""
+        self._prepared.clear()
+        self._agreements.clear()
+        return super().drop()
+
+    def close_copies(self) -> None:
+        """In a forked child: close its copies of connections, which would hide the parent's death."""
+        if self._runner is not None:
+            self._runner.close_copies()
+
+    # ---- plans -----------------------------------------------------------------------------------------
+
+    def bind(self, call: CallArguments, laid: Laid, keep: Any, made: Made) -> _native.BoundCall:
+        """See `Planner.bind`: choose a plan, lower it, bind it."""
+        if laid.blocks and call.algorithm not in (None, "direct"):
+            check_alike(call.kind, laid.blocks)
+        coded, fed = None, None
+        if call.coding is not None:
+            coded, fed, laid = self.codings.of_call(call, keep[0], laid)
+        operation, name, root, note = self.prepare(call, laid.dtype, laid.typical, coded)
+        factor = call.op.factor if type(call.op) is PremulSum else 1.0
+        return _native.BoundCall(
+            name,
+            operation,
+            root,
+            laid.numel,
+            factor,
+            laid.target,
+            laid.source,
+            (*keep, fed),
+            laid.writes,
+            made=made.array,
+            returned=made.kind,
+            note=note,
+            feedback=0 if fed is None else fed.address,
+            feedback_numel=0 if fed is None else fed.numel,
+        )
+
+    def bind_list(self, call: CallArguments, pieces: Pieces) -> Any:
+        """See `Planner.bind_list`: small buffers are packed into one operation."""
+        collective, coded = call.plan, None
+        if call.coding is not None:
+            for piece in pieces.each:  # the same for all; the values of each are checked
+                coded = self.codings.coded(call, piece.dtype, (piece.out, piece.given))
+        number = number_of_list([(piece.dtype, piece.numel) for piece in pieces.each])
+        blocks = block_counts(collective, self.size)
+        factor = call.op.factor if isinstance(call.op, PremulSum) else 1.0
+        note = shown(pieces.each)
+        calls = []
+        for batch in batches(pieces.each):
+            dtype, numel = batch[0].dtype, sum(piece.numel for piece in batch)
+            operation, name, root, _ = self.prepare(call, dtype, numel, coded)
+            item = ITEMSIZES[dtype]
+            calls.append(
+                _native.BoundCall(
+                    name,
+                    operation,
+                    root,
+                    number,
+                    factor,
+                    joined([piece.out for piece in batch], blocks[0], item),
+                    joined([piece.given for piece in batch], blocks[1], item),
+                    pieces.keep,
+                    writes=pieces.writes,
+                    pieces=[piece.place for piece in batch],
+                    blocks=blocks,
+                    note=note,
+                )
+            )
+        return calls or no_calls
+
+    def message(self, transfer: Transfer) -> NativeMessage:
+        """See `Planner.message`."""
+        name, address, numel, dtype, rank, tag, timeout, keep, receiving, exact, form = transfer
+        engine, timeout_s = self.engine, self.seconds(timeout)
+        nbytes = numel * ITEMSIZES[dtype]
+        dtype = dtype if form is None else form
+        # Blocking calls: the caller's frame still exists when an error needs its line.
+        where = ""
+        if name in ("isend", "irecv", "batch"):
+            where = site()
+            keep = (keep, _native.StorageHold(keep))
+        operation = f"{name}(tag={tag})" if tag > 0 else name
+        if receiving:
+            post = partial(engine.post_recv, rank, tag, dtype, exact, address, nbytes, timeout_s)
+        else:
+            is_object = name.endswith("_object")
+            post = partial(engine.post_send, rank, tag, dtype, is_object, address, nbytes, timeout_s)
+        return NativeMessage(engine, post, keep, self.scene(engine, operation, timeout_s, where), receiving)
+
+    def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> Choice:
+        """See `Planner.choice`."""
+        return self._chooser.explain(collective, nbytes, algorithm)
+
+    def prepare(self, call: CallArguments, dtype: int, numel: int, coded: CodedAs | None = None) -> Prepared:
+        """The operation for a call.
+
+        Args:
+            numel: elements per rank, by which an algorithm is chosen; the same on every rank.
+            coded: the encoding of its edges; None: values.
+        Raises:
+            ValueError: there is no such algorithm.  TypeError: the dtype has no such operation.
+            GroupClosed: the group was closed.
+        """
+        kind, op, root, algorithm, in_order, _ = call
+        check_op(kind, op)
+        if coded is not None:
+            return self._prepare_coded(call, dtype, numel, coded)
+        if callable(algorithm):
+            return self._prepare_custom(call, algorithm, dtype)
+        plan = kind_of(kind).plan
+        if algorithm is None:
+            choose = self._chooser.direct if in_order else self._chooser.choose
+            algorithm = choose(plan, numel * ITEMSIZES[dtype])
+        if in_order:
+            algorithm = self._canon.algorithm(plan, algorithm, root, call.algorithm is not None)
+        key = (kind, algorithm, root, dtype, op.value, None)
+        found = self._prepared.get(key)
+        if found is None:
+            engine = self.engine
+            check_reducible(kind, dtype, op)
+            operation = engine.operation(
+                self._lowered(plan, algorithm, root), KINDS.index(kind), dtype, op.value
+            )
+            found = self._prepared[key] = Prepared(operation, kind, root)
+        return found
+
+    def _prepare_coded(self, call: CallArguments, dtype: int, numel: int, coded: CodedAs) -> Prepared:
+        """The operation for a call with codes; a named algorithm is proved."""
+        kind, op, root, algorithm = call[:4]
+        if callable(algorithm):
+            raise ValueError(f"{kind}: codec= needs a named algorithm, or none")
+        engine, plan, codec = self.engine, call.plan, coded.codec
+        check_reducible(kind, dtype, op)
+        name, placed, side = self.codings.way(plan, algorithm, root, coded, numel * ITEMSIZES[dtype])
+        key = (kind, f"{name} {placed}", root, dtype, op.value, coded)
+        if key in self._prepared:
+            return self._prepared[key]
+        if algorithm is not None:
+            self.codings.prove(plan, algorithm, root, coded)
+        operation = engine.operation(
+            self._lowered(plan, name, root, coded.edges, placed),
+            KINDS.index(kind),
+            dtype,
+            op.value,
+            coded.number,
+            codec.number,
+            codec.block,
+            side == "out",
+            side == "in",
+            coded.between_hosts,
+            coded.feedback,
+        )
+        found = self._prepared[key] = Prepared(operation, kind, root, str(coded))
+        return found
+
+    def _prepare_custom(self, call: CallArguments, function: StepFunction, dtype: int) -> Prepared:
+        """The operation for the caller's own algorithm, which is proved at its first use."""
+        kind, op, root = call[:3]
+        engine = self.engine
+        check_reducible(kind, dtype, op)
+        custom = self._custom.plan(call.plan, function, root)
+        if call.reproducible and not custom.canonical:
+            raise ValueError(
+                f"{kind}: algorithm {custom.name!r} does not combine contributions in the order of "
+                "ranks, which reproducible=True asks for"
+            )
+        key = (kind, f"#{custom.number:x}", root, dtype, op.value, None)
+        found = self._prepared.get(key)
+        if found is None:
+            operation = engine.operation(custom.code, KINDS.index(kind), dtype, op.value, custom.number)
+            note = f"algorithm {custom.name}, plan {custom.number:016x}"
+            found = self._prepared[key] = Prepared(operation, kind, root, note)
+        return found
+
+    def agree(self, kind: str, ranks: tuple[int, ...]) -> _native.BoundCall:
+        """A call in which all ranks compare a list of ranks: the listed ranks wait for all others, the others
+        only report their list.
+        """
+        first = ranks[0]
+        others = sorted(ranks[1:]) if self.rank == first else [self.rank] * (self.rank in ranks)
+        key: tuple[str | int, ...] = (kind, first, *others)  # this rank's steps depend on nothing else
+        operation = self._agreements.get(key)
+        if operation is None:
+            code = lower_agreement(self.rank, self.size, (first, *others))
+            operation = self.engine.operation(code, KINDS.index(kind), DTYPES.index("uint8"), ReduceOp.SUM)
+            self._agreements[key] = operation
+        return _native.BoundCall(kind, operation, len(ranks), number_of_ranks(ranks), 1.0, [], [], None)
+
+    def _lowered(
+        self, collective: str, algorithm: str, root: int, coding: str = "", placed: bool = True
+    ) -> list[int]:
+        """This rank's code of a plan; the same for every dtype and operation. placed: it depends on hosts."""
+        key = (collective, algorithm, root, coding, placed)
+        code = self._code.get(key)
+        if code is None:
+            hosts = self.hosts if placed else ()
+            code = lower_rank(self.rank, collective, algorithm, self.size, root, hosts, coding)
+            self._code[key] = code
+        return code
+
+    # ---- errors ----------------------------------------------------------------------------------------
+
+    def scene(self, engine: _native.Engine, operation: str, timeout_s: float, where: str = "") -> Scene:
+        """Where an operation fails: its group, rank, timeout and source line, for an error."""
+        return Scene(engine, self.name, self.rank, self.size, self._host_names, operation, timeout_s, where)
+
+    def failure(
+        self, operation: str, timeout_s: float, engine: _native.Engine | None = None, where: str = ""
+    ) -> GroupError:
+        """The error for what aborted the group; `engine` is its engine, when the group may be closed."""
+        self.reported = True
+        return error(read(self.scene(engine or self.engine, operation, timeout_s, where)))
+
+    def fail(self, operation: str, timeout_s: float, note: str | None) -> NoReturn:
+        """Raise the error for what aborted the group. note: a further text for a Mismatch."""
+        if self._runner is None:  # closed by a signal handler or another thread, while the call was under way
+            where = f"group={self.name} rank={self.rank}/{self.size}"
+            what = f"{operation} failed: this rank closed the group during the call"
+            raise Aborted(message(what, where=where))
+        raise self.failure(operation, timeout_s, None, f"{site()} with {note}" if note else "")
+
+    def late(self, operation: str, waited_s: float, engine: _native.Engine, where: str) -> GroupError:
+        """The error of a wait that timed out while its operation continues."""
+        return error(read_late(self.scene(engine, operation, waited_s, where), waited_s))
