@@ -66,7 +66,7 @@ def lines_by_package() -> dict[str, tuple[int, int]]:
         "--gcov-ignore-parse-errors=all",
         "--merge-mode-functions=separate",
     ]
-    run("gcovr", "-q", *ignored, "--filter", "csrc/", "--json-summary", str(BUILD / "cpp.json"), str(BUILD))
+    run("gcovr", *ignored, "--filter", "csrc/", "--json-summary", str(BUILD / "cpp.json"), str(BUILD))
     lines: Counter[str] = Counter()
     ran: Counter[str] = Counter()
     for name, file in json.loads((BUILD / "python.json").read_text())["files"].items():
