@@ -74,7 +74,7 @@ test-launchers: $(VENV)/.installed bench-peers  ## start real jobs with Slurm, R
 	$(call say,"starting launchers")
 	$(BIN)/python -m pytest tests/launchers $(ARGS)
 
-test-torch: $(VENV)/.installed  ## PyTorch's own distributed test suite over Unisono and over Gloo; rewrites docs/pytorch-table.md
+test-torch: $(VENV)/.installed  ## PyTorch's own distributed test suite over Unisono and over Gloo; rewrites docs/reference/pytorch-table.md
 	$(call install_torch,--required)
 	$(BIN)/python tests/torch/pytorch_suite/all.py $(ARGS)
 	$(call say,"PyTorch's tests for NCCL on virtual GPUs")
@@ -104,6 +104,7 @@ check: $(VENV)/.installed  ## format, lint, types, layers, budgets
 	$(BIN)/mypy --strict src
 	$(call say,"layers")
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tools/check_imports.py
 	$(if $(CSRC),$(BIN)/python tools/check_includes.py)
 	$(call say,"budgets")
 	$(BIN)/python tools/budgets.py

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from turns import HostSide, Side, TurnRank, arguments, network, ranks_run, start, take_turns, write
 
-from unisono.bench.measure import ratio
+from unisono.commands.bench.measure import ratio
 
 CODECS = ("none", "bf16", "1-6-9", "int8", "int4")
 LAYOUTS = ("2@1gbit", "4@1gbit", "2@", "2", "4")

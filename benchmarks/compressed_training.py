@@ -96,8 +96,8 @@ class CompressingRank(TurnRank):
         import torch
         from torch.nn.parallel import DistributedDataParallel
 
-        from unisono.demo.corpus import read_corpus
-        from unisono.demo.model import GPT
+        from unisono.commands.demo.corpus import read_corpus
+        from unisono.commands.demo.model import GPT
 
         text = torch.frombuffer(bytearray(read_corpus(4 << 20)), dtype=torch.uint8).long()
         known, unknown = text[:-HELD_OUT], text[-HELD_OUT:]

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from turns import Side, TurnRank, arguments, ranks_run, start, started, take_turns, write
 
-from unisono.bench.contenders import UnisonoContender
-from unisono.bench.measure import ratio
+from unisono.commands.bench.contenders import UnisonoContender
+from unisono.commands.bench.measure import ratio
 
 LAYERS, WIDTH, HEADS, VOCABULARY, CONTEXT = 4, 512, 8, 256, 256
 ALONE = "alone"

@@ -19,7 +19,7 @@ from typing import Any
 
 from turns import arguments, write
 
-from unisono.bench.report import Curves, draw_curves
+from unisono.commands.bench.report import Curves, draw_curves
 
 COLUMNS = ("ranks", "nbytes", "library", "p50_us", "p99_us", "ratio", "quiet")
 

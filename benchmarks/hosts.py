@@ -26,13 +26,13 @@ from typing import Any
 
 from turns import PORTS, HostSide, arguments, bytes_sent, hosts, network, write
 
-from unisono.bench.cases import OPERATIONS, Case, sweep
-from unisono.bench.measure import Line, Timing, measure_sweep
-from unisono.bench.noise import CpuMeter, Pace, ticks_of
-from unisono.bench.peers import MPIS, Mpi, MpiSide
-from unisono.bench.report import noise_line, reasons
-from unisono.bench.side import Side
-from unisono.env import parse_size
+from unisono.commands.bench.cases import OPERATIONS, Case, sweep
+from unisono.commands.bench.measure import Line, Timing, measure_sweep
+from unisono.commands.bench.noise import CpuMeter, Pace, ticks_of
+from unisono.commands.bench.peers import MPIS, Mpi, MpiSide
+from unisono.commands.bench.report import noise_line, reasons
+from unisono.commands.bench.side import Side
+from unisono.engine.environment.env import parse_size
 
 RATES = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 AGENT = """#!/bin/sh

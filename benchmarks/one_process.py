@@ -18,7 +18,7 @@ from typing import Any
 
 from turns import Side, TurnRank, arguments, ranks_run, start, started, take_turns, write
 
-from unisono.bench.measure import ratio
+from unisono.commands.bench.measure import ratio
 
 STEPS, WARMUP = 25, 5
 

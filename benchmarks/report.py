@@ -24,9 +24,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from unisono.bench.contenders import LIMITS
-from unisono.bench.peers import PEERS
-from unisono.bench.report import machine
+from unisono.commands.bench.contenders import LIMITS
+from unisono.commands.bench.peers import PEERS
+from unisono.commands.bench.report import machine
 
 HERE = Path(__file__).resolve().parent
 RECORD = "{record}"

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from turns import Side, TurnRank, arguments, ranks_run, start, started, take_turns, write
 
-from unisono.bench.measure import Timing, ratio
+from unisono.commands.bench.measure import Timing, ratio
 
 THEIRS, OURS = ("ddp", "fsdp2", "zero1", "zero2", "zero3"), ("up0", "up1", "up2", "up3")
 ALONE, REDUCTIONS = "alone", "all-reduces"
@@ -62,7 +62,7 @@ class TrainingRank(TurnRank):
         """Make the model of a way, and its step."""
         import torch
 
-        from unisono.demo.model import GPT, VOCABULARY
+        from unisono.commands.demo.model import GPT, VOCABULARY
 
         torch.set_num_threads(1)
         generator = torch.Generator().manual_seed(self.rank)

@@ -22,12 +22,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 import hosts  # noqa: E402  (from tests/support)
-from unisono.bench.measure import Timing  # noqa: E402
-from unisono.bench.noise import CpuMeter, ticks_of  # noqa: E402
-from unisono.bench.report import noise_line  # noqa: E402
-from unisono.bench.side import Side  # noqa: E402
-from unisono.bench.worker import Answer, Rank  # noqa: E402
-from unisono.bench.worker import main as worker_main  # noqa: E402
+from unisono.commands.bench.measure import Timing  # noqa: E402
+from unisono.commands.bench.noise import CpuMeter, ticks_of  # noqa: E402
+from unisono.commands.bench.report import noise_line  # noqa: E402
+from unisono.commands.bench.side import Side  # noqa: E402
+from unisono.commands.bench.worker import Answer, Rank  # noqa: E402
+from unisono.commands.bench.worker import main as worker_main  # noqa: E402
 
 PORTS = {"unisono": 29500, "gloo": 29501, "before": 29502, "unisono-torch": 29503}
 """The port of the rendezvous on the first host, where all ports are free."""

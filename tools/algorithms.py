@@ -13,8 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType
 
-from unisono.costs import price
-from unisono.costs.choice import (
+from unisono.commands.drawing.diagram import svg
+from unisono.commands.drawing.page import html
+from unisono.commands.drawing.picture import depict
+from unisono.engine.costs import price
+from unisono.engine.costs.choice import (
     BETWEEN,
     CANDIDATES,
     DIRECT_RANKS,
@@ -23,9 +26,6 @@ from unisono.costs.choice import (
     REDUCING_S_PER_BYTE,
     Chooser,
 )
-from unisono.drawing.diagram import svg
-from unisono.drawing.page import html
-from unisono.drawing.picture import depict
 from unisono.plans import ALGORITHMS, CONTRACTS, PLACED, Plan, Recv, Reduce, Send, make
 
 SIZES = (4, 6, 8)
@@ -67,7 +67,7 @@ tables have four figures for {sizes} ranks of one host:
 - **time** until the last rank is done. A message of l bytes takes a + b l; reducing l bytes takes g l. The
   terms in a, b and g are computed separately and added.
 
-In this model (`unisono/costs/timing.py`) a rank sends one message at a time and receives one at a time.
+In this model (`engine/costs/timing.py`) a rank sends one message at a time and receives one at a time.
 Within one host the engine writes a message once for all its readers, so the direct algorithms are faster
 there than the tables say. Algorithms that reduce in several hops round 16-bit floats at each hop.
 
@@ -94,7 +94,7 @@ On one host:
 - Everything else takes `direct`.
 - With more than {ranks} ranks `leaders` takes the place of `one_shot`, and of `direct` for barrier.
 
-On several hosts Unisono takes the cheapest of a few candidates by the cost model (`unisono/costs/choice.py`).
+On several hosts Unisono takes the cheapest of a few candidates by the cost model (`engine/costs/choice.py`).
 The table holds for the model's defaults: {inside} within a host, {between}
 between hosts, {reducing} for reducing. Bytes are those of one rank, for all_gather and reduce_scatter
 those of one block.

@@ -22,14 +22,14 @@ WHOLE: dict[str, str] = {
     "csrc/python/calls.cpp": "the way of every call: the methods of Group, what they remember, how they run",
     "csrc/engine/engine.cpp": "one rank of one group: it numbers, runs, queues and ends its operations",
     "csrc/engine/executor.cpp": "one interpreter of plans, see docs/adr/0001-one-interpreter.md",
-    "src/unisono/env.py": "the table of the environment's variables, and what reads it",
-    "src/unisono/group/group.py": "Group: every operation a user calls; mostly signatures and their texts",
-    "src/unisono/group/planning.py": "the way of a call to the engine: checked, planned, lowered, bound",
+    "src/unisono/engine/environment/env.py": "the table of the environment's variables, and what reads it",
+    "src/unisono/engine/group/group.py": "Group: every operation of the user; mostly signatures",
+    "src/unisono/engine/group/planning.py": "a call to the engine: checked, planned, lowered, bound",
     "src/unisono/parallel/swap.py": "one object between forward, backward and update: what is in memory when",
     "src/unisono/plans/proof.py": "the proof of a plan: one symbolic run, and what must hold at its end",
-    "src/unisono/launch/failures.py": "the failures of a job: taken from the ranks, ordered, reported once",
-    "src/unisono/launch/job.py": "a job: its command line (flags and their help), its ranks' environment",
-    "src/unisono/store/tcp_server.py": "the store's server: one selector loop and what it does for a peer",
+    "src/unisono/commands/launch/failures.py": "the failures of a job: read, ordered, reported once",
+    "src/unisono/commands/launch/job.py": "a job: its command line, its ranks' environment",
+    "src/unisono/engine/store/tcp_server.py": "the store's server: one selector loop and its peers",
 }
 
 ROOT = Path(__file__).resolve().parent.parent

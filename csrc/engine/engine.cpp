@@ -21,14 +21,14 @@ constexpr int kMostYieldUs = 20'000;
 constexpr size_t kLentSegmentBytes = 4096 * 1024;
 constexpr size_t kFarSegmentBytes = 2048 * 1024;
 constexpr Nanoseconds kAnswerPatience = 700'000'000;
-constexpr auto kGrace = std::chrono::microseconds(20);  // within it the caller may come to wait for its call
+constexpr auto kGrace = std::chrono::microseconds(20);  // within it the caller may begin to wait for its call
 constexpr auto kLookInterval = std::chrono::microseconds(100);
 constexpr auto kPatientInterval = std::chrono::microseconds(1000);
 constexpr int kLooks = 20;
 // A program that waited for this many calls in succession will probably wait for the next one, too. A thread
 // that wakes up meanwhile gains nothing and takes a core from the ranks.
 constexpr int kPatientAfter = 8;
-constexpr auto kWaitSlice = std::chrono::nanoseconds(20'000'000);  // bounds how late an interrupt is seen
+constexpr auto kWaitSlice = std::chrono::nanoseconds(20'000'000);  // bounds the delay of an interrupt
 
 // Of timed locks. A step of the wall clock would lengthen the wait by that much.
 #ifdef UNISONO_SANITIZE_THREAD  // it does not intercept timed locks with the monotonic clock
@@ -237,7 +237,7 @@ FaultKind Engine::execute(const Call& call, bool in_background, HeldLock* held) 
     clear_up(call);
     abort(Fault{FaultKind::kNoMemory, rank_, rank_});
     return FaultKind::kNoMemory;
-  } catch (const std::domain_error& error) {  // what the caller has put into its buffer during the call
+  } catch (const std::domain_error& error) {  // the caller has changed its buffer during the call
     clear_up(call);
     remark(kLeaving, error.what());
     abort(Fault{FaultKind::kAborted, rank_, rank_});

@@ -42,8 +42,8 @@ struct EngineOptions {
   bool spread = true;                 // waiting threads may move to other cores; see Placement
 };
 
-// Where in the caller's source an asynchronous call was made. The engine knows no Python, so it stores
-// pointers and a function that describes them. What the pointers refer to outlives the call.
+// The caller's source line of an asynchronous call. The engine has no access to Python, so it stores
+// pointers and a function that describes them. Their targets outlive the call.
 struct CallSite {
   std::string (*describe)(const CallSite&) = nullptr;
   const void* code = nullptr;
@@ -138,7 +138,7 @@ class Engine {
     return ticket == kLateTicket ? issued() : direct_.load(std::memory_order_relaxed) + ticket;
   }
 
-  // Reports to the other ranks what this rank knows about the fault; the first report counts.
+  // Reports the fault to the other ranks, with its details; the first report counts.
   void remark(uint64_t seq, const std::string& text);
 
   // The fault that aborted the group; kind kNone while there is none.

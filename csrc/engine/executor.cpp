@@ -359,7 +359,7 @@ void Executor::encode(const Instruction& step, Extent piece, bool scaled, void* 
       for (size_t i = 0; i < count; ++i) {
         const float lost = values_[i] - decoded[i];
         put(kept + first + i,
-            lost - lost == 0 ? lost : 0.0f);  // infinity and NaN would stay in the sum for ever
+            lost - lost == 0 ? lost : 0.0f);  // infinity and NaN would never leave the sum
       }
     }
     if (rounds) coder.kernels->decode(values + first, to, count, coder.block);
@@ -411,10 +411,10 @@ Message Executor::await(int peer, ChunkRef chunk, size_t nbytes, const Frame& fr
   return message;
 }
 
-// Data read in place is valid only if its sender had not aborted by then.
+// Data read in place is valid only if its sender had not aborted before the read ended.
 void Executor::check_open(const Frame& frame) {
   if (!std::exchange(open_, false)) return;
-  std::atomic_thread_fence(std::memory_order_acquire);  // R3: what was read was read before
+  std::atomic_thread_fence(std::memory_order_acquire);  // R3: orders the reads before the check
   frame.waiter.throw_if_aborted();
 }
 

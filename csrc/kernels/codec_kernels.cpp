@@ -231,8 +231,8 @@ void decode_scaled(float* out, const void* in, size_t n, size_t block) {
 
 // ---- Adam ------------------------------------------------------------------------------------------
 
-// A finite value beyond the range becomes the largest number: an infinite variance would stop its parameter
-// for ever. How often that happened is counted.
+// A finite value beyond the range becomes the largest number, and is counted: an infinite variance would stop
+// its parameter.
 template <class F>
 inline uint16_t saturated(float value, uint32_t code, uint32_t& beyond) {
   const uint32_t bits = float_to_bits(value), finite = (bits & ~kSign) < kInfinite ? 1u : 0u;

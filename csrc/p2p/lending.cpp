@@ -41,7 +41,7 @@ bool Channels::borrow(int peer, unsigned char* target) {
   world_.publish_arena(rank_);
   if (lane.loan.open(target)) notify(lender.message_event);
   lane.loan.take(world_.memory_of(peer), target, nbytes);
-  std::atomic_thread_fence(std::memory_order_acquire);  // R3: what was read was read before
+  std::atomic_thread_fence(std::memory_order_acquire);  // R3: orders the reads before the check
   if (!lane.loan.whole(nbytes)) return false;
   if (lender.left.load(std::memory_order_seq_cst) != 0) return false;
   if (world_.aborted()) return false;

@@ -47,7 +47,7 @@ FaultKind Channels::probing(Waiter& waiting, Wait wait) {
   }
 }
 
-// A rank sends all messages before it leaves: `left` is read first, and then the message once more.
+// A rank sends all messages before it sets `left`: load `left` first, then check for the message again.
 FaultKind Channels::look(int peer, int tag, std::optional<Envelope>& found) {
   Waiter waiting = waiter(patience_);
   waiting.begin(0, 0, INT64_MAX);

@@ -56,7 +56,7 @@ struct Loan {
   // Receiver: call before `take`. Publishes the target, so that the lender can help. False: the lender cannot
   // help, or the target is published already.
   bool open(void* into);
-  // Whether the receiver has arrived: only then is its identity known. A lender asks before it sleeps.
+  // Whether the receiver has published its identity and target. A lender checks this before it sleeps.
   bool opened() const { return target.load(std::memory_order_seq_cst) != 0; }
   // Claims and copies pieces until none is left. `take`: the receiver, from `lender`. `help`: the lender,
   // after `opened`, to `receiver`. Returns whether it copied any.

@@ -8,7 +8,7 @@
 // fetches lines in pairs). A field that is added here goes into the table of layout.hpp, too.
 //
 // Who writes and reads each field, in which memory order and why: docs/protocol.md. Its rules are named in
-// comments: R1 publish, R2 announce and look, R3 read and check, R4 own counter.
+// comments: R1 publish, R2 store then load, R3 read and check, R4 single writer.
 #pragma once
 
 #include <atomic>

@@ -17,7 +17,7 @@ namespace unisono {
 namespace {
 
 constexpr Nanoseconds kFirstSlice = kMillisecond;
-constexpr Nanoseconds kLongestSlice = 20 * kMillisecond;  // bounds how late a death or Ctrl-C is seen
+constexpr Nanoseconds kLongestSlice = 20 * kMillisecond;  // bounds the delay of a death or Ctrl-C
 constexpr Nanoseconds kSocketSlice = 10 * kMillisecond;   // the same on sockets, where no rank notifies
 constexpr Nanoseconds kBusySlice = kMillisecond;          // the same while queued bytes wait for the kernel
 constexpr Nanoseconds kFirstAsk = 5 * kMillisecond;
@@ -26,7 +26,7 @@ constexpr Nanoseconds kAskPatience = 50 * kMillisecond;
 constexpr Nanoseconds kDyingPatience = 3000 * kMillisecond;
 constexpr Nanoseconds kStatusPatience = 2000 * kMillisecond;
 
-// The launcher's board: records of four int32, see unisono/launch/process.py.
+// The launcher's board: records of four int32, see unisono/commands/launch/process.py.
 enum { kBoardPid, kBoardState, kBoardCode, kBoardWidth = 4 };
 enum { kBoardExited = 2, kBoardSignalled = 3 };
 
@@ -91,7 +91,7 @@ int Peers::find_dead(World& world, Fault& fault) const {
   return -1;
 }
 
-// A death is seen here before the launcher has reaped the process and recorded how it ended, so this waits.
+// A rank can see a death before the launcher has reaped the process and recorded how it ended: wait for it.
 void Peers::look_up(int pid, Fault& fault) const {
   const Nanoseconds end = now_ns() + kStatusPatience;
   for (size_t i = 0; i < board_records_; ++i) {
@@ -130,7 +130,7 @@ void Waiter::slowly(const int& awaited, Poll ready, void* context) {
       ask_at += ask_again;
       ask_again = std::min(2 * ask_again, kLongestAsk);
     }
-    // A rank posts all messages before it leaves: read `left` first, then look for the message once more.
+    // A rank posts all messages before it sets `left`: load `left`, then check for the message again.
     const int suspect = awaited;
     const bool left = gone(suspect);
     if (ready(context) || ready_though_aborted(ready, context)) return;
@@ -250,7 +250,7 @@ int Waiter::find_mismatch() {
     if (rank == rank_ || started < seq_ || started >= seq_ + kHistory - 1) continue;
     const CallRecord record = world_.record_of(rank, seq_);
     std::atomic_thread_fence(std::memory_order_acquire);
-    // R3: a rank far ahead may have written over the record while it was read.
+    // R3: a rank far ahead may have overwritten the record during the read.
     const bool current = cell.started.load(std::memory_order_relaxed) < seq_ + kHistory - 1;
     if (record.seq == seq_ && record.fingerprint != fingerprint_ && current) return rank;
   }

@@ -21,7 +21,7 @@ using Nanoseconds = int64_t;
 constexpr Nanoseconds kMicrosecond = 1000;
 constexpr Nanoseconds kMillisecond = 1000 * kMicrosecond;
 Nanoseconds now_ns();
-Nanoseconds later(Nanoseconds timeout);  // now + timeout, or for ever
+Nanoseconds later(Nanoseconds timeout);  // now + timeout, or never
 
 inline void cpu_pause() {
 #if defined(__x86_64__)
@@ -137,7 +137,7 @@ class Waiter {
   // Records the group's first fault, wakes all ranks, throws the recorded fault.
   [[noreturn]] void fail(Fault fault);
   // The same for a message of `peer` that has another fingerprint or size.
-  // sizes: what was expected in total, and what had arrived before this message.
+  // sizes: the expected bytes in total, and the bytes that had arrived before this message.
   [[noreturn]] void refuse(int peer, uint64_t fingerprint, uint64_t nbytes, SizeMismatch sizes);
   void throw_if_aborted() {
     if (world_.aborted()) [[unlikely]]

@@ -56,8 +56,8 @@ class World {
   void abort_with(const Fault& fault);
   // Wakes every sleeper on this host.
   void wake_all();
-  // What is known of an operation of `rank`. For ranks of this host it may be torn: half of it is another
-  // record.
+  // The record of an operation of `rank`. For ranks of this host it may be torn: half of it belongs to
+  // another operation.
   CallRecord record_of(int rank, uint64_t seq);
   // The number of the remembered operation of `rank` with this fingerprint, or 0.
   uint64_t find(int rank, uint64_t fingerprint);

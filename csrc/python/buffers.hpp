@@ -90,7 +90,7 @@ struct CallBuffers {
     return true;
   }
 
-  // The copy lies in a bytes object that nobody else sees.
+  // The copy lies in a private bytes object.
   bool add_number(nanobind::handle given) {
     PyObject* const memory = PyBytes_FromStringAndSize(nullptr, kNumberBytes);
     if (memory == nullptr) throw nanobind::python_error();

@@ -56,7 +56,7 @@ struct Outcome {
   }
 };
 
-// A call that was checked and planned: what the engine needs to run it, and what must stay alive meanwhile.
+// A checked and planned call: the operation for the engine, and the objects that must stay alive meanwhile.
 struct BoundCall {
   nanobind::object name, keep;  // keep: the buffers
   nanobind::object note;        // None, or a text that a Mismatch shows beside the source line
@@ -118,7 +118,7 @@ class CollectiveWork {
   nanobind::object result();
   nanobind::object text() const;
   nanobind::object described(nanobind::handle self) const;
-  // After its end: keeps its buffers for ever if a stopped rank may still write to them.
+  // After its end: never frees its buffers if a stopped rank may still write to them.
   void let_go() {
     Kept kept = taken();
     if (engine().unsettled()) kept.for_ever();

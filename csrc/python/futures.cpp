@@ -33,4 +33,6 @@ void bind_futures(nb::module_& m) {
   m.def("outcome", &outcome, nb::arg("ask"), nb::arg("future"),
         "Call `ask`; return its result, or raise it if it is an exception.");
   m.def("call_each", &call_each, nb::arg("calls"), "Call each item of an iterator as it arrives.");
+  m.def("stop_threads_at_the_end", &stop_threads_at_the_end,
+        "Once more for a C++ library that was loaded after this module: PyTorch's.");
 }

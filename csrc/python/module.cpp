@@ -48,7 +48,7 @@ int dtype_of_format(const char* format, Py_ssize_t itemsize) {
   }
 }
 
-// NumPy's scalars export writable memory, but what is written there is lost.
+// NumPy's scalars export writable memory, but lose what a call writes there.
 bool is_scalar(nb::handle object) {
   return nb::isinstance(object, nb::module_::import_("numpy").attr("generic"));
 }

@@ -31,7 +31,7 @@ class StorageHold {
  private:
   struct Held {
     nanobind::object storage;
-    unsigned char* resizable;  // the flag in PyTorch's object; null: it stays as it is
+    unsigned char* resizable;  // the flag in PyTorch's object; null: do not change it
   };
   void add(nanobind::handle kept);
 

@@ -198,7 +198,7 @@ bool ShmTransport::fetch(int peer, const Message& message, void* into) {
   world_.publish_arena(rank_);
   if (loan.open(into)) notify(*from.event);
   loan.take(world_.memory_of(peer), into, message.nbytes);
-  std::atomic_thread_fence(std::memory_order_acquire);  // R3: what was read was read before
+  std::atomic_thread_fence(std::memory_order_acquire);  // R3: orders the reads before the check
   return loan.whole(message.nbytes) && !world_.aborted();
 }
 

@@ -181,8 +181,8 @@ bool TcpTransport::peek_part(int peer, size_t nbytes, size_t first, size_t count
 }
 
 // Reads up to byte first + count of a message that should have `nbytes`, and stores the bytes from `first` on
-// at `target`. True when they have arrived. For a message of another size the header suffices: the caller
-// refuses it, and nobody reads further.
+// at `target`. True when they have arrived. Returns true for a message of another size, too, without reading
+// it: the caller rejects it by its header.
 bool TcpTransport::fill(int peer, size_t nbytes, size_t first, size_t count, unsigned char* target) {
   Edge& from = edge(peer);
   wanted_ = peer;

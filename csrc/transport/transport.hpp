@@ -16,7 +16,7 @@ struct Message {
 };
 
 // The edges from one rank to some of its peers and back. Messages of an edge arrive in order. No function
-// here waits: the executor waits, and knows the awaited rank.
+// here waits: the executor does, because it has the awaited rank.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -54,7 +54,7 @@ class Transport {
   virtual void assist() {}
   virtual bool returned() { return true; }
   // Copies the lent message that `peek` found to `into`; true when all of it is there. A receiver that stops
-  // before that calls `abandon`, which tells whether `into` can be used or freed again.
+  // before that calls `abandon`, which returns whether `into` can be used or freed again.
   virtual bool fetch(int /*peer*/, const Message& /*message*/, void* /*into*/) { return false; }
   virtual bool abandon(int /*peer*/) { return true; }
 };

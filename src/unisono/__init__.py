@@ -10,14 +10,15 @@ Names are loaded on first use, so that importing the package, as the launcher do
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "unisono.arrays": ("empty",),
-    "unisono.group": (
+    "unisono.engine.memory.arrays": ("empty",),
+    "unisono.engine.group": (
         "ANY_TAG",
         "Group",
         "RecvFrom",
@@ -28,9 +29,9 @@ _HOMES = {
         "wait_all",
         "wait_any",
     ),
-    "unisono.backends": ("is_available",),
-    "unisono.reduction": ("ReduceOp", "premul_sum"),
-    "unisono.store": ("FileStore", "HashStore", "PrefixStore", "Store", "StoreServer", "TCPStore"),
+    "unisono.engine.backends": ("is_available",),
+    "unisono.engine.operations.reduction": ("ReduceOp", "premul_sum"),
+    "unisono.engine.store": ("FileStore", "HashStore", "PrefixStore", "Store", "StoreServer", "TCPStore"),
     "unisono.errors": (
         "Aborted",
         "AuthenticationError",
@@ -53,8 +54,21 @@ _OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
 if TYPE_CHECKING:
     from unisono import codecs
-    from unisono.arrays import empty
-    from unisono.backends import is_available
+    from unisono.engine.backends import is_available
+    from unisono.engine.group import (
+        ANY_TAG,
+        Group,
+        RecvFrom,
+        SendTo,
+        Status,
+        Work,
+        init_process_group,
+        wait_all,
+        wait_any,
+    )
+    from unisono.engine.memory.arrays import empty
+    from unisono.engine.operations.reduction import ReduceOp, premul_sum
+    from unisono.engine.store import FileStore, HashStore, PrefixStore, Store, StoreServer, TCPStore
     from unisono.errors import (
         Aborted,
         AuthenticationError,
@@ -71,19 +85,6 @@ if TYPE_CHECKING:
         Timeout,
         UnisonoError,
     )
-    from unisono.group import (
-        ANY_TAG,
-        Group,
-        RecvFrom,
-        SendTo,
-        Status,
-        Work,
-        init_process_group,
-        wait_all,
-        wait_any,
-    )
-    from unisono.reduction import ReduceOp, premul_sum
-    from unisono.store import FileStore, HashStore, PrefixStore, Store, StoreServer, TCPStore
 
     SUM, AVG, PRODUCT, MIN = ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT, ReduceOp.MIN
     MAX, BAND, BOR, BXOR = ReduceOp.MAX, ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR
@@ -139,7 +140,7 @@ if not TYPE_CHECKING:  # to a type checker a name that does not exist is an erro
 
     def __getattr__(name: str) -> Any:
         if name in _OPS:
-            value: Any = getattr(import_module("unisono.reduction").ReduceOp, name)
+            value: Any = getattr(import_module("unisono.engine.operations.reduction").ReduceOp, name)
         elif name in _ROOMS:
             value = import_module(f"unisono.{name}")
         else:
@@ -153,3 +154,19 @@ if not TYPE_CHECKING:  # to a type checker a name that does not exist is an erro
 
 def __dir__() -> list[str]:
     return __all__
+
+
+class _OldNames:
+    """The last finder of modules: asked for a name that all others do not know."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> Any:  # noqa: ARG004
+        """Find a module that has moved."""
+        if not name.startswith("unisono."):
+            return None
+        from unisono.engine.base.moved import find_room
+
+        return find_room(name)
+
+
+sys.meta_path.append(_OldNames)

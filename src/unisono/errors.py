@@ -24,7 +24,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from unisono.diagnosis.report import FaultReport
+    from unisono.engine.diagnosis.report import FaultReport
 
 __all__ = [
     "Aborted",

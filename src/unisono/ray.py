@@ -25,14 +25,14 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from unisono import env
-from unisono.authentication import Token, make_token
-from unisono.bootstrap.target import Target
-from unisono.checking import flag, instance, listed, text, whole
+from unisono.engine.base.authentication import Token, make_token
+from unisono.engine.base.checking import flag, instance, listed, text, whole
+from unisono.engine.bootstrap.target import Target
+from unisono.engine.environment import env
+from unisono.engine.group import Group
+from unisono.engine.group.init import form
+from unisono.engine.group.work import seconds
 from unisono.errors import GroupError, PeerLost, RendezvousError, message
-from unisono.group import Group
-from unisono.group.init import form
-from unisono.group.work import seconds
 
 __all__ = ["join", "run"]
 
@@ -190,7 +190,7 @@ class Board:
         self._complete = asyncio.Event()
 
     async def meet(self, rank: int, invitation: Invitation | None) -> Invitation | None:
-        """Wait until all ranks have come; rank 0's invitation, None where an earlier group met here."""
+        """Wait for all ranks. Returns rank 0's invitation; None if an earlier group used this board."""
         if self._complete.is_set():
             return None
         self._came.add(rank)
@@ -212,7 +212,7 @@ def _invite(address: str) -> Invitation:
 def _meet(
     ray: Any, name: str, rank: int, size: int, ours: Invitation | None, timeout_s: float
 ) -> tuple[Any, Invitation]:
-    """The board, which lives as long as the process that made it keeps this handle, and the invitation."""
+    """The board and the invitation. The board ends when its first process drops this handle."""
     gone = (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError)
     deadline = time.monotonic() + timeout_s
     options = {"name": f"unisono group {name}", "get_if_exists": True, "num_cpus": 0}
@@ -336,7 +336,7 @@ def _gather(ray: Any, calls: list[Any], places: list[Place]) -> list[Any]:
 
 
 def _first(ray: Any, failures: dict[int, Exception], places: list[Place]) -> Exception:
-    """A worker that died, else an error of `fn`, else what came first; it names its rank."""
+    """The error of a dead worker, else an error of `fn`, else the first error. It names its rank."""
     died = ray.exceptions.RayActorError
     kinds: list[Callable[[Exception], bool]] = [
         lambda error: isinstance(error, died),

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pages
-from unisono.bench.peers import MPIS
-from unisono.doctor.trial import AS_ROOT, try_backend
+from unisono.commands.bench.peers import MPIS
+from unisono.commands.doctor.trial import AS_ROOT, try_backend
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

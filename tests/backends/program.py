@@ -27,7 +27,7 @@ from unittest import mock
 import pytest
 
 import unisono as un
-import unisono.group.external  # before the catalogue is replaced
+import unisono.engine.group.external  # before the catalogue is replaced
 import unisono.plans
 
 MODULES = (

@@ -26,11 +26,11 @@ import inside
 import lane
 import unisono as un
 from loops import each
-from unisono import backends
-from unisono.backends.driver import Call, Done, Driver, Pending
-from unisono.doctor import trial
-from unisono.group import external
-from unisono.group.external import ExternalGroup, ExternalPlanner
+from unisono.commands.doctor import trial
+from unisono.engine import backends
+from unisono.engine.backends.driver import Call, Done, Driver, Pending
+from unisono.engine.group import external
+from unisono.engine.group.external import ExternalGroup, ExternalPlanner
 
 HERE = Path(__file__).resolve().parent
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
@@ -82,7 +82,7 @@ def test_it_has_the_methods_of_every_group() -> None:
         if not name.startswith("_") and callable(method):
             assert inspect.signature(getattr(ExternalGroup, name)) == inspect.signature(method), name
     for name in ("plan", "lay_out", "member", "choice"):
-        ours, engines = getattr(ExternalPlanner, name), getattr(un.group.planning.Planner, name)
+        ours, engines = getattr(ExternalPlanner, name), getattr(un.engine.group.planning.Planner, name)
         assert list(inspect.signature(ours).parameters) == list(inspect.signature(engines).parameters), name
 
 

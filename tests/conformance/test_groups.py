@@ -10,7 +10,7 @@ import pytest
 import ranks
 import unisono as un
 from loops import each, everywhere
-from unisono.group import group as groups
+from unisono.engine.group import group as groups
 
 
 @everywhere

@@ -18,7 +18,7 @@ import ranks
 import unisono as un
 from loops import each
 from ports import reserved
-from unisono.group import group as module
+from unisono.engine.group import group as module
 
 NUMEL = 1000
 

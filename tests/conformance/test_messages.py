@@ -8,7 +8,7 @@ import pytest
 import ranks
 import unisono as un
 from loops import each, everywhere
-from unisono.diagnosis import read
+from unisono.engine.diagnosis import read
 
 SIZES = [0, 1, 5, 1000, 32 * 1024, 32 * 1024 + 1, 400_000]
 

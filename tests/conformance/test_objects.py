@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import ranks
 import unisono as un
 
 GIB = 1 << 30
+PROGRAMS = Path(__file__).resolve().parent / "programs"
 
 
 def test_pickle_is_used_when_asked_for_and_only_then() -> None:
@@ -42,6 +44,13 @@ def test_receiver_that_did_not_ask_for_pickle_does_not_unpickle() -> None:
         group.barrier()
 
     ranks.threads(2, work)
+
+
+@pytest.mark.skipif("UNISONO_SANITIZED" in os.environ, reason="a sanitizer reserves terabytes of addresses")
+def test_too_large_an_object_is_named_by_its_sender_and_size() -> None:
+    outputs = ranks.processes(2, PROGRAMS / "receives_more_than_its_memory.py")
+    for output in outputs:
+        assert "rank 1 ran out of memory" in output and "rank 0 sends an object, 1073741888 bytes" in output
 
 
 @pytest.mark.slow

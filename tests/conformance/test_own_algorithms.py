@@ -13,7 +13,7 @@ import pytest
 import ranks
 import unisono as un
 from loops import each, everywhere
-from unisono.diagnosis import read
+from unisono.engine.diagnosis import read
 from unisono.errors import PlanError
 from unisono.plans import Copy, In, Out, Recv, Reduce, Send, Tmp
 

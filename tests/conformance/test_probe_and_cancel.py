@@ -10,7 +10,7 @@ import pytest
 import ranks
 import unisono as un
 from loops import each, everywhere
-from unisono.diagnosis import read
+from unisono.engine.diagnosis import read
 
 CAPACITY = 200_000
 SIZES = [0, 1, 5, 4096, 4097, 150_000]  # whole, staged and lent ones

@@ -16,8 +16,8 @@ import pytest
 
 from loops import each, within
 from stores import KINDS, Place
+from unisono.engine.store import PrefixStore, Store
 from unisono.errors import StoreError, StoreTimeout
-from unisono.store import PrefixStore, Store
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from stores import KINDS, Place
+from unisono.engine.store import FileStore, TCPStore
 from unisono.errors import StoreError
-from unisono.store import FileStore, TCPStore
 
 TEXT = st.sampled_from(["a", "b", "c", "a/b"])
 VALUES = st.one_of(st.binary(max_size=20), st.integers(-5, 5).map(lambda n: str(n).encode()))

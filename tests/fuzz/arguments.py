@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
 import inside
 import unisono as un
 from unisono import plans
-from unisono.group import Group
+from unisono.engine.group import Group
 
 PATIENCE_S = 0.3  # of a call that waits, as its arguments ask it to
 ALLOWED = (ValueError, TypeError, un.UnisonoError)

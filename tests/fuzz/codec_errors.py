@@ -23,7 +23,7 @@ import inside
 import ranks
 import unisono as un
 from unisono.codecs import Codec
-from unisono.reduction import PremulSum
+from unisono.engine.operations.reduction import PremulSum
 
 PLAIN = ["bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "1-6-9", "0-6-10"]
 BLOCKS = (16, 64, 48, 4096)

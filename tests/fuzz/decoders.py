@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from unisono.encoding import decode, encode
-from unisono.store import wire
-from unisono.store.ops import Add, Check, CompareSet, Count, Delete, Get, Peek, Set, Table, Wait
+from unisono.engine.encoding import decode, encode
+from unisono.engine.store import wire
+from unisono.engine.store.ops import Add, Check, CompareSet, Count, Delete, Get, Peek, Set, Table, Wait
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
 LONGEST_NBYTES = 4096

@@ -25,10 +25,10 @@ import numpy as np
 
 import unisono as un
 from unisono import _native
-from unisono.authentication import handshake
-from unisono.group import Group
-from unisono.store import wire
-from unisono.store.ops import Add, Check, CompareSet, Count, Get, Peek, Set, Wait
+from unisono.engine.base.authentication import handshake
+from unisono.engine.group import Group
+from unisono.engine.store import wire
+from unisono.engine.store.ops import Add, Check, CompareSet, Count, Get, Peek, Set, Wait
 
 KINDS = ("control", "data", "messages")
 LIMITS = [

@@ -14,7 +14,7 @@ import numpy as np
 
 import unisono as un
 from unisono import _native
-from unisono.group import Group
+from unisono.engine.group import Group
 
 __all__ = ["alone", "hostile"]
 

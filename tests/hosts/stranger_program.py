@@ -17,7 +17,7 @@ import struct
 import sys
 import time
 
-from unisono.store import wire
+from unisono.engine.store import wire
 
 MAGIC = b"UNISONO\x01"
 ETH_P_ALL, ETH_HEADER = 3, 14

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from started import ROOT
-from unisono import env
+from unisono.engine.environment import env
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not here: pip install pyyaml")
 MANIFESTS = ROOT / "examples" / "kubernetes"

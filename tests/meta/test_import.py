@@ -36,7 +36,8 @@ def test_import_takes_under_100_ms():
 
 
 @pytest.mark.parametrize(
-    "unwanted", ["torch", "pickle", "asyncio", "matplotlib", "unisono.demo", "unisono.bench"]
+    "unwanted",
+    ["torch", "pickle", "asyncio", "matplotlib", "unisono.commands.demo", "unisono.commands.bench"],
 )
 def test_import_brings_no(unwanted):
     assert unwanted not in imported()["modules"]
@@ -50,8 +51,25 @@ def test_a_group_brings_nothing_that_its_ranks_can_do_without(ranks_per_host: st
     command = [sys.executable, "-m", "unisono", "run", "-n", "2", program, str(tmp_path)]
     subprocess.run(command, check=True, env=environment)
     unwanted = {"numpy", "dataclasses", "logging", "ssl", "subprocess", "concurrent.futures"}
-    unwanted |= {"unisono.plans.proof", "unisono.store.tcp_server", "unisono.store.file", "unisono.encoding"}
+    unwanted |= {
+        "unisono.plans.proof",
+        "unisono.engine.store.tcp_server",
+        "unisono.engine.store.file",
+        "unisono.engine.encoding",
+    }
     for rank in "01":
         brought = set((tmp_path / rank).read_text().split())
-        assert ("unisono.bootstrap.connections" in brought) == (ranks_per_host == "1")
+        assert ("unisono.engine.bootstrap.connections" in brought) == (ranks_per_host == "1")
         assert not unwanted & brought
+
+
+def test_an_old_name_of_a_module_works_and_warns():
+    import unisono.engine.group.planning as new
+
+    with pytest.warns(DeprecationWarning, match=r"unisono\.group is now unisono\.engine\.group") as noted:
+        from unisono.group.planning import Planner
+    assert Planner is new.Planner
+    assert noted[0].filename == __file__
+    assert new.__spec__.name == "unisono.engine.group.planning"
+    with pytest.raises(ModuleNotFoundError):
+        import unisono.nothing  # noqa: F401

@@ -14,8 +14,8 @@ import pytest
 
 import pages
 from loops import each
-from unisono.bench.cases import OPERATIONS
-from unisono.cli import COMMANDS
+from unisono.commands.bench.cases import OPERATIONS
+from unisono.commands.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

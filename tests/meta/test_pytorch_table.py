@@ -1,4 +1,4 @@
-"""docs/pytorch-table.md is what the committed results of `make test-torch` make it, with all explained."""
+"""docs/reference/pytorch-table.md is made from the committed results of `make test-torch`, all explained."""
 
 from __future__ import annotations
 

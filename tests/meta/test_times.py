@@ -12,6 +12,7 @@ import unisono
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(unisono.__file__).parent
+WINGS = ("engine", "commands")  # their rooms are named without them
 LEFT_OUT = ("bench", "calibrate", "demo", "costs")  # they bound no wait, see the page
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 NATIVE = re.compile(r"^ *constexpr (Nanoseconds|auto|int|int64_t) (k\w+) = (.+?);", re.MULTILINE)
@@ -22,7 +23,7 @@ Constants = dict[str, set[float]]
 def in_python() -> Iterator[tuple[str, float]]:
     """("group LATE_S", 1.5): constants of modules that end in _S or _MS, by their room."""
     for path in sorted(PACKAGE.rglob("*.py")):
-        room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        room = next(part for part in path.relative_to(PACKAGE).parts if part not in WINGS).removesuffix(".py")
         for node in ast.parse(path.read_text()).body if room not in LEFT_OUT else ():
             if isinstance(node, ast.Assign):
                 for name, value in assigned(node):

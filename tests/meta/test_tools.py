@@ -59,6 +59,7 @@ def test_layers():
     if not lint_imports.exists():
         pytest.skip("import-linter is not installed")
     run(str(lint_imports), "--no-cache", "--no-logo")
+    run(sys.executable, "tools/check_imports.py")
 
 
 def test_includes():

@@ -23,8 +23,8 @@ import numpy as np
 
 import unisono as un
 from unisono import _native
-from unisono.group import Group
-from unisono.store import HashStore
+from unisono.engine.group import Group
+from unisono.engine.store import HashStore
 
 NUMEL = 32 * 1024
 BYTES = 4 * NUMEL

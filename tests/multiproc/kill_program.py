@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 import unisono as un
-from unisono.bootstrap.engine import EngineSettings, open_engine
-from unisono.group import Group
-from unisono.store import FileStore
+from unisono.engine.bootstrap.engine import EngineSettings, open_engine
+from unisono.engine.group import Group
+from unisono.engine.store import FileStore
 
 RECORD = struct.Struct("<iiii")
 WORD = struct.Struct("<i")

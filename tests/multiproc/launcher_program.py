@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from unisono import cli
-from unisono.launch import front, process, supervisor
-from unisono.launch.job import Assignment, Job
-from unisono.launch.nodes import Nodes
-from unisono.launch.process import Escalation, children
-from unisono.launch.supervisor import Supervisor
+from unisono.commands import cli
+from unisono.commands.launch import front, process, supervisor
+from unisono.commands.launch.job import Assignment, Job
+from unisono.commands.launch.nodes import Nodes
+from unisono.commands.launch.process import Escalation, children
+from unisono.commands.launch.supervisor import Supervisor
 
 
 def another_thread_takes_it() -> None:

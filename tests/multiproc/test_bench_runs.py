@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from effort import cases
-from unisono.bench.cases import OPERATIONS, Case
-from unisono.bench.peers import MPIS, MpiSide
-from unisono.bench.side import BenchError, Side
+from unisono.commands.bench.cases import OPERATIONS, Case
+from unisono.commands.bench.peers import MPIS, MpiSide
+from unisono.commands.bench.side import BenchError, Side
 
 COPY = Case("all_reduce", 1024, "f32", "sum", 0, 2)
 QUICK = ["--rounds", "2", "--round-ms", "1"]

@@ -23,15 +23,15 @@ import pytest
 import ranks
 import unisono as un
 from launching import wait_until
-from unisono.authentication import make_token
-from unisono.bootstrap.connections import _Connector, connect_hosts
-from unisono.bootstrap.engine import EngineSettings, open_engine
-from unisono.bootstrap.membership import Membership, meet, version, write_card
-from unisono.costs.machine import DEFAULTS
-from unisono.env import Settings
-from unisono.group import Group
+from unisono.engine.base.authentication import make_token
+from unisono.engine.bootstrap.connections import _Connector, connect_hosts
+from unisono.engine.bootstrap.engine import EngineSettings, open_engine
+from unisono.engine.bootstrap.membership import Membership, meet, version, write_card
+from unisono.engine.costs.machine import DEFAULTS
+from unisono.engine.environment.env import Settings
+from unisono.engine.group import Group
+from unisono.engine.store import HashStore
 from unisono.plans import ALGORITHMS
-from unisono.store import HashStore
 
 
 class Meddler(HashStore):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from loops import each
-from unisono import demo
-from unisono.demo.train_numpy import CONTEXT, SHAPES, Adam, NextByte
+from unisono.commands import demo
+from unisono.commands.demo.train_numpy import CONTEXT, SHAPES, Adam, NextByte
 
 DEMO = [sys.executable, "-m", "unisono", "demo"]
 

@@ -17,7 +17,7 @@ import pytest
 
 from launching import Launcher, launching, read_lines, wait_until
 from ports import reserved
-from unisono.launch.process import AFTER_SIGNAL_S
+from unisono.commands.launch.process import AFTER_SIGNAL_S
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 

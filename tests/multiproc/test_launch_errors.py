@@ -33,17 +33,17 @@ def test_a_mismatch_of_all_is_one_table_and_nobody_is_first(launcher: Launcher) 
     assert done.stderr.count("rank 1  #1 broadcast(float32[4], root=0") == 1
     assert done.stderr.count("Traceback (most recent call last)") == 2  # of two places in the source
     assert "\n  ranks 0, 2:\n" in done.stderr and "\n  rank 1:\n" in done.stderr
-    assert "/unisono/group/" not in done.stderr and "failed first" not in done.stderr
+    assert "/unisono/engine/group/" not in done.stderr and "failed first" not in done.stderr
 
 
 def test_own_frames_and_log_files_have_all(launcher: Launcher, tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     done = launcher.run(MISMATCH, "-n", "3", "--full-tracebacks", "--log-dir", str(logs))
-    assert "/unisono/group/" in done.stderr
+    assert "/unisono/engine/group/" in done.stderr
     assert done.stderr.count("ranks called different things") == 1
     for rank in range(3):
         text = (logs / f"rank{rank}.stderr.log").read_text()
-        assert text.count("Traceback (most recent call last)") == 1 and "/unisono/group/" in text
+        assert text.count("Traceback (most recent call last)") == 1 and "/unisono/engine/group/" in text
         assert text.count("ranks called different things") == 1 and f"rank={rank}/3" in text
 
 

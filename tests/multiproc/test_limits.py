@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import ranks
-from unisono.limits import described
+from unisono.engine.base.limits import described
 
 PROGRAM = Path(__file__).resolve().parent / "programs" / "meets_limits.py"
 FILES = r"too many open files \(the limit RLIMIT_NOFILE is \d+"

@@ -9,8 +9,8 @@ import pytest
 
 import ranks
 from loops import each
-from unisono.bootstrap.membership import Card, Membership
-from unisono.costs.machine import DEFAULTS
+from unisono.engine.bootstrap.membership import Card, Membership
+from unisono.engine.costs.machine import DEFAULTS
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 

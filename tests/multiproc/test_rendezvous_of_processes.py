@@ -17,7 +17,7 @@ import pytest
 import ranks
 import unisono as un
 from ports import reserved
-from unisono.store import TCPStore
+from unisono.engine.store import TCPStore
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from launching import Launcher, launching, read_lines
-from unisono.store import wire
+from unisono.engine.store import wire
 
 HERE = Path(__file__).resolve().parent
 JOB = HERE / "programs" / "reduces_until_told.py"

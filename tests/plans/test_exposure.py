@@ -55,7 +55,7 @@ def output_in_input(rank: int, chunk: Chunk) -> Chunk:
 
 
 def layouts(collective: str) -> list[Places]:
-    """How a call's buffers may lie: see `unisono.group.layout`."""
+    """How a call's buffers may lie: see `unisono.engine.group.layout`."""
     if collective in ("all_gather", "gather"):
         return [apart, input_in_output]
     return [apart, output_in_input] if collective in ("scatter", "reduce_scatter") else [apart]

@@ -9,8 +9,9 @@ import pytest
 
 from loops import each
 from unisono import _native
+from unisono.engine.operations.kinds import KINDS
+from unisono.engine.operations.reduction import PremulSum, ReduceOp
 from unisono.errors import PlanError
-from unisono.kinds import KINDS
 from unisono.plans import (
     ALGORITHMS,
     CONTRACTS,
@@ -28,7 +29,6 @@ from unisono.plans import (
 )
 from unisono.plans.plan import Step
 from unisono.plans.proof import EDGE_CAPACITY
-from unisono.reduction import PremulSum, ReduceOp
 
 NAMES = [(collective, name) for collective in ALGORITHMS for name in ALGORITHMS[collective]]
 SEND, RECV, REDUCE, COPY = range(4)

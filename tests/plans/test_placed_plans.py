@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loops import each
-from unisono.costs import price
-from unisono.costs.choice import CANDIDATES, ROUNDING, Chooser, choose
+from unisono.engine.costs import price
+from unisono.engine.costs.choice import CANDIDATES, ROUNDING, Chooser, choose
 from unisono.errors import PlanError
 from unisono.plans import ALGORITHMS, CONTRACTS, PLACED, by_host, lower, lower_rank, make, prove
 from unisono.plans.aggregator import aggregator

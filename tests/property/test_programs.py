@@ -16,7 +16,7 @@ import ranks
 import unisono as un
 from operations import PREMUL, Call
 from random_programs import Crews, Program
-from unisono.costs.choice import choose
+from unisono.engine.costs.choice import choose
 
 # Groups are shared by all examples on purpose: every program has to leave them as good as new.
 SHARED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])

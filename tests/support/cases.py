@@ -10,8 +10,8 @@ import numpy as np
 
 import oracle
 import unisono as un
-from unisono.costs.machine import DEFAULTS
-from unisono.group import Group
+from unisono.engine.costs.machine import DEFAULTS
+from unisono.engine.group import Group
 from unisono.plans import ALGORITHMS
 
 SEGMENT_BYTES = DEFAULTS.segment_bytes

@@ -161,13 +161,13 @@ def set_relay_socket(relays: Any, sock: Any) -> None:
 
 def table(*variables: Any) -> Any:
     """The table of these variables."""
-    from unisono import env
+    from unisono.engine.environment import env
 
     return env._table(*variables)
 
 
 def called_in_children() -> list[Any]:
     """The methods that a forked child calls."""
-    from unisono.store import base
+    from unisono.engine.store import base
 
     return list(base._forgets)

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from unisono import env
-from unisono.bootstrap.rendezvous import Rendezvous, rendezvous
+from unisono.engine.bootstrap.rendezvous import Rendezvous, rendezvous
+from unisono.engine.environment import env
 
 NOTHING = env.Settings()
 

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 import unisono as un
-from unisono.buffers import DTYPES
+from unisono.engine.memory.buffers import DTYPES
 
 NUMPY_DTYPES = {name: np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name) for name in DTYPES}
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")

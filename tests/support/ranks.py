@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from unisono import _native
-from unisono.bootstrap.engine import EngineSettings, open_engine
-from unisono.costs.machine import DEFAULTS
-from unisono.group import Group
-from unisono.store import HashStore
+from unisono.engine.bootstrap.engine import EngineSettings, open_engine
+from unisono.engine.costs.machine import DEFAULTS
+from unisono.engine.group import Group
+from unisono.engine.store import HashStore
 
 HERE = Path(__file__).resolve().parent
 STAGING_BYTES = 1 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from unisono.store import FileStore, HashStore, PrefixStore, Store, StoreServer, TCPStore
+from unisono.engine.store import FileStore, HashStore, PrefixStore, Store, StoreServer, TCPStore
 
 KINDS = ["hash", "file", "tcp", "tcp6", "tcp-token", "tcp-tls", "prefix-hash", "prefix-file", "prefix-tcp"]
 

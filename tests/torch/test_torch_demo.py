@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from unisono import demo
-from unisono.demo import corpus, model
-from unisono.demo import train_ddp as train
+from unisono.commands import demo
+from unisono.commands.demo import corpus, model
+from unisono.commands.demo import train_ddp as train
 
 COMMAND = ["env", "--default-signal=INT", sys.executable, "-m", "unisono", "demo"]
 COMMAND += ["--only", "ddp", "-n", "2", "--batch", "1"]
@@ -134,7 +134,7 @@ def parsed(*words: str) -> argparse.Namespace:
 
 
 def test_without_torch_one_line_says_what_to_do(monkeypatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr("unisono.demo.find_spec", lambda name: None)
+    monkeypatch.setattr("unisono.commands.demo.find_spec", lambda name: None)
     assert demo.main(parsed("--only", "ddp")) == 2
     assert capsys.readouterr().err == "unisono demo: this needs PyTorch: pip install torch\n"
 

@@ -60,6 +60,11 @@ def test_the_launcher_shows_our_error_where_pytorch_keeps_its_text_alone():
     assert last == "unisono run: then rank 0 failed because rank 1 was gone (exit code 1)", said
 
 
+def test_a_callback_that_raises_at_the_end_ends_no_process():
+    for _ in range(times(usual=2, long=20)):
+        run(str(PROGRAMS / "raises_at_the_end.py"))
+
+
 def test_leaving_with_works_under_way_ends_no_process(tmp_path):
     """Their futures fail while the interpreter ends; PyTorch's C++ must not meet that on its own."""
     program = str(PROGRAMS / "leaves_with_works.py")

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from loops import each
-from unisono import authentication
+from unisono.engine.base import authentication
+from unisono.engine.store import tls
 from unisono.errors import AuthenticationError
-from unisono.store import tls
 
 TOKEN = authentication.make_token()
 

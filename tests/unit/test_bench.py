@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from loops import each
-from unisono import bench
-from unisono.bench import cases, measure, noise, report
-from unisono.bench.contenders import obliged, partner_of
-from unisono.bench.measure import Line, Timing, Unmeasurable
-from unisono.bench.peers import choose_peers
-from unisono.bench.worker import time_calls
+from unisono.commands import bench
+from unisono.commands.bench import cases, measure, noise, report
+from unisono.commands.bench.contenders import obliged, partner_of
+from unisono.commands.bench.measure import Line, Timing, Unmeasurable
+from unisono.commands.bench.peers import choose_peers
+from unisono.commands.bench.worker import time_calls
 
 
 def case(
@@ -368,7 +368,7 @@ def test_bad_arguments_are_one_line(words: list[str], complaint: str, capsys: py
 
 
 def test_missing_torch_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("unisono.bench.peers.find_spec", lambda name: None)
+    monkeypatch.setattr("unisono.commands.bench.peers.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"gloo needs the package torch: pip install torch"):
         choose_peers("memcpy,gloo")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.bench import report
+from unisono.commands.bench import report
 
 RECORD = {
     "lines": [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from unisono.bench.line_up import LineUp, meeting_place
+from unisono.commands.bench.line_up import LineUp, meeting_place
 
 
 def test_line_up_releases_all_ranks_together():

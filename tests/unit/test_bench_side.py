@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from unisono.bench import side
+from unisono.commands.bench import side
 
 
 def test_a_worker_that_stops_in_its_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,13 @@ import pytest
 
 import unisono as un
 from unisono import _native
-from unisono.bootstrap import connections, engine, membership, memory
-from unisono.bootstrap.engine import EngineSettings, open_engine
-from unisono.bootstrap.liveness import Liveness
-from unisono.bootstrap.membership import Card, Membership
-from unisono.costs.machine import DEFAULTS
-from unisono.group import Group
-from unisono.store import HashStore
+from unisono.engine.bootstrap import connections, engine, membership, memory
+from unisono.engine.bootstrap.engine import EngineSettings, open_engine
+from unisono.engine.bootstrap.liveness import Liveness
+from unisono.engine.bootstrap.membership import Card, Membership
+from unisono.engine.costs.machine import DEFAULTS
+from unisono.engine.group import Group
+from unisono.engine.store import HashStore
 
 AT_ONCE_S = 20.0  # less than the minute for which nobody is waited for, on a busy machine, too
 

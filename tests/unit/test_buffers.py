@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from loops import each
-from unisono.buffers import DTYPES, view
+from unisono.engine.memory.buffers import DTYPES, view
 
 torch = pytest.importorskip("torch")
 FIRST_VIEWS = Path(__file__).parent / "programs" / "first_views_of_two_threads.py"

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from loops import each
-from unisono.diagnosis.cause import uncaught, why
+from unisono.engine.diagnosis.cause import uncaught, why
 
 
 class _Silent(Exception):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono import cli
+from unisono.commands import cli
 
 
 def test_overview(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,17 +31,17 @@ def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_command_gets_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = types.ModuleType("unisono.bench")
+    module = types.ModuleType("unisono.commands.bench")
     module.add_arguments = lambda parser: parser.add_argument("--size", type=int)  # type: ignore[attr-defined]
     module.main = lambda args: args.size  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "unisono.bench", module)
+    monkeypatch.setitem(sys.modules, "unisono.commands.bench", module)
     assert cli.main(["bench", "--size", "5"]) == 5
 
 
 @pytest.mark.parametrize(
     ("command", "missing", "told"),
     [
-        ("doctor", "unisono.doctor", "is not part of this build"),
+        ("doctor", "unisono.commands.doctor", "is not part of this build"),
         ("demo", "torch", "pip install 'unisono[torch]'"),
         ("bench", "numpy", "pip install numpy"),
     ],

@@ -7,9 +7,10 @@ import importlib.util
 
 import pytest
 
-from unisono import doctor, is_available
-from unisono.buffers import DTYPES
-from unisono.doctor import trial
+from unisono import is_available
+from unisono.commands import doctor
+from unisono.commands.doctor import trial
+from unisono.engine.memory.buffers import DTYPES
 from unisono.errors import UnisonoError
 from unisono.plans import ALGORITHMS
 

@@ -11,11 +11,11 @@ from xml.etree import ElementTree
 import pytest
 
 from loops import each
-from unisono import cli
-from unisono.costs import price
-from unisono.drawing.diagram import LETTER, MOST_CHUNKS, svg
-from unisono.drawing.page import html
-from unisono.drawing.picture import Picture, depict, numbers, ranks_of
+from unisono.commands import cli
+from unisono.commands.drawing.diagram import LETTER, MOST_CHUNKS, svg
+from unisono.commands.drawing.page import html
+from unisono.commands.drawing.picture import Picture, depict, numbers, ranks_of
+from unisono.engine.costs import price
 from unisono.plans import ALGORITHMS, CONTRACTS, PLACED, Chunk, Plan, make
 from unisono.plans.plan import MOST_RANKS
 

@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loops import each
-from unisono.buffers import DTYPES
-from unisono.encoding import decode, encode
-from unisono.encoding.classes import field_names
-from unisono.encoding.kinds import LARGE_NBYTES, MAX_DEPTH
+from unisono.engine.encoding import decode, encode
+from unisono.engine.encoding.classes import field_names
+from unisono.engine.encoding.kinds import LARGE_NBYTES, MAX_DEPTH
+from unisono.engine.memory.buffers import DTYPES
 
 
 class Colour(enum.Enum):

@@ -21,8 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loops import each
-from unisono.encoding import decode, encode
-from unisono.encoding.kinds import Kind
+from unisono.engine.encoding import decode, encode
+from unisono.engine.encoding.kinds import Kind
 
 
 class Colour(enum.Enum):

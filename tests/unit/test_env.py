@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import inside
 from loops import each
-from unisono import env
+from unisono.engine.environment import env
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "environment.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "reference" / "environment.md"
 
 
 def test_defaults() -> None:
@@ -191,7 +191,7 @@ def test_a_variable_is_declared_once() -> None:
 
 
 def test_the_documentation_is_current() -> None:
-    assert DOCS.read_text() == env.markdown(), "write env.markdown() to docs/environment.md"
+    assert DOCS.read_text() == env.markdown(), "write env.markdown() to docs/reference/environment.md"
 
 
 def test_a_copy_is_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,11 @@ import pytest
 
 import unisono as un
 from loops import each
-from unisono.costs.choice import Choice
-from unisono.diagnosis.render import error
-from unisono.diagnosis.report import Called, FaultReport, RankState
+from unisono.engine.costs.choice import Choice
+from unisono.engine.diagnosis.render import error
+from unisono.engine.diagnosis.report import Called, FaultReport, RankState
+from unisono.engine.store.connecting import NotOurServer
 from unisono.errors import PeerLost, UnisonoError
-from unisono.store.connecting import NotOurServer
 
 FIELDS: dict[type[UnisonoError], dict] = {
     PeerLost: {"rank": 3, "pid": 4121, "signal": 9},

@@ -8,8 +8,8 @@ import socket
 import pytest
 
 from ports import reserved
-from unisono import env
-from unisono.bootstrap import interfaces as sut
+from unisono.engine.bootstrap import interfaces as sut
+from unisono.engine.environment import env
 from unisono.errors import RendezvousError
 
 

@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 
 from loops import each
+from unisono.commands.launch.console import LONGEST_LINE_NBYTES, prefix_of
+from unisono.commands.launch.job import Assignment, Job, add_arguments, job_from, rank_environment
+from unisono.commands.launch.process import LEAVE_S, Escalation, StatusBoard
+from unisono.commands.launch.supervisor import tell
 from unisono.errors import LaunchError
-from unisono.launch.console import LONGEST_LINE_NBYTES, prefix_of
-from unisono.launch.job import Assignment, Job, add_arguments, job_from, rank_environment
-from unisono.launch.process import LEAVE_S, Escalation, StatusBoard
-from unisono.launch.supervisor import tell
 
 PROGRAMS = Path(__file__).parent / "programs"
 

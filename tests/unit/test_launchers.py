@@ -8,8 +8,8 @@ import pytest
 
 from loops import each
 from meeting import closed_together, meet, together
-from unisono import env
-from unisono.bootstrap import launchers
+from unisono.engine.bootstrap import launchers
+from unisono.engine.environment import env
 from unisono.errors import RendezvousError
 
 OPEN_MPI = {

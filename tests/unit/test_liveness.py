@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import tempfile
 
-from unisono.bootstrap.liveness import board
-from unisono.launch.process import StatusBoard
+from unisono.commands.launch.process import StatusBoard
+from unisono.engine.bootstrap.liveness import board
 
 
 def test_the_status_board_is_known_by_its_inode_and_its_seals() -> None:

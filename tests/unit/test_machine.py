@@ -12,16 +12,17 @@ import msgspec
 import pytest
 
 from loops import each
-from unisono import calibrate, env
-from unisono.bootstrap.engine import EngineSettings, open_engine
-from unisono.calibrate.measure import buffer_sizes, cache_sizes, measure
-from unisono.costs import choice, machine
-from unisono.costs.choice import Chooser
-from unisono.costs.machine import DEFAULTS, Calibration
-from unisono.costs.price import shared_seconds
-from unisono.group import Group
+from unisono.commands import calibrate
+from unisono.commands.calibrate.measure import buffer_sizes, cache_sizes, measure
+from unisono.engine.bootstrap.engine import EngineSettings, open_engine
+from unisono.engine.costs import choice, machine
+from unisono.engine.costs.choice import Chooser
+from unisono.engine.costs.machine import DEFAULTS, Calibration
+from unisono.engine.costs.price import shared_seconds
+from unisono.engine.environment import env
+from unisono.engine.group import Group
+from unisono.engine.store import HashStore
 from unisono.plans import make
-from unisono.store import HashStore
 
 HERE = msgspec.structs.replace(DEFAULTS, machine=machine.identity(), cores=2)
 
@@ -107,7 +108,7 @@ def test_what_is_no_file_is_ignored_with_a_note(tmp_path: Path):
 
 def test_a_place_that_cannot_be_written_to_is_told(cache: Path, capsys: pytest.CaptureFixture[str],
                                                    monkeypatch: pytest.MonkeyPatch):  # fmt: skip
-    monkeypatch.setattr("unisono.calibrate.measure.measure", lambda: HERE)
+    monkeypatch.setattr("unisono.commands.calibrate.measure.measure", lambda: HERE)
     (cache / "unisono").write_text("in the way")
     assert command() == 0
     told = capsys.readouterr()

@@ -6,8 +6,8 @@ import pytest
 
 from loops import each
 from unisono import _native
-from unisono.bootstrap.membership import Card, Membership, version, write_card
-from unisono.costs.machine import DEFAULTS
+from unisono.engine.bootstrap.membership import Card, Membership, version, write_card
+from unisono.engine.costs.machine import DEFAULTS
 from unisono.plans import ALGORITHMS
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from loops import each
-from unisono.diagnosis.calls import odd_ones
-from unisono.diagnosis.report import Called
+from unisono.engine.diagnosis.calls import odd_ones
+from unisono.engine.diagnosis.report import Called
 
 SUM = Called("all_reduce", ("float64[4]", "SUM", "algorithm=ring"))
 MAX = Called("all_reduce", ("float64[4]", "MAX", "algorithm=ring"))

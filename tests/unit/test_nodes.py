@@ -11,12 +11,12 @@ import pytest
 
 import inside
 from ports import reserved
-from unisono.authentication import Token
+from unisono.commands.launch import nodes as module
+from unisono.commands.launch.job import Job
+from unisono.commands.launch.nodes import News, NodeEnd, Nodes
+from unisono.engine.base.authentication import Token
+from unisono.engine.store import StoreServer, TCPStore
 from unisono.errors import StoreTimeout
-from unisono.launch import nodes as module
-from unisono.launch.job import Job
-from unisono.launch.nodes import News, NodeEnd, Nodes
-from unisono.store import StoreServer, TCPStore
 
 
 class Together:

@@ -13,7 +13,7 @@ import pytest
 
 import unisono as un
 from loops import each
-from unisono.costs import price
+from unisono.engine.costs import price
 from unisono.errors import PlanError
 from unisono.plans import ALGORITHMS, CONTRACTS, Out, Plan, Recv, Send, make
 

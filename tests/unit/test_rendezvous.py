@@ -20,10 +20,10 @@ from launching import wait_until
 from loops import each
 from meeting import closed_together, env_of, meet, together
 from ports import reserved
-from unisono import env
-from unisono.bootstrap.rendezvous import Rendezvous
+from unisono.engine.bootstrap.rendezvous import Rendezvous
+from unisono.engine.environment import env
+from unisono.engine.store import HashStore, NotOurServer, Store, StoreServer
 from unisono.errors import RendezvousError, StoreError, StoreTimeout
-from unisono.store import HashStore, NotOurServer, Store, StoreServer
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from meeting import closed_together, env_of, meet, together
-from unisono import env
-from unisono.bootstrap.rendezvous import probe_ports
+from unisono.engine.bootstrap.rendezvous import probe_ports
+from unisono.engine.environment import env
+from unisono.engine.store import StoreServer
 from unisono.errors import RendezvousError
-from unisono.store import StoreServer
 
 
 @contextlib.contextmanager

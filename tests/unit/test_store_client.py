@@ -23,8 +23,8 @@ import inside
 from launching import wait_until
 from loops import each
 from ports import reserved
+from unisono.engine.store import NotOurServer, StoreServer, TCPStore, connecting, tcp_client
 from unisono.errors import StoreError, StoreTimeout
-from unisono.store import NotOurServer, StoreServer, TCPStore, connecting, tcp_client
 
 
 @pytest.fixture

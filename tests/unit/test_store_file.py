@@ -18,9 +18,9 @@ import pytest
 
 import inside
 from loops import each
+from unisono.engine.store import FileStore
+from unisono.engine.store.log import MAGIC, PREFIX
 from unisono.errors import StoreError, StoreTimeout
-from unisono.store import FileStore
-from unisono.store.log import MAGIC, PREFIX
 
 PROGRAM = Path(__file__).parent / "programs" / "file_store_user.py"
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import inside
+from unisono.engine.store import FileStore, HashStore, Store, StoreServer, TCPStore
+from unisono.engine.store.ops import Get
 from unisono.errors import StoreError
-from unisono.store import FileStore, HashStore, Store, StoreServer, TCPStore
-from unisono.store.ops import Get
 
 
 @contextlib.contextmanager

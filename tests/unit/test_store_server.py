@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import inside
 from ports import reserved
+from unisono.engine.store import StoreServer, TCPStore, ops, wire
 from unisono.errors import StoreError
-from unisono.store import StoreServer, TCPStore, ops, wire
 
 HELLO = wire.Hello(wire.MAGIC, wire.VERSION, "", "me")
 

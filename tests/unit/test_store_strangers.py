@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from loops import each
-from unisono import authentication
+from unisono.engine.base import authentication
+from unisono.engine.store import StoreServer, TCPStore, tls, wire
 from unisono.errors import AuthenticationError
-from unisono.store import StoreServer, TCPStore, tls, wire
 
 TOKEN = authentication.make_token()
 OTHER = authentication.make_token()
@@ -154,7 +154,7 @@ def test_a_replayed_hello_and_proof_do_not_open(server: StoreServer) -> None:
 
 def _proven(sock: socket.socket, me: wire.Hello) -> bytes:
     """Get in with the token; everything that was sent for it."""
-    from unisono.store.admission import store_proof
+    from unisono.engine.store.admission import store_proof
 
     hello = b"".join(wire.frame(me))
     sock.sendall(hello)

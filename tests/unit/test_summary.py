@@ -6,9 +6,7 @@ import json
 
 import pytest
 
-from unisono.diagnosis.render import text
-from unisono.diagnosis.report import Called, FaultReport, RankState, Uncaught
-from unisono.launch.failures import (
+from unisono.commands.launch.failures import (
     RankEnd,
     blocks,
     exit_status,
@@ -19,6 +17,8 @@ from unisono.launch.failures import (
     report,
     together,
 )
+from unisono.engine.diagnosis.render import text
+from unisono.engine.diagnosis.report import Called, FaultReport, RankState, Uncaught
 
 HEAD = "Traceback (most recent call last):\n"
 TRACEBACK = HEAD + '  File "x.py", line 1\n{}: told\n'
@@ -26,7 +26,7 @@ TRACEBACK = HEAD + '  File "x.py", line 1\n{}: told\n'
 
 def uncaught(rank: int, message: str = "ValueError: told", *, line: int = 1, **more: object) -> Uncaught:
     frames = f'{HEAD}  File "x.py", line {line}\n'
-    ours = f'{frames}  File "unisono/group.py", line 9\n'
+    ours = f'{frames}  File "unisono/engine/group.py", line 9\n'
     given = {"type": message.partition(":")[0], "frames": frames, "all_frames": ours, "at": 5.0, **more}
     return Uncaught(rank=rank, pid=100 + rank, message=message + "\n", **given)  # type: ignore[arg-type]
 
@@ -152,8 +152,8 @@ def test_more_places_than_one_can_read_are_counted() -> None:
 
 def test_own_frames_are_shown_when_asked_for() -> None:
     ends = [mismatch(rank, 2) for rank in range(2)]
-    assert "unisono/group.py" not in report(ends[0], ends, log_dir=None)
-    assert "unisono/group.py" in report(ends[0], ends, log_dir=None, full=True)
+    assert "unisono/engine/group.py" not in report(ends[0], ends, log_dir=None)
+    assert "unisono/engine/group.py" in report(ends[0], ends, log_dir=None, full=True)
 
 
 def test_consequences_of_one_fault_are_one_block_and_what_a_rank_printed_is_none() -> None:

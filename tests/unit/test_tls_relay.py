@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import inside
-from unisono.authentication import make_token
-from unisono.bootstrap import tls_relay
+from unisono.engine.base.authentication import make_token
+from unisono.engine.bootstrap import tls_relay
 
 NOFILE = resource.RLIMIT_NOFILE
 TIMEOUT_S = 5.0

@@ -1,6 +1,6 @@
 """PyTorch's own tests for NCCL, on virtual GPUs: 2 and 4 of them. Part of `make test-torch`.
 
-Writes docs/virtual-gpus-tests.md. Fails if a test fails without a reason in REASONS, crashes or hangs.
+Writes docs/reference/virtual-gpus-tests.md. Fails if a test crashes, hangs, or fails and is not in REASONS.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = ROOT / "tests" / "torch" / "pytorch_suite" / "run_pytorch_suite.py"
-PAGE = ROOT / "docs" / "virtual-gpus-tests.md"
+PAGE = ROOT / "docs" / "reference" / "virtual-gpus-tests.md"
 SIZES = (2, 4)
 
 Outcomes = dict[str, dict[str, str]]
@@ -43,7 +43,9 @@ def main() -> int:
         "--folder", type=Path, default=ROOT / "build" / "test-virtual", help="logs and outcomes"
     )
     parser.add_argument("--keep", action="store_true", help="use what is in the folder already")
-    parser.add_argument("--no-page", action="store_true", help="do not write docs/virtual-gpus-tests.md")
+    parser.add_argument(
+        "--no-page", action="store_true", help="do not write docs/reference/virtual-gpus-tests.md"
+    )
     arguments = parser.parse_args()
     folder = arguments.folder / version("torch") if arguments.no_page else arguments.folder
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Every wrong program of docs/virtual-gpus-bugs.md does what the page says, on 1, 2 and 4 virtual GPUs.
+"""Each program of docs/reference/virtual-gpus-bugs.md does what the page says, on 1, 2 and 4 virtual GPUs.
 
 `make test` runs each row of its tables on the fewest GPUs of the row, `make test-long` on all.
 """
@@ -13,7 +13,7 @@ import pytest
 
 from effort import LONG
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "virtual-gpus-bugs.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "virtual-gpus-bugs.md"
 CHECK_STREAMS = "TORCH_CUDA_SANITIZER"  # what --check-streams turns on
 RUNS = "runs"
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parents[1] / "docs" / "virtual-gpus-names.md"
+PAGE = HERE.parents[1] / "docs" / "reference" / "virtual-gpus-names.md"
 
 
 @functools.cache
@@ -38,5 +38,5 @@ def test_no_name_is_missing_fails_or_crashes():
 )
 def test_the_page_is_as_generated():
     assert tried()["page"] == PAGE.read_text(), (
-        "run: python tests/virtual/names.py > docs/virtual-gpus-names.md"
+        "run: python tests/virtual/names.py > docs/reference/virtual-gpus-names.md"
     )

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from unisono.checking import instance, whole
 from unisono.codecs.codec import Codec, codec_of, feedback_for
+from unisono.engine.base.checking import instance, whole
 
 if TYPE_CHECKING:
     from unisono.codecs.sensitivity import Proposal
@@ -96,8 +96,7 @@ def classify(
     Args:
         model: a torch.nn.Module; call `eval()` first if it has dropout.
         batches: one batch, or a list of them, as large as those of training: a gradient of few rows has a
-            low rank by itself. Of several, the loss is looked at on the last, the gradient is that of the
-            others.
+            low rank by itself. Of several, the last one gives the loss, the others give the gradient.
         loss: (output, targets) -> the loss, batches are (inputs, targets). None: model(batch) is the loss.
         ranks: to try.
         least: the share of the loss's decrease that low rank has to keep; of the gradient's squared norm

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from unisono import _native
-from unisono.checking import instance, whole
 from unisono.codecs.formats import FLOATS, block_bound
 from unisono.codecs.memory import Memory, allocate, apart, codes_of, shape_of, values_of
+from unisono.engine.base.checking import instance, whole
 
 __all__ = ["Codec", "codec_of", "feedback_for", "magnitude_of"]
 

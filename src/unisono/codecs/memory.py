@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from operator import index
 from typing import Any, NamedTuple
 
-from unisono.buffers import DTYPES, ITEMSIZES, dtype_code, view
-from unisono.checking import listed
+from unisono.engine.base.checking import listed
+from unisono.engine.memory.buffers import DTYPES, ITEMSIZES, dtype_code, view
 
 __all__ = ["Memory", "allocate", "apart", "codes_of", "shape_of", "values_of"]
 

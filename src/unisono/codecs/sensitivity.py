@@ -2,7 +2,7 @@
 
 The three classes are those of Ramesh et al., Zero-Shot Text-to-Image Generation, 2021, appendix. What is
 measured here: one step is made for one parameter alone, with its gradient and with what would be sent of it,
-and the loss is looked at on a batch that the gradient does not come from.
+and the loss is that of another batch than the gradient's.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from unisono import _native, codecs
-from unisono.checking import flag, whole
+from unisono.engine.base.checking import flag, whole
 from unisono.torch_internals.training import offsets
 
 from .gradients import gradient, local
@@ -35,8 +35,8 @@ class CompressedAdam(torch.optim.Optimizer):
     """AdamW, or Adam, whose state takes 4 bytes a parameter in place of 8.
 
     One pass over a parameter decodes, updates and encodes. Parameters and gradients are float32, in CPU
-    memory. The step itself is made with means that are not rounded; only what is kept is. It works on
-    parameters that ZeRO has cut (DTensor), in `up.parallelize` and its checkpoints. The state of a parameter
+    memory. The step uses unrounded means; only the stored state is rounded. It works on parameters
+    that ZeRO has cut (DTensor), in `up.parallelize` and its checkpoints. The state of a parameter
     is `step` (f32), `exp_avg` and `exp_avg_sq` (int16, the bits of the codes:
     `un.codecs.decode(state["exp_avg"], "1-6-9")`).
 
@@ -174,8 +174,8 @@ class CompressedAdam(torch.optim.Optimizer):
         lr, decay = float(group["lr"]), float(group["weight_decay"])
         held = [local(tensor) for tensor in (parameter, *(state[key] for key in _CODES))]
         values, mean, variance = flat = [tensor.contiguous() for tensor in held]
-        # what it counts was found by _overflows, but for a sum that another order of rounding lifts above
-        # 4094: that becomes 4094
+        # _overflows has found what the kernel counts, except a sum that another order of rounding lifts above
+        # 4094: this becomes 4094
         _native.adam(
             values.data_ptr(), piece.gradient.data_ptr(), mean.data_ptr(), variance.data_ptr(),
             values.numel(),

@@ -16,7 +16,7 @@ __all__ = ["check_arguments", "check_optimizer", "check_trained", "raise_changed
 def check_arguments(
     model: object, plan: object, optimizer: object, loss: object, pieces: object, cuts: object
 ) -> None:
-    """Refuse what is of another type before a byte moves."""
+    """Raise TypeError for a value of another type, before a byte moves."""
     wanted = {
         "model": (isinstance(model, nn.Module), model, "an nn.Module"),
         "plan": (isinstance(plan, Plan), plan, "a Plan"),
@@ -63,7 +63,7 @@ def two(batch: object) -> tuple[Any, Any]:
 def check_trained(
     named: Mapping[str, nn.Parameter], trained: Mapping[str, nn.Parameter], *, follows: bool
 ) -> None:
-    """Refuse what was thawed or frozen after the run was made: it averages what was trained then.
+    """Raise RuntimeError if parameters were frozen or unfrozen after the run was made.
 
     Args:
         follows: the data axis follows a parameter that is frozen later.
@@ -90,7 +90,7 @@ def raise_changed(name: str | None) -> None:
 
 
 def raise_twice(name: str | None) -> None:
-    """Raise what a step ends with that changed a buffer in both forwards of a unit, on all ranks."""
+    """Raise, on all ranks, the error of a step that changed a buffer in both forwards of a unit."""
     what = f"buffer {name!r}" if name else "a buffer of another rank"
     raise RuntimeError(
         f"recompute=True runs each unit's forward again in backward, and has changed {what} twice. Leave out "

@@ -266,5 +266,5 @@ def _aside(final: Path) -> Path:
 
 
 def _delete(path: Path) -> None:
-    (path / ".metadata").unlink(missing_ok=True)  # what is left is no checkpoint
+    (path / ".metadata").unlink(missing_ok=True)  # the rest is no longer a checkpoint
     shutil.rmtree(path, ignore_errors=True)

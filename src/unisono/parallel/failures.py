@@ -1,7 +1,7 @@
 """Handles an exception in a call of a run: all ranks continue together, or no rank can use the run any more.
 
-When a rank leaves a step, other ranks may wait for it, and its messages may be left for the next step. So it
-reports the error in the job's store, which other ranks read later.
+When a rank leaves a step, other ranks may wait for it, and its messages may reach the next step. So it
+writes the error to the job's store, which other ranks read later.
 
     all ranks raised, and got equally far   -> each raises its own error; the next call starts anew
     some did not within RAISED_S            -> the run's groups are aborted: ranks that wait in them raise,

@@ -247,7 +247,7 @@ class RotaryBlock(Block):
 
 
 def _is_fused(module: nn.Module) -> bool:
-    """Whether it is the layer of GPT-2 itself: one with an adapter computes something else."""
+    """Whether it is GPT-2's own layer: one with an adapter has another result."""
     return type(module).__name__ == "Conv1D" and set(dict(module.named_parameters())) == {"weight", "bias"}
 
 

@@ -7,8 +7,8 @@
 Modules are initialised in groups, children first: a parent may overwrite what its children began with, as
 GPT-2 does, but not what another group makes. A group is an entry of an `nn.Sequential` or `nn.ModuleList`,
 or a module around and beside them. Random numbers are seeded for each module, from the seed and the module's
-path. So a value depends neither on the plan nor on what else a rank holds, and no stage makes what others
-hold.
+path. So a value depends neither on the plan nor on the other values of a rank, and no stage makes the values
+of another one.
 
 What a module does: `reset_parameters()`; `_init_weights(module)` of the nearest module above that has it,
 as Hugging Face's models do; the user's function. This is the order of a constructor and `model.apply(init)`.
@@ -275,7 +275,7 @@ def _unwritten(value: Tensor) -> bool:
 
 
 def _in_place_of(meta: Tensor, value: Tensor) -> Tensor:
-    """What stands for `meta` from now on: a parameter where it is one, cut where it is cut."""
+    """Return the replacement of `meta`: a parameter if it is one, cut if it is cut."""
     if isinstance(meta, DTensor):
         value = distribute_tensor(value, meta.device_mesh, meta.placements, src_data_rank=None)
     if not isinstance(meta, nn.Parameter):

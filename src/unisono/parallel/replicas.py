@@ -119,7 +119,7 @@ class Bucket:
 
 
 class Replicas:
-    """The data axis under ZeRO 0, for parameters that compute in the type they are kept in.
+    """The data axis under ZeRO 0, for parameters whose type is that of the computation.
 
     Attributes:
         root: the module whose parameters these are.

@@ -285,7 +285,9 @@ class Run:
             check_trained(self._named, self._trained, follows=isinstance(self._built.units, Replicas))
             yield
         except Exception as error:
-            left = self.plan.pipeline > 1 and self._built.runtime.interrupted  # messages that nobody took
+            left = (
+                self.plan.pipeline > 1 and self._built.runtime.interrupted
+            )  # messages that no stage received
             self._failures.settle(error, together=not left)
             raise
 

@@ -26,10 +26,10 @@ class Store(Protocol):
         """Keep the bytes of `tensor`."""
 
     def read(self, key: Key, tensor: Tensor) -> None:
-        """Fill `tensor` with what was kept."""
+        """Fill `tensor` with the stored values."""
 
     def view(self, key: Key, tensor: Tensor) -> Tensor:
-        """Return what was kept, of the shape and dtype of `tensor`, where it is: writing changes it."""
+        """Return the stored values, of the shape and dtype of `tensor`, mapped: writing changes them."""
 
     def close(self) -> None:
         """Forget everything."""

@@ -47,7 +47,7 @@ class _Place(NamedTuple):
 
     @property
     def mark(self) -> tuple[Tensor | None, int]:
-        """The tensor, and its version; held, so that no later tensor is taken for it."""
+        """The tensor and its version. The reference prevents a later tensor from having the same id."""
         value = self.value
         return value, 0 if value is None or value.is_inference() else value._version
 

@@ -1,6 +1,6 @@
 """Parameters, gradients and optimizer state on disk or in host memory, on the device while they are needed.
 
-A unit is what is brought in together: a block of the model. Its parameters come before its forward, and
+A unit is fetched as a whole: a block of the model. Its parameters come before its forward, and
 again before its backward: autograd has saved them, and a gradient computed from freed or changed memory would
 be wrong. Memory is released by emptying the storages, not by replacing tensors, so that what autograd saved
 finds its bytes again.
@@ -116,7 +116,7 @@ class Swap:
         self._norms.clear()
 
     def before_backward(self, *, last: bool) -> None:  # noqa: ARG002  (gradients are reduced by `finish`)
-        """Parameters that come from now on come for backward."""
+        """From now on units are fetched for backward."""
         self._in_backward = True
 
     def after_weights(self) -> None:
@@ -210,7 +210,7 @@ class Swap:
 
     @contextlib.contextmanager
     def mapped(self, optimizer: torch.optim.Optimizer | None = None) -> Iterator[dict[nn.Parameter, Tensor]]:
-        """Yield each parameter's values where they are kept, to be read or written there.
+        """Yield each parameter's stored values, for reading and writing in place.
 
         Parameters on the CPU show them, too. So does the optimizer's state meanwhile; what is put into it
         instead goes to the store at the end.
@@ -308,7 +308,7 @@ class Swap:
         return hook
 
     def _watched(self, unit: _Unit, value: Any) -> Any:
-        """Make `value` tell when its gradient is there: then this backward of the unit is through."""
+        """Hook the gradient of `value`: when it is complete, backward of the unit has ended."""
         if isinstance(value, Tensor) and value.requires_grad:
             return _Through.apply(value, lambda: self._through(unit))
         return value
@@ -341,7 +341,7 @@ class Swap:
             self._release(unit)
 
     def _spill(self, parameter: nn.Parameter | Tensor) -> None:
-        """A gradient is complete: out of memory with it, added to what is there."""
+        """Add a complete gradient to the stored one, and free its memory."""
         assert isinstance(parameter, nn.Parameter)
         assert parameter.grad is not None
         grad = parameter.grad.contiguous()
@@ -439,7 +439,7 @@ def _spilling(swap: weakref.ref[Swap]) -> Callable[[Tensor], None]:
 
 
 class _Through(torch.autograd.Function):
-    """Passes a tensor on, and tells when its gradient comes."""
+    """The identity, with a callback when the gradient arrives."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, tell: Callable[[], None]) -> Tensor:
@@ -453,7 +453,7 @@ class _Through(torch.autograd.Function):
 
 
 def _units(model: nn.Module, modules: Iterable[nn.Module]) -> list[_Unit]:
-    """The given modules, and the model itself for what is in none of them."""
+    """The given modules, and the model itself for all other parameters."""
     inside = list(modules)
     units = [_Unit(module, [*module.parameters()]) for module in inside if module is not model]
     taken = {parameter for unit in units for parameter in unit.parameters}

@@ -24,7 +24,7 @@ __all__ = ["KINDS", "cut_modules", "like"]
 
 
 class Cut(NamedTuple):
-    """How a kind of cut places weight, bias, what comes in and what goes out."""
+    """How a kind of cut places weight, bias, input and output."""
 
     weight: Placement
     bias: Placement

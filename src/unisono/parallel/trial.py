@@ -5,8 +5,8 @@ the model with the same random values, and loss, gradients and buffers must be e
 error names the first module with another output, or the last one whose parameters get another gradient.
 
 Random values, because those of a new model hide mistakes: a norm's weights are all one, a last layer is zero.
-Dropout is off at first. A model that draws random numbers goes through the cut copy once more: what ranks of
-the tensor axis hold whole must get the same gradients.
+Dropout is off at first. Then the cut copy runs again with dropout: whole parameters must get the same
+gradients on all ranks of the tensor axis.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Trial:
 def _agree(
     attempt: Callable[[], tuple[str, str] | None], mesh: Mesh, text: Callable[[str, str], str]
 ) -> None:
-    """Raise on all ranks what one has found."""
+    """Raise the error of one rank on all ranks."""
     try:
         found = attempt()
     except _Failed as failed:

@@ -139,29 +139,25 @@ class Sharded:
         self._plan = plan
 
     def reset(self) -> None:
-        """Forget a step that ended with an error: wait for what it left in flight."""
+        """Drop the state of a step that raised, and wait for its collectives in flight."""
         fsdp.reset(self.root)
 
     def before_backward(self, *, last: bool) -> None:
-        """Say what the next backward does with gradients: reduce them or let them add up. `last`: of this
-        step.
-        """
+        """Set whether the next backward reduces gradients or accumulates them. `last`: of this step."""
         self.root.set_is_last_backward(last)
         self.root.set_requires_gradient_sync(last or self._plan.zero >= 2)
         self.root.set_requires_all_reduce(last)
         self.root.set_reshard_after_backward(last or self._plan.zero == 3)
 
     def after_weights(self) -> None:
-        """Add the gradients of weights to what has added up, in the type that is reduced.
+        """Add the gradients of weights to the accumulated ones, in the type of the reduction.
 
-        The hooks of backward, which do so elsewhere, do not run where weights have a pass of their own.
+        The hooks of backward, which do so otherwise, do not run in a separate pass for weights.
         """
         fsdp.accumulate(self.root)
 
     def reduce_now(self) -> None:
-        """Reduce what has added up. For schedules whose weights' gradients come after the hooks of backward
-        ran.
-        """
+        """Reduce the accumulated gradients, for schedules with a separate pass for weights."""
         self.root.set_is_last_backward(True)
         self.root.set_requires_gradient_sync(True)
         self.root.set_requires_all_reduce(True)

@@ -29,7 +29,7 @@ IGNORED = -100  # what PyTorch's losses and Hugging Face's models ignore
 
 
 def check_weigh(weigh: object) -> None:
-    """Refuse what is no weight."""
+    """Raise TypeError if `weigh` is neither a function, "rows" nor None."""
     if weigh is not None and weigh != "rows" and not callable(weigh):
         raise TypeError(
             f"parallelize: weigh is a {type(weigh).__name__}, expected a function of the targets, "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from unisono.checking import instance, listed, whole
+from unisono.engine.base.checking import instance, listed, whole
 from unisono.errors import PlanError
 from unisono.plans import (
     aggregator,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
-from unisono.checking import instance
+from unisono.engine.base.checking import instance
 from unisono.errors import PlanError
 from unisono.plans.contracts import CONTRACTS
 from unisono.plans.plan import Chunk, Copy, Recv, Reduce, Send, Step, StepFunction

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from unisono.checking import instance, whole
+from unisono.engine.base.checking import instance, whole
 from unisono.plans.agreement import agreement
 from unisono.plans.catalog import algorithm_names, steps_of
 from unisono.plans.coded import Edges, apart, coded_edges, none, rounds

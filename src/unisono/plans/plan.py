@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from unisono.checking import listed, whole
+from unisono.engine.base.checking import listed, whole
 
 __all__ = [
     "Chunk",

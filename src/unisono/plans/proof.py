@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from unisono.checking import instance, whole
+from unisono.engine.base.checking import instance, whole
 from unisono.errors import PlanError
 from unisono.plans.coded import coded_edges, rounds
 from unisono.plans.contracts import CONTRACTS, Contribution

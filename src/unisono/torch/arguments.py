@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 import unisono as un
-from unisono import virtual
 from unisono.errors import message
 from unisono.torch_internals import renamed
 from unisono.torch_internals.c10d import ReduceOp
 
 from . import profiling
+from .stand_in import installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -175,8 +175,8 @@ class Call:
         """Refuse tensors without CPU memory; unwrap PyTorch's lazy results."""
         if type(x) not in PLAIN and hasattr(x, "trigger_wait"):
             x = x.trigger_wait()
-        if x.is_cuda and virtual.enabled():
-            x = torch.ops.unisono_virtual.host(x.detach())
+        if x.is_cuda and (stand_in := installed()):
+            x = stand_in.on_host(x.detach())
         if not x.is_cpu:
             raise ValueError(
                 message(

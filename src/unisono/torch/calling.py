@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from unisono.group import Group
+    from unisono.engine.group import Group
     from unisono.torch_internals.c10d import Work
 
     from .cuda import CudaGroup
@@ -98,7 +98,7 @@ class Calling:
     _batch: list[UnisonoWork] | None
     _backend: str  # the backend's name
     _work: type[UnisonoWork] = UnisonoWork
-    _moves_cuda = False  # the memory of virtual GPUs: see nccl.py
+    _moves_cuda = False  # the memory of virtual GPUs: see virtual/nccl.py
     _coalescing = False  # inside a call that makes several calls of the Group, with one event
     _recent: deque[UnisonoWork]
 

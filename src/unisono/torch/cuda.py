@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
-from unisono import virtual
 from unisono.errors import message
 from unisono.torch_internals import c10d
 
 from .arguments import PLAIN
+from .stand_in import installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,7 +111,7 @@ class CudaGroup:
 
 def why_not() -> str:
     """What is missing for CUDA tensors; empty if nothing is."""
-    if virtual.enabled():
+    if installed():
         return ""
     if c10d.nccl() is None:
         return "this PyTorch was built without NCCL; install one that was built for CUDA"
@@ -126,10 +126,8 @@ def open_nccl(store: c10d.Store, rank: int, size: int, timeout: timedelta) -> An
     Raises:
         RuntimeError: see `why_not`.
     """
-    if virtual.enabled():
-        from .nccl import ProcessGroupVirtual
-
-        return ProcessGroupVirtual(store, rank, size, timeout, "cuda")
+    if stand_in := installed():
+        return stand_in.group(store, rank, size, timeout, "cuda")
     missing = why_not()
     if missing:
         text = message("CUDA tensors are passed on to NCCL, which cannot be had", observed=missing)

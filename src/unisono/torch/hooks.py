@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import proxy
 
 import torch
@@ -23,9 +23,6 @@ from unisono.torch_internals.hooks import have_hooks
 
 from .arguments import options
 from .work import UnisonoWork
-
-if TYPE_CHECKING:
-    from .process_group import ProcessGroupUnisono
 
 __all__ = ["Hooked", "Hooks"]
 
@@ -111,7 +108,7 @@ class Bridge(Backend):  # type: ignore[misc]
     supports_completion_hooks = False
     _supports_time_estimate = False
 
-    def __init__(self, group: ProcessGroupUnisono) -> None:
+    def __init__(self, group: ProcessGroup) -> None:
         super().__init__(group.rank(), group.size())
         self._group = proxy(group)  # the group's C++ object keeps this one
 

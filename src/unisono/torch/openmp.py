@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 import torch
 
-from unisono import env
+from unisono.engine.base.limits import usable_cores
+from unisono.engine.environment import env
 from unisono.errors import message
-from unisono.limits import usable_cores
 
 __all__ = ["warn_if_crowded"]
 

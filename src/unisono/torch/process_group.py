@@ -7,19 +7,17 @@ C++ through virtual methods, and through properties of its backends.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import weakref
 from collections import deque
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-import unisono.group
-from unisono import env, virtual
+import unisono.engine.group
+from unisono.engine.environment import env
 from unisono.errors import message
 from unisono.torch_internals import c10d
 from unisono.torch_internals import hooks as internals
@@ -31,13 +29,14 @@ from .cuda import CUDA, CudaGroup, why_not
 from .hooks import Hooked, Hooks
 from .monitored import MonitoredBarrier
 from .openmp import warn_if_crowded
+from .stand_in import installed
 from .store import TorchStore
-from .subgroups import NOWHERE, Subgroups, Within
+from .subgroups import NOWHERE, Begun, Subgroups, Within
 from .unavailable import Unavailable
 from .work import Futures, TransferWork, UnisonoWork
 
 if TYPE_CHECKING:
-    from unisono.costs.choice import Choice
+    from unisono.engine.costs.choice import Choice
 
 __all__ = ["ProcessGroupUnisono", "create"]
 
@@ -56,10 +55,11 @@ def create(given: Any, backend_options: Any) -> ProcessGroupUnisono:  # noqa: AR
     place = (given.store, given.group_rank, given.group_size, given.timeout, name)
     ranks = given.global_ranks_in_group
     within = Within(world(), ranks) if ranks else NOWHERE
-    if virtual.enabled():
-        from .nccl import ProcessGroupVirtual
-
-        return ProcessGroupVirtual(*place, devices=("cpu", "cuda"), backend="unisono", within=within)
+    if stand_in := installed():
+        group: ProcessGroupUnisono = stand_in.group(
+            *place, devices=("cpu", "cuda"), backend="unisono", within=within
+        )
+        return group
     return ProcessGroupUnisono(*place, within=within)
 
 
@@ -92,10 +92,10 @@ class ProcessGroupUnisono(Unavailable, Hooked, Subgroups, Collectives, c10d.Proc
         self._futures = Futures(f"unisono futures {name}")
         timeout_s = timeout.total_seconds()
         parent = within.parent(f"making {name}", size)
-        self._begun = _Begun(store, rank, within.group)
+        self._begun = Begun(store, rank, within.group)
         keys = self._begun.keys()
         with self._begun.attempt():
-            group = self._group = unisono.group.connect(
+            group = self._group = unisono.engine.group.connect(
                 TorchStore(keys, timeout_s=timeout_s),
                 rank,
                 size,
@@ -262,7 +262,7 @@ class ProcessGroupUnisono(Unavailable, Hooked, Subgroups, Collectives, c10d.Proc
     def shutdown(self) -> None:
         """Close the group; `destroy_process_group` calls this. Works that are not complete fail.
 
-        An error of NCCL's shutdown is raised last, after the other ranks were told.
+        An error of NCCL's shutdown is raised last, after the notice to the other ranks.
         """
         try:
             self._close()
@@ -302,7 +302,7 @@ def world() -> ProcessGroupUnisono | None:
     return found if isinstance(found, ProcessGroupUnisono) else None
 
 
-def _end(group: unisono.group.Group, futures: Futures, pid: int) -> None:
+def _end(group: unisono.engine.group.Group, futures: Futures, pid: int) -> None:
     try:
         group.close()
     finally:
@@ -313,43 +313,3 @@ def _end(group: unisono.group.Group, futures: Futures, pid: int) -> None:
 
 
 skip(ProcessGroupUnisono, Collectives, Calling, UnisonoWork, TransferWork)
-
-
-class _Begun:
-    """Counts the groups made under one prefix of a store.
-
-    `destroy_process_group` followed by `init_process_group` over one store would use the same keys again.
-    Each rank counts its own groups, so all ranks get the same number without waiting for each other. A rank
-    marks the number of a group that it could not make: a rank that missed this attempt passes over it.
-    """
-
-    def __init__(self, store: c10d.Store, rank: int, within: ProcessGroupUnisono | None) -> None:
-        self._store = store
-        self._era = "" if within is None else f"{within._begun.number}/"  # a new world counts from 0
-        self._key = f"unisono/begun/{self._era}{rank}"
-        self.number: int = store.add(self._key, 1)
-        while store.check([self._failed()]):
-            self.number = store.add(self._key, 1)
-
-    def _failed(self) -> str:
-        return f"unisono/failed/{self._era}{self.number}"
-
-    @contextlib.contextmanager
-    def attempt(self) -> Iterator[None]:
-        """Make the group inside."""
-        try:
-            yield
-        except BaseException:
-            with contextlib.suppress(RuntimeError):  # the store has ended
-                self._store.set(self._failed(), "")
-            raise
-
-    def keys(self) -> c10d.Store:
-        """A part of the store to which no earlier group under the same prefix has written."""
-        return c10d.PrefixStore(f"unisono/{self._era}{self.number}/", self._store)
-
-    def forget(self) -> None:
-        """Delete the key of a subgroup, so that keys do not accumulate."""
-        if self._era:
-            with contextlib.suppress(RuntimeError):  # the store has ended, or cannot delete keys
-                self._store.delete_key(self._key)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed.distributed_c10d as c10d
 
-from unisono import env, virtual
+from unisono.engine.environment import env
 from unisono.errors import message
 from unisono.torch_internals import hooks
 
@@ -35,10 +35,6 @@ def register() -> None:
     hooks.before_attaching(_pass_dispatcher)
     hooks.records_itself("unisono")
     module: Any = c10d  # Any: for a type checker its classes are constants
-    if virtual.enabled():
-        from . import nccl
-
-        nccl.make()
     original = getattr(module, "ProcessGroupGloo", None)  # None: PyTorch without Gloo raises its own error
     if env.replaced() == "gloo" and type(original) not in (Replacement, type(None)):
         module.Backend.register_backend(ORIGINAL, original, devices=["cpu"])

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from unisono.engine.operations.reduction import ReduceOp
 from unisono.errors import message
-from unisono.reduction import ReduceOp
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from unisono.group import Group
+    from unisono.engine.group import Group
 
 __all__ = ["SparseSum"]
 

@@ -1,4 +1,4 @@
-"""A `torch.distributed.Store` as a `unisono.store.Store`.
+"""A `torch.distributed.Store` as a `unisono.engine.store.Store`.
 
 PyTorch passes its store to a backend, and the group uses it for the rendezvous. This module only translates
 operations, timeouts and errors. It opens no connection.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from unisono.engine.store import Store, ops
+from unisono.engine.store.ops import Op, Reply
 from unisono.errors import StoreError, message
-from unisono.store import Store, ops
-from unisono.store.ops import Op, Reply
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

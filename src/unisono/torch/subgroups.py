@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from unisono.engine.group.parent import Parent
 from unisono.errors import message
-from unisono.group.parent import Parent
 from unisono.torch_internals import c10d
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from datetime import timedelta
 
     import torch
 
-    from .process_group import ProcessGroupUnisono
+    from unisono.engine.group import Group
 
-__all__ = ["NOWHERE", "Subgroups", "Within"]
+__all__ = ["NOWHERE", "Begun", "Subgroups", "Within"]
 
 
 class Within(NamedTuple):
     """The parent group in which a group is made, if any, and the parent's ranks that may be in it."""
 
-    group: ProcessGroupUnisono | None
+    group: Subgroups | None
     ranks: Sequence[int]
 
     def parent(self, operation: str, size: int) -> Parent | None:
@@ -33,9 +34,51 @@ class Within(NamedTuple):
 NOWHERE = Within(None, ())
 
 
+class Begun:
+    """Counts the groups made under one prefix of a store.
+
+    `destroy_process_group` followed by `init_process_group` over one store would use the same keys again.
+    Each rank counts its own groups, so all ranks get the same number without waiting for each other. A rank
+    marks the number of a group that it could not make: a rank that missed this attempt passes over it.
+    """
+
+    def __init__(self, store: c10d.Store, rank: int, within: Subgroups | None) -> None:
+        self._store = store
+        self._era = "" if within is None else f"{within._begun.number}/"  # a new world counts from 0
+        self._key = f"unisono/begun/{self._era}{rank}"
+        self.number: int = store.add(self._key, 1)
+        while store.check([self._failed()]):
+            self.number = store.add(self._key, 1)
+
+    def _failed(self) -> str:
+        return f"unisono/failed/{self._era}{self.number}"
+
+    @contextlib.contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Make the group inside."""
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # the store has ended
+                self._store.set(self._failed(), "")
+            raise
+
+    def keys(self) -> c10d.Store:
+        """A part of the store to which no earlier group under the same prefix has written."""
+        return c10d.PrefixStore(f"unisono/{self._era}{self.number}/", self._store)
+
+    def forget(self) -> None:
+        """Delete the key of a subgroup, so that keys do not accumulate."""
+        if self._era:
+            with contextlib.suppress(RuntimeError):  # the store has ended, or cannot delete keys
+                self._store.delete_key(self._key)
+
+
 class Subgroups:
     """The methods of a process group that make another one from it."""
 
+    _group: Group
+    _begun: Begun
     _rank: int
     _store: c10d.Store
     _timeout: timedelta
@@ -53,7 +96,7 @@ class Subgroups:
         group_name: str | None = None,
         group_desc: str | None = None,
         device_types: Any = None,  # noqa: ARG002
-    ) -> ProcessGroupUnisono | None:
+    ) -> c10d.ProcessGroup | None:
         """Make a group of some of this group's ranks; None on the others. Programs use `new_group`."""
         ranks = list(new_ranks)
         if self._rank not in ranks:
@@ -61,8 +104,7 @@ class Subgroups:
         name = group_name or f"{self._group_name} split {'_'.join(map(str, ranks))}"
         store = c10d.PrefixStore(f"split/{name}/", self._store)
         desc = group_desc or f"{self._group_desc}:split"
-        group: Any = self
-        within = Within(group, ranks)
+        within = Within(self, ranks)
         return self._another(store, ranks.index(self._rank), len(ranks), timeout, name, desc, within)
 
     splitGroup = split_group  # noqa: N815
@@ -74,7 +116,7 @@ class Subgroups:
         timeout: timedelta | None = None,
         group_name: str | None = None,
         group_desc: str | None = None,
-    ) -> ProcessGroupUnisono:
+    ) -> c10d.ProcessGroup:
         """Make a group of the ranks of several groups.
 
         Every rank of every group calls this. Ranks are numbered in the order of arrival, as in PyTorch.
@@ -111,14 +153,15 @@ class Subgroups:
         name: str,
         desc: str,
         within: Within = NOWHERE,
-    ) -> ProcessGroupUnisono:
+    ) -> c10d.ProcessGroup:
         made = self._make(store, rank, size, timeout or self._timeout, f"group {name}", within)
-        made.setGroupName(name)
-        made.setGroupDesc(desc)
+        named: Any = made  # PyTorch's stubs lack both methods
+        named.setGroupName(name)
+        named.setGroupDesc(desc)
         return made
 
     def _make(
         self, store: c10d.Store, rank: int, size: int, timeout: timedelta, name: str, within: Within
-    ) -> ProcessGroupUnisono:
+    ) -> c10d.ProcessGroup:
         """Make a group of this one's kind."""
         raise NotImplementedError

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
-from unisono._native import call_each, outcome
-from unisono.diagnosis import uncaught
+from unisono._native import call_each, outcome, stop_threads_at_the_end
+from unisono.engine.diagnosis import uncaught
 from unisono.errors import UnisonoError
 from unisono.torch_internals import autograd
 from unisono.torch_internals.c10d import Work
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["DONE", "Futures", "Together", "TransferWork", "UnisonoWork", "seconds"]
 
 PATIENCE_S = 5.0  # how long closing waits for the threads of futures
+
+stop_threads_at_the_end()
 
 # mypy must pass with and without PyTorch installed.
 # mypy: disallow-subclassing-any=False, warn-unused-ignores=False

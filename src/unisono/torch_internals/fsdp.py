@@ -77,7 +77,7 @@ def gather_ahead(root: Any) -> None:
 
 
 def reset(root: Any) -> None:
-    """Forget a step that ended with an error: wait for what it left in flight, drop its gradients."""
+    """Drop the gradients of a step that raised, and wait for its collectives in flight."""
     if root._get_fsdp_state()._is_root is None:
         return  # the error came before the first forward
     for held in (held for group in _groups(root) for held in group.fsdp_params):
@@ -90,7 +90,7 @@ def reset(root: Any) -> None:
 
 
 def accumulate(root: Any) -> None:
-    """Add the gradients that a pass of weights has made to what has added up, in the type that is reduced."""
+    """Add the gradients of a pass for weights to the accumulated ones, in the type of the reduction."""
     in_leaves = find(NAMES["leaf dtypes"]) is not None
     for group in _groups(root):
         if in_leaves:
@@ -103,7 +103,7 @@ def accumulate(root: Any) -> None:
 
 
 def reduce_now(root: Any) -> None:
-    """Reduce what has added up."""
+    """Reduce the accumulated gradients."""
     need(NAMES["group"])
     for group in _groups(root):
         group.post_backward()

@@ -9,6 +9,7 @@ See docs/virtual-gpus.md. Importing this module imports neither PyTorch nor NumP
 
 from __future__ import annotations
 
-from .start import Settings, enable, enabled
+from .environment import Settings
+from .start import enable, enabled
 
 __all__ = ["Settings", "enable", "enabled"]

@@ -74,7 +74,7 @@ def build(torch: Path, cache: Path, version: str, extra: tuple[str, ...] = ()) -
 
 
 def _keep_others_out(cache: Path) -> None:
-    """Make the folder, or check it: who may write to it chooses what code this process loads."""
+    """Make the folder, or check it: its writers decide which code this process loads."""
     cache.mkdir(parents=True, exist_ok=True, mode=0o755)
     status = cache.stat()
     open_to_others = status.st_mode & OTHERS_WRITE

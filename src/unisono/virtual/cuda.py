@@ -16,8 +16,8 @@ from .native import TorchPython
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .environment import Settings
     from .native import Library
-    from .start import Settings
 
 __all__ = ["REFUSED", "install", "refusal"]
 

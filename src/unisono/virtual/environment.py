@@ -1,4 +1,4 @@
-"""The environment variables of virtual GPUs: read at the start of a process, set for its children."""
+"""The settings of virtual GPUs: read from the environment when a process starts, set for its children."""
 
 from __future__ import annotations
 
@@ -6,11 +6,29 @@ import os
 from collections.abc import Mapping, MutableMapping
 from typing import NamedTuple
 
-from unisono import env
+from unisono.engine.environment import env
 
-__all__ = ["Asked", "asked", "set_for_children"]
+__all__ = ["Asked", "Settings", "asked", "set_for_children"]
 
 SITE = os.path.join(os.path.dirname(__file__), "site")
+
+
+class Settings(NamedTuple):
+    """The settings of virtual GPUs.
+
+    Attributes:
+        gpus: the number of devices of this machine; CUDA_VISIBLE_DEVICES may hide some from this process.
+        memory: bytes of each; 0: 80 GiB are reported, and there is no limit.
+        poison: `torch.empty` is filled with a pattern.
+        check_streams: report the use of a tensor on a stream that did not wait for the stream that wrote it.
+        shared: file with the memory in use by each process of the machine; "": this one and its forks only.
+    """
+
+    gpus: int
+    memory: int = 0
+    poison: bool = True
+    check_streams: bool = False
+    shared: str = ""
 
 
 class Asked(NamedTuple):

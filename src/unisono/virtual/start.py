@@ -9,13 +9,13 @@ import importlib.metadata
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from unisono import env
+from unisono.engine.environment import env
 from unisono.errors import message
 
 from . import build, hook
-from .environment import asked
+from .environment import Settings, asked
 from .native import Library
 
 if TYPE_CHECKING:
@@ -25,24 +25,6 @@ __all__ = ["Settings", "enable", "enable_from_environment", "enabled", "prepare"
 
 MOST = 64
 DEFAULT_MEMORY = 80 << 30
-
-
-class Settings(NamedTuple):
-    """The settings of virtual GPUs.
-
-    Attributes:
-        gpus: the number of devices of this machine; CUDA_VISIBLE_DEVICES may hide some from this process.
-        memory: bytes of each; 0: 80 GiB are reported, and there is no limit.
-        poison: `torch.empty` is filled with a pattern.
-        check_streams: report the use of a tensor on a stream that did not wait for the stream that wrote it.
-        shared: file with the memory in use by each process of the machine; "": this one and its forks only.
-    """
-
-    gpus: int
-    memory: int = 0
-    poison: bool = True
-    check_streams: bool = False
-    shared: str = ""
 
 
 _STATE: dict[str, Settings] = {}  # "on": the settings. PyTorch itself can have only one set of devices.
@@ -86,7 +68,7 @@ def enable(
         )
     _STATE["on"] = wanted
     start = _Start(wanted)
-    after = {"torch._C": start.after_c, "torch": start.after_torch}
+    after = {"torch._C": start.after_c, "torch": start.after_torch, "unisono.torch": start.after_backend}
     sys.meta_path.insert(0, hook.Importing({"torch": start.before_torch}, after))
 
 
@@ -121,7 +103,7 @@ def _built(torch: Path) -> Path:
 
 
 class _Start:
-    """The two steps of the start, around the import of PyTorch."""
+    """The steps of the start, around the import of PyTorch."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -165,6 +147,12 @@ class _Start:
         module.backends.cudnn.is_acceptable = _not_acceptable  # without its warning
         module.cuda._get_pynvml_handler = cuda.refusal("pynvml", "it has no sensors")
         module.cuda._device_count_nvml = lambda: -1  # a real driver reports real devices only
+
+    def after_backend(self, module: ModuleType) -> None:  # noqa: ARG002
+        """Replace NCCL by Unisono's backend."""
+        from . import nccl
+
+        nccl.make()
 
 
 def _not_acceptable(tensor: object) -> bool:  # noqa: ARG001

@@ -4,8 +4,8 @@ import os
 import sys
 import time
 
-from unisono import env
-from unisono.bootstrap.rendezvous import rendezvous
+from unisono.engine.bootstrap.rendezvous import rendezvous
+from unisono.engine.environment import env
 
 how = sys.argv[1]
 rank = int(os.environ["RANK"])

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 import unisono as un
-from unisono.diagnosis import read
+from unisono.engine.diagnosis import read
 
 read.REMARK_PATIENCE_S = 20  # a rank may get no turn on a core for a while
 group = un.init_process_group(init_method=os.environ["MEETING"], timeout=30)

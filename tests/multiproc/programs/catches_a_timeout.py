@@ -13,5 +13,9 @@ try:
     else:
         until(lambda: board()[0][1] == 2)
 except un.Timeout as error:
-    print(error.missing, error.report.kind, "/unisono/group/" in "".join(traceback.format_exception(error)))
+    print(
+        error.missing,
+        error.report.kind,
+        "/unisono/engine/group/" in "".join(traceback.format_exception(error)),
+    )
     os._exit(0)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import unisono as un
-from unisono.bootstrap import engine, memory
+from unisono.engine.bootstrap import engine, memory
 
 real = memory.socket.recv_fds
 

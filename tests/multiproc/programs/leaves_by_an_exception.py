@@ -14,7 +14,7 @@ from typing import Any
 atexit.register(os._exit, 0)  # after all others: what is tested is not the exit code
 
 import unisono as un  # noqa: E402
-from unisono.bootstrap import engine  # noqa: E402
+from unisono.engine.bootstrap import engine  # noqa: E402
 
 share_memory = engine.share_memory
 

@@ -6,8 +6,8 @@ HOW: "closes" afterwards, "sleeps", "ends" without a close, or "says" first that
 import sys
 import time
 
-from unisono import env
-from unisono.bootstrap.rendezvous import rendezvous
+from unisono.engine.bootstrap.rendezvous import rendezvous
+from unisono.engine.environment import env
 
 how = sys.argv[1]
 if how == "says":

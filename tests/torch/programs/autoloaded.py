@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-ENGINE = ("unisono._native", "unisono.group", "msgspec")
+ENGINE = ("unisono._native", "unisono.engine.group", "msgspec")
 
 
 def main() -> None:

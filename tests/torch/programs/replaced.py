@@ -28,7 +28,7 @@ def main() -> None:
     if len(sys.argv) > 1:
         os.environ.update(TORCHELASTIC_USE_AGENT_STORE="False", MASTER_PORT=sys.argv[1])
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    assert not [name for name in sys.modules if name.startswith("unisono.group")]
+    assert not [name for name in sys.modules if name.startswith("unisono.engine.group")]
     for number, backend in enumerate(("gloo", dist.Backend.GLOO, "GLOO", "cpu:gloo,cuda:nccl", None)):
         dist.init_process_group(backend, timeout=timedelta(seconds=20))
         world = dist.group.WORLD

@@ -1,7 +1,7 @@
 """What `make test-torch` runs: PyTorch's suite in every way, Unisono's tests of the adapter, the table.
 
-Writes tests/torch/recording/results.json and docs/pytorch-table.md. Fails if a test fails without a reason in
-notes.py, or if one passes on Gloo and not here.
+Writes tests/torch/recording/results.json and docs/reference/pytorch-table.md. Fails if a test fails without a
+reason in notes.py, or passes over Gloo and fails here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Notes which functions of `torch.distributed` a test runs. docs/pytorch-table.md is made from these notes.
+"""Records which functions of `torch.distributed` a test runs, for docs/reference/pytorch-table.md.
 
 With a folder in UNISONO_TESTS_RECORD and this folder in PYTHONPATH, every Python process of a test run notes
 each function of PyTorch's distributed modules and of the adapter that it enters, once per test:
@@ -23,6 +23,7 @@ SOURCES = (
     "torch/nn/parallel/distributed.py",
     "torch/nn/modules/batchnorm.py",
     "unisono/torch/",
+    "unisono/virtual/nccl.py",
 )
 TYPES = ("torch.distributed", "torch._C._distributed_c10d")
 API = "torch/distributed/distributed_c10d.py"  # here arguments matter as well

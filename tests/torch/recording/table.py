@@ -1,4 +1,4 @@
-"""Makes docs/pytorch-table.md from what the tests ran: `rows` sums up the notes of a run, `render` the page.
+"""Makes docs/reference/pytorch-table.md: `rows` sums up the records of a run, `render` makes the page.
 
 The results in between, results.json, are kept: the page can be checked against them without a run. They tell
 Unisono's own tests and PyTorch's suite apart, so that a run of the one leaves what the other found.
@@ -14,7 +14,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.json"
-PAGE = HERE.parents[2] / "docs" / "pytorch-table.md"
+PAGE = HERE.parents[2] / "docs" / "reference" / "pytorch-table.md"
 OURS = "unisono/torch/process_group.py"  # a process that was never here made no group of Unisono's
 ON_GLOO = "real-gloo"
 SUITE_TEST = "suite "  # begins the names of tests of PyTorch's: "suite gloo x3 test_broadcast"

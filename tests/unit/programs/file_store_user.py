@@ -11,8 +11,8 @@ import sys
 import time
 
 import inside
+from unisono.engine.store import FileStore
 from unisono.errors import StoreError
-from unisono.store import FileStore
 
 
 def hold(path: str) -> None:

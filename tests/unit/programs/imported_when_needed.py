@@ -9,8 +9,8 @@ import sys
 
 
 def launcher() -> None:
-    import unisono.cli
-    import unisono.launch  # noqa: F401
+    import unisono.commands.cli
+    import unisono.commands.launch  # noqa: F401
 
     assert not {"numpy", "torch"} & set(sys.modules)
 

@@ -5,6 +5,6 @@ from __future__ import annotations
 import json
 import sys
 
-from unisono.bench.report import plot
+from unisono.commands.bench.report import plot
 
 plot(json.loads(sys.argv[1]), sys.argv[2])

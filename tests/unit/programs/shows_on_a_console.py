@@ -11,8 +11,8 @@ import sys
 import threading
 import time
 
-from unisono.launch.console import LONGEST_LINE_NBYTES, RankStream, Screen, Streams
-from unisono.launch.job import Job
+from unisono.commands.launch.console import LONGEST_LINE_NBYTES, RankStream, Screen, Streams
+from unisono.commands.launch.job import Job
 
 LIMIT_S = 60.0
 

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 
-from unisono.store import StoreServer
+from unisono.engine.store import StoreServer
 
 server = StoreServer()
 print(server.port, flush=True)

@@ -6,24 +6,19 @@ A choice is a rank (a whole number: low rank), a codec (its codes are sent), or 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from unisono.checking import flag, instance, whole
 from unisono.codecs import Codec
 from unisono.codecs.codec import codec_of
+from unisono.engine.base.checking import flag, instance, whole
 
-if TYPE_CHECKING:
-    from .reducer import Compression
+from .reducer import Compression
+from .settings import EXACT, Choice, Factors, Rule, Settings
 
-__all__ = ["EXACT", "Choice", "Compressed", "PowerSGD", "Rule"]
-
-EXACT = "exact"
-Choice = int | Codec | str
-Rule = Mapping[str, Choice] | Callable[[str, Sequence[int]], Choice]
+__all__ = ["Compressed", "PowerSGD"]
 
 _FACTORS = ("bf16", "fp16", "1-6-9")
 _ERRORS = ("f32", "1-6-9")
@@ -31,8 +26,8 @@ _MOST_RANK = 1 << 16
 
 
 @dataclass(frozen=True, repr=False)
-class _Settings(ABC):
-    """The common part of both ways of compressing."""
+class _Attached(Settings):
+    """Settings that a DistributedDataParallel takes."""
 
     def attach(self, ddp: Any) -> Compression:
         """Compress the gradients of a DistributedDataParallel: `register_comm_hook` with this.
@@ -43,17 +38,10 @@ class _Settings(ABC):
         Raises:
             TypeError: a parameter is not dense float32 in CPU memory.
         """
-        from .reducer import Compression
-
-        assert isinstance(self, (PowerSGD, Compressed))
         compression = Compression(self, dict(ddp.module.named_parameters()), ddp.process_group)
         # a lambda: DDP compares the annotations of a hook with types, ours are text
         ddp.register_comm_hook(compression, lambda state, bucket: state.reduce(bucket))
         return compression
-
-    @abstractmethod
-    def choice(self, name: str, shape: Sequence[int]) -> Choice:
-        """What becomes of a parameter's gradient: a rank, a codec, or "exact"."""
 
     def __repr__(self) -> str:
         """The fields that differ from the default, such as "PowerSGD(rank=8)"."""
@@ -64,7 +52,7 @@ class _Settings(ABC):
 
 
 @dataclass(frozen=True, repr=False)
-class PowerSGD(_Settings):
+class PowerSGD(_Attached):
     """Gradients of matrices are sent as two factors of low rank; the error is sent later.
 
     The gradient M [n, m] of a parameter becomes P [n, r] and Q [m, r]; both are averaged over the ranks, and
@@ -115,6 +103,11 @@ class PowerSGD(_Settings):
         """The codec of factors; None: they are sent in f32."""
         return None if self.factors == "f32" else codec_of(self.factors)
 
+    @property
+    def low_rank(self) -> Factors:
+        """How factors are sent."""
+        return Factors(self.codec, self.warm_start, self.seed)
+
     def choice(self, name: str, shape: Sequence[int]) -> Choice:
         """What becomes of a parameter's gradient: a rank, a codec, or "exact"."""
         if len(shape) < 2 or math.prod(shape) == 0:
@@ -130,7 +123,7 @@ class PowerSGD(_Settings):
 
 
 @dataclass(frozen=True, repr=False)
-class Compressed(_Settings):
+class Compressed(_Attached):
     """Gradients are sent as codes; with feedback, the rounding error is sent later.
 
     Each rank encodes its gradients once; the owner of a part adds their values in f32, and encodes the sum
@@ -203,7 +196,7 @@ def _signed(codec: Codec) -> Codec:
     return codec
 
 
-def _common(settings: PowerSGD | Compressed) -> None:
+def _common(settings: Settings) -> None:
     _one_of("errors", settings.errors, _ERRORS)
     whole(settings.start, "start", 0)
     flag(settings.feedback, "feedback")

@@ -12,12 +12,12 @@ from torch import Tensor
 from unisono import codecs
 
 if TYPE_CHECKING:
-    from .choices import Choice
+    from .settings import Choice
 
 __all__ = ["Held"]
 
 _F169 = codecs.f169
-_LARGEST = 1023 * 2.0**22  # of 1-6-9: an error beyond is kept as this, not as infinity
+_LARGEST = 1023 * 2.0**22  # of 1-6-9: the value of a larger error, instead of infinity
 
 
 class Held:
@@ -26,7 +26,7 @@ class Held:
     Attributes:
         name: of the parameter.  shape: of this rank's part of it.
         choice: "exact", a codec, or a rank.
-        error: what is still to be sent, of `shape`: f32, or int16 with the bits of 1-6-9; None: nothing yet.
+        error: the error buffer, of `shape`: f32, or int16 with the bits of 1-6-9; None: empty.
         factor: PowerSGD's Q^T [rank, m], orthonormal; None: not begun.
     """
 
@@ -51,16 +51,16 @@ class Held:
 
     @property
     def keeps(self) -> bool:
-        """Whether what is left out is sent later."""
+        """Whether there is error feedback."""
         return self._feedback and self.choice != "exact"
 
     def add_error(self, values: Tensor) -> None:
-        """Add what is still to be sent. Shapes: values of as many elements as the parameter."""
+        """Add the error buffer. Shapes: values of as many elements as the parameter."""
         if self.error is not None:
             values.add_(self._decoded(self.error).view(values.shape))
 
     def room(self, values: Tensor) -> Tensor | None:
-        """Where what is still to be sent can be written, in the shape of `values`; then `keep` it.
+        """Return memory for a new error, in the shape of `values`; then call `keep`.
 
         In f32 this is the buffer itself. None: nothing is kept.
         """
@@ -71,7 +71,7 @@ class Held:
         return self.error.view(values.shape) if self.dtype == torch.float32 else torch.empty_like(values)
 
     def keep(self, left: Tensor, step: int) -> None:
-        """Keep what is still to be sent. In 1-6-9 it is rounded stochastically: its mean stays right."""
+        """Store the error. 1-6-9 rounds it stochastically, so its mean is exact."""
         to = self.room(left)
         if to is None or self.error is None:
             return
@@ -84,7 +84,7 @@ class Held:
         _F169.encode(within, self.error, rounding="stochastic", seed=seed & (2**64 - 1))
 
     def limit(self, most: float) -> None:
-        """Cut what is still to be sent to magnitudes of at most that. In 1-6-9 it is coded anew."""
+        """Clamp the error buffer to magnitudes of at most that; 1-6-9 encodes it again."""
         if self.error is not None:
             cut = torch.as_tensor(self._decoded(self.error)).nan_to_num(0.0).clamp_(-most, most)
             if self.dtype == torch.float32:

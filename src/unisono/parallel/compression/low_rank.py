@@ -47,7 +47,7 @@ _BLOCK = 1 << 18  # values that are worked on at a time: 1 MiB
 
 
 class Matrix(NamedTuple):
-    """A matrix in a bucket: what is kept of it, and its values [n, m], which become the result."""
+    """A matrix in a bucket: its state, and its values [n, m], which become the result."""
 
     held: Held
     values: Tensor

@@ -17,13 +17,12 @@ from torch import Tensor
 from unisono.codecs import Codec
 from unisono.parallel.gradients import local
 
-from .choices import PowerSGD
 from .exchange import InFlight, Steps, coded_mean, exact_mean, finite, length, together
 from .held import Held
 from .low_rank import Matrix, low_rank
 
 if TYPE_CHECKING:
-    from .choices import Choice, Compressed
+    from .settings import Choice, Settings
 
 __all__ = ["Compression"]
 
@@ -42,12 +41,10 @@ class Compression:
         choices: parameter -> how its gradient is sent: a rank, a codec or "exact".
     """
 
-    def __init__(
-        self, settings: PowerSGD | Compressed, named: Mapping[str, Tensor], group: dist.ProcessGroup
-    ) -> None:
+    def __init__(self, settings: Settings, named: Mapping[str, Tensor], group: dist.ProcessGroup) -> None:
         self.settings, self.steps = settings, 0
         self._group, self._flight = group, InFlight()
-        self._seed = settings.seed if isinstance(settings, PowerSGD) else 0
+        self._seed = settings.low_rank.seed
         trained = {name: value for name, value in named.items() if value.requires_grad}
         for name, value in trained.items():
             _check(name, local(value))
@@ -166,11 +163,10 @@ class Compression:
 
     def _low_rank(self, sent: list[tuple[Held, Tensor]]) -> Steps[None]:
         """All matrices, in one vector of factors."""
-        settings = self.settings
-        assert isinstance(settings, PowerSGD)
+        factors = self.settings.low_rank
         matrices = [Matrix(held, gradient.reshape(held.shape[0], -1)) for held, gradient in sent]
-        options: dict[str, Any] = {"seed": self._seed, "step": self.steps, "warm": settings.warm_start}
-        yield from low_rank(matrices, settings.codec, self._group, **options)
+        options: dict[str, Any] = {"seed": self._seed, "step": self.steps, "warm": factors.warm_start}
+        yield from low_rank(matrices, factors.codec, self._group, **options)
         for (_, gradient), (_, values) in zip(sent, matrices, strict=True):
             if values.data_ptr() != gradient.data_ptr():  # it is not contiguous, and was copied
                 gradient.copy_(values.view(gradient.shape))

@@ -1,0 +1,121 @@
+"""Was the machine quiet? Measures the processor time that other processes used, and that the host took.
+
+Read from /proc: what all processors did, less what our own processes did. Times measured while
+another process computes are still ratios of a same-run comparison, but they vary more.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["QUIET_SHARE", "CpuMeter", "Noise", "Pace", "others_share", "ticks_of"]
+
+QUIET_SHARE = 0.05
+"""The share of a quiet machine that other processes and the host may use together."""
+
+# Fields of the first line of /proc/stat, see proc(5). Without interrupt time, which is partly ours.
+USER, NICE, SYSTEM, STEAL = 0, 1, 2, 7
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Clock ticks since boot, over all processors: used in total, used by us, and stolen by the host."""
+
+    elapsed: int
+    used: int
+    ours: int
+    stolen: int = 0
+
+
+class Noise(NamedTuple):
+    """Shares of all processors' time, 0 to 1: used by other processes, and of it stolen by the host."""
+
+    others: float
+    stolen: float
+
+
+def others_share(before: Reading, after: Reading) -> float:
+    """Share of all processors' time that other processes (and the hypervisor) took, 0 to 1.
+
+    Example: 100 ticks passed on all processors, 60 were used, 55 of them by us -> 0.05.
+    """
+    elapsed = after.elapsed - before.elapsed
+    others = (after.used - before.used) - (after.ours - before.ours)
+    return min(1.0, max(0.0, others / elapsed)) if elapsed > 0 else 0.0
+
+
+class Pace:
+    """How fast a core is at the moment: times of one fixed piece of work, taken between blocks of a run.
+
+    They move where the clock does, or a neighbour of the same physical core comes and goes; /proc/stat does
+    not tell of either.
+    """
+
+    def __init__(self) -> None:
+        self.times_us: list[float] = []
+
+    def beat(self) -> None:
+        """Do the work once; about half a millisecond."""
+        start = time.perf_counter_ns()
+        sum(range(20_000))
+        self.times_us.append((time.perf_counter_ns() - start) / 1e3)
+
+    def to_json(self) -> dict[str, float]:
+        """The median and the range in which four out of five lie; empty when nothing was timed."""
+        if not self.times_us:
+            return {}
+        times = sorted(self.times_us)
+        low, middle, high = (times[int(share * (len(times) - 1))] for share in (0.1, 0.5, 0.9))
+        return {"low_us": low, "median_us": middle, "high_us": high}
+
+    def __str__(self) -> str:
+        found = self.to_json()
+        if not found:
+            return "no pace was taken"
+        low, middle, high = (found[name] for name in ("low_us", "median_us", "high_us"))
+        return f"a fixed piece of work took {middle:.0f} us on a core, mostly {low:.0f} to {high:.0f}"
+
+
+class CpuMeter:
+    """Measures from its making to each `read()`; None where there is no /proc.
+
+    Args:
+        ours: returns the clock ticks that our own processes have used so far.
+    """
+
+    def __init__(self, ours: Callable[[], int]) -> None:
+        self.ours = ours
+        self.start = self._reading()
+
+    def read(self) -> Noise | None:
+        """What others used since the start."""
+        now = self._reading()
+        if self.start is None or now is None:
+            return None
+        elapsed = max(1, now.elapsed - self.start.elapsed)
+        return Noise(others_share(self.start, now), (now.stolen - self.start.stolen) / elapsed)
+
+    def _reading(self) -> Reading | None:
+        try:
+            ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+            ours = self.ours()
+        except (OSError, ValueError, IndexError):
+            return None
+        used = ticks[USER] + ticks[NICE] + ticks[SYSTEM] + ticks[STEAL]
+        return Reading(sum(ticks), used, ours, ticks[STEAL])
+
+
+def ticks_of(pids: Sequence[int]) -> Callable[[], int]:
+    """For a CpuMeter: this process and the living ones with these numbers."""
+    return lambda: sum(_process_ticks(pid) for pid in (os.getpid(), *pids))
+
+
+def _process_ticks(pid: int) -> int:
+    """User and system ticks of one process: the 14th and 15th field of /proc/PID/stat."""
+    after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(after_name[11]) + int(after_name[12])

@@ -1,0 +1,393 @@
+"""The process that starts the ranks, waits for them, shows their output and ends the job.
+
+One event loop without polling: signals, the ranks' pipes and the front process wake it.
+It ends only after every process below it has.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+
+import msgspec
+
+from unisono.commands.launch.console import Screen, Streams
+from unisono.commands.launch.failures import Failures, Rank, exit_status, signal_name
+from unisono.commands.launch.job import Assignment, Job, rank_environment
+from unisono.commands.launch.process import (
+    AFTER_FAILURE_S,
+    AFTER_INTERRUPT_S,
+    AFTER_SIGNAL_S,
+    STRAYS_IN_A_HURRY_S,
+    TELL_S,
+    Escalation,
+    StatusBoard,
+    become_subreaper,
+    children,
+    end_children,
+    ends_of_relays,
+    ends_of_strays,
+    relays,
+    shared_file,
+    signal_rank,
+    signal_strays,
+    start,
+    undying,
+)
+from unisono.engine.base.limits import described, is_limit, usable_cores
+from unisono.engine.environment import env
+
+__all__ = ["FORWARDED", "STOPPING", "Supervisor", "tell"]
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # they end the job
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)  # they are for the ranks
+FORWARDED = (*STOPPING, *PASSED_ON, signal.SIGTSTP)  # what the front process sends here
+
+REPEATED_S = 0.3  # a second signal within this time is the same one: terminal and wrapper both sent it
+DRAIN_S = 0.3  # an interrupted job waits this long for a blocked console
+
+
+class Supervisor:
+    """Runs one job. It needs a process of its own: it takes over signals and adopts orphans."""
+
+    def __init__(self, job: Job, base: Mapping[str, str], front_fd: int, news_fd: int = -1) -> None:
+        self._job = job
+        self._base = base
+        self._news_fd = news_fd  # where failures are reported to the front, when there are other nodes
+        self._assignment = Assignment("", 0, 0, job.world_size)
+        self._ranks: dict[int, Rank] = {}
+        self._ranks_ended = 0
+        self._escalation = Escalation()
+        self._stopped_by: signal.Signals | None = None  # the user's signal
+        self._stopped_at = 0.0
+        self._start_failed = False
+        self._childless = False
+        self._strays: Escalation | None = None
+        self._strays_since = 0.0
+        self._relays_waited_for = False
+        self._left = False  # SIGKILL does not end a process, and the launcher no longer waits for it
+        self._give_up_at: float | None = None  # when to stop waiting for pipes and the console
+        self._late = False  # that time is over
+        self._reported = False
+        self._status = 0
+        self._selector = selectors.DefaultSelector()
+        self._catch_signals()
+        self._selector.register(front_fd, selectors.EVENT_READ, lambda: self._on_front(front_fd))
+        color = "NO_COLOR" not in base and not env.dumb_terminal(base)
+        self._screen = Screen(color=color, on_progress=self._wake)
+        self._streams = Streams(job, self._screen, self._selector)
+        self._board = StatusBoard(job.world_size)
+        self._failures = Failures(job, self._screen, self._ranks)
+        self._selector.register(self._failures.inbox.socket, selectors.EVENT_READ, self._failures.take)
+        become_subreaper()
+
+    def _catch_signals(self) -> None:
+        """Make every signal wake the loop through a socket. It may be full, so signals are also stored."""
+        self._signals: collections.deque[int] = collections.deque()
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+        signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        for number in FORWARDED:
+            signal.signal(number, lambda number, _frame: self._signals.append(number))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGCHLD, *FORWARDED))  # a parent may block any
+        self._selector.register(self._wake_read, selectors.EVENT_READ, self._on_wake)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wake_write.send(b"\0")
+
+    def run(self, assignment: Assignment, *, ended: bool = False) -> int:
+        """Start the ranks, wait until no process of theirs is left, report; return the exit code.
+
+        Args:
+            ended: another node has already ended the job.
+        """
+        try:
+            self._assignment = assignment
+            self._start_ranks()
+            if ended:
+                self._begin_the_end(self._job.grace_s)
+            self._screen.start()  # starts a thread: not before the ranks, see process.start
+            self._reap()
+            while not self._settled():
+                for key, _ in self._selector.select(self._timeout_s()):
+                    key.data()
+                self._act_on_time()
+            return self._status
+        finally:
+            end_children(give_up_s=1.0 if self._left else 5.0)
+
+    # starting
+
+    def _start_ranks(self) -> None:
+        job = self._job
+        if job.world_size > 1 and "OMP_NUM_THREADS" not in self._base:
+            cores = usable_cores()
+            threads = max(1, cores // job.world_size)
+            self._say(
+                f"{job.world_size} ranks on {cores} cores, OMP_NUM_THREADS={threads} each (set it to choose)"
+            )
+        shared = shared_file() if job.gpus else ""
+        for rank in range(job.world_size):
+            environ = rank_environment(
+                job,
+                rank,
+                self._base,
+                assignment=self._assignment,
+                status_fd=self._board.name,
+                report_fd=self._failures.inbox.name,
+                shared=shared,
+            )
+            try:
+                self._start_rank(rank, environ)
+            except (OSError, subprocess.SubprocessError) as error:
+                why = described(error) if is_limit(error) else error
+                self._say(f"rank {rank} could not be started: {why}")
+                self._start_failed = True
+                self._tell({"failed": f"rank {rank} could not be started: {why}"})
+                self._escalation = Escalation((0, signal.SIGKILL))
+                return
+
+    def _start_rank(self, local_rank: int, environ: Mapping[str, str]) -> None:
+        rank = self._assignment.first_rank + local_rank
+        stdin = None if self._job.stdin and rank == 0 else subprocess.DEVNULL
+        process = start(
+            self._job.command, environ, stdin=stdin, pass_fds=(self._board.fd, self._failures.inbox.fd)
+        )
+        self._board.started(local_rank, process.pid)
+        process.returncode = 0  # this class reaps it, not the Popen object
+        assert process.stdout is not None and process.stderr is not None
+        self._streams.add(local_rank, rank, process.stdout, 1)
+        stderr = self._streams.add(local_rank, rank, process.stderr, 2)
+        self._ranks[process.pid] = Rank(local_rank, rank, process.pid, stderr)
+
+    # what wakes the loop
+
+    def _on_wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wake_read.recv(4096)
+        self._reap()  # a process that ends after this wakes us again
+        while self._signals:
+            self._on_signal(signal.Signals(self._signals.popleft()))
+        self._streams.resume_if_drained()
+        if self._screen.broken and self._stopped_by is None:
+            self._stop(signal.SIGPIPE, Escalation((0, signal.SIGTERM), (AFTER_SIGNAL_S, signal.SIGKILL)))
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if number == signal.SIGTSTP:
+            self._signal_ranks(signal.SIGSTOP, asking=False)
+        elif number in PASSED_ON:
+            self._signal_ranks(number, asking=False)
+        elif self._stopped_by is not None:
+            if time.monotonic() > self._stopped_at + REPEATED_S:
+                self._stop(self._stopped_by, Escalation((0, signal.SIGKILL)))
+        elif number == signal.SIGINT:
+            self._say("interrupted, ending the ranks (Ctrl-C again kills them at once)")
+            self._stop(
+                number,
+                Escalation(
+                    (0, number), (AFTER_SIGNAL_S, signal.SIGTERM), (AFTER_INTERRUPT_S, signal.SIGKILL)
+                ),
+            )
+        else:
+            self._say(f"got {number.name}, ending the ranks")
+            self._stop(number, Escalation((0, signal.SIGTERM), (AFTER_SIGNAL_S, signal.SIGKILL)))
+
+    def _on_front(self, front_fd: int) -> None:
+        """The front reports that another node ended the job; or the front was killed: end everything."""
+        if os.read(front_fd, 4096):
+            self._begin_the_end(self._job.grace_s)
+            return
+        self._selector.unregister(front_fd)
+        self._stop(signal.SIGKILL, Escalation((0, signal.SIGKILL)))
+
+    def _stop(self, cause: signal.Signals, escalation: Escalation) -> None:
+        if self._stopped_by is None:
+            self._stopped_at = time.monotonic()
+            self._tell({"stopped": int(cause)})
+        self._stopped_by = cause
+        if not self._escalation.killing:
+            self._escalation = escalation
+        if self._strays is not None and not self._strays.killing:
+            self._strays = ends_of_strays(0.0)
+
+    def _reap(self) -> None:
+        """Record every child that has ended; first on the board, because survivors wait for it."""
+        while True:
+            try:
+                info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                self._childless = True
+                return
+            if info is None:
+                return
+            rank = self._ranks.get(info.si_pid)
+            if rank is not None and rank.end is None:
+                self._on_rank_ended(rank, info.si_status, info.si_code != os.CLD_EXITED)
+            os.waitpid(info.si_pid, 0)
+
+    def _on_rank_ended(self, rank: Rank, code: int, signaled: bool) -> None:
+        self._board.ended(rank.local_rank, code=code, signaled=signaled)
+        rank.end = (self._ranks_ended, code, signaled)
+        rank.ended_at = time.time()
+        self._ranks_ended += 1
+        failed = signaled or code != 0
+        if failed and not rank.asked:
+            how = signal_name(code) if signaled else f"exit code {code}"
+            self._tell({"failed": f"rank {rank.rank}: {how}"})
+        if failed:
+            self._begin_the_end(self._job.grace_s)
+
+    def _begin_the_end(self, grace: float) -> None:
+        """Begin the time in which ranks may end by themselves, unless it has begun."""
+        if self._stopped_by is None and self._escalation.due is None:
+            self._escalation = Escalation((grace, signal.SIGTERM), (AFTER_FAILURE_S, signal.SIGKILL))
+            if self._relays_waited_for:  # another node has failed
+                self._strays = ends_of_strays()
+
+    # time
+
+    def _timeout_s(self) -> float | None:
+        ending = self._at_work()
+        give_up = None if self._late else self._give_up_at
+        times = (ending.due if ending else None, give_up, self._streams.partial_due(), self._failures.due)
+        due = [t for t in times if t is not None]
+        return max(0.0, min(due) - time.monotonic()) if due else None
+
+    def _at_work(self) -> Escalation | None:
+        """The escalation for the remaining processes, if there are any."""
+        if self._left or self._childless:
+            return None
+        return self._escalation if self._living() else self._strays
+
+    def _act_on_time(self) -> None:
+        now = time.monotonic()
+        self._streams.show_partials(now)
+        self._failures.show_overdue(now)
+        if self._left:
+            return
+        if self._living():
+            number = self._escalation.pop(now)
+            if number is not None:
+                self._signal_ranks(number)
+                self._give_up_on_undying(self._escalation)
+        elif not self._childless:
+            self._end_strays(now)
+
+    def _living(self) -> list[Rank]:
+        return [rank for rank in self._ranks.values() if rank.end is None]
+
+    def _signal_ranks(self, number: signal.Signals, *, asking: bool = True) -> None:
+        self._reap()  # so that a process that has already ended does not count as asked
+        for rank in self._living():
+            rank.asked |= asking
+            signal_rank(rank.pid, number)
+            if number == signal.SIGTERM:  # a stopped process cannot handle it
+                signal_rank(rank.pid, signal.SIGCONT)
+
+    def _end_strays(self, now: float) -> None:
+        """End the processes that ranks left behind, which this process has adopted: workers, daemons.
+
+        After a job without failures, relays of TLS get the time to deliver what the ranks have sent.
+        """
+        if self._strays is None:
+            self._strays_since = now
+            self._strays = ends_of_strays(STRAYS_IN_A_HURRY_S if self._stopped_by else None)
+            return
+        number = self._strays.pop(now)
+        if number is None:
+            return
+        spared = set() if self._relays_waited_for or self._escalation.due else set(relays())
+        left = set(children()) - spared
+        if spared and not left:
+            self._say("TLS connections of ranks that have ended are still open; Ctrl-C closes them")
+            self._relays_waited_for = True
+            self._strays = ends_of_relays(env.read(self._base, strict=False).peer_timeout_s)
+            return
+        if number == signal.SIGTERM and left and not self._relays_waited_for:
+            self._say(f"ending {len(left)} process{'es' if len(left) > 1 else ''} left behind by the ranks")
+        signal_strays(number, now - self._strays_since, spared)
+        self._give_up_on_undying(self._strays)
+
+    def _give_up_on_undying(self, ending: Escalation) -> None:
+        """Report the processes that SIGKILL does not end; after a minute, stop waiting for them."""
+        to_be_reported = ending.to_be_reported()
+        if not to_be_reported and not ending.in_vain:
+            return
+        self._reap()
+        ranks = [f"rank {rank.rank}, {undying(rank.pid)}" for rank in self._living()]
+        names = "; ".join(ranks or map(undying, children()))
+        if not names:
+            return
+        if to_be_reported:
+            self._say(
+                f"SIGKILL has not ended {names} within {TELL_S:g} s: it waits in the kernel (state D) or is"
+                " another user's"
+            )
+        if ending.in_vain:
+            self._say(f"leaving without {names}")
+            self._left = True
+
+    # the end
+
+    def _settled(self) -> bool:
+        """Whether no rank, stray or output byte is left. An interrupted job drops unread output."""
+        if not self._childless and not self._left:
+            return False
+        now = time.monotonic()
+        if self._give_up_at is None:
+            self._give_up_at = now + DRAIN_S
+        self._late = now >= self._give_up_at
+        if self._late:
+            self._streams.abandon()
+        if any(self._streams.open()) and not (self._late and self._stopped_by):
+            return False
+        if not self._reported:
+            self._report()
+        return self._screen.backlog_nbytes == 0 or bool(self._late and self._stopped_by)
+
+    def _report(self) -> None:
+        self._reported = True
+        text = self._failures.report()
+        first = self._failures.first
+        if self._news_fd >= 0:
+            self._tell({"failure": first, "report": text, "follow": self._failures.follow_up()})
+        elif text:
+            self._screen.say(text)
+        self._screen.end_open_lines()
+        if self._stopped_by is not None:
+            self._status = 128 + self._stopped_by
+        elif first is not None:
+            self._status = exit_status(first)
+        else:
+            self._status = 1 if self._start_failed or self._living() else 0
+        self._failures.write_record(self._status)
+
+    def _tell(self, news: Mapping[str, object]) -> None:
+        """Tell the front, which tells the other nodes."""
+        if self._news_fd >= 0:
+            with contextlib.suppress(OSError):
+                tell(self._news_fd, news)
+
+    def _say(self, text: str) -> None:
+        self._screen.say(f"unisono run: {text}")
+
+
+def tell(fd: int, record: Mapping[str, object]) -> None:
+    """Write one line completely: a signal may end a long write after a part.
+
+    Raises:
+        OSError: the reader has ended.
+    """
+    rest = memoryview(msgspec.json.encode(record) + b"\n")
+    while rest:
+        rest = rest[os.write(fd, rest) :]

@@ -1,0 +1,210 @@
+"""The interface of a library of collectives, so that a `Group` can run over it.
+
+A call arrives here checked, as flat arrays of the library's own kind. A driver starts it and returns an
+object to wait for. It checks no arguments, and raises no error of Unisono except `NotSupported`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from unisono.engine.operations.reduction import Op
+from unisono.errors import NotSupported, message
+
+__all__ = ["Call", "Done", "Driver", "Pending", "keep_for_ever", "unsupported"]
+
+SHORTEST_NAP_S = 20e-6
+LONGEST_NAP_S = 1e-3
+NATIVE = "The native backend can."
+NO_DTYPE = "its messages do not carry their dtype, which a Status names"
+
+
+class Call(NamedTuple):
+    """A collective with its buffers.
+
+    Attributes:
+        kind: the collective whose plan the engine would run: "all_gather", also for all_gather_v.
+        dtype: its name.  even: all blocks have one size, on every rank.
+        out: the output, or the buffer used in place; given: the input. Each is one flat array, or one for
+            each rank; empty where this rank has none.
+    """
+
+    kind: str
+    dtype: str
+    op: Op
+    root: int
+    even: bool
+    out: list[Any]
+    given: list[Any]
+
+
+class Pending(ABC):
+    """An operation of the library that was started."""
+
+    source = -1
+    """The rank a received message came from, once done."""
+    tag = -1
+    nbytes = 0
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether it has ended. Its buffers may need `finish` afterwards, which the group calls once."""
+
+    @abstractmethod
+    def block(self) -> None:
+        """Wait for its end, by the library's own wait."""
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait for its end; False after `timeout_s` seconds. None: as long as the library waits."""
+        if timeout_s is None:
+            self.block()
+            return True
+        end, nap_s = time.monotonic() + timeout_s, SHORTEST_NAP_S
+        while not self.done():
+            if time.monotonic() >= end:
+                return False
+            time.sleep(nap_s)
+            nap_s = min(2 * nap_s, LONGEST_NAP_S)
+        return True
+
+    def finish(self) -> None:  # noqa: B027
+        """Complete the results; called when it is done."""
+
+    def cancel(self) -> bool:
+        """Cancel a receive; returns whether that was possible."""
+        return False
+
+
+class Done(Pending):
+    """An operation that had ended before it was returned."""
+
+    def __init__(self, finish: Callable[[], None] | None = None) -> None:
+        if finish is not None:
+            finish()
+
+    def done(self) -> bool:
+        """True."""
+        return True
+
+    def block(self) -> None:
+        """Return at once."""
+
+
+class Driver(ABC):
+    """One rank of one group of a library. For a `Group` it replaces the engine.
+
+    Attributes:
+        name: of the backend.  device: whose memory it moves, "cpu" or "cuda".
+        rank, size: of the group.  issued: how many collectives were started.
+        failures: the exceptions that the library raises when an operation fails.
+        deadlines: an operation can have a timeout; otherwise it waits for ever.
+        any_source, any_tag: a receive may leave out its source, its tag.  most_tag: the largest tag.
+        to_itself: a rank may send to itself.
+        short_messages: a message may be shorter than its receiver's buffer.
+    """
+
+    name: str
+    device = "cpu"
+    deadlines = False
+    any_source = any_tag = to_itself = True
+    short_messages = True
+    most_tag = (1 << 31) - 1
+    failures: tuple[type[Exception], ...]
+    rank: int
+    size: int
+    faulted = False
+    issued = 0
+    cause = ""
+
+    @abstractmethod
+    def flat(self, address: int, numel: int, dtype: str) -> Any:
+        """CPU memory as a flat array of the library's kind."""
+
+    @abstractmethod
+    def start(self, call: Call, later: bool) -> Pending:
+        """Start a collective. later: asynchronously; otherwise it may complete before the return."""
+
+    @abstractmethod
+    def send(self, x: Any, dst: int, tag: int, is_object: bool) -> Pending:
+        """Start to send a flat array."""
+
+    @abstractmethod
+    def receive(self, x: Any, src: int, tag: int, is_object: bool) -> Pending:
+        """Start to receive into a flat array. src, tag: -1 for any."""
+
+    @abstractmethod
+    def subgroup(self, ranks: tuple[int, ...], number: int) -> Driver | None:
+        """The driver of a group of these ranks, None where this rank is not in it. All ranks call it.
+
+        number: of the subgroup; the same on all ranks, and never twice.
+        """
+
+    @abstractmethod
+    def copy(self, x: Any) -> Any:
+        """A copy of a flat array."""
+
+    def stage(self, array: Any) -> Any:
+        """A copy of a NumPy array in the memory that the backend moves."""
+        raise NotImplementedError
+
+    def is_mismatch(self, failure: Exception) -> bool:  # noqa: ARG002
+        """Whether this error of the library means that the sizes of ranks differ."""
+        return False
+
+    def is_timeout(self, failure: Exception) -> bool:  # noqa: ARG002
+        """Whether this error of the library is a timeout."""
+        return False
+
+    def leave(self) -> None:  # noqa: B027  (some have nothing to do)
+        """Close the group on this rank. cause: the exception that is the reason, "" for none."""
+
+    # ---- functions of the engine that a library does not have -------------------------------------------
+
+    def remark(self, seq: int, text: str) -> None:  # noqa: ARG002
+        """Keep why this rank leaves."""
+        self.cause = text
+
+    def abandon(self) -> None:
+        """In a forked child: never end the group there, which may wait for threads that it does not have."""
+        keep_for_ever(self)
+
+    def detach(self) -> None:  # noqa: B027
+        """Do nothing: there is no thread to start."""
+
+    def hold(self, buffers: Any) -> None:  # noqa: B027
+        """Do nothing: a library's messages keep their own buffers."""
+
+    def abort(self) -> None:
+        """Refuse: no call of these libraries ends an operation of other ranks and leaves the process."""
+        raise unsupported(self, "abort()", "it cannot end the operations of other ranks", NATIVE)
+
+    def record_of(self, rank: int) -> Any:  # noqa: ARG002
+        """Refuse: there is no record."""
+        raise unsupported(self, "last_seen()", "its ranks keep no record of their calls", NATIVE)
+
+    def probe(self, peer: int, tag: int, timeout_s: float) -> Any:  # noqa: ARG002
+        """Refuse: a `Status` has the dtype, which the library does not send."""
+        raise unsupported(self, "probe()", NO_DTYPE, NATIVE)
+
+    def look(self, peer: int, tag: int) -> Any:  # noqa: ARG002
+        """Refuse, see `probe`."""
+        raise unsupported(self, "iprobe()", NO_DTYPE, NATIVE)
+
+
+def keep_for_ever(*what: Any) -> None:
+    """Free none of it before the process ends: a library goes on using it, and cannot be stopped."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(what))
+
+
+def unsupported(driver: Driver, what: str, why: str, remedy: str = "") -> NotSupported:
+    """The error for a feature that a backend does not have.
+
+    Example: "backend 'mpi' does not support timeout=: no operation of the library takes a deadline. ..."
+    """
+    text = f"backend {driver.name!r} does not support {what}"
+    remedy = remedy or f"Leave it out. {NATIVE}"
+    return NotSupported(message(text, observed=why, remedy=remedy), backend=driver.name, what=what)

@@ -1,0 +1,122 @@
+"""Watches the processes of one host while their ranks make a group, so that a death ends every wait."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import socket
+import time
+from collections.abc import Callable
+
+from unisono.engine.bootstrap.membership import Card, Membership, born
+from unisono.errors import RendezvousError, message
+
+__all__ = ["Liveness", "board"]
+
+# Values of <linux/fcntl.h>, as in commands/launch/process.py.
+_F_GET_SEALS, _SEALS = 1034, 0x2 | 0x4
+
+END_S = 1.0  # from the end of a dying process's connections to the end of the process
+
+
+class Liveness:
+    """Watches the other processes among the ranks of this host.
+
+    Raises:
+        RendezvousError: one of them has ended already.  OSError: one cannot be watched.
+    """
+
+    def __init__(self, membership: Membership, local_ranks: list[int]) -> None:
+        self._size = len(membership.cards)
+        self._cards: dict[int, Card] = {}  # by descriptor
+        try:
+            for other in local_ranks:
+                if membership.cards[other].pid != os.getpid():
+                    self._watch(membership.cards[other])
+        except BaseException:
+            self.close()
+            raise
+
+    def _watch(self, card: Card) -> None:
+        try:
+            self._cards[os.pidfd_open(card.pid)] = card
+            if born(card.pid) == card.born:
+                return
+        except (ProcessLookupError, FileNotFoundError):
+            pass
+        except OSError as error:  # the error does not name the rank
+            text = f"cannot watch the process of rank {card.rank} (pid {card.pid}): {error.strerror}"
+            raise OSError(error.errno, text) from error
+        raise RendezvousError(_ended(card))
+
+    def wait_for(self, sock: socket.socket, deadline: float) -> None:
+        """Wait until the socket can be read, or has ended.
+
+        Raises:
+            RendezvousError: a process has ended.  TimeoutError: the deadline has passed.
+        """
+        poll = select.poll()
+        for fd in (sock.fileno(), *self._cards):
+            poll.register(fd, select.POLLIN)
+        ready = [fd for fd, _ in poll.poll(1000 * max(0.0, deadline - time.monotonic()))]
+        if not ready:
+            raise TimeoutError
+        if sock.fileno() not in ready:
+            raise RendezvousError(_ended(self._cards[ready[0]]))
+
+    def check(self, joined: Callable[[int], bool] = lambda rank: False) -> None:  # noqa: ARG005
+        """Raise RendezvousError when one of them has ended.
+
+        Ranks that have `joined` the group are excluded: the engine reports their end.
+        """
+        poll = select.poll()
+        for fd in self._cards:
+            poll.register(fd, select.POLLIN)
+        for fd, _ in poll.poll(0):
+            if not joined(self._cards[fd].rank):
+                raise RendezvousError(_ended(self._cards[fd]))
+
+    def check_end(self, rank: int) -> None:
+        """Raise RendezvousError if the process of `rank`, whose connection has ended, ends within END_S."""
+        for fd, card in self._cards.items():
+            if card.rank == rank:
+                poll = select.poll()
+                poll.register(fd, select.POLLIN)
+                if poll.poll(1000 * END_S):
+                    raise RendezvousError(_ended(card))
+
+    def detach(self) -> list[int]:
+        """The pidfds by rank, -1 where it is not watched. The caller closes them."""
+        cards, self._cards = self._cards, {}
+        fds = {card.rank: fd for fd, card in cards.items()}
+        return [fds.get(rank, -1) for rank in range(self._size)]
+
+    def close(self) -> None:
+        """Stop watching."""
+        for fd in self._cards:
+            os.close(fd)
+        self._cards = {}
+
+
+def board(named: tuple[int, int] | None) -> int:
+    """The descriptor of the launcher's status board; -1 without one.
+
+    A child of a rank inherits UNISONO_STATUS_FD, and not the board: another file may have its number. The
+    board has the inode that the launcher named. It is sealed, so it never becomes shorter than its mapping.
+    """
+    if named is None:
+        return -1
+    fd, inode = named
+    try:
+        sealed = fcntl.fcntl(fd, _F_GET_SEALS) & _SEALS == _SEALS
+        return fd if sealed and os.fstat(fd).st_ino == inode else -1
+    except OSError:  # it is closed, or a file that cannot be sealed
+        return -1
+
+
+def _ended(card: Card) -> str:
+    return message(
+        f"rank {card.rank} (pid {card.pid}) ended while the group was being made",
+        remedy=f"Look at rank {card.rank}'s output.",
+    )

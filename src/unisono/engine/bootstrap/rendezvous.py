@@ -1,0 +1,173 @@
+"""The rendezvous of a job's ranks: find the store, agree on the rank of every process.
+
+`init_method` says where the store is:
+
+    env://             (default) MASTER_ADDR and MASTER_PORT; rank 0 serves the store, or the launcher does.
+                       Without these two, the launcher's variables: see `launchers`
+    tcp://host:port    rank 0 serves the store there
+    file:///path       a file all ranks can reach
+
+`?rank=0&world_size=2` may follow any of them. Without it, and without arguments, rank and world size come
+from the environment (see `env`). Rank 0 listens on the master's address only.
+
+Under torchrun MASTER_PORT belongs to torchrun's agent, which speaks another protocol. Rank 0 then serves on
+one of sixteen ports that every rank computes from the job's identity (run id, restart count, master's address
+and port). It uses the first port that it can bind. The other ranks try them in order until a server answers
+that names this job; they skip ports of other programs and other jobs. See `probe_ports`.
+
+In the store, under "unisono/meet/<generation>/" (the world's own keys: "unisono/world/<generation>/"):
+
+    world_size       "4 rank 0 (host a, pid 17)": the first to come writes it, the others compare
+    rank/2           the process of rank 2, a `Member`; only the first write counts
+    came             a counter; the rank that raises it to world_size writes the verdict
+    verdict          "ok", or what is wrong; all wait for it, so all raise the same error at once. A rank
+                     that gives up writes one, too: later ranks must not wait for it
+    members          all members by rank; "know" counts the ranks that have read it, then "all know" is set
+    bye/2            rank 2 has closed
+
+A store may be used for several worlds in succession: a rank that has closed in one generation joins the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from unisono.engine.bootstrap import launchers
+from unisono.engine.bootstrap.numbering import GOODBYE_S, Meeting, Member
+from unisono.engine.bootstrap.opening import open_store, probe_ports
+from unisono.engine.bootstrap.target import Place, Target, find_place, parse
+from unisono.engine.environment.env import Settings
+from unisono.engine.store import PrefixStore, Store, TCPStore
+from unisono.errors import StoreError
+
+if TYPE_CHECKING:
+    from unisono.engine.store import FileStore
+
+__all__ = ["Member", "Rendezvous", "probe_ports", "rendezvous"]
+
+FAILED_LINGER_S = 2.0  # for the other ranks to read the failure
+
+
+class Rendezvous(msgspec.Struct, frozen=True):
+    """A finished rendezvous.
+
+    Attributes:
+        store: for this world only; its timeout is that of the rendezvous.
+        members: the process of every rank, by rank.
+        master: name or address of a host that all ranks reach; None: unknown.
+    """
+
+    store: Store
+    members: tuple[Member, ...]
+    rank: int
+    world_size: int
+    master: str | None
+    _keys: Store
+    _owned: TCPStore | FileStore | None
+
+    def close(self) -> None:
+        """Write the close message, and close the store if it was opened here. Bounded in time; never raises.
+
+        The rank that serves the store waits up to 5 s for the close messages of the others.
+        """
+        with contextlib.suppress(StoreError):  # the store has ended, or is closed
+            self._keys.set(f"bye/{self.rank}", b"", timeout_s=GOODBYE_S)
+        if isinstance(self._owned, TCPStore):
+            self._owned.close(world_size=self.world_size)
+        elif self._owned is not None:
+            self._owned.close()
+
+
+def rendezvous(
+    init_method: str | Target | None,
+    *,
+    store: Store | None,
+    rank: int,
+    world_size: int,
+    timeout_s: float,
+    settings: Settings,
+) -> Rendezvous:
+    """Meet the other ranks.
+
+    Args:
+        init_method: a URL as above, or a parsed one; None is "env://".
+        store: an open store, instead of `init_method`. The caller closes it.
+        rank, world_size: -1 takes them from the URL or the environment.
+        timeout_s: seconds for the whole rendezvous.
+    Raises:
+        ValueError: an argument, the URL or a variable is wrong.
+        RendezvousError: a variable is missing, two processes have one rank, the ranks disagree on the world
+            size, or a rank did not join in time (the text names the missing ranks).
+        StoreError: the store cannot be reached.
+    """
+    deadline = time.monotonic() + timeout_s
+    if store is not None and init_method is not None:
+        raise ValueError("init_method and store exclude each other: give one of them")
+    target = init_method if isinstance(init_method, Target) else _parsed(init_method, store)
+    remedy = ""
+    if target.scheme == "env" and settings.launcher and not _led(settings) and settings.master_port is None:
+        led = launchers.meeting_place(settings)
+        remedy = "" if led else launchers.remedy(settings)
+        target = target if led is None else msgspec.structs.replace(led, query=target.query)
+    if store is None and init_method is None and world_size == 1 and rank in (-1, 0) and not _led(settings):
+        from unisono.engine.store import HashStore
+
+        alone = HashStore(timeout_s)
+        return _meet(Meeting(alone, Place(0, 1), deadline, timeout_s), alone, Place(0, 1), None)
+    place = find_place(target, rank, world_size, settings, remedy)
+    if store is not None:
+        return _meet(Meeting(store, place, deadline, timeout_s), store, place, None)
+    while True:
+        opened = open_store(target, place, deadline, settings)
+        opened.timeout_s = timeout_s
+        meeting = Meeting(opened, place, deadline, timeout_s)
+        try:
+            return _meet(meeting, opened, place, opened, target.host or None)
+        except Exception as error:
+            # A fast rank may return while rank 0 is still closing the previous world's store.
+            early = meeting.generation > 0 or not meeting.claimed
+            outlived = early and place.rank > 0 and type(error) is StoreError
+            served = isinstance(opened, TCPStore)
+            left = FAILED_LINGER_S if served else max(0.0, deadline - time.monotonic())
+            _linger(opened, min(left, FAILED_LINGER_S), place)
+            if not outlived or time.monotonic() >= deadline:
+                raise
+        except BaseException:  # after Ctrl-C do not wait
+            opened.close(linger_s=0.0)
+            raise
+
+
+def _parsed(init_method: str | None, store: Store | None) -> Target:
+    return parse(init_method) if init_method is not None else Target("env" if store is None else "store")
+
+
+def _led(settings: Settings) -> bool:
+    """Whether the environment has an address. A world of one rank needs none."""
+    return settings.store_address is not None or settings.master_addr is not None
+
+
+def _linger(opened: TCPStore | FileStore, seconds: float, place: Place) -> None:
+    """Close the store, but first give later ranks time to read the error: it is nowhere else."""
+    if isinstance(opened, TCPStore):
+        opened.close(linger_s=seconds, world_size=place.world_size)
+    else:
+        opened.close(linger_s=seconds)
+
+
+def _meet(
+    meeting: Meeting,
+    base: Store,
+    place: Place,
+    owned: TCPStore | FileStore | None,
+    master: str | None = None,
+) -> Rendezvous:
+    keys, members = meeting.meet()
+    if isinstance(owned, TCPStore) and owned.serves:
+        meeting.await_readers(keys)
+    store = PrefixStore(f"unisono/world/{meeting.generation}", base)
+    store.timeout_s = keys.timeout_s
+    return Rendezvous(store, members, *place, master, keys, owned)

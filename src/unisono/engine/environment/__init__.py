@@ -1,0 +1,1 @@
+"""The settings from the environment (`Settings`), and `env`, the one reader."""

@@ -1,0 +1,971 @@
+"""`Group`: ranks that communicate, and every operation they have."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import msgspec
+
+from unisono import _native
+from unisono._native import Status
+from unisono.engine.base.checking import flag, listed, positive, whole
+from unisono.engine.bootstrap.engine import EngineSettings, open_engine
+from unisono.engine.bootstrap.rendezvous import Rendezvous
+from unisono.engine.costs.choice import Choice
+from unisono.engine.costs.machine import DEFAULTS, Calibration
+from unisono.engine.diagnosis import uncaught
+from unisono.engine.diagnosis.cause import at_failure, reason, why
+from unisono.engine.diagnosis.read import last_seen, tell_cause
+from unisono.engine.diagnosis.site import site
+from unisono.engine.environment import env
+from unisono.engine.group import objects
+from unisono.engine.group.messages import RecvFrom, SendTo, begin, checked, iprobe, plain, probe, run
+from unisono.engine.group.parent import Parent, making, watching
+from unisono.engine.group.planning import Planner
+from unisono.engine.group.signature import collective
+from unisono.engine.group.work import Kept, MessageWork, Work, seconds
+from unisono.engine.operations.reduction import Op, ReduceOp
+from unisono.engine.store import PrefixStore, Store
+from unisono.engine.store.base import close_in_children
+from unisono.errors import GroupClosed, GroupError, RendezvousError
+from unisono.plans import StepFunction
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from unisono.codecs.codec import Codec
+    from unisono.engine.group.coding import CodecChoice
+
+    CodecName = Codec | str | None
+
+__all__ = ["Group", "connect", "end_group"]
+
+SUM = ReduceOp.SUM
+MOST_BYTES = 1 << 62
+Seconds = float | timedelta | None
+Algorithm = str | StepFunction | None
+
+
+class Group(_native.Calls):
+    """Ranks that communicate. Made by `init_process_group`; also a context manager that closes it.
+
+    There is no hidden default group: the group is the object you call. Several threads may use it. Their
+    operations run one after another, and the order must be the same on all ranks.
+
+    Arrays are NumPy arrays, torch CPU tensors or other contiguous CPU buffers. The collectives share these
+    arguments and errors:
+
+    Args:
+        algorithm: a name of `unisono.plans.ALGORITHMS`, or a function (rank, size, root) -> the steps of that
+            rank, which is proved before it runs; None chooses by size, ranks and hosts.
+        reproducible: contributions are combined in the order of ranks, in one accumulation, whatever the
+            size and placement. The bits are those of NumPy's fold from rank 0 to p-1 (16-bit floats are
+            widened and rounded once). An `algorithm` with another order is refused.
+        codec: a codec of `unisono.codecs`, or its name: how edges encode float32. Sums are in float32, and
+            all ranks get the same bits; `error_bound` gives the error. "auto": the codec that the cost model
+            finds fastest, with an error of at most `max_error` of the largest possible result; on one host
+            none.
+        between_hosts: True: only edges between hosts carry codes; False: all edges do. None: True where
+            there are several hosts.
+        feedback: a float32 buffer as long as the data that is sent, see `unisono.codecs.feedback_for`. The
+            encoding error is kept there and added in the next call. Not for PRODUCT, MIN and MAX.
+        async_op: return a `Work` at once. Do not use the buffers until it is done.
+        timeout: seconds (or a timedelta) for the whole operation; None: the group's.
+    Raises:
+        ValueError, TypeError: a wrong argument; no byte has moved and the group can still be used.
+        Timeout, PeerLost, Mismatch, Aborted: the operation failed; the group is aborted.
+
+    Attributes:
+        rank: of this process, 0..size-1.  size: number of ranks.  name: for error texts.
+        timeout_s: seconds for an operation without a timeout of its own.
+        reproducible: all reductions run as with reproducible=True; set it on all ranks.
+        sequence: collectives issued by this rank up to now, including those under way.
+
+    The error of an operation that nobody waits for is not lost: it aborts the group, and the next call
+    raises it.
+    """
+
+    def __init__(
+        self,
+        engine: _native.Engine,
+        rank: int,
+        size: int,
+        name: str,
+        timeout_s: float,
+        store: Store | None = None,
+        meeting: Rendezvous | None = None,
+        members: tuple[int, ...] | None = None,
+        reproducible: bool = False,
+        hosts: tuple[str, ...] = (),
+        machine: Calibration = DEFAULTS,
+        settings: env.Settings | None = None,
+    ) -> None:
+        """settings: by which its subgroups meet, which may have a token that the environment has not."""
+        self._hosts = hosts or (os.uname().nodename,) * size
+        self._planner = Planner(engine, name, rank, size, timeout_s, self._hosts, reproducible, machine)
+        super().__init__(self._planner, engine, timeout_s)
+        self._store = store
+        self._settings = settings
+        self._members = tuple(range(size)) if members is None else members
+        self._subgroups = 0
+        self._kept = Kept()
+        if len(set(self._hosts)) > 1:
+            close_in_children(self._planner.close_copies)
+        # Also at exit: the other ranks must learn that this rank has left, and no thread may remain.
+        self._finalizer = weakref.finalize(self, end_group, self._planner, self._kept, meeting, os.getpid())
+        at_failure(self, self._finalizer)
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the group."""
+        return self._planner.rank
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self._planner.size
+
+    @property
+    def name(self) -> str:
+        """The group's name, as in error texts."""
+        return self._planner.name
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds for an operation without a timeout of its own."""
+        return self._planner.timeout_s
+
+    @timeout_s.setter
+    def timeout_s(self, value: float | timedelta) -> None:
+        self._planner.timeout_s = seconds(value, 0.0)
+        self._forget(self._planner.timeout_s)
+
+    @property
+    def sequence(self) -> int:
+        """How many collectives this rank has called, including asynchronous ones.
+
+        The call with the same number is the same call on every rank.
+
+        Raises:
+            GroupClosed: the group was closed.
+        """
+        return self._planner.engine.issued
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return not self._finalizer.alive
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether all reductions combine contributions in the order of ranks."""
+        return self._planner.reproducible
+
+    @reproducible.setter
+    def reproducible(self, value: bool) -> None:
+        self._planner.reproducible = flag(value, "reproducible")
+        self._forget(self.timeout_s)
+
+    @property
+    def link_bytes_per_s(self) -> float:
+        """The bandwidth of a host's link in the cost model: from the calibration, or set by the program.
+
+        It decides the algorithms between hosts and codec="auto". Set the same value on all ranks, between
+        calls.
+        Example: group.link_bytes_per_s = 1e9 / 8  # 1 Gbit/s
+        """
+        return self._planner.machine.tcp
+
+    @link_bytes_per_s.setter
+    def link_bytes_per_s(self, value: float) -> None:
+        rate, planner = positive(value, "link_bytes_per_s"), self._planner
+        planner.machine = msgspec.structs.replace(planner.machine, tcp=rate)
+        self._place(planner.hosts)
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The world ranks of this group: members[i] is the world rank of rank i of the group."""
+        return self._members
+
+    # ---- collectives: every rank calls them, in the same order --------------------------------------
+
+    @collective(out="x")
+    def all_reduce(
+        self,
+        x: Any,
+        op: Op = SUM,
+        *,
+        algorithm: Algorithm = None,
+        reproducible: bool = False,
+        codec: CodecName = None,
+        between_hosts: bool | None = None,
+        feedback: Any = None,
+        max_error: float | None = None,
+        async_op: bool = False,
+        timeout: Seconds = None,
+    ) -> Any:
+        """Reduce `x` over the group, in place; every rank gets the same bits. For a number it returns a
+        number.
+
+        Shapes: x [numel], the same numel and dtype on every rank.
+        Cost: one_shot 1 round, p-1 reads; two_shot 2 rounds; ring 2(p-1) rounds and 2(p-1)/p * nbytes sent.
+        Example (p=2): [1, 2] and [3, 4] -> [4, 6] on both.
+        """
+
+    @collective(out="x")
+    def broadcast(
+        self,
+        x: Any,
+        src: int = 0,
+        *,
+        algorithm: Algorithm = None,
+        codec: CodecName = None,
+        between_hosts: bool | None = None,
+        feedback: Any = None,
+        max_error: float | None = None,
+        async_op: bool = False,
+        timeout: Seconds = None,
+    ) -> Any:
+        """Copy `x` of rank `src` into `x` of every rank.
+
+        Shapes: x [numel], the same numel and dtype on every rank.
+        Example (p=2, src=0): [1, 2] and [0, 0] -> [1, 2] on both.
+        """
+
+    @collective(out="x")
+    def reduce(
+        self,
+        x: Any,
+        dst: int = 0,
+        op: Op = SUM,
+        *,
+        algorithm: Algorithm = None,
+        reproducible: bool = False,
+        codec: CodecName = None,
+        between_hosts: bool | None = None,
+        max_error: float | None = None,
+        async_op: bool = False,
+        timeout: Seconds = None,
+    ) -> Any:
+        """Reduce `x` over the group into `x` of rank `dst`; the buffers of other ranks do not change.
+
+        Shapes: x [numel], the same numel and dtype on every rank.
+        Example (p=2, dst=0): [1, 2] and [3, 4] -> [4, 6] and [3, 4].
+        """
+
+    @collective(out="x")
+    def scan(
+        self,
+        x: Any,
+        op: Op = SUM,
+        *,
+        algorithm: Algorithm = None,
+        reproducible: bool = False,
+        async_op: bool = False,
+        timeout: Seconds = None,
+    ) -> Any:
+        """Reduce `x` over the ranks up to this one, in place.
+
+        Example (p=3): [1], [2], [3] -> [1], [3], [6].
+        """
+
+    @collective(out="x")
+    def exclusive_scan(
+        self,
+        x: Any,
+        op: Op = SUM,
+        *,
+        algorithm: Algorithm = None,
+        reproducible: bool = False,
+        async_op: bool = False,
+        timeout: Seconds = None,
+    ) -> Any:
+        """Reduce `x` over the ranks below this one, in place; the `x` of rank 0 does not change.
+
+        Example (p=3): [1], [2], [3] -> [1], [1], [3].
+        """
+
+    @collective()
+    def barrier(
+        self, *, algorithm: Algorithm = None, async_op: bool = False, timeout: Seconds = None
+    ) -> Work | None:
+        """Wait until every rank has called it."""
+
+    @collective(out="out", given="x")
+    def all_gather(
+        self,
+        out: Any = None,
+        x: Any = None,
+        *,
+        algorithm: Algorithm = None,
+        codec: CodecName = None,
+        between_hosts: bool | None = None,
+        max_error: float | None = None,
+        async_op: bool = False,
+        timeout: Seconds = None,
+    ) -> Any:
+        """Gather `x` of every rank into `out` on every rank. `all_gather(x)` allocates and returns `out`.
+
+        Shapes: x [numel], the same on every rank; out [p, numel], or a list of p arrays [numel].
+        `x` may be this rank's own block of `out`. An allocated `out` has shape [p, *x.shape].
+        Example (p=2): [1], [2] -> [[1], [2]] on both.
+        """
+
+    @collective(out="out", given="x")
+    def all_gather_v(
+        self,
+        out: Sequence[Any],
+        x: Any,
+        *,
+        algorithm: Algorithm = None,
+        async_op: bool = False,
+        timeout: Seconds = None,
+    ) -> Work | None:
+        """`all_gather` where `x` has another size on each rank: `out` is a list of p arrays of those sizes.
+
+        Every rank passes the same list of sizes.
+        """
+
+    @collective(out="out", given="x")
+    def gather(
+        self,
+        x: Any,
+        out: Any = None,
+        dst: int = 0,
+        *,
+        algorithm: Algorithm = None,
+        async_op: bool = False,
+        timeout: Seconds = None,
+    ) -> Any:
+        """Gather `x` of every rank into `out` on rank `dst`. There `gather(x)` allocates and returns `out`.
+
+        Shapes: x [numel]; out on `dst` [p, numel] or a list of p arrays, elsewhere None. The sizes of a list
+        may differ from rank to rank, with algorithm="direct" or None.
+        """
+
+    @collective(out="out", given="inputs")
+    def scatter(
+        self,
+        out: Any,
+        inputs: Any = None,
+        src: int = 0,
+        *,
+        algorithm: Algorithm = None,
+        async_op: bool = False,
+        timeout: Seconds = None,
+    ) -> Work | None:
+        """Send block i of `inputs` on rank `src` to rank i.
+
+        Shapes: out [numel]; inputs on `src` [p, numel] or a list of p arrays, elsewhere None. The sizes of a
+        list may differ from rank to rank, with algorithm="direct" or None.
+        """
+
+    @collective(out="out", given="inputs")
+    def reduce_scatter(
+        self,
+        out: Any = None,
+        inputs: Any = None,
+        op: Op = SUM,
+        *,
+        algorithm: Algorithm = None,
+        reproducible: bool = False,
+        codec: CodecName = None,
+        between_hosts: bool | None = None,
+        feedback: Any = None,
+        max_error: float | None = None,
+        async_op: bool = False,
+        timeout: Seconds = None,
+    ) -> Any:
+        """Reduce block i of `inputs` over the group into `out` of rank i. The inputs do not change.
+        `reduce_scatter(inputs)` allocates and returns `out`.
+
+        Shapes: out [numel], inputs [p, numel] or a list of p arrays [numel], the same on every rank.
+        `out` may be this rank's own block of `inputs`.
+        Example (p=2): [[1], [2]] and [[3], [4]] -> [4] and [6].
+        """
+
+    @collective(out="out", given="inputs")
+    def all_to_all(
+        self,
+        out: Any = None,
+        inputs: Any = None,
+        *,
+        algorithm: Algorithm = None,
+        codec: CodecName = None,
+        between_hosts: bool | None = None,
+        feedback: Any = None,
+        max_error: float | None = None,
+        async_op: bool = False,
+        timeout: Seconds = None,
+    ) -> Any:
+        """Send block i of `inputs` to rank i, which stores it in the sender's block of its `out`.
+        `all_to_all(inputs)` allocates and returns `out`.
+
+        Shapes: out and inputs [p, numel] each, or lists of p arrays. The sizes of a list may differ: block i
+        of `inputs` has the size of the block that rank i expects from this rank.
+        Example (p=2): [[1], [2]] and [[3], [4]] -> [[1], [3]] and [[2], [4]].
+        """
+
+    # ---- many buffers in one call, of any sizes and dtypes, the same list on every rank -------------
+
+    @collective(out="xs", coalesced=True)
+    def all_reduce_coalesced(
+        self,
+        xs: Sequence[Any],
+        op: Op = SUM,
+        *,
+        reproducible: bool = False,
+        codec: CodecName = None,
+        between_hosts: bool | None = None,
+        async_op: bool = False,
+        timeout: Seconds = None,
+    ) -> Work | None:
+        """`all_reduce` of each of `xs`."""
+
+    @collective(out="xs", coalesced=True)
+    def broadcast_coalesced(
+        self,
+        xs: Sequence[Any],
+        src: int = 0,
+        *,
+        codec: CodecName = None,
+        between_hosts: bool | None = None,
+        async_op: bool = False,
+        timeout: Seconds = None,
+    ) -> Work | None:
+        """`broadcast` of each of `xs`."""
+
+    @collective(out="outs", given="xs", coalesced=True)
+    def all_gather_coalesced(
+        self,
+        outs: Sequence[Any],
+        xs: Sequence[Any],
+        *,
+        codec: CodecName = None,
+        between_hosts: bool | None = None,
+        async_op: bool = False,
+        timeout: Seconds = None,
+    ) -> Work | None:
+        """`all_gather` of xs[i] into outs[i], for every i."""
+
+    @collective(out="outs", given="inputs", coalesced=True)
+    def reduce_scatter_coalesced(
+        self,
+        outs: Sequence[Any],
+        inputs: Sequence[Any],
+        op: Op = SUM,
+        *,
+        reproducible: bool = False,
+        codec: CodecName = None,
+        between_hosts: bool | None = None,
+        async_op: bool = False,
+        timeout: Seconds = None,
+    ) -> Work | None:
+        """`reduce_scatter` of inputs[i] into outs[i], for every i."""
+
+    # ---- messages: two ranks call them; they may overlap any collective -----------------------------
+
+    def send(
+        self, x: Any, dst: int, tag: int = 0, *, codec: CodecName = None, timeout: Seconds = None
+    ) -> None:
+        """Send `x` to rank `dst`. Returns when `x` may be changed; it may not have been received yet.
+
+        codec: how the float32 values of `x` are encoded; the receiver gives the same codec.
+        """
+        if codec is not None:
+            _coded_messages().pass_coded(self._kept, self._planner, "send", x, dst, tag, timeout, codec)
+        elif self._send(x, dst, tag, timeout) is None:
+            run(
+                self._kept,
+                self._planner,
+                timeout,
+                checked(self._planner, "send", x, dst, tag, timeout, receiving=False),
+            )
+
+    def recv(
+        self,
+        x: Any,
+        src: SupportsIndex | None = None,
+        tag: int = 0,
+        *,
+        codec: CodecName = None,
+        timeout: Seconds = None,
+    ) -> Status:
+        """Receive into `x` from rank `src`, or from any rank (None); returns the message's `Status`.
+
+        A message may be shorter than `x`: then it fills the first `status.numel` elements.
+
+        Args:
+            tag: of the message; `ANY_TAG` accepts any.
+            codec: of the sender's `send`. Such a message has to fill `x`.
+        Raises:
+            Mismatch: the message is longer than `x`, or has another dtype or codec.
+        Example: status = group.recv(x); group.send(reply, status.source, status.tag)
+        """
+        if codec is not None:
+            came: Status = _coded_messages().pass_coded(
+                self._kept, self._planner, "recv", x, src, tag, timeout, codec
+            )
+            return came
+        status: Status | None = self._recv(x, src, tag, timeout)
+        if status is not None:
+            return status
+        work = checked(self._planner, "recv", x, src, tag, timeout, receiving=True)
+        run(self._kept, self._planner, timeout, work)
+        return work.came()
+
+    def isend(self, x: Any, dst: int, tag: int = 0, *, timeout: Seconds = None) -> MessageWork:
+        """Begin to send `x`. Do not change `x` until the work is done."""
+        return begin(
+            self._kept, self._planner, checked(self._planner, "isend", x, dst, tag, timeout, receiving=False)
+        )
+
+    def irecv(self, x: Any, src: int | None = None, tag: int = 0, *, timeout: Seconds = None) -> MessageWork:
+        """Begin to receive into `x`; when done, the work's `status` is what `recv` returns.
+
+        `work.cancel()` cancels it while no message has matched it.
+        """
+        return begin(
+            self._kept, self._planner, checked(self._planner, "irecv", x, src, tag, timeout, receiving=True)
+        )
+
+    def _irecv_whole(self, x: Any, src: int | None, tag: int) -> MessageWork:
+        """`irecv`, but a message that does not fill `x` is a Mismatch, as in PyTorch."""
+        work = checked(self._planner, "irecv", x, src, tag, None, receiving=True, exact=True)
+        return begin(self._kept, self._planner, work)
+
+    def sendrecv(
+        self, x: Any, dst: int, out: Any, src: int | None = None, tag: int = 0, *, timeout: Seconds = None
+    ) -> Status:
+        """Send `x` to `dst` and receive into `out` from `src` at the same time; returns the `Status`."""
+        incoming = checked(self._planner, "sendrecv", out, src, tag, timeout, receiving=True)
+        outgoing = checked(self._planner, "sendrecv", x, dst, tag, timeout, receiving=False)
+        run(self._kept, self._planner, timeout, incoming, outgoing)
+        return incoming.came()
+
+    def probe(self, src: SupportsIndex | None = None, tag: int = 0, *, timeout: Seconds = None) -> Status:
+        """Wait for a message from rank `src` (None: any rank), do not receive it, and return its `Status`.
+
+        Raises:
+            Timeout: none arrived. Nothing has changed; the group continues.
+            PeerLost: that rank, or every other one, has ended or left without a message.
+        Example: status = group.probe(tag=ANY_TAG); x = np.empty(status.numel, status.dtype)
+            group.recv(x, status.source, status.tag)
+        """
+        return probe(self._planner, src, tag, timeout)
+
+    def iprobe(self, src: SupportsIndex | None = None, tag: int = 0) -> Status | None:
+        """The `Status` of the message that a `recv` from rank `src` (None: any rank) would get now, or None.
+
+        Raises:
+            PeerLost: see `probe`.
+        """
+        return iprobe(self._planner, src, tag)
+
+    def batch(self, messages: Sequence[SendTo | RecvFrom], *, timeout: Seconds = None) -> list[MessageWork]:
+        """Begin to send and receive all of `messages`; returns their works, in the same order.
+
+        All are checked before the first is posted, and receives are posted first. So every list completes
+        whose sends and receives match across ranks, in any order.
+
+        Example (p=2): un.wait_all(group.batch([SendTo(x, peer), RecvFrom(y, peer)]))
+        """
+        works = []
+        messages = listed(messages, "batch: messages")
+        for number, one in enumerate(messages):
+            if not isinstance(one, SendTo | RecvFrom):
+                raise TypeError(
+                    f"batch: message {number} is a {type(one).__name__}, expected SendTo or RecvFrom"
+                )
+            receiving = isinstance(one, RecvFrom)
+            peer = one.src if isinstance(one, RecvFrom) else one.dst
+            works.append(checked(self._planner, "batch", one.x, peer, one.tag, timeout, receiving=receiving))
+        for number in sorted(range(len(works)), key=lambda number: isinstance(messages[number], SendTo)):
+            begin(self._kept, self._planner, works[number])
+        return works
+
+    # ---- objects ------------------------------------------------------------------------------------
+
+    def broadcast_object(
+        self, obj: Any = None, src: int = 0, *, pickle: bool = False, timeout: Seconds = None
+    ) -> Any:
+        """The object of rank `src`, on every rank."""
+        if self.rank == self._planner.member("broadcast_object", src):
+            encoded = objects.encoded("broadcast_object", obj, pickle)
+            self._move("broadcast_object", objects.length(encoded), None, src, timeout)
+            self._move("broadcast_object", encoded, None, src, timeout)
+            return obj
+        length = objects.lengths([0])
+        self._move("broadcast_object", length, None, src, timeout)
+        encoded = objects.allocate(length[0])
+        self._move("broadcast_object", encoded, None, src, timeout)
+        return objects.decoded(encoded, pickle=pickle)
+
+    def all_gather_object(self, obj: Any, *, pickle: bool = False, timeout: Seconds = None) -> list[Any]:
+        """The objects of all ranks, in the order of ranks, on every rank."""
+        return self._gather_all("all_gather_object", obj, pickle, timeout)
+
+    def gather_object(
+        self, obj: Any, dst: int = 0, *, pickle: bool = False, timeout: Seconds = None
+    ) -> list[Any] | None:
+        """The objects of all ranks, in the order of ranks, on rank `dst`; elsewhere None."""
+        encoded = objects.encoded("gather_object", obj, pickle)
+        if self.rank != self._planner.member("gather_object", dst):
+            self._move("gather_object", None, objects.length(encoded), dst, timeout)
+            self._move("gather_object", None, encoded, dst, timeout)
+            return None
+        lengths = objects.lengths([0] * self.size)
+        self._move("gather_object", lengths, objects.length(encoded), dst, timeout)
+        parts = [objects.allocate(length) for length in lengths]
+        self._move("gather_object", parts, encoded, dst, timeout)
+        return [objects.decoded(part, pickle=pickle) for part in parts]
+
+    def scatter_object(
+        self,
+        objs: Sequence[Any] | None = None,
+        src: int = 0,
+        *,
+        pickle: bool = False,
+        timeout: Seconds = None,
+    ) -> Any:
+        """Object i of the list of rank `src`, on rank i."""
+        length = objects.lengths([0])
+        if self.rank == self._planner.member("scatter_object", src):
+            objs = None if objs is None else listed(objs, "scatter_object: objs")
+            if objs is None or len(objs) != self.size:
+                given = "None" if objs is None else f"{len(objs)} objects"
+                raise ValueError(f"scatter_object: got {given}, expected {self.size}: one for every rank")
+            parts = [objects.encoded("scatter_object", obj, pickle) for obj in objs]
+            self._move("scatter_object", length, objects.lengths([part.size for part in parts]), src, timeout)
+            self._move("scatter_object", objects.allocate(parts[src].size), parts, src, timeout)
+            return objs[src]
+        self._move("scatter_object", length, None, src, timeout)
+        encoded = objects.allocate(length[0])
+        self._move("scatter_object", encoded, None, src, timeout)
+        return objects.decoded(encoded, pickle=pickle)
+
+    def send_object(
+        self, obj: Any, dst: int, tag: int = 0, *, pickle: bool = False, timeout: Seconds = None
+    ) -> None:
+        """Send an object to rank `dst`."""
+        encoded = objects.encoded("send_object", obj, pickle)
+        if self._send_object(encoded, dst, tag, timeout) is None:
+            work = checked(self._planner, "send_object", encoded, dst, tag, timeout, receiving=False)
+            run(self._kept, self._planner, timeout, work)
+
+    def recv_object(
+        self, src: SupportsIndex | None = None, tag: int = 0, *, pickle: bool = False, timeout: Seconds = None
+    ) -> Any:
+        """Receive an object from rank `src`, or from any rank (None).
+
+        Raises:
+            Mismatch: the message is an array.
+        """
+        encoded = self._recv_object(None, src, tag, timeout)
+        if encoded is None:  # arguments that only Python reads
+            encoded = self._recv_object(None, *plain(self._planner, "recv_object", src, tag, timeout))
+        if encoded is None:  # another thread closes the group
+            raise GroupClosed(f"recv_object failed: group {self.name!r} was closed by another thread")
+        return objects.decoded(encoded, pickle=pickle)
+
+    def _gather_all(self, kind: str, obj: Any, pickle: bool, timeout: Seconds) -> list[Any]:
+        encoded = objects.encoded(kind, obj, pickle)
+        lengths = objects.lengths([0] * self.size)
+        self._move(kind, lengths, objects.length(encoded), 0, timeout)
+        parts = [objects.allocate(length) for length in lengths]
+        self._move(kind, parts, encoded, 0, timeout)
+        return [objects.decoded(part, pickle=pickle) for part in parts]
+
+    def _move(self, kind: str, out: Any, given: Any, root: int, timeout: Seconds) -> None:
+        """One of the two operations of an object call: lengths, then bytes."""
+        self._call(kind, out, given, SUM, root, None, False, False, timeout)
+
+    # ---- groups of some of the ranks ----------------------------------------------------------------
+
+    def subgroup(self, ranks: Sequence[int]) -> Group | None:
+        """A group of some of this group's ranks, in the order given; None on the ranks that are not in it.
+
+        Every rank of this group calls it, with the same ranks. The members of the new group wait until all
+        have called it; the other ranks do not. The new group numbers its own operations, and is closed
+        separately.
+
+        Example (p=4): subgroup([2, 0]) is a group on ranks 0 and 2, whose ranks there are 1 and 0.
+        """
+        chosen = self._check_ranks(ranks)
+        self._execute(self._planner.agree("subgroup", chosen), False, None)
+        return self._form(chosen)
+
+    def _form(self, chosen: tuple[int, ...]) -> Group | None:
+        """Make the group of the ranks on which all have agreed."""
+        self._subgroups += 1
+        name = f"{self.name}/{self._subgroups}"
+        if self.rank not in chosen:
+            return None
+        if self._store is None:
+            raise GroupError(f"group {self.name!r} has no store in which a subgroup could meet")
+        members = tuple(self._members[rank] for rank in chosen)
+        keys = PrefixStore(f"subgroup/{self._subgroups}/{'_'.join(map(str, chosen))}", self._store)
+        place = chosen.index(self.rank)
+        try:
+            return connect(
+                keys,
+                place,
+                len(chosen),
+                name=name,
+                timeout_s=self.timeout_s,
+                members=members,
+                reproducible=self.reproducible,
+                parent=Parent(self._planner, f"subgroup({list(chosen)})", chosen),
+                settings=self._settings,
+            )
+        except RendezvousError as error:
+            where = f"subgroup({list(chosen)}) of group {self.name!r}, ranks numbered as in it"
+            raise RendezvousError(f"{where}: {error}") from None
+
+    def split(self, color: int | None, key: int = 0) -> Group | None:
+        """Split this group into one group for every `color`; None for a rank whose color is None.
+
+        Ranks of the new groups are in the order of `key`, then of their ranks here. Every rank calls it.
+
+        Example (p=4): split(rank % 2) makes groups of ranks 0, 2 and of ranks 1, 3.
+        """
+        wishes = self._gather_all("split", (color, key), False, None)
+        colors = sorted({wish[0] for wish in wishes if wish[0] is not None})
+        mine: Group | None = None
+        first = self._subgroups
+        try:
+            for one in colors:  # every rank counts all of them, so that their numbers agree
+                chosen = [rank for rank, wish in enumerate(wishes) if wish[0] == one]
+                group = self._form(tuple(sorted(chosen, key=lambda rank: (wishes[rank][1], rank))))
+                mine = mine or group
+        finally:
+            self._subgroups = first + len(colors)  # also where making one of them failed
+        return mine
+
+    def _check_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        self._planner.engine  # noqa: B018 (raises when the group is closed)
+        chosen = tuple(
+            self._planner.member("subgroup", rank) for rank in listed(ranks, "subgroup: ranks", self.size)
+        )
+        if not chosen or len(set(chosen)) != len(chosen):
+            raise ValueError(f"subgroup: ranks are {list(chosen)}, expected at least one, each once")
+        return chosen
+
+    # ---- information, and the end -------------------------------------------------------------------
+
+    def host_of(self, rank: int) -> str:
+        """The name of the host on which a rank runs. Ranks are on one host when they share memory. Hosts with
+        equal names get numbers: "node", "node#2".
+        """
+        return self._hosts[self._planner.member("host_of", rank)]
+
+    def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> Choice:
+        """The algorithm that a collective takes here, and its time by the cost model.
+
+        Args:
+            nbytes: of the whole buffer; of the larger one where input and output differ.
+            algorithm: the algorithm to price; None: the one that a call would take.
+        Raises:
+            ValueError: there is no such collective or algorithm.
+        """
+        return self._planner.choice(collective, whole(nbytes, "nbytes", 0, MOST_BYTES), algorithm)
+
+    def error_bound(
+        self,
+        collective: str,
+        data: Any,
+        codec: Codec | str,
+        *,
+        op: Op = SUM,
+        algorithm: str | None = None,
+        between_hosts: bool | None = None,
+        feedback: Any = None,
+        root: SupportsIndex = 0,
+    ) -> float:
+        """The largest error of a result with this codec, on any rank.
+
+        The bound follows from the proved plan: what is encoded, how often, and what float32 rounds. No byte
+        moves.
+
+        Args:
+            data: the largest magnitude of any rank's contribution; or float32 values that contain it.
+            feedback: the same for the feedback buffer.
+            root: of a broadcast or a reduce.
+        Returns:
+            A magnitude; infinite where a value may overflow, or `data` is not finite.
+        Raises:
+            ValueError, TypeError: as in the call.  PlanError: the plan cannot carry these codes.
+        Example (p=2): error_bound("all_reduce", 1.0, "bf16") is 0.0117: 2**-8 for the value sent to the rank
+            that adds, 2**-7 for the sum that it sends back, and the rounding of float32.
+        """
+        at = self._planner.member("error_bound", root, "the root")
+        return self._planner.codings.bound(
+            collective, data, codec, op, algorithm, between_hosts, feedback, at
+        )
+
+    def explain(
+        self,
+        collective: str,
+        nbytes: int,
+        *,
+        max_error: float,
+        op: Op = SUM,
+        between_hosts: bool | None = None,
+    ) -> tuple[CodecChoice, ...]:
+        """The gain of each codec for a float32 buffer, and which one codec="auto" takes.
+
+        Args:
+            nbytes: as in `choice`.  max_error: as in a call.
+        Raises:
+            ValueError, TypeError: there is no such collective, or it has no codecs.
+        Example: print(*group.explain("all_reduce", 64 << 20, max_error=0.01), sep="\n")
+        """
+        return self._planner.codings.explain(
+            collective, whole(nbytes, "nbytes", 0, MOST_BYTES), op, between_hosts, max_error
+        )
+
+    def last_seen(self, rank: int) -> str:
+        """The newest operation of a rank, as in error texts: "in barrier #40", "after barrier #40"."""
+        rank = self._planner.member("last_seen", rank)
+        return last_seen(self._planner.engine.record_of(rank))
+
+    def abort(self) -> None:
+        """End every operation of the group, on every rank, with an error; then only `close` works."""
+        engine = self._planner.engine
+        tell_cause(engine, why(reason()) or f"a call of abort() at {site()}")
+        engine.abort()
+
+    def close(self) -> None:
+        """Leave the group. It never blocks for long, always works, and may be called twice.
+
+        Other ranks can still receive what this rank has sent. A rank that waits for more from it gets
+        `PeerLost`, whose text names the exception that is under way here, if any.
+        """
+        self._leave(reason())
+
+    def _leave(self, error: BaseException | None) -> None:
+        alive = self._finalizer.detach()
+        if alive is None:
+            return
+        self._close()
+        _, _, (planner, kept, meeting, pid), _ = alive
+        try:
+            _close(planner, kept, meeting, pid, error)
+        finally:
+            self._release()
+
+    def _unreported(self) -> BaseException | None:
+        """The error of an asynchronous collective that no call and no wait has raised yet."""
+        if self.closed or self._planner.reported or not self._planner.engine.faulted:
+            return None
+        works = self._works
+        if any(work.raised for work in works):
+            return None
+        return next((error for work in works if (error := work.exception()) is not None), None)
+
+    def _place(self, hosts: tuple[int, ...]) -> None:
+        """Plan as if the ranks were on these hosts (one number for each rank); the same on every rank."""
+        self._planner.place(hosts)
+        self._forget(self.timeout_s)
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close. If the block raised nothing, raise the error of asynchronous work that no wait raised."""
+        unheard = self._unreported() if kind is None else None
+        self._leave(error)  # not what a handler around the block has caught before
+        if unheard is not None:
+            raise unheard
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"rank {self.rank} of {self.size}"
+        return f"<Group {self.name!r}: {state}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Group belongs to one process and cannot be pickled")
+
+
+def _coded_messages() -> ModuleType:
+    from unisono.engine.group import coded_messages  # most programs need no codecs
+
+    return coded_messages
+
+
+def end_group(planner: Planner, kept: Kept, meeting: Rendezvous | None, pid: int) -> None:
+    """Close a group that the program did not close: it is garbage, or the program ends."""
+    _close(planner, kept, meeting, pid, reason())
+
+
+def _close(
+    planner: Planner, kept: Kept, meeting: Rendezvous | None, pid: int, error: BaseException | None
+) -> None:
+    engine = planner.close()
+    if os.getpid() != pid:  # a forked child's copy: only the parent may leave the group
+        if engine is not None:
+            engine.abandon()
+        return
+    try:
+        if engine is not None:
+            _leave_engine(engine, kept, why(error))
+    finally:  # also after Ctrl-C
+        if meeting is not None:
+            meeting.close()
+
+
+def _leave_engine(engine: _native.Engine, kept: Kept, cause: str) -> None:
+    """Tell the other ranks, end the threads, release the buffers. cause: the exception, if any."""
+    try:
+        if cause:
+            tell_cause(engine, cause)
+    finally:
+        engine.leave()
+        kept.close()  # not earlier: a thread may still move bytes of these buffers
+
+
+def connect(
+    store: Store,
+    rank: int,
+    size: int,
+    *,
+    name: str = "world",
+    timeout_s: float | None = None,
+    members: tuple[int, ...] | None = None,
+    reproducible: bool = False,
+    parent: Parent | None = None,
+    settings: env.Settings | None = None,
+) -> Group:
+    """Make a group of ranks that already share a store and know their numbers. The caller keeps the store.
+
+    All keys have the prefix `name`, which therefore must be new in the store.
+
+    Args:
+        parent: the group that contains all these ranks. If it ends, the waiting ends.
+        settings: None: the environment's.
+    """
+    settings = settings or env.read(strict=False)
+    uncaught.install(settings)
+    timeout_s = seconds(timeout_s, settings.timeout_s)
+    keys = PrefixStore(name, store)
+    with making(size), watching(parent, keys) as meeting:
+        opened = open_engine(meeting, rank, size, timeout_s=timeout_s, settings=EngineSettings.of(settings))
+    return Group(
+        opened.engine,
+        rank,
+        size,
+        name,
+        timeout_s,
+        keys,
+        members=members,
+        reproducible=reproducible,
+        hosts=opened.hosts,
+        machine=opened.machine,
+        settings=settings,
+    )

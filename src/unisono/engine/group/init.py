@@ -1,0 +1,171 @@
+"""`init_process_group`: ranks meet by URL or environment, and form a group."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from datetime import timedelta
+
+from unisono.engine.base.checking import flag, instance, text, whole
+from unisono.engine.bootstrap.engine import EngineSettings, open_engine
+from unisono.engine.bootstrap.rendezvous import rendezvous
+from unisono.engine.bootstrap.target import Target
+from unisono.engine.diagnosis import uncaught
+from unisono.engine.environment import env
+from unisono.engine.group.group import Group
+from unisono.engine.group.parent import making
+from unisono.engine.group.work import seconds
+from unisono.engine.store import Store
+from unisono.errors import message
+
+__all__ = ["form", "init_process_group"]
+
+
+def init_process_group(
+    backend: str | None = None,
+    init_method: str | None = None,
+    *,
+    timeout: float | timedelta | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Store | None = None,
+    group_name: str = "world",
+    reproducible: bool = False,
+) -> Group:
+    """Meet the other ranks and form a group with them.
+
+    Args:
+        backend: what moves the bytes. None or "native": Unisono's engine. "mpi", "gloo", "nccl": that
+            library, see docs/backends.md. "auto": the engine; under `mpiexec` without further settings,
+            mpi4py distributes the address of the rendezvous.
+        init_method: `env://` (default), `tcp://host:port` or `file:///path`; excludes `store`.
+        timeout: seconds for the rendezvous and for every operation; default UNISONO_TIMEOUT_S, 300 s.
+        world_size, rank: -1 takes them from the URL or the environment.
+        store: an open store for the rendezvous; the caller keeps it.
+        group_name: appears in error texts.
+        reproducible: of the group and its subgroups, see `Group`.
+    Raises:
+        ValueError: an argument, the URL or an environment variable is wrong.
+        NotSupported: the backend is not available, or cannot do what an argument asks for.
+        RendezvousError: the rendezvous failed; the text names the missing ranks.
+    """
+    chosen = "native" if backend is None else instance(backend, str, "backend")
+    world_size, rank = whole(world_size, "world_size"), whole(rank, "rank")
+    text(group_name, "group_name")
+    flag(reproducible, "reproducible")
+    if chosen in ("mpi", "gloo", "nccl"):
+        from unisono.engine.group.outside import (
+            meet_outside,
+        )  # imports libraries that a native group does not need
+
+        return meet_outside(
+            chosen,
+            init_method,
+            timeout=timeout,
+            world_size=world_size,
+            rank=rank,
+            store=store,
+            group_name=group_name,
+            reproducible=reproducible,
+        )
+    if chosen not in ("native", "auto"):
+        raise ValueError(_no_backend(chosen))
+    over_mpi = chosen == "auto" and init_method is None and store is None
+    return _meet_natively(over_mpi, init_method, timeout, world_size, rank, store, group_name, reproducible)
+
+
+def _meet_natively(
+    over_mpi: bool,
+    init_method: str | None,
+    timeout: float | timedelta | None,
+    world_size: int,
+    rank: int,
+    store: Store | None,
+    group_name: str,
+    reproducible: bool,
+) -> Group:
+    """A group over the engine. over_mpi: where `mpiexec` has started the ranks, MPI tells where to meet."""
+    settings = env.read(strict=False)
+    with contextlib.ExitStack() as meeting:
+        if over_mpi:
+            from unisono.engine.group.outside import meeting_over_mpi, started_by_mpi
+
+            if started_by_mpi():
+                init_method, token = meeting.enter_context(meeting_over_mpi())
+                settings = settings._replace(token=token)
+        uncaught.install(settings)
+        _warn_of_unknown(settings)
+        return form(
+            init_method,
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            timeout_s=seconds(timeout, settings.timeout_s),
+            settings=settings,
+            group_name=group_name,
+            reproducible=reproducible,
+        )
+
+
+def form(
+    where: str | Target | None,
+    *,
+    store: Store | None = None,
+    rank: int,
+    world_size: int,
+    timeout_s: float,
+    settings: env.Settings,
+    group_name: str,
+    reproducible: bool,
+) -> Group:
+    """`init_process_group` with given settings instead of the environment's, as under Ray.
+
+    Args:
+        where: an init_method, or a parsed one.
+    """
+    with making(world_size):
+        meeting = rendezvous(
+            where, store=store, rank=rank, world_size=world_size, timeout_s=timeout_s, settings=settings
+        )
+        try:
+            opened = open_engine(
+                meeting.store,
+                meeting.rank,
+                meeting.world_size,
+                timeout_s=timeout_s,
+                settings=EngineSettings.of(settings, meeting.master),
+            )
+        except BaseException:
+            meeting.close()
+            raise
+    return Group(
+        opened.engine,
+        meeting.rank,
+        meeting.world_size,
+        group_name,
+        timeout_s,
+        meeting.store,
+        meeting,
+        reproducible=reproducible,
+        hosts=opened.hosts,
+        machine=opened.machine,
+        settings=settings,
+    )
+
+
+def _warn_of_unknown(settings: env.Settings) -> None:
+    if settings.launcher != "unisono run":  # the launcher has warned once for all ranks
+        for line in env.unknown():
+            warnings.warn(line, stacklevel=4)
+
+
+def _no_backend(backend: str) -> str:
+    remedy = "Choose native, mpi, gloo, nccl or auto, or leave it out."
+    if backend == "unisono":
+        remedy = (
+            "That is Unisono's name in PyTorch: import unisono.torch, then "
+            "torch.distributed.init_process_group('unisono')."
+        )
+    if "://" in backend:
+        remedy = f"An address is init_method={backend!r}."
+    return message(f"there is no backend {backend!r}", remedy=remedy)

@@ -1,0 +1,233 @@
+"""`Work`: an asynchronous operation."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from unisono import _native
+from unisono._native import CollectiveWork, FaultKind, Status
+from unisono.engine.base import timeouts
+from unisono.engine.diagnosis.read import Scene, read, read_late
+from unisono.engine.diagnosis.render import error
+from unisono.errors import GroupError
+
+__all__ = ["CollectiveWork", "DoneWork", "Kept", "MessageWork", "Work", "seconds"]
+
+
+def seconds(timeout: float | timedelta | None, default_s: float) -> float:
+    """A timeout in seconds; see `timeouts.seconds`."""
+    return default_s if timeout is None else timeouts.seconds(timeout)
+
+
+class Work(ABC):
+    """An operation under way. It keeps its buffers alive; do not use them until it is done."""
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether it has ended, with or without an error."""
+
+    @abstractmethod
+    def wait(self, timeout: float | timedelta | None = None) -> None:
+        """Wait until it has ended, and raise its error.
+
+        Raises:
+            Timeout: it has not ended within `timeout` seconds. It continues; wait again.
+            PeerLost, Mismatch, Aborted: the operation failed.
+        """
+
+    def exception(self) -> BaseException | None:
+        """Its error; None if it has none or is still under way."""
+        if not self.done():
+            return None
+        try:
+            self.wait()
+        except GroupError as error:
+            return error
+        return None
+
+    def result(self) -> Any:
+        """Wait; then return the output that the call allocated, or None if the caller gave one."""
+        self.wait()
+
+    @property
+    def status(self) -> Status | None:
+        """The status of a receive that has ended without an error, see `Group.recv`; otherwise None."""
+        return None
+
+    def cancel(self) -> bool:
+        """Cancel a receive that no message has matched; returns whether it did. Nothing else can be
+        cancelled.
+
+        Afterwards it is done, `wait` returns at once, `status` is None, and its buffer may be used again.
+        """
+        return False
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether `cancel` has cancelled it."""
+        return False
+
+    @abstractmethod
+    def let_go(self) -> None:
+        """After its end: keep its buffers for ever if a stopped rank may still write to them."""
+
+    @abstractmethod
+    def _what(self) -> str:
+        """The operation, for messages."""
+
+    def __repr__(self) -> str:
+        state = "under way"
+        if self.done():
+            error = self.exception()
+            ended = "cancelled" if self.cancelled else "done"
+            state = ended if error is None else f"failed ({type(error).__name__})"
+        return f"<Work {self._what()}: {state}>"
+
+
+class DoneWork(Work):
+    """Work that had ended before it was returned."""
+
+    def _what(self) -> str:
+        return "of nothing"
+
+    def done(self) -> bool:
+        """True."""
+        return True
+
+    def wait(self, timeout: float | timedelta | None = None) -> None:
+        """Return at once."""
+
+    def let_go(self) -> None:
+        """Does nothing: there are no buffers."""
+
+
+Work.register(CollectiveWork)
+
+
+class MessageWork(Work):
+    """A send or a receive under way.
+
+    It is made before it is posted, so that the caller can keep it when a signal handler raises. A work whose
+    request was lost in this way is not done before the end of the group.
+    """
+
+    __slots__ = ("_begun", "_engine", "_keep", "_post", "_receiving", "_request", "_scene")
+    _request: _native.Request
+
+    def __init__(
+        self,
+        engine: _native.Engine,
+        post: Callable[[], _native.Request],
+        keep: Any,
+        scene: Scene,
+        receiving: bool,
+    ) -> None:
+        """`post`: passes it to the engine; `keep`: its buffer."""
+        self._receiving = receiving
+        self._begun = False
+        self._engine = engine
+        self._post = post
+        self._keep = keep
+        self._scene = scene
+
+    def start(self) -> None:
+        """Post it."""
+        self._request = self._post()
+        self._begun = True
+
+    def _what(self) -> str:
+        peer = self._request.peer
+        other = f"rank {peer}" if peer >= 0 else "any rank"
+        return f"{self._scene.operation}, {other} of group {self._scene.group!r}"
+
+    def done(self) -> bool:
+        """Whether it has ended, with or without an error."""
+        ended = self._begun and self._request.done
+        if ended:
+            self.let_go()
+        return ended
+
+    def wait(self, timeout: float | timedelta | None = None) -> None:
+        """See `Work.wait`."""
+        kind = self._engine.wait_request(self._request, seconds(timeout, float("inf")), False)
+        if kind == FaultKind.TIMEOUT and self.done():
+            kind = self._engine.wait_request(self._request, 1.0, False)
+        if kind == FaultKind.TIMEOUT and not self._engine.faulted:
+            raise error(read_late(self._scene, seconds(timeout, 0.0)))
+        if kind:
+            self.let_go()
+            raise error(read(self._scene))
+        self._keep = None  # the engine no longer uses the buffer
+
+    def let_go(self) -> None:
+        """See `Work.let_go`."""
+        self._engine.hold(self._keep)
+        self._keep = None
+
+    def failure(self) -> BaseException:
+        """The error of the operation."""
+        self.let_go()
+        return error(read(self._scene))
+
+    def wait_or_abort(self, timeout_s: float) -> int:
+        """Wait for its end; returns the kind of fault, 0 for none. A timeout aborts the group."""
+        return self._engine.wait_request(self._request, timeout_s, True)
+
+    @property
+    def status(self) -> Status | None:
+        """See `Work.status`."""
+        if not self._receiving or not self.done() or self._request.fault or self.cancelled:
+            return None
+        return self._request.status
+
+    def came(self) -> Status:
+        """The status of a receive whose wait has returned."""
+        return self._request.status
+
+    def cancel(self) -> bool:
+        """See `Work.cancel`."""
+        return self._begun and self._engine.cancel(self._request)
+
+    @property
+    def cancelled(self) -> bool:
+        """See `Work.cancelled`."""
+        return self.done() and self._request.cancelled
+
+    @property
+    def source(self) -> int:
+        """The rank that sent the received message; meaningful only when done."""
+        return self._request.peer
+
+
+class Kept:
+    """Keeps posted messages and their buffers until they are done, whatever the caller does."""
+
+    def __init__(self) -> None:
+        self._works: list[Work] = []
+        self._lock = threading.RLock()  # a signal handler may close the group while this thread holds it
+        self._closed = False
+
+    def keep(self, work: Work) -> None:
+        """Keep a work until it is done."""
+        with self._lock:
+            under_way: list[Work] = []
+            for one in self._works:
+                if one.done():
+                    one.let_go()
+                else:
+                    under_way.append(one)
+            self._works = [*under_way, work]
+            if self._closed:  # meanwhile, by a signal handler or another thread
+                self.close()
+
+    def close(self) -> None:
+        """Release all. Call when no thread moves bytes of their buffers any more."""
+        with self._lock:
+            self._closed = True
+            works, self._works = self._works, []
+        for work in works:
+            work.let_go()
