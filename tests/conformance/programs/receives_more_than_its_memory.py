@@ -1,4 +1,4 @@
-"""`receives_more_than_its_memory.py`: rank 1 has less memory than rank 0's object takes. Prints the errors."""
+"""`receives_more_than_its_memory.py`: rank 1 has less memory than rank 0's object. Prints the errors."""
 
 from __future__ import annotations
 
