@@ -113,7 +113,7 @@ gate: $(VENV)/.installed  ## count the instructions of three calls; 5 % more tha
 	@$(BIN)/python tools/gate.py $(ARGS)
 
 # A build and an environment of its own.
-coverage:  ## the lines of Python and C++ that the engine's tests run, by package, into docs/coverage.md (half an hour)
+coverage:  ## the lines of Python and C++ that the engine's tests run, by package, into docs/coverage.md (a quarter of an hour)
 	@$(PYTHON) tools/measure_coverage.py $(ARGS)
 
 format: $(VENV)/.installed  ## rewrite the sources in the project's format

@@ -19,6 +19,7 @@ int main(int count, char** words) {
   int status = 0, counting = 0;
   long instructions = 0;
   while (waitpid(child, &status, 0) == child && WIFSTOPPED(status)) {
+    ptrace(PTRACE_SETOPTIONS, child, 0, PTRACE_O_EXITKILL);
     int passed_on = WSTOPSIG(status);
     if (passed_on == SIGUSR1) {
       if (counting) printf("%ld\n", instructions);
