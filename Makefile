@@ -24,7 +24,7 @@ endif
 # WHEEL=dist/unisono-....whl: this wheel in place of what is built from csrc; nothing is compiled, and it is tested.
 WHEEL   =
 CSRC   := $(wildcard csrc/*/*.cpp csrc/*/*.hpp csrc/*/*.c)
-FUZZED := tests/fuzz/frames_fuzz.cpp
+FUZZED := tests/fuzz/frames_fuzz.cpp tools/count_instructions.c
 FORMATTED := $(wildcard src tests tools benchmarks examples)
 
 ARGS ?=
@@ -33,7 +33,7 @@ say = @if [ -t 1 ] && [ "$${TERM:-dumb}" != dumb ]; then printf '\033[1m==> %s\0
 install_torch = @$(BIN)/python tools/install_torch.py $(PYTORCH) $(1) $(TORCH_PIP)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-long test-torch test-torch-versions test-backends test-parallel test-clients test-launchers test-fresh check format bench bench-report bench-peers sanitize sanitize-calls sanitize-virtual model fuzz wheel test-wheel sdist docs figures clean
+.PHONY: help demo test test-fast test-long test-torch test-torch-versions test-backends test-parallel test-clients test-launchers test-fresh check gate coverage format bench bench-report bench-peers sanitize sanitize-calls sanitize-virtual model fuzz wheel test-wheel sdist docs figures clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -108,6 +108,13 @@ check: $(VENV)/.installed  ## format, lint, types, layers, budgets
 	$(if $(CSRC),$(BIN)/python tools/check_includes.py)
 	$(call say,"budgets")
 	$(BIN)/python tools/budgets.py
+
+gate: $(VENV)/.installed  ## count the instructions of three calls; 5 % more than tools/gate.json is a failure (ARGS=--update)
+	@$(BIN)/python tools/gate.py $(ARGS)
+
+# A build and an environment of its own.
+coverage:  ## the lines of Python and C++ that the engine's tests run, by package, into docs/coverage.md (a quarter of an hour)
+	@$(PYTHON) tools/measure_coverage.py $(ARGS)
 
 format: $(VENV)/.installed  ## rewrite the sources in the project's format
 	$(BIN)/ruff format $(FORMATTED)

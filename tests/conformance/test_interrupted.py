@@ -76,7 +76,7 @@ RECEIVES: dict[str, Callable[[un.Group, Any], Any]] = {
         ("sendrecv", "wait_request", False),
     ],
 )
-def test_message(call: str, step: str, after: bool) -> None:
+def test_interrupted_message(call: str, step: str, after: bool) -> None:
     interrupted = threading.Event()
 
     def work(group: un.Group) -> None:

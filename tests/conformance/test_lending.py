@@ -15,14 +15,14 @@ PROGRAMS = Path(__file__).resolve().parent / "programs"
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("lending", ["1", "0"])
-def test_processes(size: int, lending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lent_collectives_between_processes(size: int, lending: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNISONO_LENDING", lending)
     assert ranks.processes(size, PROGRAMS / "exchanges.py") == ["done\n"] * size
 
 
 @pytest.mark.parametrize("lending", [False, True])
 @pytest.mark.parametrize("size", [2, 3])
-def test_threads(size: int, lending: bool) -> None:
+def test_lent_collectives_between_threads(size: int, lending: bool) -> None:
     def work(group: un.Group) -> None:
         x = np.arange(600_000.0) + group.rank
         out = np.zeros((size, 600_000))
@@ -36,7 +36,7 @@ def test_threads(size: int, lending: bool) -> None:
     ranks.threads(size, work, lending=lending, cores=size)
 
 
-def test_what_a_sender_takes_back_is_not_received() -> None:
+def test_message_of_a_closed_sender_is_whole_or_an_error() -> None:
     """Who closes with a message on its way may write to its memory: all of it has come, or an error."""
     told = ranks.processes(2, PROGRAMS / "closes_with_a_message_on_its_way.py")
     assert told == ["fine\n"] * 2

@@ -9,5 +9,5 @@ import ranks
 PROGRAM = Path(__file__).resolve().parent / "programs" / "lends_and_becomes_another.py"
 
 
-def test_what_another_program_has_there_is_not_received() -> None:
+def test_memory_of_an_execed_program_is_not_received() -> None:
     assert ranks.processes(2, PROGRAM) == ["fine\n"] * 2

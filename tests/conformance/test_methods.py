@@ -94,7 +94,7 @@ def test_arguments_that_do_not_fit_are_refused_as_python_does(alone: un.Group, n
         assert str(native.value) == str(plain.value)
 
 
-def test_they_are_ordinary_methods(alone: un.Group, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collectives_are_ordinary_methods(alone: un.Group, monkeypatch: pytest.MonkeyPatch) -> None:
     assert alone.all_reduce.__name__ == "all_reduce"
     assert alone.all_reduce.__doc__ == un.Group.all_reduce.__doc__
     assert repr(alone.all_reduce).startswith("<bound method Group.all_reduce of <Group")
@@ -107,7 +107,7 @@ def test_they_are_ordinary_methods(alone: un.Group, monkeypatch: pytest.MonkeyPa
     assert alone.all_reduce(np.ones(1)) == "patched"
 
 
-def test_it_refuses_what_is_no_group(alone: un.Group) -> None:
+def test_method_refuses_what_is_no_group(alone: un.Group) -> None:
     for nobody in (None, 1, un.Group.__new__(un.Group)):
         with pytest.raises((TypeError, RuntimeError, AttributeError)):
             un.Group.all_reduce(nobody, np.ones(1))  # type: ignore[arg-type]
@@ -186,7 +186,7 @@ def test_a_call_amid_closing_is_an_error_or_runs(alone: un.Group) -> None:
         group.barrier()
 
 
-def test_nobody_else_makes_methods() -> None:
+def test_method_type_cannot_be_instantiated() -> None:
     with pytest.raises(TypeError, match="cannot create"):
         type(vars(un.Group)["all_reduce"])()
 
@@ -217,7 +217,7 @@ def test_a_method_holds_its_group_open(alone: un.Group) -> None:
         _ = planner.engine
 
 
-def test_it_keeps_no_more_references_than_it_needs(alone: un.Group) -> None:
+def test_method_call_leaks_no_references(alone: un.Group) -> None:
     x = np.ones(3, np.float32)
     alone.all_reduce(x)
     before = sys.getrefcount(x)

@@ -225,7 +225,7 @@ def for_ever(rank: int, size: int, root: int) -> Steps:
         (lambda rank: [], TypeError, "positional argument"),
     ],
 )
-def test_a_wrong_one_is_refused_and_the_group_goes_on(steps: Any, error: type, reason: str) -> None:
+def test_wrong_own_algorithm_is_refused_and_the_group_goes_on(steps: Any, error: type, reason: str) -> None:
     def work(group: un.Group) -> None:
         x = np.full(4, group.rank + 1.0)
         for _ in range(2):
@@ -274,7 +274,7 @@ def test_functions_that_say_the_same_may_meet() -> None:
     ranks.threads(3, work)
 
 
-def test_it_is_written_down_once_for_a_group() -> None:
+def test_own_algorithm_is_lowered_once_per_group() -> None:
     def work(group: un.Group) -> None:
         asked = []
 

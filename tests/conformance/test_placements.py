@@ -40,7 +40,7 @@ def test_every_algorithm_on_hosts(hosts: tuple[int, ...]) -> None:
 
 
 @each("hosts", PLACEMENTS)
-def test_what_is_chosen_on_hosts(hosts: tuple[int, ...]) -> None:
+def test_chosen_algorithm_on_hosts(hosts: tuple[int, ...]) -> None:
     def work(group: un.Group) -> None:
         placed(group, hosts)
         for numel in (0, 1, 1000, 1 << 20):

@@ -23,7 +23,7 @@ def mark(numel: int, sender: int, receiver: int) -> np.ndarray:
 @each("shared", [False, True])
 @each("algorithm", ALGORITHMS["all_to_all"])
 @each("size", [2, 3, 4])
-def test_all_to_all(size: int, algorithm: str, shared: bool) -> None:
+def test_all_to_all_runs_ahead(size: int, algorithm: str, shared: bool) -> None:
     make = un.empty if shared else np.empty
 
     def work(group: un.Group) -> None:
@@ -83,7 +83,7 @@ def test_gather_and_scatter(size: int) -> None:
 
 @each("algorithm", ALGORITHMS["broadcast"])
 @each("size", [2, 3, 4, 5])
-def test_what_is_passed_on(size: int, algorithm: str) -> None:
+def test_forwarded_chunks_run_ahead(size: int, algorithm: str) -> None:
     """In trees a rank sends on what came ahead, in several pieces."""
 
     def work(group: un.Group) -> None:
@@ -106,7 +106,7 @@ def test_two_ranks_gather_all() -> None:
     ranks.threads(2, work, lending=True, cores=1)
 
 
-def test_processes() -> None:
+def test_processes_run_ahead() -> None:
     """More of them than cores; one arrives late, one has memory that others cannot read."""
     program = Path(__file__).resolve().parent / "programs" / "runs_ahead_on_one_core.py"
     assert ranks.processes(3, program) == ["done\n"] * 3

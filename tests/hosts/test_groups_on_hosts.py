@@ -180,7 +180,7 @@ ENOUGH = "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto
 
 
 @pytest.mark.parametrize(("tls", "wiretap"), [("0", "read it\n"), ("1", "saw nothing\n")])
-def test_who_listens_on_the_wire(net: hosts.Network, tls: str, wiretap: str):
+def test_tls_hides_data_from_a_listener(net: hosts.Network, tls: str, wiretap: str):
     tap = net.switch.start([sys.executable, WIRETAP])
     assert tap.stdout is not None
     assert tap.stdout.readline() == "ready\n"

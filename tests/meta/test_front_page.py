@@ -20,7 +20,7 @@ UNITS = {"us": 1.0, "ms": 1e3}
 SIZES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20}
 
 
-def test_it_is_short():
+def test_front_page_is_short():
     lines = README.splitlines()
     assert len(lines) <= 75
     assert [line for line in lines if len(line) > 120] == []

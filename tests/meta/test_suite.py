@@ -14,7 +14,7 @@ NAMED_BY_OTHERS = {"conftest.py", "sitecustomize.py"}  # pytest and Python look 
 OF_THEIR_OWN = {TESTS / "launchers"}  # norecursedirs in pyproject.toml: `make test-launchers` runs it
 
 
-def test_a_name_names_one_file() -> None:
+def test_file_names_are_unique() -> None:
     """A report of a failure, and a search for a file, name it without its folder."""
     counts = Counter(path.name for path in TESTS.rglob("*.py"))
     assert {name for name, count in counts.items() if count > 1} <= NAMED_BY_OTHERS

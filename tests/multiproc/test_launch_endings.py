@@ -77,7 +77,7 @@ def test_a_peer_that_ends_sooner_than_the_cause_is_not_the_first_failure(launche
     assert "rank 1 failed first: exit code 1" in done.stderr and "\n  bad input\n" in done.stderr
 
 
-def test_who_ignores_the_end_is_killed(launcher: Launcher) -> None:
+def test_rank_that_ignores_sigterm_is_killed(launcher: Launcher) -> None:
     args = (str(_folder(launcher, "ready")),)
     done = launcher.run(PROGRAMS / "ignores_its_end.py", "-n", "2", "--grace", "0.1", args=args)
     assert done.returncode == 5 and "rank 0 was ended by the launcher" in done.stderr

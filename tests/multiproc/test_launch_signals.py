@@ -92,7 +92,7 @@ def test_a_job_that_has_ended_elsewhere_before_it_begins_here() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_who_died_right_before_it_was_to_be_ended_died_by_itself(launcher: Launcher) -> None:
+def test_rank_that_dies_right_before_sigterm_is_a_failure(launcher: Launcher) -> None:
     script = "sys.exit(3) if rank == 1 else time.sleep(50)"
     done = _run_patched(launcher, "one_dies_before_it_is_asked", script, "-n", "2", "--grace", "0.1")
     assert "rank 0 failed too (SIGUSR1)" in done.stderr or "rank 0 failed first: SIGUSR1" in done.stderr

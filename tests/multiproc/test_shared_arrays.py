@@ -14,7 +14,7 @@ import ranks
 PROGRAM = Path(__file__).resolve().parent / "programs" / "shares_arrays.py"
 
 
-def test_they_are_mapped_by_those_who_read_them() -> None:
+def test_shared_arrays_are_mapped_by_their_readers() -> None:
     for output in ranks.processes(3, PROGRAM, "maps"):
         assert "mapped 3" in output, output
         assert "then 1" in output, output  # its own

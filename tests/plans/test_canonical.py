@@ -18,7 +18,7 @@ CANONICAL = {
 
 @each("collective", CANONICAL)
 @each("size", [3, 5, 8])
-def test_the_known_ones(collective: str, size: int) -> None:
+def test_canonical_algorithms_are_proved(collective: str, size: int) -> None:
     assert CONTRACTS[collective].reduces
     fit = {name for name in ALGORITHMS[collective] if prove(make(collective, name, size)).canonical}
     assert fit >= CANONICAL[collective]

@@ -26,7 +26,7 @@ def roots(collective: str, size: int) -> range:
 
 @each(("collective", "algorithm"), NAMES)
 @each("size", SIZES)
-def test_proved(collective: str, algorithm: str, size: int) -> None:
+def test_catalog_is_proved(collective: str, algorithm: str, size: int) -> None:
     for root in roots(collective, size):
         prove(make(collective, algorithm, size, root))
 

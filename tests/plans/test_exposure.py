@@ -240,7 +240,7 @@ def hasty() -> Plan:
     return Plan("all_reduce", "hasty", 2, 0, steps)
 
 
-def test_what_must_not_be_open_is_found_out() -> None:
+def test_exposing_every_message_is_detected() -> None:
     """Were every message open, both tests above would say so."""
     names = ("one_shot", "doubling", "leaders")
     for plan in [hasty(), *(make("all_reduce", name, 6, 0, (0, 1, 1, 0, 2, 2)) for name in names)]:
@@ -257,7 +257,7 @@ def opens(collective: str, name: str, size: int) -> tuple[int, int]:
 
 
 @each("collective", ["all_gather", "all_to_all", "reduce_scatter", "broadcast", "gather"])
-def test_what_is_only_read_is_open(collective: str) -> None:
+def test_read_only_chunks_are_exposed(collective: str) -> None:
     found, sends = opens(collective, "direct", 4)
     assert found == sends > 0
 

@@ -45,7 +45,7 @@ def stepped(optimizer: torch.optim.Optimizer, steps: int, scale: float = 1.0) ->
      lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0, betas=(0.0, 0.0))),
 ])  # fmt: skip
 @each("scale", [1.0, 1e-3, 1e-6, 1e-9])
-def test_it_goes_the_way_of_adam(options, theirs, scale):
+def test_compressed_adam_follows_adam(options, theirs, scale):
     shapes = (300, (7, 11), (), (0,), (1, 1))
     mine, other = parameters(*shapes), parameters(*shapes)
     start = [p.detach().clone() for p in mine]

@@ -36,7 +36,7 @@ def held_bytes() -> int:
 
 @each("dtype", [np.float32, "int8", bool, np.complex128, ml_dtypes.bfloat16, "S5"])
 @each("shape", [7, (), (3, 4), [2, 0, 5], np.zeros((2, 3)).shape])
-def test_it_is_an_ordinary_array(shape: object, dtype: object) -> None:
+def test_empty_returns_an_ordinary_array(shape: object, dtype: object) -> None:
     array, expected = un.empty(shape, dtype), np.empty(shape, dtype)
     assert (array.shape, array.dtype) == (expected.shape, expected.dtype)
     assert array.strides == expected.strides or not array.size
@@ -51,7 +51,7 @@ def test_numbers_of_numpy_are_lengths_and_floats_are_the_default() -> None:
     assert un.empty((np.int32(2), 2)).dtype == np.float64
 
 
-def test_what_cannot_be() -> None:
+def test_empty_refuses_wrong_arguments() -> None:
     with pytest.raises(TypeError, match="Python objects"):
         un.empty(3, object)
     with pytest.raises(ValueError, match="negative"):

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from unisono.commands.bench.line_up import LineUp, meeting_place
 
 
-def test_who_lines_up_goes_when_all_have_come():
+def test_line_up_releases_all_ranks_together():
     with meeting_place(3) as place:
         ranks = [LineUp(place, rank, 3) for rank in range(3)]
     come: list[int] = []

@@ -29,7 +29,7 @@ class _Silent(Exception):
         (GeneratorExit(), ""),
     ],
 )
-def test_why(error: BaseException, said: str) -> None:
+def test_cause_of_every_exception(error: BaseException, said: str) -> None:
     assert why(error) == said
 
 
@@ -51,7 +51,7 @@ def test_an_exit_in_a_handler_tells_what_was_handled() -> None:
     assert why(handled(0)) == ""
 
 
-def test_what_takes_time_to_say_is_not_said() -> None:
+def test_cause_calls_no_repr() -> None:
     """A list of millions of numbers, a tensor whose device is busy."""
 
     class Slow:
@@ -72,7 +72,7 @@ def test_what_takes_time_to_say_is_not_said() -> None:
     assert why(FileNotFoundError(2, "No such file", "a")) == "FileNotFoundError: [Errno 2] No such file: 'a'"
 
 
-def test_nobody_says_why_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_cause_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last error that nobody caught counts at the end of the program only: see the test of processes."""
     monkeypatch.setattr(sys, "last_value", ValueError("long ago"), raising=False)
     assert why(None) == ""

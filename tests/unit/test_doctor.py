@@ -44,7 +44,7 @@ def test_settings_have_the_names_that_a_user_can_set(
     assert all(line[0].isupper() for line in lines if line)
 
 
-def test_what_is_available() -> None:
+def test_is_available_for_every_backend() -> None:
     assert is_available()
     assert not is_available("native", "cuda")
     assert not is_available("mpi", "cuda")

@@ -248,7 +248,7 @@ def test_nothing_is_shared_between_what_was_one_object() -> None:
     assert back == [[1], [1]] and back[0] is not back[1]
 
 
-def test_depth() -> None:
+def test_encoding_depth_limit() -> None:
     deep: Any = 1
     for _ in range(MAX_DEPTH):
         deep = [deep, 2]
@@ -305,7 +305,7 @@ def local_class() -> Any:
         (__import__("collections").namedtuple("N", "a")(1), "only tuple itself"),
     ],
 )
-def test_refused(obj: Any, text: str) -> None:
+def test_encode_refuses_wrong_objects(obj: Any, text: str) -> None:
     with pytest.raises(TypeError, match=text):
         encode(obj)
 

@@ -88,7 +88,7 @@ def test_on_the_first_host_itself_its_name_may_mean_loopback(monkeypatch: pytest
         ({"RANK": "0", "WORLD_SIZE": "2"}, {}, "unisono run -n 2"),
     ],
 )
-def test_who_has_to_set_the_address_is_told_how(
+def test_missing_address_error_names_the_variable(
     variables: dict[str, str], changes: dict[str, str], text: str
 ) -> None:
     with pytest.raises(RendezvousError, match=f"MASTER_ADDR, MASTER_PORT, not set here.*{text}"):

@@ -25,5 +25,5 @@ OTHER = Called("broadcast", ("float64[4]", "root=0", "algorithm=direct"))
         ([None, None], ""),
     ],
 )
-def test_odd_ones(calls: list[Called | None], said: str) -> None:
+def test_minority_calls_are_named(calls: list[Called | None], said: str) -> None:
     assert odd_ones(calls) == said

@@ -219,7 +219,7 @@ BROKEN = {
 
 
 @each("name", BROKEN)
-def test_refused(name: str) -> None:
+def test_prover_refuses_broken_plans(name: str) -> None:
     broken, text = BROKEN[name]
     with pytest.raises(PlanError, match=re.escape(text)) as refusal:
         prove(broken)
@@ -238,7 +238,7 @@ def test_room_on_the_edges_is_all_that_the_bounded_one_lacks() -> None:
     prove(BROKEN["deadlock through bounded edges only"][0], edge_capacity=MANY)
 
 
-def test_what_the_prover_accepts_that_looks_odd() -> None:
+def test_prover_accepts_unusual_plans() -> None:
     """Sends to nobody, steps on scratch, a result combined in one odd order that all share."""
     prove(plan("broadcast", [Send(O, ()), Copy(T, O), Send(T, (1,))], [Recv(O, 0)]))
     odd = Reduce(O, (2, 0, 1))
