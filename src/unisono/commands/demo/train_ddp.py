@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -126,12 +127,11 @@ def main() -> int:
     if args.backend == "unisono":
         import unisono.torch  # noqa: F401  (registers the backend)
     torch.set_num_threads(1)
-    try:
-        dist.init_process_group(args.backend)
-        run(args)
-        dist.destroy_process_group()
-    except KeyboardInterrupt:
-        os._exit(130)  # at once: there is nothing to save
+    # At once: there is nothing to save. An exception could be raised in a callback, which prints it and goes on.
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    dist.init_process_group(args.backend)
+    run(args)
+    dist.destroy_process_group()
     if args.backend == "gloo":  # its threads outlive the interpreter, and sometimes abort the process
         sys.stdout.flush()
         os._exit(0)
