@@ -127,7 +127,7 @@ def main() -> int:
     if args.backend == "unisono":
         import unisono.torch  # noqa: F401  (registers the backend)
     torch.set_num_threads(1)
-    # At once: there is nothing to save. An exception could be raised in a callback, which prints it and goes on.
+    # At once: there is nothing to save. A callback would print an exception and go on.
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     dist.init_process_group(args.backend)
     run(args)
