@@ -66,6 +66,10 @@ class Hooks:
         for _, hook in sorted(self._abort.items(), key=lambda item: item[0]):
             hook()
 
+    def renew(self) -> None:
+        """Call the abort hooks again at the next abort: the group has new ranks."""
+        self._aborted = False
+
     @property
     def inside(self) -> bool:
         """Whether this thread is in a call that has passed the dispatcher."""
@@ -207,9 +211,16 @@ class Hooked:
             )
         group: Any = self
         self._bridge = Bridge(group)
-        kind: Any = ProcessGroup.BackendType.CUSTOM
-        set_backend(group, kind, self._bridge, group._device_types)
+        self._renew_bridge()
         group.__class__ = dispatched(type(self))
+
+    def _renew_bridge(self) -> None:
+        """Give PyTorch's dispatcher a bridge with the group's present rank and size, where it has one."""
+        if self._bridge is not None:
+            group: Any = self
+            self._bridge = Bridge(group)
+            kind: Any = ProcessGroup.BackendType.CUSTOM
+            set_backend(group, kind, self._bridge, group._device_types)
 
 
 def dispatched(direct: Any) -> type:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections import deque
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,8 @@ import torch.distributed as dist
 
 import unisono.engine.group
 from unisono.engine.environment import env
-from unisono.errors import message
+from unisono.engine.operations.reduction import ReduceOp
+from unisono.errors import UnisonoError, message
 from unisono.torch_internals import c10d
 from unisono.torch_internals import hooks as internals
 from unisono.torch_internals.dynamo import skip
@@ -29,6 +31,7 @@ from .cuda import CUDA, CudaGroup, why_not
 from .hooks import Hooked, Hooks
 from .monitored import MonitoredBarrier
 from .openmp import warn_if_crowded
+from .reconfiguration import Reconfigurable, Unconnected
 from .stand_in import installed
 from .store import TorchStore
 from .subgroups import NOWHERE, Begun, Subgroups, Within
@@ -36,7 +39,10 @@ from .unavailable import Unavailable
 from .work import Futures, TransferWork, UnisonoWork
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from unisono.engine.costs.choice import Choice
+    from unisono.engine.group.native import NativeGroup
 
 __all__ = ["ProcessGroupUnisono", "create"]
 
@@ -55,15 +61,18 @@ def create(given: Any, backend_options: Any) -> ProcessGroupUnisono:  # noqa: AR
     place = (given.store, given.group_rank, given.group_size, given.timeout, name)
     ranks = given.global_ranks_in_group
     within = Within(world(), ranks) if ranks else NOWHERE
+    connects = not getattr(given, "enable_reconfigure", False)
     if stand_in := installed():
         group: ProcessGroupUnisono = stand_in.group(
-            *place, devices=("cpu", "cuda"), backend="unisono", within=within
+            *place, devices=("cpu", "cuda"), backend="unisono", within=within, connects=connects
         )
         return group
-    return ProcessGroupUnisono(*place, within=within)
+    return ProcessGroupUnisono(*place, within=within, connects=connects)
 
 
-class ProcessGroupUnisono(Unavailable, Hooked, Subgroups, Collectives, c10d.ProcessGroup):  # type: ignore[misc]
+class ProcessGroupUnisono(  # type: ignore[misc]
+    Unavailable, Hooked, Reconfigurable, Subgroups, Collectives, c10d.ProcessGroup
+):
     """`torch.distributed` over one `unisono.Group`."""
 
     def __init__(
@@ -76,26 +85,46 @@ class ProcessGroupUnisono(Unavailable, Hooked, Subgroups, Collectives, c10d.Proc
         *,
         backend: str = "unisono",
         within: Within = NOWHERE,
+        connects: bool = True,
     ) -> None:
+        """Make the group; with `connects=False` it has no ranks before `reconfigure`."""
         super().__init__(rank, size)  # type: ignore[call-arg]  # with a store: no virtual methods
         self._rank = rank
         self._size = size
-        self._store = store
         self._timeout = timeout
         self._backend = backend
         self._group_name = name
         self._group_desc = ""
         self._hooks = Hooks()
-        self._global_ranks = [*within.ranks] or list(range(size))
         self._batch = None
         self._recent = deque(maxlen=16)
+        self._store = store
+        self._global_ranks = [*within.ranks] or list(range(size))
+        self._unconnected()
+        if connects:
+            self._join(store, within)
+
+    def _unconnected(self) -> None:
+        """Leave the group without ranks: every call raises."""
+        nobody: Any = Unconnected()
+        self._set_group(nobody)
+        self._cuda = self._monitored = nobody
+        self._finalizer: Callable[[], Any] = nobody.close
+
+    def _join(self, store: c10d.Store, within: Within = NOWHERE, timeout: timedelta | None = None) -> None:
+        """Make the engine's group, of the ranks that meet in the store.
+
+        Args:
+            timeout: for the ranks to meet; None: the group's.
+        """
+        rank, size, name = self._rank, self._size, self._group_name
+        timeout_s = (timeout or self._timeout).total_seconds()
         self._futures = Futures(f"unisono futures {name}")
-        timeout_s = timeout.total_seconds()
         parent = within.parent(f"making {name}", size)
         self._begun = Begun(store, rank, within.group)
         keys = self._begun.keys()
         with self._begun.attempt():
-            group = self._group = unisono.engine.group.connect(
+            group = unisono.engine.group.connect(
                 TorchStore(keys, timeout_s=timeout_s),
                 rank,
                 size,
@@ -106,10 +135,15 @@ class ProcessGroupUnisono(Unavailable, Hooked, Subgroups, Collectives, c10d.Proc
         if within is NOWHERE:
             warn_if_crowded(group._hosts, rank)
         # Also at exit: no thread may remain that completes a future.
-        self._finalizer = weakref.finalize(self, _end, self._group, self._futures, os.getpid())
+        self._finalizer = weakref.finalize(self, _end, group, self._futures, os.getpid())
+        group.timeout_s = self._timeout.total_seconds()
+        self._set_group(group)
+        self._cuda = CudaGroup(keys, rank, size, self._timeout)
+        self._monitored = MonitoredBarrier(keys, rank, size, group.last_seen)
+
+    def _set_group(self, group: NativeGroup) -> None:
+        self._group = group
         self._repeat, self._send_now, self._recv_now = group._repeat, group._send_now, group._recv_now
-        self._cuda = CudaGroup(keys, rank, size, timeout)
-        self._monitored = MonitoredBarrier(keys, rank, size, self._group.last_seen)
 
     # ---- identity ----
 
@@ -120,6 +154,8 @@ class ProcessGroupUnisono(Unavailable, Hooked, Subgroups, Collectives, c10d.Proc
     def size(self) -> int:
         """Return the number of ranks."""
         return self._size
+
+    getRank, getSize = rank, size  # noqa: N815  # for C++: they change when the group is reconfigured
 
     def getBackendName(self) -> str:  # noqa: N802
         """Return "unisono". For C++: it would cast a group named "gloo" to a C++ ProcessGroupGloo."""
@@ -231,8 +267,13 @@ class ProcessGroupUnisono(Unavailable, Hooked, Subgroups, Collectives, c10d.Proc
         return self._group.sequence
 
     def get_error(self) -> Any:
-        """Return PyTorch's ErrorType: SUCCESS, or COMM_ERROR once the group is aborted or closed."""
+        """Return PyTorch's ErrorType: SUCCESS, or COMM_ERROR once the group is aborted or closed.
+
+        SUCCESS after this rank's program called `abort` and has a handle: the group waits for `reconfigure`.
+        """
         kinds: Any = c10d.ErrorType
+        if self._revoked or isinstance(self._group, Unconnected):
+            return kinds.SUCCESS
         failed = self._group.closed or self._group._planner.engine.faulted
         return kinds.COMM_ERROR if failed else kinds.SUCCESS
 
@@ -257,6 +298,29 @@ class ProcessGroupUnisono(Unavailable, Hooked, Subgroups, Collectives, c10d.Proc
         """Make a group of this one's kind."""
         return ProcessGroupUnisono(store, rank, size, timeout, name, backend=self._backend, within=within)
 
+    # ---- other ranks ----
+
+    def _disconnect(self) -> None:
+        """End the group of the present ranks; a failed one ends, too."""
+        with suppress(UnisonoError):
+            self._close()
+        self._cuda.shutdown()
+        self._unconnected()
+
+    def _connect(self, store: c10d.Store, rank: int, size: int, timeout: timedelta) -> None:
+        """Make the group of the new ranks."""
+        self._rank, self._size, self._store = rank, size, store
+        self._global_ranks = list(range(size))
+        self._revoked = False
+        self._hooks.renew()
+        self._join(store, timeout=timeout)
+        self._renew_bridge()
+        c10d.renew_world(self, store, self._largest)
+
+    def _largest(self, number: int) -> int:
+        """Return the largest number of all ranks."""
+        return int(self._group.all_reduce(number, op=ReduceOp.MAX))
+
     # ---- the end ----
 
     def shutdown(self) -> None:
@@ -267,10 +331,13 @@ class ProcessGroupUnisono(Unavailable, Hooked, Subgroups, Collectives, c10d.Proc
         try:
             self._close()
         finally:
-            self._cuda.shutdown()
+            try:
+                self._cuda.shutdown()
+            finally:
+                self._leave_meetings()
 
     def abort(self) -> None:
-        """Abort the group: every wait in it raises, on every rank."""
+        """Abort the group: every wait in it raises, on every rank. `reconfigure` makes it anew."""
         try:
             self._hooks.before_abort()
             self._group.abort()
@@ -278,10 +345,16 @@ class ProcessGroupUnisono(Unavailable, Hooked, Subgroups, Collectives, c10d.Proc
             try:
                 self._cuda.abort()
             finally:
-                self.shutdown()
+                self._revoked = self._endpoint is not None
+                try:
+                    self._close()
+                finally:
+                    self._cuda.shutdown()
 
     def _close(self) -> None:
         """Close the part that moves CPU memory."""
+        if isinstance(self._group, Unconnected):
+            return
         healthy = not self._group.closed and not self._group._planner.engine.faulted
         try:
             self._finalizer()

@@ -71,13 +71,13 @@ class Replacement(type):
         size: int,
         timeout: timedelta,
         *,
-        enable_reconfigure: bool = False,  # noqa: ARG002
+        enable_reconfigure: bool = False,
         **new: Any,
     ) -> ProcessGroup:
         """Make a group with the backend name "gloo".
 
         Args:
-            enable_reconfigure: accepted; the functions that reconfigure a group raise NotImplementedError.
+            enable_reconfigure: the group has no ranks before `reconfigure`.
         Raises:
             NotImplementedError: PyTorch gives further arguments.
         """
@@ -97,7 +97,10 @@ class Replacement(type):
         everybody = c10d.GroupMember.WORLD
         within = NOWHERE if everybody is None else Within(world(), range(everybody.size()))
         name = "world" if everybody is None else "group"
-        return ProcessGroupUnisono(store, rank, size, timeout, name, backend="gloo", within=within)
+        connects = not enable_reconfigure
+        return ProcessGroupUnisono(
+            store, rank, size, timeout, name, backend="gloo", within=within, connects=connects
+        )
 
     def __instancecheck__(cls, instance: Any) -> bool:
         """True also for the groups made here: distributed_c10d asserts it."""

@@ -1,7 +1,8 @@
-"""A `torch.distributed.Store` as a `unisono.engine.store.Store`.
+"""A `torch.distributed.Store` as a `unisono.engine.store.Store`, and the other way round.
 
-PyTorch passes its store to a backend, and the group uses it for the rendezvous. This module only translates
-operations, timeouts and errors. It opens no connection.
+PyTorch passes its store to a backend, and the group uses it for the rendezvous. A group that is reconfigured
+uses a store of Unisono's, and gives it to what expects PyTorch's. This module only translates operations,
+timeouts and errors. It opens no connection.
 """
 
 from __future__ import annotations
@@ -9,16 +10,19 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from unisono.engine.store import Store, ops
+from unisono.engine.store import PrefixStore, Store, ops
 from unisono.engine.store.ops import Op, Reply
 from unisono.errors import StoreError, message
+from unisono.torch_internals import c10d
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import timedelta
 
-    from unisono.torch_internals import c10d
+__all__ = ["EngineStore", "TorchStore"]
 
-__all__ = ["TorchStore"]
+# mypy must pass with and without PyTorch installed.
+# mypy: disallow-subclassing-any=False, warn-unused-ignores=False
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.1
 
@@ -87,3 +91,46 @@ class TorchStore(Store):
         if isinstance(op, ops.Count):  # PyTorch counts the whole store, whatever the prefix
             return Reply(number=self._inner.num_keys())
         raise TypeError(f"not a store operation: {op!r}")
+
+
+class EngineStore(c10d.Store):  # type: ignore[misc]
+    """The keys under `prefix` in a store of Unisono, as a `torch.distributed.Store`. Its owner closes it."""
+
+    def __init__(self, inner: Store, prefix: str) -> None:
+        super().__init__()
+        self.inner = PrefixStore(prefix, inner)
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Store the value under the key."""
+        self.inner.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        """Return the value, waiting until it exists."""
+        return self.inner.get(key)
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to the number under the key; returns the sum."""
+        return self.inner.add(key, amount)
+
+    def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
+        """Replace the value if it equals `expected`; returns the value after that."""
+        return self.inner.compare_set(key, expected, desired)
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether all keys exist."""
+        return self.inner.check(keys)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Wait until every key exists."""
+        self.inner.wait(keys, None if timeout is None else timeout.total_seconds())
+
+    def delete_key(self, key: str) -> bool:
+        """Remove a key; returns whether it existed."""
+        return self.inner.delete_key(key)
+
+    def num_keys(self) -> int:
+        """Return how many keys there are."""
+        return self.inner.num_keys()
+
+    # The names by which PyTorch's C++ finds them.
+    compareSet, deleteKey, getNumKeys = compare_set, delete_key, num_keys  # noqa: N815

@@ -10,9 +10,6 @@ from unisono.errors import message
 __all__ = ["UNAVAILABLE", "Unavailable"]
 
 UNAVAILABLE = {
-    "reconfigure": "a group keeps its ranks. Make a new group, or use torchft with unisono.torch.torchft.",
-    "get_reconfigure_handle": "a group keeps its ranks. Make a new group, or use torchft with "
-    "unisono.torch.torchft.",
     "shrink": "a group keeps its ranks. Use new_group with the ranks that remain.",
     "new_window": "there are no one-sided windows. Use send and recv, or unisono.torch.empty for memory that "
     "other ranks of a host read.",
@@ -34,7 +31,6 @@ UNAVAILABLE = {
 class Unavailable:
     """Methods that raise NotImplementedError."""
 
-    supports_reconfigure = False
     supports_window = False
     supports_completion_hooks = False
     _supports_time_estimate = False

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .probe import Private, find, need
+from .probe import Private, find, need, optional
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch._C._distributed_c10d import (
         AllgatherOptions,
         AllreduceCoalescedOptions,
@@ -50,6 +52,7 @@ __all__ = [
     "Work",
     "for_device",
     "nccl",
+    "renew_world",
     "set_backend",
     "world",
 ]
@@ -116,6 +119,11 @@ NAMES["default group"] = Private(
     purpose="find the world",
     without="up.parallelize, and the benchmark of PyTorch's interface, cannot run",
 )
+NAMES["state"] = Private(
+    "torch.distributed.distributed_c10d:_world",
+    purpose="let new_group use the ranks and the store of a world that was reconfigured",
+    without="new_group fails after the world was reconfigured",
+)
 NAMES["default store"] = Private(
     "torch.distributed.distributed_c10d:_get_default_store",
     purpose="tell other ranks that a training step failed here",
@@ -160,3 +168,20 @@ def count_collectives(backend: Any) -> None:
 def world() -> tuple[Any, Any]:
     """Return the group of all ranks, and the store through which it was made."""
     return need(NAMES["default group"])(), need(NAMES["default store"])()
+
+
+def renew_world(group: Any, store: Any, agree: Callable[[int], int]) -> None:
+    """Tell PyTorch that its default group has other ranks and another store; another group: do nothing.
+
+    Args:
+        agree: returns the largest of the numbers that the ranks give. PyTorch counts groups to name the next
+            one, and processes that met later have counted fewer.
+    """
+    everybody: Any = torch.distributed.GroupMember.WORLD
+    if everybody is not group:
+        return
+    state = optional(NAMES["state"])
+    if state is not None:
+        state.pg_map[group] = state.pg_map[group][0], store
+        state.pg_group_ranks[group] = {rank: rank for rank in range(group.size())}
+        state.group_count = agree(state.group_count)

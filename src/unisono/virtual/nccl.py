@@ -92,11 +92,17 @@ class ProcessGroupVirtual(ProcessGroupUnisono):
         options: Any = None,
         backend: str = "nccl",
         within: Within = NOWHERE,
+        connects: bool = True,
     ) -> None:
-        super().__init__(store, rank, size, timeout, name, backend=backend, within=within)
         self._takes = frozenset(devices)
         self._options = options
-        self._owners = DeviceOwners(c10d.PrefixStore("devices/", self._begun.keys()), rank, size)
+        super().__init__(store, rank, size, timeout, name, backend=backend, within=within, connects=connects)
+
+    def _join(self, store: Any, within: Within = NOWHERE, timeout: timedelta | None = None) -> None:
+        """Make the engine's group, of the ranks that meet in the store."""
+        super()._join(store, within, timeout)
+        keys = c10d.PrefixStore("devices/", self._begun.keys())
+        self._owners = DeviceOwners(keys, self._rank, self._size)
 
     @property
     def _device_types(self) -> list[torch.device]:

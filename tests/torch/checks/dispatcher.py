@@ -159,12 +159,6 @@ def check_what_is_missing_says_so(rank, size):
             getattr(group, name)()
     with pytest.raises(NotImplementedError, match="no mem_allocator"):
         _ = group.mem_allocator
-    if hasattr(dist, "_supports_reconfigure"):
-        assert not dist._supports_reconfigure()
-        with pytest.raises(NotImplementedError, match="reconfigure"):
-            dist._reconfigure(1, ["handle"] * size)
-        with pytest.raises(NotImplementedError, match="get_reconfigure_handle"):
-            dist._get_reconfigure_handle()
     if hasattr(dist, "_supports_window"):
         assert not dist._supports_window()
         with pytest.raises(NotImplementedError, match="one-sided"):
