@@ -8,22 +8,22 @@
 namespace unisono::virtual_gpu {
 
 // The checks of one operation. Made once, when its kernel is registered.
-struct Checks {
-  enum Kind : uint8_t { kEach, kIterator, kIndex, kConvolution, kNone };
+struct ArgumentChecks {
+  enum CheckKind : uint8_t { kEach, kIterator, kIndex, kConvolution, kNone };
   // Raises unless the argument tensors are on devices that the operation accepts.
   void operator()(const torch::jit::Stack& stack, size_t base, size_t count) const;
 
-  Kind kind = kIterator;
+  CheckKind kind = kIterator;
   std::string method;                  // such as "wrapper_CUDA_addmm"
   std::vector<std::string> arguments;  // their names
   std::vector<bool> written;
 };
 
 // The operation in PyTorch's CUDA build. `known`: it has a CUDA kernel there.
-struct Entry {
+struct CudaKernelEntry {
   bool known, iterator;
   std::string method;
 };
-Entry entry_of(const std::string& full_name);
+CudaKernelEntry entry_of(const std::string& full_name);
 
 }  // namespace unisono::virtual_gpu

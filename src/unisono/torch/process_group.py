@@ -25,23 +25,23 @@ from unisono.torch_internals import c10d
 from unisono.torch_internals import hooks as internals
 from unisono.torch_internals.dynamo import skip
 
-from .calling import Calling
 from .collectives import Collectives
 from .cuda import CUDA, CudaGroup, why_not
-from .hooks import Hooked, Hooks
-from .monitored import MonitoredBarrier
+from .group_calls import GroupCalls
+from .hooks import AbortHooks, HookMethods
+from .monitored_barrier import MonitoredBarrier
+from .nccl_substitute import current
 from .openmp import warn_if_crowded
 from .reconfiguration import Reconfigurable, Unconnected
-from .stand_in import installed
 from .store import TorchStore
-from .subgroups import NOWHERE, Begun, Subgroups, Within
-from .unavailable import Unavailable
-from .work import Futures, TransferWork, UnisonoWork
+from .subgroups import NOWHERE, GroupCounter, ParentRanks, Subgroups
+from .unsupported import UnsupportedMethods
+from .work import TransferWork, UnisonoWork, WorkFutures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from unisono.engine.costs.choice import Choice
+    from unisono.engine.costs.tuner import AlgorithmChoice
     from unisono.engine.group.native import NativeGroup
 
 __all__ = ["ProcessGroupUnisono", "create"]
@@ -60,9 +60,9 @@ def create(given: Any, backend_options: Any) -> ProcessGroupUnisono:  # noqa: AR
     name = f"group {given.group_id}" if given.global_ranks_in_group else "world"
     place = (given.store, given.group_rank, given.group_size, given.timeout, name)
     ranks = given.global_ranks_in_group
-    within = Within(world(), ranks) if ranks else NOWHERE
+    within = ParentRanks(world(), ranks) if ranks else NOWHERE
     connects = not getattr(given, "enable_reconfigure", False)
-    if stand_in := installed():
+    if stand_in := current():
         group: ProcessGroupUnisono = stand_in.group(
             *place, devices=("cpu", "cuda"), backend="unisono", within=within, connects=connects
         )
@@ -71,7 +71,7 @@ def create(given: Any, backend_options: Any) -> ProcessGroupUnisono:  # noqa: AR
 
 
 class ProcessGroupUnisono(  # type: ignore[misc]
-    Unavailable, Hooked, Reconfigurable, Subgroups, Collectives, c10d.ProcessGroup
+    UnsupportedMethods, HookMethods, Reconfigurable, Subgroups, Collectives, c10d.ProcessGroup
 ):
     """`torch.distributed` over one `unisono.Group`."""
 
@@ -84,7 +84,7 @@ class ProcessGroupUnisono(  # type: ignore[misc]
         name: str,
         *,
         backend: str = "unisono",
-        within: Within = NOWHERE,
+        within: ParentRanks = NOWHERE,
         connects: bool = True,
     ) -> None:
         """Make the group; with `connects=False` it has no ranks before `reconfigure`."""
@@ -95,7 +95,7 @@ class ProcessGroupUnisono(  # type: ignore[misc]
         self._backend = backend
         self._group_name = name
         self._group_desc = ""
-        self._hooks = Hooks()
+        self._hooks = AbortHooks()
         self._batch = None
         self._recent = deque(maxlen=16)
         self._store = store
@@ -111,7 +111,9 @@ class ProcessGroupUnisono(  # type: ignore[misc]
         self._cuda = self._monitored = nobody
         self._finalizer: Callable[[], Any] = nobody.close
 
-    def _join(self, store: c10d.Store, within: Within = NOWHERE, timeout: timedelta | None = None) -> None:
+    def _join(
+        self, store: c10d.Store, within: ParentRanks = NOWHERE, timeout: timedelta | None = None
+    ) -> None:
         """Make the engine's group, of the ranks that meet in the store.
 
         Args:
@@ -119,9 +121,9 @@ class ProcessGroupUnisono(  # type: ignore[misc]
         """
         rank, size, name = self._rank, self._size, self._group_name
         timeout_s = (timeout or self._timeout).total_seconds()
-        self._futures = Futures(f"unisono futures {name}")
+        self._futures = WorkFutures(f"unisono futures {name}")
         parent = within.parent(f"making {name}", size)
-        self._begun = Begun(store, rank, within.group)
+        self._begun = GroupCounter(store, rank, within.group)
         keys = self._begun.keys()
         with self._begun.attempt():
             group = unisono.engine.group.connect(
@@ -255,8 +257,8 @@ class ProcessGroupUnisono(  # type: ignore[misc]
     _set_default_timeout = set_timeout
     setTimeout = set_timeout  # noqa: N815
 
-    def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> Choice:
-        """The algorithm of a collective; see `unisono.Group.choice`."""
+    def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> AlgorithmChoice:
+        """The algorithm of a collective; see `unisono.Group.tuner`."""
         return self._group.choice(collective, nbytes, algorithm)
 
     def _set_sequence_number_for_group(self) -> None:
@@ -293,7 +295,7 @@ class ProcessGroupUnisono(  # type: ignore[misc]
         """Do nothing: there are no hooks to wait for."""
 
     def _make(
-        self, store: c10d.Store, rank: int, size: int, timeout: timedelta, name: str, within: Within
+        self, store: c10d.Store, rank: int, size: int, timeout: timedelta, name: str, within: ParentRanks
     ) -> ProcessGroupUnisono:
         """Make a group of this one's kind."""
         return ProcessGroupUnisono(store, rank, size, timeout, name, backend=self._backend, within=within)
@@ -375,7 +377,7 @@ def world() -> ProcessGroupUnisono | None:
     return found if isinstance(found, ProcessGroupUnisono) else None
 
 
-def _end(group: unisono.engine.group.Group, futures: Futures, pid: int) -> None:
+def _end(group: unisono.engine.group.Group, futures: WorkFutures, pid: int) -> None:
     try:
         group.close()
     finally:
@@ -385,4 +387,4 @@ def _end(group: unisono.engine.group.Group, futures: Futures, pid: int) -> None:
             futures.close()
 
 
-skip(ProcessGroupUnisono, Collectives, Calling, UnisonoWork, TransferWork)
+skip(ProcessGroupUnisono, Collectives, GroupCalls, UnisonoWork, TransferWork)

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed as dist
 
-from unisono.engine.base.checking import listed, whole
+from unisono.engine.base.validation import listed, whole
 from unisono.engine.bootstrap.interfaces import local_address
 from unisono.engine.environment import env
 from unisono.engine.store import TCPStore
-from unisono.engine.store.address import shown
+from unisono.engine.store.address import address_text
 from unisono.errors import message
 
 from .store import EngineStore
@@ -53,7 +53,7 @@ class Handle(NamedTuple):
     token: str
 
     def __str__(self) -> str:
-        return f"unisono://{shown(self.host, self.port)}/{self.token}"
+        return f"unisono://{address_text(self.host, self.port)}/{self.token}"
 
     @classmethod
     def parse(cls, given: object) -> Handle:
