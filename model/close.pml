@@ -1,8 +1,8 @@
 // Closing (csrc: engine.cpp, channels.cpp, waiter.cpp): rank 0 sends every other rank MESSAGES messages and
-// leaves. The last one is sent with zero copy: it lies in memory of rank 0, which it overwrites when all have returned it or when
-// it has left, whichever comes first. The others want these messages, or one more.
+// leaves. The last one is sent with zero copy: it lies in memory of rank 0, which it overwrites when all have
+// completed it or when it has left, whichever comes first. The others want these messages, or one more.
 //
-// Right: what was sent before arrives, who wants one more learns that rank 0 has left, and zero-copy memory that was
+// Right: what was sent before arrives, who wants one more learns that rank 0 has left, and memory that was
 // overwritten is never taken for the message.
 //
 // seed LEFT_READ_LAST: the receiver looks for the message first, and then whether its sender has left
