@@ -38,11 +38,19 @@ install_torch = @$(BIN)/python tools/install_torch.py $(PYTORCH) $(1) $(TORCH_PI
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
+DEMO_BENCH = -b 4 -f 64 --rounds 3 --no-limit
 demo: $(VENV)/.installed  ## training over Unisono, a rank that dies, a benchmark; TORCH=1: PyTorch's DDP, too
 ifneq ($(filter 1 cpu,$(TORCH)),)
 	$(call install_torch,--required)
 endif
-	@$(BIN)/unisono demo -n 4 $(ARGS)
+	$(call say,"four ranks train in NumPy; then one is killed")
+	@$(BIN)/unisono run -n 4 examples/language_model.py --lose-a-rank; test $$? -eq 137
+	$(call say,"all_reduce between two ranks against memcpy")
+	@$(BIN)/unisono bench all_reduce -n 2 $(DEMO_BENCH) -e 64M --against memcpy
+	@$(BIN)/python -c 'import torch' 2>/dev/null || { echo "PyTorch is not installed: no DDP here (make demo TORCH=1)"; exit 0; }; \
+	  echo "==> two ranks train with PyTorch's DDP; then all_reduce against Gloo"; \
+	  $(BIN)/unisono run -n 2 examples/data_parallel.py && \
+	  $(BIN)/unisono bench all_reduce -n 2 $(DEMO_BENCH) -e 1M --interface torch --against gloo
 
 # Three workers on two cores: many tests wait for a process or for a time. Four at most: a test has several ranks.
 WORKERS ?= $(shell cores=$$(nproc); echo $$((cores > 2 ? 4 : cores + cores / 2)))
@@ -64,8 +72,17 @@ test-long: $(VENV)/.installed  ## all tests, with long runs of the fuzzers and r
 	$(call install_torch,--required)
 	UNISONO_TEST_LONG=1 $(PYTEST) $(ARGS)
 
-test-fresh:  ## README's two commands in fresh clones, with PyTorch's CUDA build, CPU build, or none (ARGS=--help)
-	@$(PYTHON) tools/fresh.py $(ARGS)
+# FRESH: one of PyTorch's CUDA build, its CPU build, and none. FRESH_ENV: variables that pip needs here.
+FRESH ?= TORCH=1 TORCH=cpu TORCH=0
+FRESH_ENV ?=
+test-fresh:  ## README's two commands in fresh clones with an empty home (FRESH="TORCH=0": only without PyTorch)
+	for torch in $(FRESH); do \
+	  folder=$$(mktemp -d) && git clone --quiet --depth=1 file://$(CURDIR) $$folder/unisono && \
+	  for words in demo "test $$torch"; do \
+	    env -i HOME=$$folder PATH=/usr/local/bin:/usr/bin:/bin PIP_CONFIG_FILE=/dev/null $(FRESH_ENV) \
+	      make -C $$folder/unisono $$words $(ARGS) || exit 1; \
+	  done && rm -rf $$folder || exit 1; \
+	done
 
 # Ray comes from PyPI, into .venv; Slurm has to be installed already (apt-get install slurm-wlm munge) and needs root.
 test-launchers: $(VENV)/.installed bench-peers  ## start real jobs with Slurm, Ray, torchrun and three mpiexec (15 minutes); installs Ray from PyPI
@@ -108,6 +125,7 @@ check: $(VENV)/.installed  ## format, lint, types, layers, budgets
 	$(if $(CSRC),$(BIN)/python tools/check_includes.py)
 	$(call say,"budgets")
 	$(BIN)/python tools/budgets.py
+	$(BIN)/lizard --warnings_only --length 60 --CCN 1000 --arguments 1000 $(FORMATTED) csrc
 
 gate: $(VENV)/.installed  ## count the instructions of three calls; 5 % more than tools/gate.json is a failure (ARGS=--update)
 	@$(BIN)/python tools/gate.py $(ARGS)
@@ -209,8 +227,13 @@ $(VENV)/.tools: $(VENV)/.created
 # Without a GIL: what the tests need. Some tools of `make check` have no wheel for such a Python.
 EXTRA = $(shell $(BIN)/python -c 'import sysconfig as s; print("test" if s.get_config_var("Py_GIL_DISABLED") else "dev")')
 built_here = $(if $(filter-out csrc%,$?),-e '.[$(EXTRA)]',--no-deps -e .)
+INSTALL_LOG := $(VENV)/engine-install.log
 $(VENV)/.installed: $(VENV)/.tools pyproject.toml CMakeLists.txt csrc $(wildcard csrc/*) $(CSRC) $(WHEEL)
 	$(call say,"$(if $(WHEEL),installing $(WHEEL),building the native module)")
 	@$(if $(WHEEL),$(PIP) uninstall -qq --yes unisono)
-	@$(BIN)/python tools/install_engine.py $(if $(WHEEL),'$(WHEEL)[$(EXTRA)]',$(built_here))
-	@touch $@
+	@rm -f $@
+	@{ $(PIP) install -v --no-build-isolation --progress-bar off \
+	    $(if $(WHEEL),'$(WHEEL)[$(EXTRA)]',$(built_here)) 2>&1 && touch $@; } \
+	  | tee $(INSTALL_LOG) | sed -nu -E 's/^ *((\*\*\* |\[[0-9]+\/|Collecting |Installing coll).*)/    \1/p'
+	@test -e $@ || { grep -m 1 -E ':[0-9]+: (fatal )?error: ' $(INSTALL_LOG); tail -n 60 $(INSTALL_LOG); \
+	  echo "error: pip failed; all it said: $(INSTALL_LOG)"; exit 1; }

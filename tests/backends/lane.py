@@ -5,8 +5,6 @@ environments of their own (`make bench-libraries`). NCCL runs on virtual GPUs. O
 docs/backends.md is compared with what `unisono doctor --backends` finds.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

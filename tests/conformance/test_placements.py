@@ -1,7 +1,5 @@
 """Every algorithm over the real engine, on groups that are told their ranks are on several hosts."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -50,7 +48,7 @@ def test_chosen_algorithm_on_hosts(hosts: tuple[int, ...]) -> None:
                 assert (x == group.size).all()
             group.broadcast(x)
             group.reduce(x)
-        cases.in_flight(group, exact=False)
+        cases.in_flight(group)
         group.barrier()
 
     ranks.threads(len(hosts), work)

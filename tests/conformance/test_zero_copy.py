@@ -2,8 +2,6 @@
 so.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Zero copy reads and writes the memory of a process as it was then, not to whatever has its number later."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import ranks

@@ -1,7 +1,5 @@
 """The command `unisono`: its commands, lazily, and clear words about the rest."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import types
@@ -42,7 +40,7 @@ def test_a_command_gets_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     ("command", "missing", "told"),
     [
         ("doctor", "unisono.commands.doctor", "is not part of this build"),
-        ("demo", "torch", "pip install 'unisono[torch]'"),
+        ("bench", "torch", "pip install 'unisono[torch]'"),
         ("bench", "numpy", "pip install numpy"),
     ],
 )

@@ -1,7 +1,5 @@
 """Ranks as threads in torchrun's environment: the master's port belongs to its agent."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from collections.abc import Iterator
@@ -9,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from meeting import closed_together, env_of, meet, together
-from unisono.engine.bootstrap.rendezvous import probe_ports
+from unisono.engine.bootstrap.store_setup import probe_ports
 from unisono.engine.environment import env
 from unisono.engine.store import StoreServer
 from unisono.errors import RendezvousError

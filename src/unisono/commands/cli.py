@@ -16,14 +16,11 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-__all__ = ["main"]
-
 COMMANDS = {
     "run": ("unisono.commands.launch", "start the ranks of a script, a module or a program"),
     "bench": ("unisono.commands.bench", "measure collectives: latency, bandwidth, wrong values"),
     "draw": ("unisono.commands.drawing", "draw an algorithm: who sends what to whom, round by round"),
     "calibrate": ("unisono.commands.calibrate", "measure this machine, for the choice of algorithms"),
-    "demo": ("unisono.commands.demo", "watch several processes train a small language model"),
     "doctor": ("unisono.commands.doctor", "show settings, backends and what this machine can do"),
 }
 

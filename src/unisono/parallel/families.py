@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from .tensor_parallel import KINDS, like
 
-__all__ = ["ModelFamily", "SplitColumns", "entries", "family_of"]
-
 ELEMENTWISE = (
     nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.Softplus, nn.Dropout, nn.Identity
 )  # fmt: skip

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-__all__ = ["has_mixed_parameters", "step"]
-
 
 def has_mixed_parameters(parameters: Iterable[Tensor]) -> bool:
     """Whether some of them are DTensors and some are not."""

@@ -37,8 +37,6 @@ from .step_trace import CommunicationReport, StepTrace, write_trace
 from .step_trace import trace_step as watching
 from .swap import ParameterSwap
 
-__all__ = ["Run", "parallelize"]
-
 
 def parallelize(
     model: nn.Module,

@@ -27,8 +27,6 @@ from .replicated_parameters import GradientBucket
 from .spill import Disk, Host, Key, SpillStorage
 from .spilled_tensor import is_spilled, mark_spilled, unmark_spilled
 
-__all__ = ["ParameterSwap", "spill_parameters", "store_of"]
-
 
 def store_of(swap: str) -> SpillStorage:
     """Make the store that `Plan(swap=...)` names: "disk", "memory", or the folder of the file."""

@@ -19,8 +19,6 @@ from unisono.plans.hierarchical import (
 )
 from unisono.plans.plan import Copy, In, Out, Recv, Reduce, Send, Step, Tmp, exchange
 
-__all__ = ["all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter"]
-
 
 def star(place: int, count: int) -> Sequence[int]:
     """A flat tree: all hosts below the first."""

@@ -22,19 +22,6 @@ from unisono.plans.coded_edges import coded_edges, rounds
 from unisono.plans.contracts import CONTRACTS, Contribution
 from unisono.plans.plan import EDGE_CAPACITY, Chunk, Copy, Plan, Recv, Reduce, Send, Step
 
-__all__ = [
-    "CODES",
-    "EDGE_CAPACITY",
-    "Deadlock",
-    "Proof",
-    "StepValues",
-    "SymbolicValue",
-    "prove",
-    "run",
-    "start",
-]
-
-
 CODES = "codes"
 """(CODES, order): the decoded codes of a value."""
 

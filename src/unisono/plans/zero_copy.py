@@ -12,8 +12,6 @@ from __future__ import annotations
 from unisono.plans.plan import Chunk, Copy, Recv, Send
 from unisono.plans.provenance import Provenance
 
-__all__ = ["zero_copy_sends"]
-
 
 def zero_copy_sends(rank: int, plan: Provenance) -> list[bool]:
     """For every step of a rank, whether it sends a message that may be read in place.

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     from .monitored_barrier import MonitoredBarrier
 
-__all__ = ["Collectives", "flat"]
-
 
 def _equal_parts(
     group: GroupCalls, _: Any, output: Tensor, given: Tensor, output_sizes: Any, input_sizes: Any, *__: Any

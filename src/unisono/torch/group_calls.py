@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     Method = TypeVar("Method", bound=Callable[..., Any])
 
-__all__ = ["GroupCalls", "fast_path"]
-
 
 def fast_path(
     collective: str,

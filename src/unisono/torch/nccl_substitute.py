@@ -9,8 +9,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["NcclSubstitute", "current", "install"]
-
 
 class NcclSubstitute(NamedTuple):
     """Takes CUDA tensors.

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from unisono.engine.costs.tuner import AlgorithmChoice
     from unisono.engine.group.native import NativeGroup
 
-__all__ = ["ProcessGroupUnisono", "create"]
-
 # mypy must pass with and without PyTorch installed.
 # mypy: disallow-subclassing-any=False, warn-unused-ignores=False
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from unisono.engine.group.native import NativeGroup
 
-__all__ = ["NOWHERE", "GroupCounter", "ParentRanks", "Subgroups"]
-
 
 class ParentRanks(NamedTuple):
     """The parent group in which a group is made, if any, and the parent's ranks that may be in it."""

@@ -7,8 +7,6 @@ from typing import Any
 
 from unisono.errors import message
 
-__all__ = ["UNSUPPORTED", "UnsupportedMethods"]
-
 UNSUPPORTED = {
     "shrink": "a group keeps its ranks. Use new_group with the ranks that remain.",
     "new_window": "there are no one-sided windows. Use send and recv, or unisono.torch.empty for memory that "

@@ -11,8 +11,6 @@ import unisono.torch_internals as package
 
 from .probe import PrivateName, find
 
-__all__ = ["missing", "names"]
-
 
 def names() -> dict[str, list[PrivateName]]:
     """Return the private names by the module that uses them."""

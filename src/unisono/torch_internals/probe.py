@@ -22,8 +22,6 @@ from typing import Any, NamedTuple
 
 from unisono.errors import message
 
-__all__ = ["MissingPrivateName", "PrivateName", "find", "first", "need", "optional"]
-
 
 class PrivateName(NamedTuple):
     """A name of PyTorch that no document of PyTorch promises.

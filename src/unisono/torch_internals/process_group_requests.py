@@ -15,15 +15,6 @@ import torch.distributed.distributed_c10d as c10d
 
 from .probe import PrivateName, find, optional
 
-__all__ = [
-    "MAKING",
-    "REGISTERED",
-    "ProcessGroupRequest",
-    "current_request",
-    "ensure_registered",
-    "note_requests",
-]
-
 MAKING = PrivateName(
     "torch.distributed.distributed_c10d:_new_process_group_helper",
     purpose="see which backends a group on virtual GPUs has, and its device_id",

@@ -9,8 +9,6 @@ from torch.autograd import profiler
 
 from .probe import PrivateName, optional
 
-__all__ = ["NAMES", "begin", "end", "is_on"]
-
 NAMES = {
     "on": PrivateName(
         "torch.autograd.profiler:_is_profiler_enabled",

@@ -14,8 +14,6 @@ from unisono import _native
 
 from .probe import PrivateName, find
 
-__all__ = ["NAMES", "places"]
-
 NAMES = {
     "address": PrivateName(
         "torch:UntypedStorage._cdata",

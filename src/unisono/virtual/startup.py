@@ -21,8 +21,6 @@ from .native import VirtualGpuLibrary
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["VirtualGpuSettings", "enable", "enable_from_environment", "enabled", "prepare"]
-
 MOST = 64
 DEFAULT_MEMORY = 80 << 30
 

@@ -16,21 +16,6 @@ import numpy as np
 
 from unisono.commands.bench.cases import OPERATIONS, REDUCE_OPS, Array, BenchCase, CaseBuffers, numpy_dtype
 
-__all__ = [
-    "ASIDE",
-    "LIMITS",
-    "UNJOINED",
-    "Contender",
-    "MemcpyContender",
-    "SharedContender",
-    "UnisonoContender",
-    "choice_record",
-    "cut",
-    "partner_of",
-    "pingpong",
-    "required_passes",
-]
-
 Call = Callable[[], object]
 
 LIMITS = ("memcpy", "limit")

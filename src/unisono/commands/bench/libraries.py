@@ -24,16 +24,6 @@ from unisono.commands.bench.worker_group import BenchError, WorkerGroup, connect
 from unisono.engine.environment import env
 from unisono.errors import message
 
-__all__ = [
-    "MPIS",
-    "PEERS",
-    "BenchLibrary",
-    "MpiLibrary",
-    "MpiWorkerGroup",
-    "choose_libraries",
-    "choose_worker_group",
-]
-
 INSTALL_TORCH = "pip install torch"
 START_TIMEOUT_S = 60.0
 

@@ -22,8 +22,6 @@ from unisono.commands.bench.contenders import ASIDE
 from unisono.commands.bench.noise import CoreSpeed
 from unisono.commands.bench.worker_group import BenchError, WorkerGroup
 
-__all__ = ["CaseResult", "MeasurementFailure", "Timing", "calls_for", "measure_sweep", "ratio"]
-
 MIN_CALLS = 5
 MAX_CALLS = 20_000
 PILOT_US = 5_000.0

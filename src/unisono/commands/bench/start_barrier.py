@@ -17,8 +17,6 @@ import numpy as np
 
 from unisono import _native
 
-__all__ = ["StartBarrier", "barrier_memory"]
-
 
 @contextmanager
 def barrier_memory(size: int) -> Iterator[str]:

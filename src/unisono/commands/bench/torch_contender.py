@@ -18,8 +18,6 @@ from unisono.commands.bench.cases import BenchCase, CaseBuffers
 from unisono.commands.bench.contenders import Call, Contender, choice_record, cut, pingpong
 from unisono.torch_internals import c10d
 
-__all__ = ["TorchContender"]
-
 TIMEOUT = timedelta(seconds=120)
 
 

@@ -10,8 +10,6 @@ from unisono.commands.drawing.colours import COLOURS, variables
 from unisono.commands.drawing.diagram import svg
 from unisono.commands.drawing.trace import PlanTrace
 
-__all__ = ["html"]
-
 
 def html(picture: PlanTrace) -> str:
     """The page as text.

@@ -16,8 +16,6 @@ from unisono.plans import CONTRACTS, Chunk, Copy, Plan, Recv, Reduce, Send
 from unisono.plans.plan import Step
 from unisono.plans.proof import StepValues, SymbolicValue, prove, run, start
 
-__all__ = ["ChunkUpdate", "PlanCost", "PlanTrace", "RoundMessage", "TraceRound", "numbers", "trace_plan"]
-
 
 class RoundMessage(NamedTuple):
     """One message from `sender` to `receiver`: chunks of the sender, and the value of each."""

@@ -44,8 +44,6 @@ from unisono.commands.launch.process import (
 from unisono.engine.base.limits import is_limit, limit_text, usable_cores
 from unisono.engine.environment import env
 
-__all__ = ["FORWARDED", "STOPPING", "Supervisor", "write_record"]
-
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # they end the job
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)  # they are for the ranks
 FORWARDED = (*STOPPING, *PASSED_ON, signal.SIGTSTP)  # what the front process sends here

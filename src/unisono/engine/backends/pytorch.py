@@ -28,8 +28,6 @@ from unisono.engine.backends.torch_store import TorchStoreAdapter
 from unisono.engine.operations.reduction import PremulSum, ReduceOp
 from unisono.engine.store import PrefixStore, Store
 
-__all__ = ["GlooDriver", "NcclDriver"]
-
 Tensor = torch.Tensor
 _OF_BOOL = {ReduceOp.SUM: ReduceOp.MAX, ReduceOp.PRODUCT: ReduceOp.MIN}
 _FLOATS = ("float16", "bfloat16", "float32", "float64")

@@ -12,8 +12,6 @@ from typing import Any
 
 from unisono.engine.operations.reduction import ReduceOp
 
-__all__ = ["reduce_gathered"]
-
 
 def reduce_gathered(torch: Any, parts: Sequence[Any], op: ReduceOp) -> Any:
     """The reduction of tensors, one after another. MIN and MAX propagate NaN."""

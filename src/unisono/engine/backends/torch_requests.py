@@ -12,8 +12,6 @@ from torch import Tensor
 
 from unisono.engine.backends.driver import LibraryRequest
 
-__all__ = ["GlooMessageRequest", "GlooRequest", "GlooWaitRequest", "TorchMessageRequest", "TorchRequest"]
-
 SLICE_S = 0.1
 SLICE = timedelta(seconds=SLICE_S)
 

@@ -12,8 +12,6 @@ import socket
 import threading
 import time
 
-__all__ = ["UnauthenticatedConnections"]
-
 
 class UnauthenticatedConnections:
     """The unauthenticated connections of one listener. One thread adds them, handshake threads remove them.

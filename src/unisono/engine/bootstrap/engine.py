@@ -21,8 +21,6 @@ from unisono.errors import StoreError
 if TYPE_CHECKING:
     from unisono.engine.bootstrap.peer_sockets import PeerSockets
 
-__all__ = ["EngineSettings", "EngineSetup", "open_engine"]
-
 
 class EngineSettings(msgspec.Struct, frozen=True):
     """The settings of the engine.

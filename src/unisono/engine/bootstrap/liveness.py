@@ -12,8 +12,6 @@ from collections.abc import Callable
 from unisono.engine.bootstrap.peer_info import Membership, PeerInfo, process_start_time
 from unisono.errors import RendezvousError, message
 
-__all__ = ["LivenessMonitor", "board"]
-
 # Values of <linux/fcntl.h>, as in commands/launch/process.py.
 _F_GET_SEALS, _SEALS = 1034, 0x2 | 0x4
 

@@ -23,16 +23,6 @@ from unisono.engine.store import Store
 from unisono.errors import RendezvousError, StoreTimeout, message
 from unisono.plans import ALGORITHMS
 
-__all__ = [
-    "Membership",
-    "PeerInfo",
-    "exchange_peer_info",
-    "gather",
-    "local_peer_info",
-    "process_start_time",
-    "version",
-]
-
 _NONCE_BYTES = 32
 
 

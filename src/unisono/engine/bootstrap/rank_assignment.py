@@ -14,8 +14,6 @@ from unisono.engine.bootstrap.init_method import RankAndSize
 from unisono.engine.store import PrefixStore, Store
 from unisono.errors import RendezvousError, StoreError, StoreTimeout, message
 
-__all__ = ["GOODBYE_S", "ProcessInfo", "RankAssignment"]
-
 GOODBYE_S = 2.0
 
 

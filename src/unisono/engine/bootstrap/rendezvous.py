@@ -39,15 +39,13 @@ import msgspec
 from unisono.engine.bootstrap import launchers
 from unisono.engine.bootstrap.init_method import InitMethod, RankAndSize, find_rank_and_size, parse
 from unisono.engine.bootstrap.rank_assignment import GOODBYE_S, ProcessInfo, RankAssignment
-from unisono.engine.bootstrap.store_setup import open_store, probe_ports
+from unisono.engine.bootstrap.store_setup import open_store
 from unisono.engine.environment.env import Settings
 from unisono.engine.store import PrefixStore, Store, TCPStore
 from unisono.errors import StoreError
 
 if TYPE_CHECKING:
     from unisono.engine.store import FileStore
-
-__all__ = ["ProcessInfo", "Rendezvous", "probe_ports", "rendezvous"]
 
 FAILED_LINGER_S = 2.0  # for the other ranks to read the failure
 

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from functools import partial
 from types import WrapperDescriptorType
 
-__all__ = ["close_reason", "error_reason", "reason_at_failure", "uncaught_reason"]
-
 MOST_BYTES = 200
 """The longest text of an exception; a report holds more."""
 

@@ -23,8 +23,6 @@ from unisono.engine.diagnosis.report import (
 from unisono.engine.memory.buffers import ITEMSIZES
 from unisono.engine.operations.kinds import KINDS, kind_of
 
-__all__ = ["FaultContext", "last_operation", "publish_close_reason", "read", "read_empty_probe", "read_late"]
-
 REMARK_PATIENCE_S = 0.5
 """How long a rank that reports a mismatch waits for the others' source lines."""
 

@@ -9,17 +9,6 @@ from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
-__all__ = [
-    "CallDescription",
-    "FaultKind",
-    "FaultReport",
-    "MessageFault",
-    "RankSnapshot",
-    "SizeFault",
-    "UncaughtError",
-    "UnexpectedMessage",
-]
-
 FaultKind = Literal[
     "aborted",
     "bad_frame",

@@ -17,8 +17,6 @@ from unisono.engine.encoding.dtypes import restore
 from unisono.engine.encoding.message_frame import EncodedMessage, Value, garbage
 from unisono.engine.encoding.nodes import LARGE_NBYTES, MAX_DEPTH, NodeKind
 
-__all__ = ["ObjectDecoder"]
-
 T = TypeVar("T", int, float, str)
 Items = list[Any]
 Order = Literal["C", "F"]

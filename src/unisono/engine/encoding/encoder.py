@@ -20,8 +20,6 @@ from unisono.engine.encoding.dtypes import describe
 from unisono.engine.encoding.message_frame import Value
 from unisono.engine.encoding.nodes import INT64_MAX, INT64_MIN, LARGE_NBYTES, MAX_DEPTH, NodeKind
 
-__all__ = ["EncodeError", "ObjectEncoder"]
-
 _PLAIN_TYPES = frozenset({type(None), bool, int, float, str})
 _SHORT = LARGE_NBYTES // 4  # characters that surely take less than LARGE_NBYTES
 

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 from unisono.engine.base.authentication import JobToken
 
-__all__ = ["InvalidSetting", "Settings"]
-
 
 class InvalidSetting(str):
     """The error of a setting's variables, in place of its value."""

@@ -12,19 +12,6 @@ from typing import Any, NamedTuple
 
 from unisono.engine.memory.buffers import DTYPES, ITEMSIZES, view, views
 
-__all__ = [
-    "SIDES",
-    "BufferLayout",
-    "CollectiveBuffers",
-    "Extents",
-    "blocks",
-    "both_buffers",
-    "check_alike",
-    "check_layout",
-    "spread",
-    "with_call_name",
-]
-
 Extents = list[tuple[int, int]]
 
 _LISTS = (list, tuple)  # a constant: the expression `list | tuple` would be evaluated in every call

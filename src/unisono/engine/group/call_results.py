@@ -9,8 +9,6 @@ from unisono._native import ResultKind
 from unisono.engine.base.validation import listed
 from unisono.engine.memory.buffers import view
 
-__all__ = ["NOTHING", "CallResult", "allocate"]
-
 _NUMBERS = (bool, int, float, complex)
 _IN_PLACE = ("all_reduce", "broadcast", "reduce", "scan", "exclusive_scan")
 _SHAPES = {

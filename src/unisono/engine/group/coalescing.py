@@ -18,17 +18,6 @@ from unisono.engine.group.work import CompletedWork
 from unisono.engine.memory.buffers import DTYPES, ITEMSIZES, pinned, view
 from unisono.engine.operations.kinds import kind_of
 
-__all__ = [
-    "CoalescedBuffer",
-    "CoalescedBuffers",
-    "batches",
-    "block_counts",
-    "check_buffers",
-    "describe",
-    "extents_of",
-    "no_calls",
-]
-
 TOGETHER_BYTES = 64 * 1024
 """Copying a buffer of up to this size twice takes less time than an operation of its own."""
 PACKED_BYTES = 1 << 20

@@ -15,21 +15,6 @@ from unisono.engine.operations.reduction import PremulSum, ReduceOp
 from unisono.plans.coded_edges import ALL, BETWEEN, CODED, Coding
 from unisono.plans.contracts import CONTRACTS
 
-__all__ = [
-    "AUTO",
-    "AUTO_CODECS",
-    "BLOCK_OF_ALL",
-    "CodecChoice",
-    "EdgeCoding",
-    "FeedbackBuffer",
-    "check_signs",
-    "codec_for",
-    "edge_coding",
-    "feedback_of",
-    "requested_codec",
-    "sent_buffers",
-]
-
 AUTO = "auto"
 
 AUTO_CODECS = (Codec("bf16"), Codec("int8", 64), Codec("int4", 64))

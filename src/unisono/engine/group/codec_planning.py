@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from unisono.engine.group.error_bound import ErrorBound
     from unisono.plans.proof import Proof
 
-__all__ = ["CodecPlanner"]
-
 _F32 = DTYPES.index("float32")
 
 

@@ -12,8 +12,6 @@ from unisono.engine.diagnosis.fault_reader import FaultContext, read, read_late
 from unisono.engine.diagnosis.fault_text import error
 from unisono.engine.group.work import MessageWork, seconds
 
-__all__ = ["NativeMessageWork"]
-
 
 class NativeMessageWork(MessageWork):
     """A send or a receive by the engine."""

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from unisono.engine.group.codec_arguments import EdgeCoding
     from unisono.engine.group.codec_planning import CodecPlanner
 
-__all__ = ["NativePlanner", "PreparedCall"]
-
 
 class PreparedCall(NamedTuple):
     """An operation of the engine, ready to be bound to buffers. note: a further text for a Mismatch."""

@@ -14,8 +14,6 @@ from unisono.engine.store import Store
 from unisono.engine.store.liveness_store import LivenessStore
 from unisono.errors import GroupError, RendezvousError
 
-__all__ = ["ParentGroup", "making", "watching"]
-
 
 class ParentGroup:
     """The parent of a new group, as its ranks need it while the group is made.

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from unisono.engine.backends.driver import LibraryDriver
     from unisono.engine.group.codec_planning import CodecPlanner
 
-__all__ = ["Planner"]
-
 Runner = TypeVar("Runner", "_native.Engine", "LibraryDriver")
 
 

@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 from unisono.plans import CONTRACTS
 
-__all__ = ["KINDS", "CallKind", "kind_of"]
-
 
 class CallKind(NamedTuple):
     """A kind of call.

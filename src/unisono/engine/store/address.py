@@ -9,8 +9,6 @@ from unisono.engine.base.limits import is_limit, limit_text
 from unisono.engine.base.validation import text, whole
 from unisono.errors import StoreError, message
 
-__all__ = ["address_text", "listen", "reserve"]
-
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening, non-blocking socket on the first address of `host` that can be bound."""

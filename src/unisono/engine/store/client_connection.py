@@ -10,8 +10,6 @@ from unisono.engine.store import wire
 from unisono.engine.store.authenticator import ClientHandshake
 from unisono.engine.store.operations import Op
 
-__all__ = ["ClientConnection"]
-
 
 class ClientConnection:
     """One connection: its received bytes, the keys it waits for, and the bytes still to be sent."""

@@ -17,7 +17,7 @@ Three consequences:
 - The file system needs locks that work between all hosts of the run (not NFS mounted with `nolock` or
   `local_lock=all`). A file system without locks is refused with an error.
 
-The file only grows while it is in use, and every process keeps all values in memory: it is made for a
+Every change writes the whole table, and every process keeps all values in memory: it is made for a
 rendezvous, not for bulk data.
 """
 
@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -33,11 +32,9 @@ from collections.abc import Iterator
 from unisono.engine.base.timeouts import seconds
 from unisono.engine.base.validation import whole
 from unisono.engine.store.base import Store, close_in_children
-from unisono.engine.store.log import DeleteRecord, JoinRecord, PutRecord, StoreLog
+from unisono.engine.store.log import StoreLog
 from unisono.engine.store.operations import Add, CompareSet, Delete, Op, Reply, Set
 from unisono.errors import StoreError, StoreTimeout, message
-
-__all__ = ["FileStore"]
 
 POLL_S = (0.001, 0.02)  # pause between looks at the file while waiting: first, longest
 LEAVE_S = 1.0  # for the locks, when leaving
@@ -151,7 +148,8 @@ class FileStore(Store):
                 log.begin()
             log.claim_shared()
             log.refresh()
-            log.append(JoinRecord(socket.gethostname(), os.getpid()))
+            log.joined += 1
+            log.record()
             return True
 
     def _await_others(self, deadline: float) -> None:
@@ -220,12 +218,9 @@ class FileStore(Store):
             before = table.values.get(op.key)
             try:
                 reply = table.apply(op, payload)
-                after = table.values.get(op.key)
-                if after is not before:
-                    self._log.append(
-                        DeleteRecord(op.key) if after is None else PutRecord(op.key), after or b""
-                    )
-            except BaseException:  # Ctrl-C may have come before or after the record was complete
+                if table.values.get(op.key) is not before:
+                    self._log.record()
+            except BaseException:  # Ctrl-C may have come before or after the file was written
                 self._log.forget()
                 raise
             return reply

@@ -9,8 +9,6 @@ from unisono.engine.store import operations
 from unisono.engine.store.base import Store
 from unisono.engine.store.operations import Op, Reply
 
-__all__ = ["PrefixStore"]
-
 
 class PrefixStore(Store):
     """Every key is stored in `store` as `prefix/key`.

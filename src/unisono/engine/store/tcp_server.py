@@ -31,8 +31,6 @@ from unisono.engine.store.client_connection import ClientConnection
 from unisono.engine.store.operations import KeyValueTable, Op, Reply, Value
 from unisono.errors import StoreError
 
-__all__ = ["StoreServer"]
-
 ACCEPT_BATCH = 64
 READ_BUDGET = 8  # pieces of wire.CHUNK read from one peer before the next peer's turn
 FULL_PAUSE_S = 0.1  # before accepting again when the process is out of descriptors

@@ -27,19 +27,6 @@ import msgspec
 
 from unisono.engine.store.operations import Op, Reply, Value
 
-__all__ = [
-    "ClientHello",
-    "FrameFormatError",
-    "FrameReader",
-    "Greeting",
-    "Rejection",
-    "ReplyHeader",
-    "ServerChallenge",
-    "ServerWelcome",
-    "TokenProof",
-    "frame",
-]  # fmt: skip
-
 _Head = TypeVar("_Head")
 
 MAGIC = "UNISONO STORE\r\n\r\n"

@@ -21,8 +21,6 @@ from unisono.torch_internals import version_names
 if TYPE_CHECKING:
     from unisono.codecs import Codec
 
-__all__ = ["ExchangeQueue", "Steps", "coded_mean", "concurrently", "exact_mean", "finite", "length"]
-
 Result = TypeVar("Result")
 Steps = Generator[list[Any], None, Result]
 

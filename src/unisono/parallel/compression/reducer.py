@@ -24,8 +24,6 @@ from .parameter_state import ParameterState
 if TYPE_CHECKING:
     from .settings import Choice, CompressionSettings
 
-__all__ = ["Compression"]
-
 Pair = tuple[Tensor, Tensor]  # a parameter, and its gradient in a bucket
 _KEYS = ("error", "factor")
 

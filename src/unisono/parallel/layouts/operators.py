@@ -18,8 +18,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["IndexPosition", "OperatorSignature", "rule_of"]
-
 Shape = tuple[int, ...]
 
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from .grid import RankGrid
 
-__all__ = ["Layout", "TransformPath", "redistribute", "transform_path"]
-
 Layout = tuple[Any, ...]  # one Placement per axis
 WHOLE, SUM = Replicate(), Partial()
 

@@ -21,8 +21,6 @@ from .grid import RankGrid, grid_of
 from .operators import OperatorSignature, rule_of
 from .redistribute import Layout, redistribute, transform_path
 
-__all__ = ["Sharded", "shard", "whole"]
-
 Strategy = Sequence[Sequence[int]]
 Owners = tuple[str | None, ...]  # for each mesh axis, the index it cuts
 

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from .cost import LayoutTransform
 
-__all__ = ["Record", "TransformRecord", "note", "record"]
-
 
 class TransformRecord(NamedTuple):
     """One move. `nbytes`: received by this rank."""

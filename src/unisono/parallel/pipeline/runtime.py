@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from unisono.parallel.mesh import PlanMesh
     from unisono.parallel.sharded_parameters import DataAxis
 
-__all__ = ["PipelineRuntime", "StepInput"]
-
 
 @dataclass
 class StepInput:

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["PipelineStages", "balance", "forget", "measure_costs"]
-
 
 class PipelineStages(nn.Module):
     """The stages of one rank. Called with the number of the stage and its inputs."""
