@@ -37,6 +37,7 @@ PUBLIC = [
     "ReduceOp",
     "RendezvousError",
     "SendTo",
+    "SimulationError",
     "Status",
     "Store",
     "StoreError",
@@ -51,7 +52,9 @@ PUBLIC = [
     "empty",
     "init_process_group",
     "is_available",
+    "networks",
     "premul_sum",
+    "simulate",
     "wait_all",
     "wait_any",
 ]

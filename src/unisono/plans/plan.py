@@ -113,6 +113,7 @@ class _PlanFields(NamedTuple):
     steps: tuple[tuple[Step, ...], ...]
     hosts: tuple[int, ...] = ()
     coding: str = ""
+    parts: int = 1
 
 
 class Plan(_PlanFields):
@@ -124,6 +125,7 @@ class Plan(_PlanFields):
         steps: steps[rank] is that rank's list, run in order.
         hosts: the number of the host of each rank; (): one host.
         coding: which edges carry codes, see `coded`: "" none, "between" those between hosts, "all" all.
+        parts: the chunks of each block, where the collective has blocks of its own (all_gather ...).
     """
 
     def __str__(self) -> str:

@@ -1,0 +1,205 @@
+"""Runs a plan on a network that exists as data only."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from unisono.engine.base.validation import instance, not_negative, whole
+from unisono.networks import Network, find
+from unisono.plans.catalog import steps_of
+from unisono.plans.codes import RECV, REDUCE, SEGMENT, SEND, Programs, chunk_code
+from unisono.plans.contracts import CONTRACTS
+from unisono.plans.plan import Plan, Step, StepFunction
+from unisono.schedules import is_file, steps_in
+from unisono.simulation.folding import Folding, folded, unfolded
+from unisono.simulation.result import Result
+from unisono.simulation.run import Conditions, run
+from unisono.simulation.segments import parts_of, segments_of
+
+__all__ = ["simulate"]
+
+IN_NETWORK = "in_network"
+
+KEPT_CODES = 1 << 26
+"""Numbers of programs that are kept in memory, over all ranks; longer programs are made again per segment."""
+
+LEAST_BLOCK_CODES = 1 << 12
+
+CHUNK_CODES = 3
+"""Of `chunk_code`."""
+
+
+def simulate(
+    collective: str,
+    network: Network | str | Path,
+    *,
+    algorithm: str | StepFunction | Plan,
+    nbytes: float,
+    size: int | None = None,
+    root: int = 0,
+    segment_bytes: int | None = None,
+    fold: bool | None = None,
+    slow: Mapping[int, float] | None = None,
+    delay: Mapping[int, float] | None = None,
+    slow_links: Mapping[str | int, float] | None = None,
+    lost_links: Collection[str | int] = (),
+    timeline: int = 0,
+) -> Result:
+    """How long a collective takes on a network, and what limits it.
+
+    A rank runs its steps in their order. A message takes the links of its route: it shares each with all
+    others that cross it, max-min fairly. docs/simulate.md says what is modelled and what is not.
+
+    Args:
+        network: a network, a file or the name of one that is shipped.
+        algorithm: a name of the catalogue, a schedule's file (which is proved), a plan, or a function
+            (rank, size, root) -> steps. "in_network": the switches of the network add (all_reduce only); each
+            takes an equal part of the buffer.
+        nbytes: of the whole buffer; of the larger one where input and output differ (all_gather: the result).
+        size: the number of ranks; None: all of the network.
+        segment_bytes: the buffer is cut into segments of so many bytes; None: as the engine does.
+        fold: simulate one rank of each orbit of the network's symmetry. None: where that changes nothing.
+        slow: rank -> factor of all it does itself.  delay: rank -> seconds until it begins.
+        slow_links: name or number of a link -> factor of the time that a byte takes.
+        lost_links: names or numbers of links on which nothing arrives.
+        timeline: keep so many spans of what ranks did.
+    Raises:
+        SimulationError: the run does not end; the message names the rank, the step and the link.
+        PlanError: there is no such algorithm.  ValueError: an argument is out of range.
+    Example:
+        >>> import unisono as un
+        >>> network = un.networks.star(8, cable=un.networks.Cable(5e-6, 1e9))
+        >>> un.simulate("all_reduce", network, algorithm="ring", nbytes=8).seconds
+        7.0014e-05
+    """
+    network = network if isinstance(network, Network) else find(network, size or 0)
+    size = network.size if size is None else whole(size, "size", 1, network.size)
+    network = network.first(size)
+    root = whole(root, "root", 0, size - 1)
+    nbytes = not_negative(nbytes, "nbytes")
+    conditions = Conditions.of(network, slow, delay, slow_links, lost_links, timeline)
+    if algorithm == IN_NETWORK:
+        return _in_network(collective, network, nbytes, segment_bytes, conditions)
+    name, function, pieces = _function(collective, algorithm, network, root)
+    named = isinstance(algorithm, str) and not is_file(algorithm)
+    programs = Programs(partial(_program, function, size, root), KEPT_CODES)
+    folding = _folding(network, programs, root, fold, conditions, trusted=named)
+    parts = parts_of(collective, programs.steps, size) * pieces
+    segments = segments_of(network, nbytes, parts, segment_bytes)
+    most = max(LEAST_BLOCK_CODES, KEPT_CODES * folding.order // size)
+    blocks = _Blocks(programs, nbytes / parts / segments, segments, most)
+    return run(f"{collective}/{name}", network, blocks.of, folding, conditions)
+
+
+def _in_network(
+    collective: str, network: Network, nbytes: float, segment_bytes: int | None, conditions: Conditions
+) -> Result:
+    """All ranks send to the switches that add, and receive the sums; switches come after the ranks."""
+    count, size = len(network.switches), network.size
+    if collective != "all_reduce" or not count:
+        what = collective if count else f"{network.name}, none of whose switches adds"
+        raise ValueError(f"{IN_NETWORK} is an algorithm of all_reduce, got {what}")
+    segments = segments_of(network, nbytes, count, segment_bytes)
+    head = chunk_code(nbytes / count / segments)
+    everyone = range(size)
+    adds = array("i", [REDUCE, 1, size - 1, size, *everyone, SEND, 1, size, *everyone])
+    gives, takes = array("i"), array("i")
+    for switch in range(size, size + count):
+        gives.extend((SEND, 1, 1, switch))
+        takes.extend((RECV, 1, switch))
+
+    def blocks(actor: int) -> Iterator[tuple[array[int], int]]:
+        if actor >= size:
+            yield head + adds, segments
+            return
+        yield head + gives, 1  # a segment ahead: the way up and the way down overlap
+        if segments > 1:
+            yield gives + takes, segments - 1
+        yield takes, 1
+
+    return run(f"{collective}/{IN_NETWORK}", network, blocks, unfolded(), conditions, switches=True)
+
+
+def _function(
+    collective: str, algorithm: str | StepFunction | Plan, network: Network, root: int
+) -> tuple[str, StepFunction, int]:
+    """(name, steps, chunks per block) of an algorithm."""
+    if instance(collective, str, "collective") not in CONTRACTS:
+        raise ValueError(f"no collective {collective!r}: there are {', '.join(CONTRACTS)}")
+    hosts = tuple(network.hosts)
+    if isinstance(algorithm, str) and not is_file(algorithm):
+        return algorithm, steps_of(collective, algorithm, network.size, hosts), 1
+    if isinstance(algorithm, str):
+        planned = steps_in(algorithm, collective, network.size, root)
+        return Path(algorithm).name, planned, planned.parts
+    if isinstance(algorithm, Plan):
+        return algorithm.algorithm, _steps_of_plan(algorithm, collective, network.size, root), algorithm.parts
+    if not callable(algorithm):
+        raise TypeError(f"algorithm is a {type(algorithm).__name__}, expected a name, a function or a plan")
+    return str(getattr(algorithm, "__name__", "custom")), algorithm, 1
+
+
+def _steps_of_plan(plan: Plan, collective: str, size: int, root: int) -> StepFunction:
+    """The steps of a plan of this collective.
+
+    Raises:
+        ValueError: it is of another collective, size or root.
+    """
+    wanted, given = (collective, size, root), (plan.collective, plan.size, plan.root)
+    if wanted != given:
+        raise ValueError(f"{plan} is a plan of {given}, expected {wanted}: collective, size, root")
+    return lambda rank, _size, _root: plan.steps[rank]
+
+
+def _program(function: StepFunction, size: int, root: int, rank: int) -> Iterator[Step]:
+    return iter(function(rank, size, root))
+
+
+def _folding(
+    network: Network,
+    programs: Programs,
+    root: int,
+    fold: bool | None,
+    conditions: Conditions,
+    *,
+    trusted: bool,
+) -> Folding:
+    """How ranks fold; a condition of one rank or link breaks the symmetry."""
+    if conditions.uneven:
+        if fold:
+            raise ValueError("fold is True, but slow or delayed ranks and links break the symmetry")
+        return unfolded()
+    if fold is False:
+        return unfolded()
+    return folded(network, programs, root, trusted=trusted or bool(fold))
+
+
+class _Blocks(NamedTuple):
+    """The program of each rank in blocks. most: numbers that the simulator keeps of one rank."""
+
+    programs: Programs
+    chunk_bytes: float
+    segments: int
+    most: int
+
+    def of(self, rank: int) -> Iterator[tuple[array[int], int]]:
+        """(block, how often it runs). Programs that are not too long are given once for all segments."""
+        whole = chunk_code(self.chunk_bytes)
+        blocks = self.programs.blocks(rank)
+        for block in blocks:
+            whole += block
+            if len(whole) > self.most:
+                break
+        else:
+            if len(whole) > CHUNK_CODES:
+                yield whole, self.segments
+            return
+        yield whole, 1
+        yield from ((block, 1) for block in blocks)
+        for _ in range(self.segments - 1):
+            yield array("i", [SEGMENT]), 1
+            yield from ((block, 1) for block in self.programs.blocks(rank))
