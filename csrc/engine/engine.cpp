@@ -520,6 +520,15 @@ void Engine::leave() {
     if (control_) control_->leave(true);
     return;
   }
+  stop();
+  channels_.leave(false);
+  if (tcp_) tcp_->finish();
+  if (control_) control_->leave(false);
+  world_.wake_all();
+}
+
+// Ends the calls and the thread that runs them.
+void Engine::stop() {
   {
     const std::lock_guard lock(queue_mutex_);
     stopping_ = true;
@@ -528,10 +537,48 @@ void Engine::leave() {
   if (in_call() || !done(queued_.load(std::memory_order_acquire)))
     abort(Fault{FaultKind::kPeerLeft, rank_, rank_});
   if (thread_.joinable()) thread_.join();
-  channels_.leave(false);
-  if (tcp_) tcp_->finish();
-  if (control_) control_->leave(false);
+}
+
+// ---- the next membership ---------------------------------------------------------------------------
+
+void Engine::propose(std::span<const unsigned char> bytes) {
+  check_process();
+  world_.propose(rank_, bytes);
+  if (control_) control_->propose();
+}
+
+// A process that ends with unread bytes resets a connection; the end of another one then shows its end. A
+// living one ends none, see docs/protocol.md. So a reset alone, which a cut can cause too, says nothing.
+ControlPlane::State Engine::state(int rank) const {
+  if (world_.near(rank)) return peers_.dead(rank) ? ControlPlane::State::kEnded : ControlPlane::State::kOpen;
+  const ControlPlane::State state = control_->contact(rank).state;
+  if (state != ControlPlane::State::kReset || !(tcp_->finished(rank) || channels_.finished(rank)))
+    return state;
+  return ControlPlane::State::kEnded;
+}
+
+Nanoseconds Engine::heard(int rank) const {
+  const Nanoseconds at = world_.near(rank) ? 0 : control_->contact(rank).heard;
+  return at == 0 ? -1 : now_ns() - at;
+}
+
+void Engine::ask() {
+  if (control_) control_->ask();
+}
+
+std::array<FileDescriptors, 3> Engine::hand_over(const std::vector<bool>& kept, Nanoseconds deadline) {
+  check_process();
+  throw_if_within();
+  if (kept.size() != static_cast<size_t>(size())) throw std::invalid_argument("kept names every rank once");
+  std::array<FileDescriptors, 3> sockets;
+  if (left_.exchange(true)) throw std::runtime_error("the group was closed");
+  stop();
+  FileDescriptors messages = channels_.hand_over();
+  if (control_) {
+    sockets = {control_->hand_over(kept, deadline), tcp_->take(), std::move(messages)};
+  }
   world_.wake_all();
+  return sockets;
 }
 
 }  // namespace unisono

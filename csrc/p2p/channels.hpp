@@ -118,6 +118,9 @@ class Channels {
   // Ends all requests and the thread. `forked`: this is a forked child's copy; thread and lock are the
   // parent's.
   void leave(bool forked);
+  bool finished(int peer) const { return streams_.finished(peer); }
+  // The same, but the connections stay open: they are the caller's.
+  FileDescriptors hand_over();
   bool has_open_transfers() const { return has_open_transfers_; }  // see Executor
   void close_copies() { streams_.close_copies(); }                 // see Control
 
@@ -178,6 +181,7 @@ class Channels {
   void begin_wait(Waiter& waiter, int& awaited);
 
   Waiter waiter(WaitPolicy patience);
+  void stop(FileDescriptors* taken);
   void serve();
 
   GroupState& state_;

@@ -1,6 +1,8 @@
 #include "protocol/control.hpp"
 
 #include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -36,13 +38,24 @@ bool unanswered(int error) {
 
 }  // namespace
 
+bool has_finished(int socket) {
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  if (socket < 0 || getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return false;
+  return info.tcpi_state == TCP_CLOSE_WAIT || info.tcpi_state == TCP_LAST_ACK ||
+         info.tcpi_state == TCP_CLOSING;
+}
+
 ControlPlane::ControlPlane(GroupState& world, const PeerProcesses& peers, int rank, FileDescriptors sockets)
     : world_(world),
       peers_(peers),
       rank_(rank),
       links_(sockets.size()),
       reported_dead_(sockets.size(), false) {
-  for (size_t peer = 0; peer < sockets.size(); ++peer) links_[peer].fd = std::move(sockets[peer]);
+  for (size_t peer = 0; peer < sockets.size(); ++peer) {
+    links_[peer].fd = std::move(sockets[peer]);
+    links_[peer].reached_at = now_ns();  // the two ends have just exchanged bytes
+  }
   thread_ = std::thread([this] { serve(); });
 }
 
@@ -59,6 +72,7 @@ void ControlPlane::ask() {
   for (ControlConnection& link : links_) {
     if (!link.open() || link.asked) continue;
     link.asked = true;
+    link.asked_at = now_ns();
     ++due_;
   }
   world_.wake_control();
@@ -76,10 +90,48 @@ void ControlPlane::announce() {
   world_.wake_control();
 }
 
+void ControlPlane::propose() {
+  const std::lock_guard lock(mutex_);
+  propose_ = true;
+  world_.wake_control();
+}
+
+ControlPlane::Contact ControlPlane::contact(int peer) {
+  const std::lock_guard lock(mutex_);
+  const ControlConnection& link = links_[static_cast<size_t>(peer)];
+  const State ending = link.silent ? State::kSilent : link.reset ? State::kReset : State::kEnded;
+  return {link.next_came ? State::kNext : link.ended ? ending : State::kMapped, link.heard};
+}
+
+FileDescriptors ControlPlane::hand_over(const std::vector<bool>& kept, Nanoseconds deadline) {
+  {
+    const std::lock_guard lock(mutex_);
+    kept_ = kept;
+    hand_over_until_ = deadline;
+    answers_came_.notify_all();
+  }
+  world_.wake_control();
+  if (thread_.joinable()) thread_.join();
+  FileDescriptors sockets(links_.size());
+  for (size_t peer = 0; peer < links_.size(); ++peer) sockets[peer] = std::move(links_[peer].fd);
+  return sockets;
+}
+
 void ControlPlane::doubt(int peer) {
   const std::lock_guard lock(mutex_);
   lost(peer, kDoubtGrace);
   world_.wake_control();
+}
+
+int ControlPlane::find_silent(Nanoseconds limit) {
+  const std::lock_guard lock(mutex_);
+  const Nanoseconds now = now_ns();
+  for (size_t peer = 0; peer < links_.size(); ++peer) {
+    const ControlConnection& link = links_[peer];
+    if (link.open() && link.asked && now - link.asked_at > limit && now - link.heard > limit)
+      return static_cast<int>(peer);
+  }
+  return -1;
 }
 
 bool ControlPlane::ended(int peer) {
@@ -136,6 +188,7 @@ void ControlPlane::serve_to_the_end() {
     for (int peer : deaths) reported_dead_[static_cast<size_t>(peer)] = true;
     send_due_frames();
     if (leaving_) return drain_goodbyes(lock);
+    if (handed_over()) return;
   }
 }
 
@@ -164,7 +217,11 @@ void ControlPlane::wait(std::unique_lock<std::mutex>& lock) {
   for (int peer = 0; peer < world_.ranks(); ++peer) {
     const ControlConnection& link = links_[static_cast<size_t>(peer)];
     const short events = static_cast<short>(POLLIN | (link.out.empty() ? 0 : POLLOUT));
-    if (link.open()) polled.push_back({link.fd, events, 0});
+    const short last = static_cast<short>(link.out.empty() ? 0 : POLLOUT);
+    if (link.open())
+      polled.push_back({link.fd, events, 0});
+    else if (link.writable() && last != 0)
+      polled.push_back({link.fd, last, 0});
     if (peers_.pidfd(peer) >= 0 && !reported_dead_[static_cast<size_t>(peer)])
       polled.push_back({peers_.pidfd(peer), POLLIN, 0});
   }
@@ -182,6 +239,7 @@ Nanoseconds ControlPlane::patience() const {
   Nanoseconds first = INT64_MAX;
   for (const ControlConnection& link : links_)
     if (link.lost_at != 0) first = std::min(first, link.lost_at);
+  if (!kept_.empty()) first = std::min(first, hand_over_until_);
   return first == INT64_MAX ? first : std::clamp<Nanoseconds>(first - now_ns(), 0, kLongest);
 }
 
@@ -213,25 +271,50 @@ void ControlPlane::send_due_frames() {
   abort_sent_ = abort_sent_ || tell;
   for (int peer = 0; peer < world_.ranks(); ++peer) {
     ControlConnection& link = links_[static_cast<size_t>(peer)];
-    if (!link.open()) continue;
+    if (!link.writable()) continue;
     flush(link);
+    if (link.next_sent) continue;
     if (tell) send_to(peer, ControlKind::kAbort);
     if (announce_) send_to(peer, ControlKind::kAnswer);
+    if (propose_) send_to(peer, ControlKind::kProposal);
     if (ask_ && link.asked) send_to(peer, ControlKind::kAsk);
+    if (!kept_.empty() && kept_[static_cast<size_t>(peer)]) {
+      send_to(peer, ControlKind::kNext);
+      link.next_sent = true;
+    }
     if (!leaving_) continue;
     send_to(peer, ControlKind::kLeft);
     shutdown(link.fd, SHUT_WR);
   }
-  ask_ = announce_ = false;
+  ask_ = announce_ = propose_ = false;
 }
 
 // ---- frames ----------------------------------------------------------------------------------------
 
+// Whether the connections to the kept ranks can be passed on: all bytes have been sent, and their last frames
+// came.
+bool ControlPlane::handed_over() const {
+  if (kept_.empty()) return false;
+  bool done = true;
+  for (size_t peer = 0; peer < links_.size(); ++peer) {
+    const ControlConnection& link = links_[peer];
+    if (kept_[peer] && link.writable()) done = done && link.out.empty() && link.next_came;
+  }
+  return done || now_ns() >= hand_over_until_;
+}
+
 void ControlPlane::send_to(int peer, ControlKind kind) {
   ControlConnection& link = links_[static_cast<size_t>(peer)];
+  if (link.next_sent) return;
   if (kind == ControlKind::kAnswer && link.out.size() > kMostKept) return;
   ControlFrame frame{kind, {}, read_status(world_.cell(rank_))};
   if (kind == ControlKind::kAbort) frame.fault = world_.fault();
+  if (kind == ControlKind::kProposal) {
+    std::vector<unsigned char> proposal;
+    world_.proposal_of(rank_, proposal);
+    frame.proposal.nbytes = static_cast<uint32_t>(proposal.size());
+    std::copy(proposal.begin(), proposal.end(), frame.proposal.bytes);
+  }
   const ControlBytes bytes = encode(frame);
   link.out.insert(link.out.end(), bytes.begin(), bytes.end());
   flush(link);
@@ -253,6 +336,7 @@ void ControlPlane::read_from(int peer) {
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
     if (got <= 0) {
       link.silent = got < 0 && unanswered(errno);
+      link.reset = got < 0 && proves_nothing(link);
       link.ended = true;
       return lost(peer, kMatesGrace);
     }
@@ -268,6 +352,15 @@ void ControlPlane::read_from(int peer) {
     if (bad.kind != FrameErrorKind::kNone) return refuse(peer, bad);
     handle(peer, frame);
   }
+}
+
+// Whether a reset may come from a living process: its kernel drops a connection that was cut for so long that
+// nothing came from here. A process that ends with unread bytes resets its connections at once.
+bool ControlPlane::proves_nothing(const ControlConnection& link) {
+  unsigned timeout_ms = 0;
+  socklen_t size = sizeof timeout_ms;
+  if (getsockopt(link.fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, &size) != 0) return true;
+  return now_ns() - link.reached_at >= Nanoseconds{timeout_ms} * kMillisecond / 2;
 }
 
 // Ends the group and, once its sender has the report, the connection.
@@ -286,8 +379,17 @@ void ControlPlane::refuse(int peer, const FrameError& bad) {
 
 void ControlPlane::handle(int peer, const ControlFrame& frame) {
   RankCell& cell = world_.cell(peer);
-  world_.take_status(peer, frame.status);
   ControlConnection& link = links_[static_cast<size_t>(peer)];
+  link.heard = now_ns();
+  if (frame.kind == ControlKind::kProposal)
+    return world_.propose(peer, {frame.proposal.bytes, frame.proposal.nbytes});
+  world_.take_status(peer, frame.status);
+  if (frame.kind == ControlKind::kNext) {
+    answered(link);
+    link.next_came = true;
+    link.lost_at = INT64_MAX;  // its end, too, belongs to the next membership
+    return;
+  }
   if (frame.kind == ControlKind::kAsk) send_to(peer, ControlKind::kAnswer);
   if (frame.kind == ControlKind::kAnswer) answered(link);
   if (frame.kind == ControlKind::kAbort) world_.abort_with(frame.fault);
@@ -316,6 +418,7 @@ bool ControlPlane::nobody_tells(int peer) const {
 void ControlPlane::answered(ControlConnection& link) {
   if (!link.asked) return;
   link.asked = false;
+  if (!link.ended) link.reached_at = link.asked_at;
   if (--due_ == 0) answers_came_.notify_all();
 }
 

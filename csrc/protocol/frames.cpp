@@ -62,9 +62,14 @@ void move_all(Move& move, Fields&... fields) {
 // The fields of a control frame in order. Encoding and parsing both use this list.
 template <class Move, class Frame>
 void move_frame(Move& move, Frame& frame) {
-  auto& [kind, fault, status] = frame;
+  auto& [kind, fault, status, proposal] = frame;
+  move(kind);
+  if (kind == ControlFrame::ControlKind::kProposal) {
+    move(proposal.nbytes);
+    return move.text(proposal.bytes);
+  }
   auto& misfit = fault.misfit;
-  move_all(move, kind, fault.kind, fault.by, fault.about, fault.signal, fault.exit_code, fault.seq);
+  move_all(move, fault.kind, fault.by, fault.about, fault.signal, fault.exit_code, fault.seq);
   move_all(move, misfit.tag, misfit.wanted_form, misfit.got_form, misfit.wanted_nbytes, misfit.got_nbytes);
   move_all(move, misfit.seq, misfit.more, misfit.scratch);
   move_all(move, fault.frame.wire, fault.frame.kind, fault.frame.value);
@@ -84,7 +89,7 @@ FrameError bad_control(FrameErrorKind kind, int64_t value) {
 
 FrameError check(const Fault& fault, int ranks) {
   const SizeMismatch& misfit = fault.misfit;
-  if (fault.kind == FaultKind::kNone || fault.kind > FaultKind::kHostSilent)
+  if (fault.kind == FaultKind::kNone || fault.kind > FaultKind::kStopped)
     return bad_control(FrameErrorKind::kFault, static_cast<int64_t>(fault.kind));
   if (fault.by < 0 || fault.by >= ranks) return bad_control(FrameErrorKind::kRank, fault.by);
   // A receive from any rank names no rank in its Timeout.
@@ -145,7 +150,7 @@ FrameError check(const MessageHeader& header, bool zero_copy) {
 }
 
 ControlBytes encode(const ControlFrame& frame) {
-  ControlBytes bytes;
+  ControlBytes bytes{};
   FieldSerializer<true> mover(bytes.data());
   move_frame(mover, frame);
   return bytes;
@@ -155,8 +160,12 @@ FrameError parse(const ControlBytes& bytes, int ranks, ControlFrame& frame) {
   FieldSerializer<false> mover(bytes.data());
   move_frame(mover, frame);
   using ControlKind = ControlFrame::ControlKind;
-  if (frame.kind < ControlKind::kAsk || frame.kind > ControlKind::kLeft)
+  if (frame.kind < ControlKind::kAsk || frame.kind > ControlKind::kNext)
     return bad_control(FrameErrorKind::kKind, static_cast<int64_t>(frame.kind));
+  if (frame.kind == ControlKind::kProposal)
+    return frame.proposal.nbytes <= kProposalBytes
+               ? FrameError{}
+               : bad_control(FrameErrorKind::kLength, frame.proposal.nbytes);
   if (frame.kind == ControlKind::kAbort)
     if (const FrameError found = check(frame.fault, ranks); found.kind != FrameErrorKind::kNone) return found;
   return check(frame.status);

@@ -17,7 +17,7 @@
 
 namespace unisono {
 
-constexpr uint32_t kMeaning = 13;
+constexpr uint32_t kMeaning = 14;
 
 // A name, its offset or value, and its size.
 struct LayoutField {
@@ -44,8 +44,8 @@ constexpr uint32_t digest(std::initializer_list<LayoutField> facts) {
 
 constexpr uint32_t kFacts = digest(
     {VALUE(kLineBytes), VALUE(kPageBytes), VALUE(kHistory), VALUE(kFifoSlots), VALUE(kInlineBytes),
-     VALUE(kChannelBytes), VALUE(kReportBytes), VALUE(kAccessProbe), VALUE(kUnitBytes), VALUE(kMostUnits),
-     VALUE(kClosed), VALUE(kMostBytes), VALUE(kControlBytes), VALUE(kLeaving),
+     VALUE(kChannelBytes), VALUE(kReportBytes), VALUE(kProposalBytes), VALUE(kAccessProbe), VALUE(kUnitBytes),
+     VALUE(kMostUnits), VALUE(kClosed), VALUE(kMostBytes), VALUE(kControlBytes), VALUE(kLeaving),
      // Shared memory.
      WHOLE(RegionHeader), FIELD(RegionHeader, magic), FIELD(RegionHeader, ranks),
      FIELD(RegionHeader, staging_bytes), FIELD(RegionHeader, abort), WHOLE(AbortCell),
@@ -53,15 +53,18 @@ constexpr uint32_t kFacts = digest(
      FIELD(RankCell, started), FIELD(RankCell, finished), FIELD(RankCell, token_address),
      FIELD(RankCell, token), FIELD(RankCell, moved_ns), FIELD(RankCell, core), FIELD(RankCell, arena_fd),
      FIELD(RankCell, arena_base), FIELD(RankCell, arena_bytes), FIELD(RankCell, collective_event),
-     FIELD(RankCell, message_event), FIELD(RankCell, history), FIELD(RankCell, report),
-     FIELD(RankCell, fault), WHOLE(CallRecord), FIELD(CallRecord, seq), FIELD(CallRecord, fingerprint),
-     FIELD(CallRecord, numel), FIELD(CallRecord, root), FIELD(CallRecord, kind), FIELD(CallRecord, dtype),
-     FIELD(CallRecord, op), FIELD(CallRecord, algorithm), FIELD(CallRecord, block), FIELD(CallRecord, coding),
-     WHOLE(EventCount), FIELD(EventCount, epoch), FIELD(EventCount, sleepers), WHOLE(RankReport),
-     FIELD(RankReport, state), FIELD(RankReport, seq), FIELD(RankReport, text), WHOLE(FifoSlot),
-     FIELD(FifoSlot, number), FIELD(FifoSlot, location), FIELD(FifoSlot, fingerprint),
-     FIELD(FifoSlot, nbytes), FIELD(FifoSlot, transfer), FIELD(FifoSlot, offset), FIELD(FifoSlot, payload),
-     WHOLE(Fifo), FIELD(Fifo, slots), FIELD(Fifo, acked), WHOLE(Channel), FIELD(Channel, written),
+     FIELD(RankCell, message_event), FIELD(RankCell, membership_event), FIELD(RankCell, history),
+     FIELD(RankCell, report), FIELD(RankCell, fault), FIELD(RankCell, fate), FIELD(RankCell, proposal),
+     WHOLE(Proposal), FIELD(Proposal, version), FIELD(Proposal, nbytes), FIELD(Proposal, words),
+     VALUE(Fate::kMapped), VALUE(Fate::kDecided), VALUE(Fate::kEvicted), WHOLE(CallRecord),
+     FIELD(CallRecord, seq), FIELD(CallRecord, fingerprint), FIELD(CallRecord, numel),
+     FIELD(CallRecord, root), FIELD(CallRecord, kind), FIELD(CallRecord, dtype), FIELD(CallRecord, op),
+     FIELD(CallRecord, algorithm), FIELD(CallRecord, block), FIELD(CallRecord, coding), WHOLE(EventCount),
+     FIELD(EventCount, epoch), FIELD(EventCount, sleepers), WHOLE(RankReport), FIELD(RankReport, state),
+     FIELD(RankReport, seq), FIELD(RankReport, text), WHOLE(FifoSlot), FIELD(FifoSlot, number),
+     FIELD(FifoSlot, location), FIELD(FifoSlot, fingerprint), FIELD(FifoSlot, nbytes),
+     FIELD(FifoSlot, transfer), FIELD(FifoSlot, offset), FIELD(FifoSlot, payload), WHOLE(Fifo),
+     FIELD(Fifo, slots), FIELD(Fifo, acked), WHOLE(Channel), FIELD(Channel, written),
      FIELD(Channel, consumed), FIELD(Channel, transfer), FIELD(Channel, completed_transfers),
      WHOLE(ZeroCopyTransfer), FIELD(ZeroCopyTransfer, source), FIELD(ZeroCopyTransfer, target),
      FIELD(ZeroCopyTransfer, claimed), FIELD(ZeroCopyTransfer, completed), FIELD(ZeroCopyTransfer, broken),
@@ -80,11 +83,12 @@ constexpr uint32_t kFacts = digest(
      FIELD(RankStatus, has_report), FIELD(RankStatus, report_seq), FIELD(RankStatus, report),
      VALUE(ControlFrame::ControlKind::kAsk), VALUE(ControlFrame::ControlKind::kAnswer),
      VALUE(ControlFrame::ControlKind::kAbort), VALUE(ControlFrame::ControlKind::kLeft),
+     VALUE(ControlFrame::ControlKind::kProposal), VALUE(ControlFrame::ControlKind::kNext),
      VALUE(FaultKind::kNone), VALUE(FaultKind::kTimeout), VALUE(FaultKind::kPeerLost),
      VALUE(FaultKind::kPeerLeft), VALUE(FaultKind::kMismatch), VALUE(FaultKind::kInterrupted),
      VALUE(FaultKind::kAborted), VALUE(FaultKind::kNoMemory), VALUE(FaultKind::kBadFrame),
-     VALUE(FaultKind::kHostSilent), VALUE(ConnectionKind::kControl), VALUE(ConnectionKind::kData),
-     VALUE(ConnectionKind::kMessages), VALUE(kConnectionKinds),
+     VALUE(FaultKind::kHostSilent), VALUE(FaultKind::kStopped), VALUE(ConnectionKind::kControl),
+     VALUE(ConnectionKind::kData), VALUE(ConnectionKind::kMessages), VALUE(kConnectionKinds),
 #define X(enumerator, what) VALUE(FrameErrorKind::enumerator),
      UNISONO_FLAWS(X)
 #undef X

@@ -69,11 +69,12 @@ class EngineSettings(msgspec.Struct, frozen=True):
 
 
 class EngineSetup(NamedTuple):
-    """An engine, the name of every rank's host, and the calibration that all ranks use."""
+    """An engine, the name of every rank's host, the calibration that all ranks use, and who the ranks are."""
 
     engine: _native.Engine
     hosts: tuple[str, ...]
     machine: MachineCalibration
+    membership: Membership
 
 
 def open_engine(
@@ -137,11 +138,11 @@ def _make_engine(
             waits = settings.spin_us, segment_bytes, settings.placement
             options = (liveness.detach(), settings.status_fd, cores, *waits)
             if sockets is None:
-                return EngineSetup(
-                    _native.Engine(region, rank, *options), membership.names(), membership.machine
-                )
-            engine = _native.Engine(region, rank, *options, _connections(membership, rank, sockets))
-            return EngineSetup(engine, membership.names(), membership.machine)
+                engine = _native.Engine(region, rank, *options)
+            else:
+                held = [sockets.detach(kind) for kind in ("control", "data", "messages")]
+                engine = _native.Engine(region, rank, *options, connections_of(membership, rank, *held))
+            return EngineSetup(engine, membership.names(), membership.machine, membership)
         finally:
             if sockets is not None:
                 sockets.close()  # those that the engine has not taken over
@@ -175,7 +176,10 @@ def _reaches_all(membership: Membership, local_ranks: list[int]) -> bool:
     return all(info.access_probe and _native.reaches(info.pid, info.access_probe) for info in peers)
 
 
-def _connections(membership: Membership, rank: int, sockets: PeerSockets) -> _native.Connections:
+def connections_of(
+    membership: Membership, rank: int, control: list[int], data: list[int], messages: list[int]
+) -> _native.Connections:
+    """How `rank` is connected with the others, by the descriptors of its connections; it takes them over."""
     local_ranks = membership.local_ranks(rank)
     homes = [info.home for info in membership.peers]
     return _native.Connections(
@@ -184,7 +188,7 @@ def _connections(membership: Membership, rank: int, sockets: PeerSockets) -> _na
         ],
         hosts=[homes.index(home) for home in homes],
         pids=[info.pid for info in membership.peers],
-        control=sockets.detach("control"),
-        data=sockets.detach("data"),
-        messages=sockets.detach("messages"),
+        control=control,
+        data=data,
+        messages=messages,
     )

@@ -20,6 +20,7 @@ from unisono.engine.diagnosis.report import (
     SizeFault,
     UnexpectedMessage,
 )
+from unisono.engine.membership.eviction import Eviction, eviction
 from unisono.engine.memory.buffers import ITEMSIZES
 from unisono.engine.operations.kinds import KINDS, kind_of
 
@@ -45,6 +46,7 @@ _NAMES: dict[int, report.FaultKind] = {
     FaultKind.NO_MEMORY: "no_memory",
     FaultKind.BAD_FRAME: "bad_frame",
     FaultKind.HOST_SILENT: "host_silent",
+    FaultKind.STOPPED: "stopped",
 }
 
 
@@ -68,11 +70,14 @@ class FaultContext(NamedTuple):
 
 def read(scene: FaultContext, record: FaultRecord | None = None) -> FaultReport:
     """The report of the fault that aborted the group, or of the fault in `record`."""
+    evicted = eviction(scene.engine, scene.rank, scene.size) if record is None else None
+    if evicted is not None:
+        return read_eviction(scene, evicted)
     fault = scene.engine.read_fault(refresh=True) if record is None else record
     own_end = fault.kind == FaultKind.PEER_LEFT and fault.about == scene.rank
     if own_end or fault.kind == FaultKind.NONE:
         return _report(scene, "closed", fault, found_by=scene.rank)
-    if fault.kind in (FaultKind.PEER_LOST, FaultKind.PEER_LEFT, FaultKind.HOST_SILENT):
+    if fault.kind in (FaultKind.PEER_LOST, FaultKind.PEER_LEFT, FaultKind.HOST_SILENT, FaultKind.STOPPED):
         return _peer(scene, fault)
     if fault.kind == FaultKind.MISMATCH:
         return _mismatch(scene, fault) if fault.seq else _message_mismatch(scene, fault)
@@ -90,6 +95,12 @@ def read(scene: FaultContext, record: FaultRecord | None = None) -> FaultReport:
         return _report(scene, "no_memory", fault, rank=fault.by, detail=detail)
     cause = _cause(fault.ranks[fault.by])
     return _report(scene, _NAMES[fault.kind], fault, rank=fault.by, cause=cause)
+
+
+def read_eviction(scene: FaultContext, evicted: Eviction) -> FaultReport:
+    """The report of a rank without which the others go on."""
+    record = scene.engine.read_fault(refresh=False)
+    return _report(scene, "evicted", record, found_by=evicted.by, rank=scene.rank, cause=evicted.why)
 
 
 def read_late(scene: FaultContext, waited_s: float) -> FaultReport:

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 from unisono.engine.diagnosis.call_text import OWN, odd_ones
 from unisono.engine.diagnosis.report import FaultReport, RankSnapshot, SizeFault
-from unisono.errors import Aborted, GroupError, Mismatch, PeerLost, Timeout, message
+from unisono.errors import Aborted, Evicted, GroupError, Mismatch, PeerLost, Timeout, message
 
 
 def error(report: FaultReport) -> GroupError:
     """The exception for a fault; it carries the report."""
     headline = text(report)
-    if report.kind in ("peer_lost", "peer_left", "host_silent"):
+    if report.kind in ("peer_lost", "peer_left", "host_silent", "stopped"):
         assert report.rank is not None
         return PeerLost(
             headline,
@@ -24,6 +24,8 @@ def error(report: FaultReport) -> GroupError:
             host=report.host,
             report=report,
         )
+    if report.kind == "evicted":
+        return Evicted(headline, why=report.cause, report=report)
     kinds: dict[str, type[GroupError]] = {
         "mismatch": Mismatch,
         "timeout": Timeout,
@@ -74,6 +76,15 @@ def _closed(report: FaultReport, where: str) -> str:
     return message(f"{_doing(report)} failed: this rank closed the group during the call", where=where)
 
 
+def _evicted(report: FaultReport, where: str) -> str:
+    why = f": {report.cause}" if report.cause else ""
+    return message(
+        f"{_doing(report)} failed: rank {report.reporter} was evicted{why}",
+        where=where,
+        remedy="The other ranks go on without it. Join their group again (unisono.join), or end this rank.",
+    )
+
+
 def _interrupted(report: FaultReport, where: str) -> str:
     cause = _because(report.cause)
     by = f"{cause}, which a signal handler raised" if cause else " (Ctrl-C)"
@@ -111,6 +122,8 @@ def _peer(report: FaultReport, where: str) -> str:
         how = f"has closed the group{_because(report.cause)}"
         if not report.cause:
             remedy = f"Rank {rank} must make the same calls before it closes the group or ends."
+    elif report.kind == "stopped":
+        how, remedy = "is stopped", "See what has stopped it (SIGSTOP, a debugger)."
     elif report.kind == "host_silent":
         how = "is lost: its host no longer answers"
         remedy = "Look at that host, and at the network to it; UNISONO_PEER_TIMEOUT_S bounds such a silence."
@@ -267,6 +280,7 @@ _WRITERS: dict[str, Callable[[FaultReport, str], str]] = {
     "aborted": _aborted,
     "bad_frame": _bad_frame,
     "closed": _closed,
+    "evicted": _evicted,
     "host_silent": _peer,
     "interrupted": _interrupted,
     "late": _late,
@@ -275,5 +289,6 @@ _WRITERS: dict[str, Callable[[FaultReport, str], str]] = {
     "nothing_came": _empty_probe,
     "peer_left": _peer,
     "peer_lost": _peer,
+    "stopped": _peer,
     "timeout": _timeout,
 }

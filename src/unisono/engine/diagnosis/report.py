@@ -13,6 +13,7 @@ FaultKind = Literal[
     "aborted",
     "bad_frame",
     "closed",
+    "evicted",
     "host_silent",
     "interrupted",
     "late",
@@ -21,6 +22,7 @@ FaultKind = Literal[
     "nothing_came",
     "peer_left",
     "peer_lost",
+    "stopped",
     "timeout",
 ]
 _KINDS = get_args(FaultKind)

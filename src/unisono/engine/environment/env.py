@@ -188,6 +188,9 @@ VARIABLES = _table(
         "UNISONO_PEER_TIMEOUT_S", "peer_timeout_s", _seconds, "seconds until a silent host is lost"
     ),
     EnvironmentVariable(
+        "UNISONO_JOIN", "join", _text, "HOST:PORT of a running group that `unisono.elastic` joins"
+    ),
+    EnvironmentVariable(
         "UNISONO_RANKS_PER_HOST",
         "ranks_per_host",
         _rank,

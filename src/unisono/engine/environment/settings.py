@@ -22,6 +22,7 @@ class _SettingFields(NamedTuple):
     placement: bool = True
     spin_us: int = -1
     peer_timeout_s: float = 10.0
+    join: str = ""
     ranks_per_host: int = 0
     calibration: str = ""
     cache_home: str = ""

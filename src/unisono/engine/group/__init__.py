@@ -24,6 +24,14 @@ codec_arguments.py      the codec of a call
 codec_planning.py       proof, error bound, choice
 codec_messages.py       messages with encoded values
 error_bound.py          the error of a plan
+membership.py           a group that has a next one
+departure.py            a rank that is lost
+shrink.py               agree on the next group, make it
+admission.py            newcomers, seen by the members
+joining.py              newcomers, seen by themselves
+listening.py            where newcomers come to
+succession.py           from a group to the next one
+turns.py                a program whose group changes
 
 Groups over another library:
 external.py             ExternalGroup
@@ -36,15 +44,18 @@ from __future__ import annotations
 
 from unisono._native import Status
 from unisono.engine.group.completion import wait_all, wait_any
+from unisono.engine.group.departure import Departure
 from unisono.engine.group.group import Group
 from unisono.engine.group.init import init_process_group
 from unisono.engine.group.messages import ANY_TAG, RecvFrom, SendTo
 from unisono.engine.group.native import connect
+from unisono.engine.group.turns import elastic, join
 from unisono.engine.group.work import CompletedWork, MessageWork, Work
 
 __all__ = [
     "ANY_TAG",
     "CompletedWork",
+    "Departure",
     "Group",
     "MessageWork",
     "RecvFrom",
@@ -52,7 +63,9 @@ __all__ = [
     "Status",
     "Work",
     "connect",
+    "elastic",
     "init_process_group",
+    "join",
     "wait_all",
     "wait_any",
 ]

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 import msgspec
 
@@ -28,6 +28,7 @@ from unisono.engine.group.planning import Planner
 from unisono.engine.group.signature import collective
 from unisono.engine.group.work import MessageWork, Work, seconds
 from unisono.engine.operations.reduction import Op, ReduceOp
+from unisono.errors import NotSupported
 from unisono.plans import StepFunction
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from unisono.codecs.codec import Codec
     from unisono.engine.group.codec_arguments import CodecChoice
+    from unisono.engine.group.departure import Departure
 
     CodecName = Codec | str | None
 
@@ -180,6 +182,111 @@ class Group(_native.GroupBase):
     def members(self) -> tuple[int, ...]:
         """The world ranks of this group: members[i] is the world rank of rank i of the group."""
         return self._members
+
+    # ---- the membership -----------------------------------------------------------------------------
+
+    @property
+    def generation(self) -> int:
+        """0 for a group that met; each group that `shrink` or `admit` makes of it has the next number."""
+        return 0
+
+    @property
+    def left(self) -> tuple[Departure, ...]:
+        """The ranks of the group before that are not in this one: who, why, and their newest calls.
+
+        Ranks are numbered as in the group that they left.
+        """
+        return ()
+
+    @property
+    def previous_ranks(self) -> tuple[int | None, ...]:
+        """previous_ranks[i] is the number that rank i had in the group before; None: it is new."""
+        return tuple(range(self.size))
+
+    def shrink(self, exclude: Sequence[int] = (), *, timeout: Seconds = None) -> Group:
+        """The next group, of the ranks that are left; this group is closed.
+
+        Every living rank calls it, after a `PeerLost`, a `Timeout` or any other fault, or when the ranks
+        agree to exclude some. The ranks agree on who is left over the memory and the connections that they
+        have. They keep their order; `previous_ranks`, `left` and `generation` tell what has changed.
+
+        Out are ranks that have ended, closed the group, are stopped, are cut off, or have not called it
+        within the timeout. Such a rank gets `Evicted` at its next call. If a group is split, the side with
+        more than half of its ranks goes on, or with half and the lowest rank; the other one gets `Evicted`.
+
+        Args:
+            exclude: ranks to evict, the same list on every rank. An excluded rank need not call it.
+            timeout: seconds that a running rank has to call it.
+        Raises:
+            Evicted: the others go on without this rank.
+            ValueError, TypeError: no ranks of this group; or ranks gave different lists: then all raise it.
+            Timeout: no agreement came about.  NotSupported: a group of another backend.
+        Example (p=4, rank 2 was killed): group.shrink() is a group of 3 with previous_ranks (0, 1, 3)
+        """
+        return self._shrink(exclude, self._planner.seconds(timeout))
+
+    @abstractmethod
+    def _shrink(self, exclude: Sequence[int], timeout_s: float) -> Group: ...
+
+    @property
+    def elastic(self) -> bool:
+        """Whether an operation also ends because a rank is stopped, or does not answer for a second.
+
+        Otherwise only its timeout ends it: a job that is stopped as a whole then continues. Set it on all
+        ranks.
+        """
+        return False
+
+    @elastic.setter
+    def elastic(self, value: bool) -> None:  # noqa: ARG002
+        self._refuse_membership("elastic")
+
+    def listen(self, address: str = "", port: int = 0) -> tuple[str, ...]:
+        """Let newcomers come: the first rank of each host listens. Returns all addresses; all ranks call it.
+
+        Args:
+            address: of this host, for other hosts to reach; "": as when the group met.
+            port: 0 picks a free one.
+        Raises:
+            StoreError: the address cannot be bound.
+        """
+        return self._listen(address, port)
+
+    def waiting(self, maximum: int | None = None) -> int:
+        """How many newcomers wait for `admit`; the same number on every rank, and all of them call it.
+
+        Args:
+            maximum: newcomers that would make the group larger are not counted.
+        """
+        return self._waiting(None if maximum is None else whole(maximum, "maximum", 1))
+
+    def admit(self, *, maximum: int | None = None, timeout: Seconds = None) -> Group:
+        """Take in the newcomers that wait, see `join`: the next group, whose last ranks they are.
+
+        Every rank calls it, between other calls. If nobody waits, it returns this group. Otherwise this
+        group is closed once all ranks have made the next one.
+
+        Args:
+            maximum: the largest size of the next group; further newcomers wait for the next call.
+        Raises:
+            RendezvousError: the next group could not be made; this one goes on.
+            PeerLost, Timeout: a rank was lost before.
+        Example: group = group.admit()
+        """
+        maximum = None if maximum is None else whole(maximum, "maximum", 1)
+        return self._admit(maximum, self._planner.seconds(timeout))
+
+    def _listen(self, address: str, port: int) -> tuple[str, ...]:  # noqa: ARG002
+        self._refuse_membership("listen()")
+
+    def _waiting(self, maximum: int | None) -> int:  # noqa: ARG002
+        self._refuse_membership("waiting()")
+
+    def _admit(self, maximum: int | None, timeout_s: float) -> Group:  # noqa: ARG002
+        self._refuse_membership("admit()")
+
+    def _refuse_membership(self, what: str) -> NoReturn:
+        raise NotSupported(f"a group of this backend has no {what}: its membership is fixed", what=what)
 
     # ---- collectives: every rank calls them, in the same order --------------------------------------
 
@@ -846,12 +953,13 @@ class Group(_native.GroupBase):
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    ) -> bool | None:
         """Close. If the block raised nothing, raise the error of asynchronous work that no wait raised."""
         unheard = self._unreported() if kind is None else None
         self._leave(error)  # not what a handler around the block has caught before
         if unheard is not None:
             raise unheard
+        return None
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"rank {self.rank} of {self.size}"

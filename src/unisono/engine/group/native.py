@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
 from typing import Any, SupportsIndex
 
 from unisono import _native
 from unisono._native import FaultKind, Status
+from unisono.engine.base.validation import flag
 from unisono.engine.bootstrap.engine import EngineSettings, open_engine
+from unisono.engine.bootstrap.forming import Identity
 from unisono.engine.bootstrap.rendezvous import Rendezvous
 from unisono.engine.costs.machine import DEFAULTS, MachineCalibration
 from unisono.engine.diagnosis import except_hook
@@ -17,17 +23,22 @@ from unisono.engine.diagnosis.fault_reader import last_operation, publish_close_
 from unisono.engine.diagnosis.fault_text import error
 from unisono.engine.environment import env
 from unisono.engine.group import objects
+from unisono.engine.group.admission import addresses_of, look_for_newcomers
+from unisono.engine.group.departure import Departure
 from unisono.engine.group.group import Group, Seconds
+from unisono.engine.group.membership import Former, Loop, MembershipGroup
 from unisono.engine.group.messages import ANY_RANK, addressed, begin, checked, run
 from unisono.engine.group.native_planning import NativePlanner
 from unisono.engine.group.parent_group import ParentGroup, making, watching
+from unisono.engine.group.shrink import excluded_ranks
+from unisono.engine.group.succession import admitted, shrunk
 from unisono.engine.group.work import MessageWork, seconds
 from unisono.engine.store import PrefixStore, Store
 from unisono.engine.store.base import close_in_children
-from unisono.errors import GroupClosed, GroupError, RendezvousError
+from unisono.errors import GroupClosed, GroupError, NotSupported, RendezvousError
 
 
-class NativeGroup(Group):
+class NativeGroup(MembershipGroup):
     """A `Group` of the engine; made by `init_process_group` or `connect`."""
 
     _planner: NativePlanner
@@ -46,15 +57,129 @@ class NativeGroup(Group):
         hosts: tuple[str, ...] = (),
         machine: MachineCalibration = DEFAULTS,
         settings: env.Settings | None = None,
+        identity: Identity | None = None,
+        former: Former | None = None,
     ) -> None:
-        """settings: by which its subgroups meet, which may have a token that the environment has not."""
+        """settings: by which its subgroups meet, which may have a token that the environment has not.
+
+        identity: from which the next group can be made.  former: what became of the group before.
+        """
         hosts = hosts or (os.uname().nodename,) * size
         planner = NativePlanner(engine, name, rank, size, timeout_s, hosts, reproducible, machine)
         self._store = store
         self._settings = settings
+        self._identity = identity
+        self._former = former or Former()
+        self._attempts = 0
+        self._loop: Loop | None = None
+        self._changing = threading.Lock()
         if len(set(hosts)) > 1:
             close_in_children(planner.close_copies)
         super().__init__(planner, engine, hosts, members, meeting)
+
+    @property
+    def generation(self) -> int:
+        """See `Group.generation`."""
+        return 0 if self._identity is None else self._identity.generation
+
+    @property
+    def left(self) -> tuple[Departure, ...]:
+        """See `Group.left`."""
+        return self._former.left
+
+    @property
+    def previous_ranks(self) -> tuple[int | None, ...]:
+        """See `Group.previous_ranks`."""
+        return self._former.ranks or tuple(range(self.size))
+
+    @property
+    def elastic(self) -> bool:
+        """See `Group.elastic`."""
+        return self._planner.engine.elastic
+
+    @elastic.setter
+    def elastic(self, value: bool) -> None:
+        self._planner.engine.elastic = flag(value, "elastic")
+
+    def _listen(self, address: str, port: int) -> tuple[str, ...]:
+        self._check_identity("listen")
+        return addresses_of(self, address, port)
+
+    def _waiting(self, maximum: int | None) -> int:
+        self._check_identity("waiting")
+        if self._loop is not None and maximum is None:
+            maximum = self._loop.maximum
+        number = len(look_for_newcomers(self, maximum).taken)
+        if self._loop is not None:
+            self._loop.newcomers = number
+        return number
+
+    def _admit(self, maximum: int | None, timeout_s: float) -> Group:
+        self._check_identity("admit")
+        newcomers = look_for_newcomers(self, maximum)
+        if not newcomers.taken:
+            return self
+        return admitted(self, newcomers, time.monotonic() + timeout_s)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        """See `Group`. In a loop of `elastic`, keep the group open for the next turn, and take its faults."""
+        if self._loop is None:
+            return super().__exit__(kind, error, trace)
+        taken: bool = self._loop.leave(error or self._unreported())
+        if not taken:
+            super().__exit__(kind, error, trace)
+        return taken
+
+    def _check_identity(self, operation: str) -> None:
+        if self._identity is None:
+            raise NotSupported(f"{operation}: this group was made without a membership")
+
+    def _shrink(self, exclude: Sequence[int], timeout_s: float) -> Group:
+        excluded = excluded_ranks(self, exclude)
+        if not self._changing.acquire(blocking=False):
+            raise RuntimeError(f"group {self.name!r} is already being shrunk by another thread")
+        try:
+            return shrunk(self, excluded, time.monotonic() + timeout_s)
+        finally:
+            self._changing.release()
+
+    def _next(
+        self,
+        engine: _native.Engine,
+        rank: int,
+        store: Store | None,
+        members: tuple[int, ...],
+        hosts: tuple[str, ...],
+        machine: MachineCalibration,
+        identity: Identity,
+        former: Former,
+    ) -> NativeGroup:
+        return NativeGroup(
+            engine,
+            rank,
+            len(members),
+            self.name,
+            self.timeout_s,
+            store,
+            None,
+            members,
+            self.reproducible,
+            hosts,
+            machine,
+            self._settings,
+            identity,
+            former,
+        )
+
+    def _succeed(self) -> Rendezvous | None:
+        alive = self._finalizer.detach()
+        self._close()
+        self._planner.leave("")
+        self._release()
+        meeting: Rendezvous | None = None if alive is None else alive[2][1]
+        return meeting
 
     def _probe(self, rank: int, tag: int, timeout_s: float) -> Status:
         planner, engine = self._planner, self._planner.engine
@@ -159,9 +284,10 @@ def connect(
     settings = settings or env.read(strict=False)
     except_hook.install(settings)
     timeout_s = seconds(timeout_s, settings.timeout_s)
+    engine_settings = EngineSettings.of(settings)
     keys = PrefixStore(name, store)
     with making(size), watching(parent, keys) as meeting:
-        opened = open_engine(meeting, rank, size, timeout_s=timeout_s, settings=EngineSettings.of(settings))
+        opened = open_engine(meeting, rank, size, timeout_s=timeout_s, settings=engine_settings)
     return NativeGroup(
         opened.engine,
         rank,
@@ -174,4 +300,5 @@ def connect(
         hosts=opened.hosts,
         machine=opened.machine,
         settings=settings,
+        identity=Identity(opened.membership, engine_settings),
     )

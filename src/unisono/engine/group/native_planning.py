@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from unisono import _native
+from unisono.engine.bootstrap.forming import Kept
 from unisono.engine.costs.machine import DEFAULTS, MachineCalibration
 from unisono.engine.costs.tuner import AlgorithmChoice, Tuner
 from unisono.engine.diagnosis.call_site import call_site
 from unisono.engine.diagnosis.call_text import number_of_list, number_of_ranks
-from unisono.engine.diagnosis.fault_reader import FaultContext, publish_close_reason, read, read_late
+from unisono.engine.diagnosis.fault_reader import (
+    FaultContext,
+    publish_close_reason,
+    read,
+    read_eviction,
+    read_late,
+)
 from unisono.engine.diagnosis.fault_text import error
 from unisono.engine.group.arguments import CallArguments, MessageArguments, check_op, check_reducible
 from unisono.engine.group.buffer_layout import BufferLayout, check_alike, in_parts
@@ -27,10 +35,11 @@ from unisono.engine.group.custom_algorithms import CustomAlgorithms
 from unisono.engine.group.native_messages import NativeMessageWork
 from unisono.engine.group.planning import Planner
 from unisono.engine.group.reproducibility import ReproducibleAlgorithms
+from unisono.engine.membership.eviction import Eviction
 from unisono.engine.memory.buffers import DTYPES, ITEMSIZES
 from unisono.engine.operations.kinds import KINDS, kind_of
 from unisono.engine.operations.reduction import PremulSum, ReduceOp
-from unisono.errors import Aborted, GroupError, message
+from unisono.errors import Aborted, Evicted, GroupError, message
 from unisono.plans import StepFunction, lower_rank
 from unisono.plans.lowering import lower_agreement
 from unisono.schedules.files import is_file
@@ -38,6 +47,7 @@ from unisono.schedules.files import is_file
 if TYPE_CHECKING:
     from unisono.engine.group.codec_arguments import EdgeCoding
     from unisono.engine.group.codec_planning import CodecPlanner
+    from unisono.engine.group.listening import Listener
 
 
 class PreparedCall(NamedTuple):
@@ -59,6 +69,9 @@ class NativePlanner(Planner[_native.Engine]):
 
     Attributes:
         reported: whether a call has raised what aborted the group.
+        rest: connections to ranks that were in former groups; they end with this one.
+        listening, listener: whether newcomers may come, and where, if they may at this rank.
+        ends: what else ends with the group.
     """
 
     def __init__(
@@ -74,6 +87,10 @@ class NativePlanner(Planner[_native.Engine]):
     ) -> None:
         super().__init__(engine, name, rank, size, timeout_s, host_names, reproducible, machine)
         self.reported = False
+        self.rest = Kept()
+        self.listener: Listener | None = None
+        self.listening = False
+        self.ends: list[Callable[[], None]] = []
         self._host_names = host_names
 
     def place(self, hosts: tuple[int, ...]) -> None:
@@ -111,6 +128,9 @@ class NativePlanner(Planner[_native.Engine]):
                 publish_close_reason(engine, cause)
         finally:
             engine.leave()
+            self.rest.close()
+            for end in self.ends if self.listener is None else [self.listener.close, *self.ends]:
+                end()
             self.kept.close()  # not earlier: a thread may still move bytes of these buffers
 
     def drop(self) -> _native.Engine | None:
@@ -123,6 +143,7 @@ class NativePlanner(Planner[_native.Engine]):
         """In a forked child: close its copies of connections, which would hide the parent's death."""
         if self._runner is not None:
             self._runner.close_copies()
+            self.rest.close()
 
     # ---- plans -----------------------------------------------------------------------------------------
 
@@ -338,6 +359,14 @@ class NativePlanner(Planner[_native.Engine]):
         """The error for what aborted the group; `engine` is its engine, when the group may be closed."""
         self.reported = True
         return error(read(self.scene(engine or self.engine, operation, timeout_s, where)))
+
+    def evicted(self, operation: str, why: str) -> Evicted:
+        """The error of a rank without which the others go on."""
+        self.reported = True
+        report = read_eviction(self.scene(self.engine, operation, 0.0), Eviction(self.rank, why))
+        found = error(report)
+        assert isinstance(found, Evicted)
+        return found
 
     def fail(self, operation: str, timeout_s: float, note: str | None) -> NoReturn:
         """Raise the error for what aborted the group. note: a further text for a Mismatch."""
