@@ -12,6 +12,9 @@ It speaks `torch.distributed`, so it runs over whatever backend that was given. 
 from .adam import CompressedAdam
 from .compression.comm_hooks import Compressed, PowerSGD
 from .compression.reducer import Compression
+from .graph.capture import CaptureError, capture
+from .graph.cut import Cut
+from .graph.program import Graph
 from .layouts.cost import Link
 from .layouts.shard import Sharded, shard, whole
 from .layouts.transform_log import Record, record
@@ -25,10 +28,13 @@ from .swapped_model import Swapped
 
 __all__ = [
     "Average",
+    "CaptureError",
     "Compressed",
     "CompressedAdam",
     "Compression",
+    "Cut",
     "Disk",
+    "Graph",
     "Host",
     "Link",
     "Parameters",
@@ -39,6 +45,7 @@ __all__ = [
     "Run",
     "Sharded",
     "Swapped",
+    "capture",
     "materialize",
     "parallelize",
     "record",

@@ -27,10 +27,12 @@ from .batches import cut_rows, rows_of, tensors_of
 from .divergence import ModelOutputs, difference, differing_gradients, text
 from .families import ModelFamily, family_of
 from .generators import drawing, seed_of
+from .gradients import TiedParameter, add_up
 from .sharded_parameters import own_memory
-from .tensor_parallel import cut_modules
+from .tensor_parallel import cut_model
 
 if TYPE_CHECKING:
+    from .graph.cut import Cut
     from .mesh import PlanMesh
 
 LIMIT_BYTES = 100 << 20  # of parameters: a larger model is tried where check=True asks for it
@@ -45,13 +47,15 @@ class _CutModelError(Exception):
     """The cut copy raised."""
 
 
-def should_check(model: nn.Module, family: ModelFamily, check: bool | None) -> bool:
+def should_check(model: nn.Module, family: ModelFamily, cut: Cut, check: bool | None) -> bool:
     """Whether to try the cut.
 
     Raises:
         ValueError: nothing proves this cut, and the model is too large to be copied unasked.
     """
     nbytes = sum(parameter.nbytes for parameter in model.parameters())
+    if cut.proved:
+        return bool(check and cut.dims)
     if check is not None or nbytes < LIMIT_BYTES:
         return check is not False
     if family.proved:
@@ -59,8 +63,8 @@ def should_check(model: nn.Module, family: ModelFamily, check: bool | None) -> b
     raise ValueError(
         f"nothing proves that {type(model).__name__} can be cut so: its modules are cut by name, and its "
         f"{nbytes / 1e6:.0f} MB of parameters are too many to copy unasked. Write parallelize(..., "
-        f"check=True): the first step then trains two copies on {ROWS} rows, both ways. Or check=False, if "
-        "you have compared losses and gradients"
+        "sample=inputs of a batch): its recorded program then decides. Or check=True: the first step trains "
+        f"two copies on {ROWS} rows, both ways. Or check=False, if you have compared losses and gradients"
     )
 
 
@@ -77,6 +81,7 @@ class CutCheck:
         model: nn.Module,
         pieces: Sequence[nn.Module] | None,
         cuts: dict[str, str] | None,
+        cut: Cut,
         fill: Callable[[nn.Module], object],
     ) -> None:
         try:
@@ -88,7 +93,7 @@ class CutCheck:
             ) from error
         self._model.zero_grad()
         fill(self._model)
-        self._cuts = cuts
+        self._cuts, self._cut = cuts, cut
 
     def run(self, batch: tuple[Any, Any], loss: Loss, mesh: PlanMesh) -> None:
         """Try the cut on some rows of `batch`. All ranks call this.
@@ -108,21 +113,23 @@ class CutCheck:
             with drawing(SEED, device), NoDropout():
                 alone, batch = _alone(whole, forward, batch, loss)
             family = family_of(model, pieces, self._cuts)
-            region = cut_modules(model, family.cuts, mesh.part("tensor"))
-            family.localize(mesh.plan.tensor)
+            region = cut_model(model, self._cut, mesh.part("tensor"))
+            if not self._cut.proved:
+                family.localize(mesh.plan.tensor)
+            sums = [TiedParameter(name, mesh.group("tensor"), 1, "up::sums") for name in self._cut.sums]
             for module in [*family.units, model]:
                 module.register_forward_hook(own_memory)
             forward = _forward(model, family, mesh)
 
             def still() -> tuple[str, str] | None:
                 with drawing(SEED, device), NoDropout():
-                    return difference(alone, _train(model, forward, batch, loss))
+                    return difference(alone, _train(model, forward, batch, loss, sums))
 
             def drawn() -> tuple[str, str] | None:
                 model.zero_grad()
                 region.forget()
                 with drawing(seed_of(SEED, mesh.row), device):
-                    return differing_gradients(_train(model, forward, batch, loss).parameters, mesh)
+                    return differing_gradients(_train(model, forward, batch, loss, sums).parameters, mesh)
 
             for attempt in (still, drawn):
                 _agree(attempt, mesh, partial(text, mesh.plan.tensor, model, family))
@@ -239,7 +246,13 @@ def _alone(
     )
 
 
-def _train(model: nn.Module, forward: Callable[[Any], Any], batch: Any, loss: Loss) -> ModelOutputs:
+def _train(
+    model: nn.Module,
+    forward: Callable[[Any], Any],
+    batch: Any,
+    loss: Loss,
+    sums: Sequence[TiedParameter] = (),
+) -> ModelOutputs:
     """Forward and backward of one micro-batch.
 
     Raises:
@@ -261,6 +274,7 @@ def _train(model: nn.Module, forward: Callable[[Any], Any], batch: Any, loss: Lo
     try:
         value = loss(forward(batch[0]), batch[1])
         value.backward()
+        add_up(dict(model.named_parameters()), sums)
     except Exception as error:
         if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
             raise _CutModelError(active[-1] if active else "") from error

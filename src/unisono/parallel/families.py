@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .tensor_parallel import KINDS, like
+from .graph.fused import SplitColumns
+from .tensor_parallel import KINDS
 
 ELEMENTWISE = (
     nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.Softplus, nn.Dropout, nn.Identity
@@ -55,6 +56,7 @@ class ModelFamily:
     output: Callable[[Any], Any] = identity
     localize: Callable[[int], None] = no_localization  # tells attention how many heads are here
     proved: bool = False  # the cuts are right for this code, whatever the sizes: see cut_check.py
+    no_pieces: str = ""  # why the pieces do not compute what the model does
 
 
 def family_of(
@@ -70,11 +72,12 @@ def family_of(
     if name == "GPT2LMHeadModel":
         family = _gpt2(model)
     elif name in LLAMA_LIKE:
-        family = _llama(model, name)
+        family = _llama(model)
     else:
         family = _by_names(model)
     family.proved = family.proved and not cuts and pieces is None
     if pieces is not None:
+        family.no_pieces = ""
         family.pieces = list(pieces)
         family.units = [piece for piece in pieces if any(True for _ in piece.parameters())]
     for pattern, kind in (cuts or {}).items():
@@ -126,7 +129,7 @@ def _is_chain(model: nn.Module) -> bool:
 
 def _has_only(model: nn.Module, names: str) -> bool:
     """Whether the modules are PyTorch's and Hugging Face's own, and no parameter has another name."""
-    known = ("torch.nn.modules.", "transformers.", __name__)
+    known = ("torch.nn.modules.", "transformers.", SplitColumns.__module__)
     return all(re.fullmatch(names, name) for name, _ in model.named_parameters()) and all(
         type(module).__module__.startswith(known) for module in model.modules()
     )
@@ -169,43 +172,20 @@ def _first(output: Any) -> Tensor:
     return value
 
 
-def _check_attention(model: Any) -> None:
-    kind = getattr(model.config, "_attn_implementation", "sdpa")
+def _no_pieces(model: Any) -> str:
+    """Why pieces would compute something else; empty: they do not."""
+    kind, config = getattr(model.config, "_attn_implementation", "sdpa"), model.config
     if kind != "sdpa":
-        raise ValueError(
+        return (
             f"{type(model).__name__} computes attention by {kind!r}, which takes its causal mask from the "
-            f"model; pieces "
-            'have none. Make the model with attn_implementation="sdpa"'
+            'model; pieces have none. Make the model with attn_implementation="sdpa"'
         )
-
-
-class SplitColumns(nn.Module):
-    """A fused Conv1D [width, 3 width] as three linear layers, each of which can be cut by column."""
-
-    q: nn.Module
-    k: nn.Module
-    v: nn.Module
-
-    def __init__(self, fused: Any) -> None:
-        super().__init__()
-        width = fused.weight.shape[0]
-        for name in "qkv":
-            self.add_module(name, nn.Linear(width, width, device="meta"))
-        for path, value in self.parts("", fused.weight.data, fused.bias.data).items():
-            at, _, name = path.lstrip(".").partition(".")
-            setattr(self.get_submodule(at), name, like(getattr(fused, name), value))
-
-    @staticmethod
-    def parts(path: str, weight: Tensor, bias: Tensor) -> dict[str, Tensor]:
-        """Cut the parameters of the fused layer; return them by their paths, this module being at `path`."""
-        weights, biases = weight.chunk(3, dim=1), bias.chunk(3)
-        found = {
-            f"{path}.{name}.weight": part.t().contiguous() for name, part in zip("qkv", weights, strict=True)
-        }
-        return found | {f"{path}.{name}.bias": part.clone() for name, part in zip("qkv", biases, strict=True)}
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([self.q(x), self.k(x), self.v(x)], dim=-1)
+    if getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None):
+        return (
+            f"{type(model).__name__} has a sliding window, which pieces cannot carry; set "
+            "config.sliding_window=None"
+        )
+    return ""
 
 
 class GPT2Embed(nn.Module):
@@ -252,11 +232,11 @@ def _is_fused(module: nn.Module) -> bool:
 
 
 def _gpt2(model: Any) -> ModelFamily:
-    _check_attention(model)
     body = model.transformer
     for block in body.h:
         if _is_fused(block.attn.c_attn):
-            block.attn.c_attn = SplitColumns(block.attn.c_attn)
+            width = block.attn.c_attn.weight.shape[0]
+            block.attn.c_attn = SplitColumns(block.attn.c_attn, [width] * 3)
     cuts = {"transformer.wte": "vocabulary", "lm_head": "column, gathered"}
     for index in range(len(body.h)):
         at = f"transformer.h.{index}"
@@ -272,16 +252,12 @@ def _gpt2(model: Any) -> ModelFamily:
             block.attn.split_size //= tensor
 
     pieces = [GPT2Embed(body), *map(DecoderBlock, body.h), nn.Sequential(body.ln_f, model.lm_head)]
-    return ModelFamily("GPT-2", pieces, list(body.h), cuts, _logits, localize, _has_only(model, GPT2))
+    proved = _has_only(model, GPT2)
+    return ModelFamily("GPT-2", pieces, list(body.h), cuts, _logits, localize, proved, _no_pieces(model))
 
 
-def _llama(model: Any, name: str) -> ModelFamily:
-    _check_attention(model)
+def _llama(model: Any) -> ModelFamily:
     body, config = model.model, model.config
-    if getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None):
-        raise ValueError(
-            f"{name} has a sliding window, which pieces cannot carry; set config.sliding_window=None"
-        )
     cuts = {"model.embed_tokens": "vocabulary", "lm_head": "column, gathered"}
     for index in range(len(body.layers)):
         at = f"model.layers.{index}"
@@ -294,7 +270,8 @@ def _llama(model: Any, name: str) -> ModelFamily:
 
     blocks = [RotaryDecoderBlock(layer, body.rotary_emb) for layer in body.layers]
     pieces = [body.embed_tokens, *blocks, nn.Sequential(body.norm, model.lm_head)]
-    return ModelFamily("Llama", pieces, list(body.layers), cuts, _logits, localize, _has_only(model, LLAMA))
+    proved = _has_only(model, LLAMA)
+    return ModelFamily("Llama", pieces, list(body.layers), cuts, _logits, localize, proved, _no_pieces(model))
 
 
 def _check_heads(model: nn.Module, heads: int, tensor: int) -> None:

@@ -24,11 +24,17 @@ if TYPE_CHECKING:
 
 
 class TiedParameter(NamedTuple):
-    """A parameter that stages on several ranks have, and the group of those ranks."""
+    """A parameter whose gradients on several ranks add up, and the group of those ranks.
+
+    Args:
+        ranks: how many of them count it as theirs: those of several stages do, a tensor group counts once.
+        label: of the sum in a trace.
+    """
 
     name: str
     group: dist.ProcessGroup
     ranks: int
+    label: str = "up::tied"
 
 
 def local(value: Tensor) -> Tensor:
@@ -69,7 +75,9 @@ def squared_norm(named: dict[str, nn.Parameter], ties: Iterable[TiedParameter], 
     """Return this rank's part of the squared norm, f64 []. The sum over all ranks is that of the whole
     gradient.
     """
-    shared = {tie.name: tie.ranks for tie in ties}
+    shared: dict[str, int] = {}
+    for tie in ties:
+        shared[tie.name] = shared.get(tie.name, 1) * tie.ranks
     total = torch.zeros((), dtype=torch.float64, device=mesh.axes.device_type)
     for name, parameter in named.items():
         if (grad := gradient(parameter)) is not None:
@@ -94,5 +102,5 @@ def add_up(named: dict[str, nn.Parameter], ties: Iterable[TiedParameter]) -> Non
                 parameter.grad = torch.zeros_like(parameter)
             if isinstance(parameter.grad, DTensor) and isinstance(parameter, DTensor):  # not a partial sum
                 parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
-            with record_function(f"up::tied|{tie.name}"):
+            with record_function(f"{tie.label}|{tie.name}"):
                 dist.all_reduce(local(parameter.grad), group=tie.group)

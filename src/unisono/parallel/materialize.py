@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from .families import SplitColumns, entries
-from .tensor_parallel import like
+from .families import entries
+from .graph.fused import Split, like
 
 Init = Callable[[nn.Module], Any]
 Kept = Callable[[str, nn.Parameter], None]
@@ -188,8 +188,9 @@ class Initializer:
                 )
         for path, _ in group:
             now = self._model.get_submodule(path)
-            if isinstance(now, SplitColumns):
-                values |= now.parts(path, values.pop(f"{path}.weight"), values.pop(f"{path}.bias"))
+            if isinstance(now, Split):
+                leaves = [leaf for leaf in now.fused if f"{path}.{leaf}" in values]
+                values |= now.parts(path, {leaf: values.pop(f"{path}.{leaf}") for leaf in leaves})
         return values
 
     def _blank(self, meta: Tensor) -> Tensor:

@@ -17,6 +17,8 @@ from unisono.torch_internals.training import persistent
 from .cut_check import CutCheck, should_check
 from .families import ModelFamily, family_of
 from .gradients import TiedParameter
+from .graph.cut import Cut
+from .graph.fused import split_
 from .materialize import Init, Initializer
 from .mesh import PlanMesh
 from .model_buffers import ModelBuffers
@@ -25,7 +27,8 @@ from .pipeline.schedule import schedule
 from .pipeline.stages import PipelineStages, balance, forget, measure_costs
 from .replicated_parameters import ReplicatedParameters
 from .sharded_parameters import shard_units
-from .tensor_parallel import cut_modules
+from .shared import Decision, decide
+from .tensor_parallel import cut_model
 
 if TYPE_CHECKING:
     from .generators import RngRegion
@@ -62,6 +65,7 @@ class ModelSetup:
     seed: int = 0  # of what the model draws in steps, the same on all ranks
     trial: CutCheck | None = None  # of the cut on the tensor axis, before the first step
     region: RngRegion | None = None  # where the tensor axis cuts
+    decision: Decision | None = None  # how it cuts
 
     @property
     def named(self) -> dict[str, nn.Parameter]:
@@ -111,15 +115,22 @@ def set_up(
     mesh = PlanMesh.of(plan, initial.device)
     family = family_of(model, pieces, cuts)
     _same_everywhere(model)
-    names = _names(model)
-    trial, region = None, None
+    if plan.recompute:
+        _forget_caches(model)
+    trial, region, decision = None, None, None
     if plan.tensor > 1:
-        _check_cuts(model, family, plan)
-        if should_check(model, family, check):
+        decision = decide(model, family, plan, cuts=cuts, sample=sample)
+        _check_cut(model, decision, plan)
+        if should_check(model, family, decision.cut, check):
             fill = partial(_fill, seed=initial.seed, init=init) if initial else nothing
-            trial = CutCheck(model, pieces, cuts, fill)
-        region = cut_modules(model, family.cuts, mesh.part("tensor"))
-        family.localize(plan.tensor)
+            trial = CutCheck(model, pieces, cuts, decision.cut, fill)
+        for path, sizes in decision.cut.fused.items():
+            split_(model, path, sizes)
+    names = _names(model)
+    if decision is not None:
+        region = cut_model(model, decision.cut, mesh.part("tensor"))
+        if not decision.cut.proved:
+            family.localize(plan.tensor)
     if plan.pipeline == 1:
         units = shard_units(model, family.units, mesh, last=True, initial=initial)
         built = ModelSetup(
@@ -139,7 +150,9 @@ def set_up(
     if region is not None and plan.recompute:
         for unit in family.units:  # the last recomputation may have ended within a region
             unit.register_forward_pre_hook(lambda *_: region.forget())
-    built.seed, built.trial, built.region = drawn, trial, region
+    built.seed, built.trial, built.region, built.decision = drawn, trial, region, decision
+    if decision is not None:
+        built.ties += _sums(decision.cut, names, mesh)
     return built
 
 
@@ -171,6 +184,14 @@ def _agree(model: nn.Module, plan: Plan, seed: int) -> tuple[int, int]:
     return int(told[0][2][0]), int(told[0][2][1])
 
 
+def _forget_caches(model: nn.Module) -> None:
+    """Switch off Hugging Face's key-value caches: a layer that runs again would add to its cache again."""
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        if getattr(config, "use_cache", False):
+            config.use_cache = False
+
+
 def _description(model: nn.Module) -> dict[str, str]:
     """What every rank must have alike, by name."""
     found: dict[str, str] = {}
@@ -194,8 +215,8 @@ def _names(model: nn.Module) -> dict[str, str]:
     return {path: first[value] for path, value in model.named_parameters(remove_duplicate=False)}
 
 
-def _check_cuts(model: nn.Module, family: ModelFamily, plan: Plan) -> None:
-    if not any(kind != "whole" for kind in family.cuts.values()):
+def _check_cut(model: nn.Module, decision: Decision, plan: Plan) -> None:
+    if not decision.cut.dims and not decision.cut.proved:
         kinds = sorted(
             {
                 type(module).__name__
@@ -205,9 +226,16 @@ def _check_cuts(model: nn.Module, family: ModelFamily, plan: Plan) -> None:
         )
         raise ValueError(
             f"tensor={plan.tensor}: no rule says how to cut {type(model).__name__}, whose parameters "
-            f"are in {', '.join(kinds)}. Write parallelize(..., "
+            f"are in {', '.join(kinds)}, and its program could not be recorded: {decision.error}. Write "
+            "parallelize(..., sample=inputs of a batch), or "
             'cuts={"path.of.module": "column", "path.of.next": "row"})'
         )
+
+
+def _sums(cut: Cut, names: dict[str, str], mesh: PlanMesh) -> list[TiedParameter]:
+    """Whole parameters whose gradients add up over the tensor axis: each of its ranks holds a part."""
+    group = mesh.group("tensor")
+    return [TiedParameter(names[name], group, 1, "up::sums") for name in cut.sums]
 
 
 def _staged(
@@ -225,6 +253,8 @@ def _staged(
             f"modules. Make it an "
             "nn.Sequential, or write parallelize(..., pieces=[first, second, ...])"
         )
+    if family.no_pieces:
+        raise ValueError(family.no_pieces)
     starts = plan.cuts or _balance(family.pieces, plan.stages, sample)
     if starts and not 0 < starts[0] <= starts[-1] < len(family.pieces):
         raise ValueError(f"cuts={starts} do not fit a model of {len(family.pieces)} pieces")

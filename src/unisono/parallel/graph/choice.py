@@ -1,0 +1,358 @@
+"""Chooses a cut: which indices of the recorded program are cut, so that the model computes the same.
+
+| | |
+|---|---|
+| may be cut | an index that nothing blocks, whose sizes the parts divide, and that ends in layers that sum |
+| cut together | all its dims: weights, biases, bare parameters, buffers |
+| not together | two indices of one value: there is one axis; the one with more FLOPs is cut |
+| forward | a layer whose input features are cut sums its outputs |
+| backward | what is whole and meets a cut value gets a part of its gradient on each rank: it is summed |
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from .backward import Backward, Refusal
+from .cut import Cut
+from .fused import can_split_heads
+from .indices import Dim, Index, block, block_all, roots
+from .layers import Layer, layer_of
+from .program import Graph, Node, refs
+from .rules import DRAWS, Rules
+
+__all__ = ["Choice", "Hints"]
+
+# What a linear layer may do beside its product, so that a partial sum stays one; its bias is added once
+PRODUCT = {
+    "aten.mm", "aten.addmm", "aten.t", "aten.transpose", "aten.permute", "aten.view", "aten._unsafe_view",
+    "aten.add", "aten.detach", "aten.expand",
+}  # fmt: skip
+GENERAL = ("it is a dimension of the model's input", "the cut leaves it whole")  # other reasons tell more
+SEGMENTS = 9  # a layer whose output is split further is no few things in one
+
+
+class Hints(NamedTuple):
+    """Where cuts pay: embeddings to cut by rows, and layers whose output is gathered."""
+
+    vocabulary: frozenset[str]
+    gathered: frozenset[str]
+
+
+class Choice:
+    """The cut of one graph.
+
+    Args:
+        graph: of `model`, whose modules tell which layers can sum.
+        banned: (parameter, dim) -> why it must not be cut.
+    Attributes:
+        chosen: the indices that are cut.
+        cut: what to do.
+    """
+
+    def __init__(
+        self, graph: Graph, model: nn.Module, parts: int, hints: Hints, banned: dict[tuple[str, int], str]
+    ) -> None:
+        self.graph, self._model, self.parts, self._hints = graph, model, parts, hints
+        self.rules = Rules(graph, set(hints.vocabulary), set(hints.gathered))
+        self.rules.all()
+        self._modules = dict(model.named_modules())
+        self._owners: dict[str, list[str]] = {}  # name of a parameter -> modules that have it
+        self._first: dict[int, str] = {}
+        named = [
+            *model.named_parameters(remove_duplicate=False),
+            *model.named_buffers(remove_duplicate=False),
+        ]
+        for name, value in named:
+            path = name.rpartition(".")[0]
+            self._owners.setdefault(self._first.setdefault(id(value), name), []).append(path)
+        self._held = [  # (name, dim, index) of every dim of parameters and buffers
+            (name, dim, next(iter(found)))
+            for name, number in graph.names.items()
+            for dim, each in enumerate(self.rules.dims[number])
+            if (found := roots([each]))
+        ]
+        for (name, dim), why in banned.items():
+            block(self.rules.dims[graph.names[name]][dim], why)
+        for number in graph.outputs:
+            block_all(self.rules.dims[number], "the model returns it")
+        for number in graph.own_backward:
+            block_all(self.rules.dims[number], "a torch.autograd.Function of the program's own returns it")
+        self._check_uses()
+        self._check_contractions()
+        self._check_sizes()
+        self.chosen: set[Index] = set()
+        self.cut = self._choose()
+
+    # ---- what blocks an index ----
+
+    def _check_uses(self) -> None:
+        """A parameter is a part only while the module that has it runs."""
+        uses: dict[int, list[Node]] = {}
+        for node in self.graph.nodes:
+            for ref in {*refs(node.args), *refs(node.named)}:
+                uses.setdefault(ref.value, []).append(node)
+        self._outside: set[str] = set()
+        for name, number in self.graph.names.items():
+            owners = set(self._owners[name])
+            for node in uses.get(number, ()):
+                if not owners & {self.graph.frames[frame].path for frame in node.frames}:
+                    self._outside.add(name)
+                    for dim in self.rules.dims[number]:
+                        block(dim, f'"{name}" is used outside its module, at {node.line}')
+
+    def _check_contractions(self) -> None:
+        """Only layers sum their outputs."""
+        for contraction in self.rules.contractions:
+            node = contraction.node
+            if not self._sums(node, contraction.dim):
+                block(contraction.dim, f"{node.name} sums over it and is not a layer, at {node.line}")
+
+    def _sums(self, node: Node, dim: Dim) -> bool:
+        path = self.graph.module_of(node)
+        layer = self.layer(path)
+        number = self.graph.names.get(self._name(path, "weight"))
+        if layer is None or layer.came is None or number is None:
+            return False
+        weight = roots([self.rules.dims[number][layer.came]])
+        return weight <= roots([dim]) and all(index.why for index in roots([dim]) - weight)
+
+    def layer(self, path: str) -> Layer | None:
+        """The dims of a layer. A subclass of Linear is one, too, if its program has nothing but the product."""
+        module = self._modules[path]
+        known = layer_of(module)
+        if known is not None or not isinstance(module, nn.Linear):
+            return known
+        found = [frame for frame in self.graph.frames if frame.path == path]
+        names = {node.name for frame in found for node in self.graph.nodes[frame.first : frame.last]}
+        return Layer(0, 1) if found and names <= PRODUCT else None
+
+    def _name(self, path: str, leaf: str) -> str:
+        """The name of a module's parameter; that of the first place where it is tied."""
+        return self._first.get(id(getattr(self._modules[path], leaf, None)), "")
+
+    def _check_sizes(self) -> None:
+        for name, dim, index in self._held:
+            unit = index.root().unit
+            if unit % self.parts and not index.root().why:
+                index.root().why = (
+                    f'{self.parts} does not divide {unit}, which dimension {dim} of "{name}" and what is '
+                    "made of it have in common"
+                )
+
+    # ---- the choice ----
+
+    def _choose(self) -> Cut:
+        work, together = self._work(), self._together()
+        held = {index.root() for _, _, index in self._held}
+        ends = {index for each in self.rules.contractions for index in roots([each.dim])} | self._hinted()
+        for index in sorted(
+            (index for index in held if not index.why), key=lambda index: -work.get(index, 0)
+        ):
+            if index not in ends:
+                index.why = "no layer sums over it afterwards"
+                continue
+            self._take(index, together)
+        while True:
+            try:
+                return self._made()
+            except Refusal as refusal:
+                self.chosen.discard(refusal.index)
+                refusal.index.why = refusal.why
+
+    def _hinted(self) -> set[Index]:
+        """Output features of layers that are gathered, and rows of embeddings."""
+        found: set[Index] = set()
+        for name, dim, index in self._held:
+            for path in self._owners[name]:
+                if (path in self._hints.vocabulary or path in self._hints.gathered) and dim == 0:
+                    found.add(index.root())
+        return found
+
+    def _take(self, index: Index, together: dict[Index, dict[Index, int]]) -> None:
+        for other, number in together.get(index, {}).items():
+            if other in self.chosen:
+                value = self.graph.values[number]
+                what = f'"{value.name}"' if value.name else "a value"
+                index.why = f"another dimension of {what} is cut already"
+                return
+        self.chosen.add(index)
+
+    def _together(self) -> dict[Index, dict[Index, int]]:
+        """Indices that some value has both of, with that value; parameters first."""
+        found: dict[Index, dict[Index, int]] = {}
+        for number, dims in self.rules.dims.items():
+            here = {index for index in roots(dims) if not index.why}
+            for index in here if len(here) > 1 else ():
+                for other in here - {index}:
+                    found.setdefault(index, {}).setdefault(other, number)
+        return found
+
+    def _work(self) -> dict[Index, int]:
+        """FLOPs of the operators that each index is in."""
+        found: dict[Index, int] = {}
+        contracted: dict[int, set[Index]] = {}
+        for each in self.rules.contractions:
+            contracted.setdefault(each.node.number, set()).update(roots([each.dim]))
+        for node in self.graph.nodes:
+            inside = set(contracted.get(node.number, ()))
+            for ref in {*refs(node.args), *refs(node.named)}:
+                inside |= roots(self.rules.dims[ref.value])
+            for index in inside:
+                found[index] = found.get(index, 0) + node.flops
+        return found
+
+    def runs(self, path: str) -> bool:
+        """Whether the module at `path` is called."""
+        return any(frame.path == path for frame in self.graph.frames)
+
+    def held(self, indices: set[Index]) -> list[tuple[str, int]]:
+        """The dims of parameters and buffers that have one of these indices."""
+        return [(name, dim) for name, dim, index in self._held if index.root() in indices]
+
+    def cuts(self, number: int) -> set[Index]:
+        """The chosen indices of a value."""
+        return roots(self.rules.dims[number]) & self.chosen
+
+    def local(self, number: int) -> tuple[int, ...]:
+        """The shape of a value on one rank."""
+        return tuple(
+            sum(
+                math.prod(
+                    factor.size // self.parts if factor.index.root() in self.chosen else factor.size
+                    for factor in segment
+                )
+                for segment in dim
+            )
+            for dim in self.rules.dims[number]
+        )
+
+    def _made(self) -> Cut:
+        cut = Cut(self.parts)
+        for name, dim, index in self._held:
+            if index.root() in self.chosen:
+                cut.dims[name] = dim
+        for name, dim in cut.dims.items():
+            for path in self._owners[name]:
+                if kind := self._kind(path, name, dim):
+                    cut.modules[path] = kind
+        self._check_draws(cut)
+        Backward(self, cut).run()
+        values = self.graph.values
+        sizes = {
+            n: math.prod(values[v].shape)
+            for n, v in self.graph.names.items()
+            if values[v].kind == "parameter"
+        }
+        cut.parameters = sum(size for name, size in sizes.items() if name in cut.dims), sum(sizes.values())
+        cut.flops = self._cut_flops(), self.graph.flops
+        cut.whole = self._whole(cut)
+        return cut
+
+    def _kind(self, path: str, name: str, dim: int) -> str:
+        layer = self.layer(path)
+        if layer is None or name != self._name(path, "weight"):
+            return ""
+        if path in self._hints.vocabulary and dim == 0:
+            return "vocabulary"
+        if dim == layer.came:
+            return "row"
+        return "column, gathered" if path in self._hints.gathered else "column"
+
+    def _cut_flops(self) -> int:
+        contracted = {each.node.number for each in self.rules.contractions if roots([each.dim]) & self.chosen}
+        return sum(
+            node.flops
+            for node in self.graph.nodes
+            if node.number in contracted
+            or any(self.cuts(number) for number in node.outputs if number is not None)
+            or any(self.cuts(ref.value) for ref in refs(node.args))
+        )
+
+    def _whole(self, cut: Cut) -> list[tuple[str, str]]:
+        """Matrices that are not cut; the reason is that of the dim that fewest others share."""
+        found: dict[str, str] = {}
+        held = Counter(index.root() for _, _, index in self._held)
+        for name, number in self.graph.names.items():
+            value = self.graph.values[number]
+            if value.kind == "parameter" and len(value.shape) > 1 and name not in cut.dims:
+                reasons = [(held[index], index.why) for index in roots(self.rules.dims[number]) if index.why]
+                reasons.sort(key=lambda pair: (pair[1] in GENERAL, pair[0]))
+                found[name] = reasons[0][1] if reasons else "nothing uses it"
+        return list(found.items())
+
+    # ---- random numbers ----
+
+    def _check_draws(self, cut: Cut) -> None:
+        """Ranks draw numbers of their own only between a column cut and a row cut: see generators.py."""
+        events: dict[int, list[str]] = {}
+        for frame in self.graph.frames:
+            kind = cut.modules.get(frame.path)
+            if kind == "row":
+                events.setdefault(frame.first, []).append("end")
+            elif kind == "column":
+                events.setdefault(frame.last, []).append("begin")
+        own = False
+        for node in self.graph.nodes:
+            for event in events.get(node.number, ()):
+                own = event == "begin"
+            if node.name in DRAWS or _drops(node):
+                here = {index for number in node.outputs if number is not None for index in self.cuts(number)}
+                here |= {index for ref in refs(node.args) for index in self.cuts(ref.value)}
+                if bool(here) != own:
+                    index = next(iter(here or self.chosen))
+                    raise Refusal(
+                        index, f"random numbers are drawn for whole values beside cut ones, at {node.line}"
+                    )
+
+    # ---- fused layers ----
+
+    def fused(self) -> dict[str, list[int]]:
+        """Layers that would have to be several: their output is split. Path -> output features of each."""
+        found: dict[str, list[int]] = {}
+        for path, module in self._modules.items():
+            if can_split_heads(module) and self.runs(path) and self._splits(module):
+                found[path] = []
+            layer = layer_of(module)
+            if (
+                layer is None
+                or layer.came is None
+                or not hasattr(module, "weight")
+                or module.weight.dim() != 2
+            ):
+                continue
+            name = self._name(path, "weight")
+            number = self.graph.names.get(name)
+            if number is None or len(self._owners[name]) > 1 or name in self._outside or not self.runs(path):
+                continue
+            size = module.weight.shape[layer.goes or 0]
+            for index in roots([self.rules.dims[number][layer.goes or 0]]):
+                bounds = sorted(
+                    size * above // below for above, below in index.marks if size * above % below == 0
+                )
+                if index.why and 0 < len(bounds) == len(index.marks) < SEGMENTS:
+                    edges = [0, *bounds, size]
+                    found[path] = [stop - first for first, stop in itertools.pairwise(edges)]
+        return found
+
+    def _splits(self, module: Any) -> bool:
+        """Whether the heads of an nn.MultiheadAttention divide, and its parameters are its own."""
+        names = [self._first[id(parameter)] for parameter in module.parameters()]
+        own = all(len(self._owners[name]) == 1 for name in names)
+        return bool(own and module.num_heads % self.parts == 0)
+
+
+def _drops(node: Node) -> bool:
+    """Whether it is attention with dropout."""
+    if not node.name.startswith("aten._scaled_dot_product"):
+        return False
+    return any(
+        given
+        for argument, given in zip(node.op._schema.arguments, node.args, strict=False)
+        if argument.name == "dropout_p"
+    )

@@ -1,0 +1,190 @@
+"""How the tensor axis cuts a model: proved from its recorded program, or by names and then tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from .families import ModelFamily
+from .graph.capture import CaptureError, Shapes, call
+from .graph.cut import Cut
+from .graph.proof import prove
+from .tensor_parallel import cut_of
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+__all__ = ["Decision", "decide"]
+
+
+Confirm = Callable[[Any, nn.Module], None]
+
+
+class Decision:
+    """A cut, and where it comes from.
+
+    Attributes:
+        cut: what to do.
+        error: why the program could not be recorded, if that is so.
+    """
+
+    def __init__(self, cut: Cut, confirm: Confirm | None, error: CaptureError | None) -> None:
+        self.cut, self.error = cut, error
+        self._confirm = confirm
+
+    def confirm(self, batch: Any, model: nn.Module) -> None:
+        """Prove the cut for the inputs of a batch, and for the modes of the modules, if they are new.
+
+        Raises:
+            ValueError: they run another program than the sample.
+        """
+        if self._confirm is not None:
+            self._confirm(batch, model)
+
+
+def decide(
+    model: nn.Module,
+    family: ModelFamily,
+    plan: Plan,
+    *,
+    cuts: dict[str, str] | None,
+    sample: Any,
+) -> Decision:
+    """Choose the cut for a plan. All ranks get the same one.
+
+    Args:
+        cuts: the user's. Those that are all "whole" are exceptions from the automatic cut.
+        sample: inputs like those of a batch; None: what the model's first layer takes.
+
+    Raises:
+        ValueError: there is no cut; the text says what to write.
+    """
+    explicit = any(kind != "whole" for kind in (cuts or {}).values())
+    if explicit:
+        return Decision(cut_of(model, family.cuts, plan.tensor), None, None)
+    whole = frozenset(path for path, kind in family.cuts.items() if kind == "whole") if cuts else frozenset()
+    search = _Search(model, family, plan, whole)
+    given = sample if sample is not None else guess(model)
+    error = CaptureError("no sample= was given, and no inputs follow from the first layer")
+    if given is not None:
+        found = search.cut(given)
+        if isinstance(found, Cut):
+            return Decision(found, search.confirm, None)
+        error = found
+    if sample is not None:
+        raise error
+    return Decision(cut_of(model, family.cuts, plan.tensor), None, error)
+
+
+class _Search:
+    """Proves cuts of a copy of the model, which has no values and stays as it is."""
+
+    def __init__(self, model: nn.Module, family: ModelFamily, plan: Plan, whole: frozenset[str]) -> None:
+        self._pieces = family.pieces if plan.pipeline > 1 else None
+        self._parts, self._whole, self._name = plan.tensor, whole, type(model).__name__
+        self._shapes: Shapes | None = None
+        self._model = model
+        self._proved: list[Any] = []  # inputs, modes of modules, gradients
+        self._found: Cut | None = None
+
+    def cut(self, sample: Any) -> Cut | CaptureError:
+        """Find the cut for a sample, and keep what is needed to find it again. Rank 0 finds it for all."""
+        told: list[Any] = [None]
+        try:
+            self._shapes = Shapes(self._model, self._pieces)
+            if dist.get_rank() == 0:
+                with torch.enable_grad():
+                    told = [self._prove(sample)]
+        except CaptureError as error:
+            told = [error]
+        dist.broadcast_object_list(told, src=0, device=torch.device("cpu"))
+        if isinstance(told[0], Cut):
+            self._found = told[0]
+            self._proved.append((_kinds(sample), _still(self._model), True))
+        return told[0]  # type: ignore[no-any-return]
+
+    def _prove(self, sample: Any, only: Cut | None = None) -> Cut:
+        assert self._shapes is not None
+        shapes = self._shapes
+        forward = None if self._pieces is None else _chain
+        return prove(
+            shapes.model,
+            sample,
+            self._parts,
+            pieces=shapes.also,
+            forward=forward,
+            whole=self._whole,
+            only=only,
+        )
+
+    def confirm(self, batch: Any, model: nn.Module) -> None:
+        assert self._shapes is not None
+        assert self._found is not None
+        training = {path: module.training for path, module in model.named_modules()}
+        kinds = _kinds(batch), _still(model), torch.is_grad_enabled()
+        if kinds in self._proved:
+            return
+        for path, module in self._shapes.model.named_modules():
+            module.training = training.get(path, module.training)
+        try:
+            again = self._prove(batch, self._found)
+        except CaptureError as error:
+            raise CaptureError(
+                f"{error}. The sample ran; write sample= with the inputs of a batch"
+            ) from error
+        missing = [name for name in self._found.dims if name not in again.dims]
+        if not again.same(self._found, gradients=torch.is_grad_enabled()):
+            what = missing[0] if missing else next(iter({**self._found.sizes, **again.sizes}), "the model")
+            why = next((why for name, why in again.whole if name in missing), "other sizes or other layers")
+            raise ValueError(
+                f"tensor={self._parts}: this batch runs another program of {self._name} than the sample, and "
+                f'cuts "{what}" otherwise: {why}. Write parallelize(..., sample=inputs), with the inputs of a '
+                "batch"
+            )
+        self._proved.append(kinds)
+
+
+def _still(model: nn.Module) -> frozenset[str]:
+    """Modules that are evaluated, not trained."""
+    return frozenset(path for path, module in model.named_modules() if not module.training)
+
+
+def _chain(_model: nn.Module, pieces: Sequence[nn.Module], inputs: Any) -> Any:
+    for piece in pieces:
+        inputs = call(piece, inputs)
+    return inputs
+
+
+def _kinds(inputs: Any) -> Any:
+    """What tells one program of a model from another: names, shapes but for the rows, and types."""
+    if isinstance(inputs, torch.Tensor):
+        return tuple(inputs.shape[1:]), inputs.dtype, inputs.dim() and len(inputs) > 1
+    if isinstance(inputs, dict):
+        return {key: _kinds(value) for key, value in inputs.items()}
+    if isinstance(inputs, (tuple, list)):
+        return [_kinds(value) for value in inputs]
+    return inputs
+
+
+def guess(model: nn.Module) -> Any:
+    """Inputs that fit the first layer: token ids, or rows of its features. None: nothing fits."""
+    main = getattr(model, "main_input_name", None)
+    if main is not None:
+        if main != "input_ids":
+            return None
+        ids = torch.zeros(2, 8, dtype=torch.long)
+        config: Any = getattr(model, "config", None)
+        more = {"decoder_input_ids": ids} if getattr(config, "is_encoder_decoder", False) else {}
+        return {"input_ids": ids, **more}
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            return torch.zeros(2, 8, dtype=torch.long)
+        if isinstance(module, nn.Linear):
+            return torch.zeros(2, module.in_features)
+        if next(module.parameters(recurse=False), None) is not None:
+            return None
+    return None
