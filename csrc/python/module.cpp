@@ -130,7 +130,7 @@ void bind_tables(nb::module_& m) {
       .value("BAD_FRAME", FaultKind::kBadFrame)
       .value("HOST_SILENT", FaultKind::kHostSilent)
       .value("STOPPED", FaultKind::kStopped);
-  m.attr("LANE_ENTRIES") = kFifoSlots;
+  m.attr("FIFO_SLOTS") = kFifoSlots;
   m.attr("HISTORY") = kHistory;
   m.attr("LAYOUT") = kLayout;
 }
