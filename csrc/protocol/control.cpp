@@ -100,7 +100,7 @@ ControlPlane::Contact ControlPlane::contact(int peer) {
   const std::lock_guard lock(mutex_);
   const ControlConnection& link = links_[static_cast<size_t>(peer)];
   const State ending = link.silent ? State::kSilent : link.reset ? State::kReset : State::kEnded;
-  return {link.next_came ? State::kNext : link.ended ? ending : State::kMapped, link.heard};
+  return {link.next_came ? State::kNext : link.ended ? ending : State::kOpen, link.heard};
 }
 
 FileDescriptors ControlPlane::hand_over(const std::vector<bool>& kept, Nanoseconds deadline) {

@@ -31,7 +31,7 @@ class ControlPlane {
   // Sends this rank's proposal to all remote ranks.
   void propose();
   // How the connection to a rank of another host is, and when its newest frame came; 0: none did.
-  enum class State { kMapped, kEnded, kReset, kSilent, kNext };
+  enum class State { kOpen, kEnded, kReset, kSilent, kNext };
   struct Contact {
     State state;
     Nanoseconds heard;

@@ -161,9 +161,9 @@ uint64_t GroupState::proposal_of(int rank, std::vector<unsigned char>& bytes) {
 }
 
 Fate GroupState::settle(int rank, Fate fate) {
-  auto found = static_cast<uint32_t>(Fate::kMapped);
+  auto found = static_cast<uint32_t>(Fate::kOpen);
   std::atomic<uint32_t>& held = cell(rank).fate;
-  if (fate == Fate::kMapped) return static_cast<Fate>(held.load(std::memory_order_seq_cst));
+  if (fate == Fate::kOpen) return static_cast<Fate>(held.load(std::memory_order_seq_cst));
   if (held.compare_exchange_strong(found, static_cast<uint32_t>(fate), std::memory_order_seq_cst))
     return fate;
   return static_cast<Fate>(found);

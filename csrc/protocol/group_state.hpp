@@ -74,7 +74,7 @@ class GroupState {
   void propose(int rank, std::span<const unsigned char> bytes);
   // Reads the newest proposal of `rank` and returns its version; 0: it has made none.
   uint64_t proposal_of(int rank, std::vector<unsigned char>& bytes);
-  // What became of a rank of this host, after an attempt to change it from kMapped.
+  // What became of a rank of this host, after an attempt to change it from kOpen.
   Fate settle(int rank, Fate fate);
   uint32_t membership_epoch() { return own_cell().membership_event.epoch.load(std::memory_order_seq_cst); }
   // Sleeps until a proposal comes that `epoch` does not know, or `slice` has passed.

@@ -111,9 +111,9 @@ struct alignas(kLineBytes) Proposal {
   std::atomic<uint64_t> words[2][kProposalBytes / sizeof(uint64_t)];
 };
 
-// Whether a rank may still decide on the next membership. One exchange from kMapped: either the rank decides,
+// Whether a rank may still decide on the next membership. One exchange from kOpen: either the rank decides,
 // or another rank of its host evicts it.
-enum class Fate : uint32_t { kMapped, kDecided, kEvicted };
+enum class Fate : uint32_t { kOpen, kDecided, kEvicted };
 
 struct alignas(kLineBytes) RankCell {
   std::atomic<int32_t> pid;       // of its process, as are `token_address` and `token`: see Identity

@@ -56,7 +56,7 @@ constexpr uint32_t kFacts = digest(
      FIELD(RankCell, message_event), FIELD(RankCell, membership_event), FIELD(RankCell, history),
      FIELD(RankCell, report), FIELD(RankCell, fault), FIELD(RankCell, fate), FIELD(RankCell, proposal),
      WHOLE(Proposal), FIELD(Proposal, version), FIELD(Proposal, nbytes), FIELD(Proposal, words),
-     VALUE(Fate::kMapped), VALUE(Fate::kDecided), VALUE(Fate::kEvicted), WHOLE(CallRecord),
+     VALUE(Fate::kOpen), VALUE(Fate::kDecided), VALUE(Fate::kEvicted), WHOLE(CallRecord),
      FIELD(CallRecord, seq), FIELD(CallRecord, fingerprint), FIELD(CallRecord, numel),
      FIELD(CallRecord, root), FIELD(CallRecord, kind), FIELD(CallRecord, dtype), FIELD(CallRecord, op),
      FIELD(CallRecord, algorithm), FIELD(CallRecord, block), FIELD(CallRecord, coding), WHOLE(EventCount),

@@ -109,7 +109,7 @@ void bind_next(nb::class_<Engine>& engine) {
       .def(
           "discard_region", [](Engine& self) { self.world().region().discard(); },
           nb::call_guard<GilRelease>(), "Frees the memory of this membership, which no rank uses any more.")
-      .def_prop_ro("zero copy", [](Engine& self) { return self.world().region().zero_copy(); })
+      .def_prop_ro("zero_copy", [](Engine& self) { return self.world().region().zero_copy(); })
       .def("hand_over", &hand_over, nb::arg("kept"), nb::arg("timeout_s"),
            "Leaves the group, and returns its connections (control, data, messages), -1 for ranks of this "
            "host. "

@@ -58,7 +58,7 @@ simulator::Costs read_costs(const std::vector<double>& values) {
   return {values[0], values[1], values[2], values[3], values[4], values[5], values[6], values[7], values[8]};
 }
 
-nb::typed<nb::dict, nb::str, nb::any> describe(const simulator::CallResult& outcome) {
+nb::typed<nb::dict, nb::str, nb::any> describe(const simulator::Outcome& outcome) {
   nb::typed<nb::dict, nb::str, nb::any> found{nb::dict()};
   found["seconds"] = outcome.seconds;
   found["messages"] = outcome.messages;

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 KINDS = ("column", "column, gathered", "row", "vocabulary", "whole")
 
+
 def cut_of(model: nn.Module, kinds: dict[str, str], parts: int) -> Cut:
     """The cut that a user or a rule by names wants. Nothing proves it.
 
@@ -71,7 +72,7 @@ def _dims(path: str, module: nn.Module, kind: str, parts: int) -> dict[str, int]
     fits = layer is not None and (kind == "vocabulary") <= isinstance(module, nn.Embedding)
     dim = 0 if kind == "vocabulary" else None
     if layer is not None and dim is None:
-        dim = layer.input_layout if kind == "row" else layer.output_layout
+        dim = layer.input_dim if kind == "row" else layer.output_dim
     if not fits or dim is None:
         raise ValueError(
             f'"{path}" ({type(module).__name__}) is no layer that can be cut by {kind}; cut it "whole"'

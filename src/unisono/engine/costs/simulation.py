@@ -20,7 +20,6 @@ from unisono.plans.codes import plan_codes
 from unisono.plans.plan import Step
 
 
-
 class LinkCost(NamedTuple):
     """The cost of a message: a seconds, and b seconds per byte."""
 

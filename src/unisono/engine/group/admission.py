@@ -56,7 +56,7 @@ def _listen(group: MembershipGroup, address: str = "", port: int = 0) -> None:
     if group.rank == first and group._planner.listener is None:
         network = identity.settings.network
         host = address or local_address(identity.settings.master, network)
-        layout = identity.membership.cards[group.rank].layout
+        layout = identity.membership.peers[group.rank].layout
         group._planner.listener = Listener(host, port, network, layout)
     group._planner.listening = True
 

@@ -100,7 +100,7 @@ def _addresses(address: str | Sequence[str]) -> list[tuple[str, int]]:
 
 def _ask(known: list[tuple[str, int]], settings: env.Settings, deadline: float) -> Invitation:
     """Wait for an invitation at one of the addresses; `known` gets those that members tell."""
-    card = msgspec.msgpack.encode(local_peer_info(0, 0))
+    info = msgspec.msgpack.encode(local_peer_info(0, 0))
     failure: BaseException | None = None
     while True:
         for host, port in list(known):
@@ -115,7 +115,7 @@ def _ask(known: list[tuple[str, int]], settings: env.Settings, deadline: float) 
                 continue
             with contextlib.closing(store):
                 try:
-                    return _wait(store, card, known, deadline)
+                    return _wait(store, info, known, deadline)
                 except StoreTimeout as error:
                     failure = error
                 except StoreError as error:  # that member has ended
@@ -128,12 +128,12 @@ def _ask(known: list[tuple[str, int]], settings: env.Settings, deadline: float) 
         time.sleep(0.05)
 
 
-def _wait(store: TCPStore, card: bytes, known: list[tuple[str, int]], deadline: float) -> Invitation:
+def _wait(store: TCPStore, info: bytes, known: list[tuple[str, int]], deadline: float) -> Invitation:
     for each in _addresses(_decode_addresses(store.get("addresses"))):
         if each not in known:
             known.append(each)
     number = store.add("joiners", 1)
-    store.set(f"joiner/{number}", card)
+    store.set(f"joiner/{number}", info)
     while True:
         left_s = deadline - time.monotonic()
         try:

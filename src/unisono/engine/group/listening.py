@@ -74,19 +74,19 @@ class Listener:
         """The numbers of those that wait. A newcomer of another build is refused here."""
         numbers = []
         for number in range(self._done + 1, self._store.add("joiners", 0) + 1):
-            card = self._store.peek(f"joiner/{number}")
-            if card is None:
+            info = self._store.peek(f"joiner/{number}")
+            if info is None:
                 continue
-            if refused := self._refusal(card):
+            if refused := self._refusal(info):
                 warnings.warn(refused, stacklevel=2)
                 self.answer(number, Invitation(refused=refused))
             elif not self._store.check([f"answer/{number}"]):
                 numbers.append(number)
         return tuple(numbers)
 
-    def _refusal(self, card: bytes) -> str:
+    def _refusal(self, info: bytes) -> str:
         try:
-            build = _decode_build(card)
+            build = _decode_build(info)
         except msgspec.DecodeError:
             build = PeerVersion(0, 0, "unknown")
         if build.layout == self._layout:

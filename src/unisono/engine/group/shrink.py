@@ -134,7 +134,7 @@ class _Agreeing:
         if now > self._began + GRACE_S and not self._engine.faulted:
             mine = self._engine.record_of(self._rank).started
             if any(self._engine.record_of(rank).started > mine for rank in range(self._size)):
-                self._engine.remark(2**64 - 1, "its call of shrink")
+                self._engine.report(2**64 - 1, "its call of shrink")
                 self._engine.abort()
 
     def _refusal(self) -> str:
@@ -169,7 +169,7 @@ def form(
     engine = group._planner.engine
     kept = ranks_of(agreement.alive)
     if not engine.faulted:  # ranks that were left out learn it at their next call
-        engine.remark(2**64 - 1, "its call of shrink")
+        engine.report(2**64 - 1, "its call of shrink")
         engine.abort()
     if engine.unsettled:
         _end_writers(engine, agreement)

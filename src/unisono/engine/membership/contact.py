@@ -27,7 +27,7 @@ lost packet is sent again after 0.2 s."""
 HOST_LATE_S = 0.25
 """A rank that is late is evicted by its own host; this much later the other hosts count it out, too."""
 
-_LEAVING = 2**64 - 1  # of a remark: why a rank leaves
+_LEAVING = 2**64 - 1  # of a report: why a rank leaves
 
 _LOST = {
     Contact.RESET: "cut off: its connection was reset",
@@ -88,7 +88,7 @@ class Contacts:
         state = self._engine.state(rank)
         record = self._engine.record_of(rank)
         if record.left:
-            cause = record.remark if record.remarked and record.remark_seq == _LEAVING else ""
+            cause = record.report if record.has_report and record.report_seq == _LEAVING else ""
             return (f"left because of {cause}" if cause else "left"), True
         if state == Contact.ENDED:
             return "ended", True

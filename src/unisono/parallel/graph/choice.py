@@ -117,9 +117,9 @@ class Choice:
         path = self.graph.module_of(node)
         layer = self.layer(path)
         number = self.graph.names.get(self._name(path, "weight"))
-        if layer is None or layer.came is None or number is None:
+        if layer is None or layer.input_dim is None or number is None:
             return False
-        weight = roots([self.rules.dims[number][layer.came]])
+        weight = roots([self.rules.dims[number][layer.input_dim]])
         return weight <= roots([dim]) and all(index.why for index in roots([dim]) - weight)
 
     def layer(self, path: str) -> Layer | None:
@@ -260,7 +260,7 @@ class Choice:
             return ""
         if path in self._hints.vocabulary and dim == 0:
             return "vocabulary"
-        if dim == layer.came:
+        if dim == layer.input_dim:
             return "row"
         return "column, gathered" if path in self._hints.gathered else "column"
 
@@ -321,7 +321,7 @@ class Choice:
             layer = layer_of(module)
             if (
                 layer is None
-                or layer.came is None
+                or layer.input_dim is None
                 or not hasattr(module, "weight")
                 or module.weight.dim() != 2
             ):
@@ -330,8 +330,8 @@ class Choice:
             number = self.graph.names.get(name)
             if number is None or len(self._owners[name]) > 1 or name in self._outside or not self.runs(path):
                 continue
-            size = module.weight.shape[layer.goes or 0]
-            for index in roots([self.rules.dims[number][layer.goes or 0]]):
+            size = module.weight.shape[layer.output_dim or 0]
+            for index in roots([self.rules.dims[number][layer.output_dim or 0]]):
                 bounds = sorted(
                     size * above // below for above, below in index.marks if size * above % below == 0
                 )

@@ -12,8 +12,8 @@ __all__ = ["Layer", "layer_of"]
 class Layer(NamedTuple):
     """The dims of a weight: output features, input features. None: it has no such."""
 
-    goes: int | None
-    came: int | None
+    output_dim: int | None
+    input_dim: int | None
 
 
 CONVOLUTIONS: tuple[type[Any], ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
