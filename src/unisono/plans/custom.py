@@ -84,10 +84,10 @@ def write(collective: str, function: StepFunction, size: int, root: int, hosts: 
 def _steps(what: str, rank: int, function: StepFunction, size: int, root: int) -> Iterator[Step]:
     given = function(rank, size, root)
     for number, step in enumerate(listed(given, f"{what}: what it gives rank {rank}", MOST_STEPS)):
-        yield _checked(f"{what}: rank {rank}, step {number}", step)
+        yield checked(f"{what}: rank {rank}, step {number}", step)
 
 
-def _checked(where: str, step: object) -> Step:
+def checked(where: str, step: object) -> Step:
     """The step with plain integers.
 
     Raises:
