@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 
 from unisono.engine.bootstrap.forming import Kept
-from unisono.engine.group.admission import Newcomers, admit
 from unisono.engine.group.membership import Former, MembershipGroup
 from unisono.engine.group.shrink import agree, departures, form
 from unisono.engine.store import PrefixStore
 from unisono.errors import Evicted, GroupError, NotSupported
 
-__all__ = ["admitted", "shrunk"]
+__all__ = ["begun", "shrunk", "succeed"]
 
 
 def shrunk(group: MembershipGroup, excluded: tuple[int, ...], deadline: float) -> MembershipGroup:
@@ -22,6 +21,8 @@ def shrunk(group: MembershipGroup, excluded: tuple[int, ...], deadline: float) -
     try:
         agreement = agree(group, excluded, deadline, group._attempts)
     except Evicted:
+        if group.rank in excluded:  # the others may still be in an earlier call: this rank's close is orderly
+            raise
         engine = group._planner.engine
         wires = engine.hand_over([False] * group.size, 0.0)  # no other rank waits for this one
         Kept(fd for wire in wires for fd in wire if fd >= 0).close()
@@ -74,21 +75,3 @@ def begun(group: MembershipGroup, deadline: float) -> MembershipGroup:
     ranks = tuple(None if each is None else own[each] for each in later.previous_ranks)
     later._former = Former((*group.left, *later.left), ranks)
     return later
-
-
-def admitted(group: MembershipGroup, newcomers: Newcomers, deadline: float) -> MembershipGroup:
-    """The next group, with the newcomers; this one is closed."""
-    opened, identity, base, keys, members = admit(group, newcomers, deadline)
-    following = group._next(
-        opened.engine,
-        group.rank,
-        PrefixStore("group", keys),
-        members,
-        opened.hosts,
-        opened.machine,
-        identity,
-        Former((), (*range(group.size), *(None for _ in newcomers.taken))),
-    )
-    following._planner.ends.append(base.close)
-    succeed(group, following)
-    return begun(following, deadline)
