@@ -64,8 +64,17 @@ test-long: $(VENV)/.installed  ## all tests, with long runs of the fuzzers and r
 	$(call install_torch,--required)
 	UNISONO_TEST_LONG=1 $(PYTEST) $(ARGS)
 
-test-fresh:  ## README's two commands in fresh clones, with PyTorch's CUDA build, CPU build, or none (ARGS=--help)
-	@$(PYTHON) tools/fresh.py $(ARGS)
+# FRESH: one of PyTorch's CUDA build, its CPU build, and none. FRESH_ENV: variables that pip needs here.
+FRESH ?= TORCH=1 TORCH=cpu TORCH=0
+FRESH_ENV ?=
+test-fresh:  ## README's two commands in fresh clones with an empty home (FRESH="TORCH=0": only without PyTorch)
+	for torch in $(FRESH); do \
+	  folder=$$(mktemp -d) && git clone --quiet --depth=1 file://$(CURDIR) $$folder/unisono && \
+	  for words in demo "test $$torch"; do \
+	    env -i HOME=$$folder PATH=/usr/local/bin:/usr/bin:/bin PIP_CONFIG_FILE=/dev/null $(FRESH_ENV) \
+	      make -C $$folder/unisono $$words $(ARGS) || exit 1; \
+	  done && rm -rf $$folder || exit 1; \
+	done
 
 # Ray comes from PyPI, into .venv; Slurm has to be installed already (apt-get install slurm-wlm munge) and needs root.
 test-launchers: $(VENV)/.installed bench-peers  ## start real jobs with Slurm, Ray, torchrun and three mpiexec (15 minutes); installs Ray from PyPI

@@ -1,15 +1,11 @@
-"""What `make` does on a new machine: which Python it takes, what it says of PyTorch; and its rehearsal."""
+"""What `make` does on a new machine: which Python it takes, what it says of PyTorch."""
 
 from __future__ import annotations
 
-import importlib
 import re
 import shutil
-import signal
 import subprocess
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -61,31 +57,3 @@ def test_the_first_python_that_is_new_enough(tmp_path: Path, new_enough: list[st
         program.chmod(0o755)
     ran = make("VENV=.venv-none", ".venv-none/.created", path=str(tmp_path)).stdout
     assert ran.startswith(f"{taken} tools/preflight.py\n")
-
-
-@pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(ROOT / "tools")
-    return importlib.import_module("fresh")
-
-
-def test_a_rehearsal_ends_in_time(fresh: ModuleType, tmp_path: Path):
-    assert fresh.run(["sleep", "300"], tmp_path, {"PATH": "/usr/bin:/bin"}, 0.1) == -signal.SIGKILL
-
-
-def test_the_variants_of_a_rehearsal(fresh: ModuleType, monkeypatch: pytest.MonkeyPatch):
-    def commands(*words: str) -> dict[str, list[list[str]]]:
-        monkeypatch.setattr(sys, "argv", ["fresh.py", *words])
-        arguments = fresh.parse()
-        return {name: fresh.commands(name, arguments) for name in arguments.variants or fresh.VARIANTS}
-
-    assert commands() == {
-        "cuda": [["make", "demo"], ["make", "test"]],
-        "cpu": [["make", "demo"], ["make", "test", "TORCH=cpu"]],
-        "none": [["make", "demo"], ["make", "test", "TORCH=0"]],
-    }
-    assert commands("cpu", "--only", "test", "--make", "PYTHON=python3.13") == {
-        "cpu": [["make", "test", "TORCH=cpu", "PYTHON=python3.13"]]
-    }
-    with pytest.raises(SystemExit):
-        commands("gpu")
