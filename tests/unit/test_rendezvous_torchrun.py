@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from meeting import closed_together, env_of, meet, together
-from unisono.engine.bootstrap.rendezvous import probe_ports
+from unisono.engine.bootstrap.opening import probe_ports
 from unisono.engine.environment import env
 from unisono.engine.store import StoreServer
 from unisono.errors import RendezvousError

@@ -12,8 +12,6 @@ from unisono.codecs.formats import FLOATS, block_bound
 from unisono.codecs.memory import Memory, allocate, apart, codes_of, shape_of, values_of
 from unisono.engine.base.checking import instance, whole
 
-__all__ = ["Codec", "codec_of", "feedback_for", "magnitude_of"]
-
 _BITS: dict[str, int] = dict(_native.codecs())
 _NUMBERS = {name: number for number, name in enumerate(_BITS)}
 _SCALE_BYTES = 4

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-__all__ = ["FLOATS", "Float", "block_bound"]
-
 
 class Float(NamedTuple):
     """A floating-point format. docs/codecs.md has the table.

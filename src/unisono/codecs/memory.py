@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 from unisono.engine.base.checking import listed
 from unisono.engine.memory.buffers import DTYPES, ITEMSIZES, dtype_code, view
 
-__all__ = ["Memory", "allocate", "apart", "codes_of", "shape_of", "values_of"]
-
 _F32 = dtype_code("float32")
 _CODES = {2: ("int16", "float16", "bfloat16"), 1: ("uint8", "int8")}
 _MOST = 2**62  # bytes: no machine has them, and no product of it overflows

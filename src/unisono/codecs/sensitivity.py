@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from unisono.codecs.codec import Codec
 
-__all__ = ["Measured", "Proposal", "proposal"]
-
 _ITERATIONS = 4  # of the randomised SVD: four are exact to what decides here
 _SEED = 0
 _NOISE = 2e-6  # of the loss: a smaller decrease is rounding

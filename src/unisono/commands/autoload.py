@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import warnings
 
-__all__ = ["torch_backend"]
-
 
 def torch_backend() -> None:
     """Register the backend "unisono", and apply UNISONO_REPLACE. It does not load the engine."""

@@ -16,8 +16,6 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-__all__ = ["main"]
-
 COMMANDS = {
     "run": ("unisono.commands.launch", "start the ranks of a script, a module or a program"),
     "bench": ("unisono.commands.bench", "measure collectives: latency, bandwidth, wrong values"),

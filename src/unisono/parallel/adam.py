@@ -21,8 +21,6 @@ from unisono.torch_internals.training import offsets
 
 from .gradients import gradient, local
 
-__all__ = ["CompressedAdam"]
-
 _CODES = ("exp_avg", "exp_avg_sq")
 _MASK = 2**64 - 1
 # spread parameters and steps over the seeds

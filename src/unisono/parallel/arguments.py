@@ -10,8 +10,6 @@ from torch import nn
 
 from .plan import Plan
 
-__all__ = ["check_arguments", "check_optimizer", "check_trained", "raise_changed", "raise_twice", "two"]
-
 
 def check_arguments(
     model: object, plan: object, optimizer: object, loss: object, pieces: object, cuts: object

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from unisono.torch_internals.training import plainly
 
-__all__ = ["away", "back", "is_away"]
-
 VALUES = frozenset({"data", "T", "H", "mT", "mH", "real", "imag"})  # properties that read or write values
 OTHERS = frozenset({
     Tensor.dim, Tensor.element_size, Tensor.get_device, Tensor.is_complex, Tensor.is_contiguous,

@@ -14,8 +14,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-__all__ = ["Part", "cut_rows", "micro_batches", "rows_of", "sizes"]
-
 
 def sizes(rows: int, parts: int) -> list[int]:
     """Cut `rows` into `parts` that differ by one at most, larger ones first. Example: 7, 3 -> [3, 2, 2]."""

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from .plan import Plan
     from .units import DataAxis
 
-__all__ = ["Built", "Optimizer", "Parameters", "build"]
-
 
 class Parameters(list[nn.Parameter]):
     """The parameters of this rank that are trained, as a list; `named` has them by their names in the model.

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 dcp: Any = torch.distributed.checkpoint  # its names are there, but PyTorch does not declare them exported
 
-__all__ = ["Checkpoints", "State", "newest"]
-
 
 class State:
     """What a rank saves: its parameters, buffers, optimizer state, and the run's own numbers.

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from .families import Family
     from .mesh import Mesh
 
-__all__ = ["Seen", "apart", "difference", "text"]
-
 TOLERANCE = 1e-3  # of the largest value; a right cut differs by 1e-6, a wrong one by 1e-1
 FLOOR = (
     1e-2  # of the largest gradient: smaller gradients are compared with this, because they may be rounding

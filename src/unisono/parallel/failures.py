@@ -21,8 +21,6 @@ from unisono.torch_internals import c10d
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Failures"]
-
 RAISED_S = 5.0  # how long a rank that raised waits for the others to raise, too
 PAUSE_S = 0.01
 TOGETHER = "all ranks raised"

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from .tensor import KINDS, like
 
-__all__ = ["Family", "SplitColumns", "entries", "family_of"]
-
 ELEMENTWISE = (
     nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.Softplus, nn.Dropout, nn.Identity
 )  # fmt: skip

@@ -19,8 +19,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Region", "drawing", "seed_of"]
-
 
 def seed_of(*parts: int | str) -> int:
     """Mix numbers into a seed. Seeds of parts that differ in one bit are unrelated."""

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from .mesh import Mesh
 
-__all__ = ["Tie", "add_up", "copies", "gradient", "local", "scale_", "squared_norm"]
-
 
 class Tie(NamedTuple):
     """A parameter that stages on several ranks have, and the group of those ranks."""

@@ -27,8 +27,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from .families import SplitColumns, entries
 from .tensor import like
 
-__all__ = ["Init", "Initial", "materialize"]
-
 Init = Callable[[nn.Module], Any]
 Kept = Callable[[str, nn.Parameter], None]
 RESETS = "reset_parameters", "_reset_parameters"  # the second is what nn.MultiheadAttention calls it

@@ -15,8 +15,6 @@ from torch.distributed.device_mesh import DeviceMesh
 if TYPE_CHECKING:
     from .plan import Plan
 
-__all__ = ["AXES", "Mesh"]
-
 AXES = ("pipeline", "replica", "shard", "tensor")
 
 

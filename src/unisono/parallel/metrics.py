@@ -17,8 +17,6 @@ from .batches import rows_of, tensors_of
 if TYPE_CHECKING:
     from .run import Run
 
-__all__ = ["Average", "Progress"]
-
 
 class Average:
     """Means over all samples of all ranks, which may have different numbers of samples.

@@ -7,8 +7,6 @@ from typing import Literal
 
 from .compression.settings import Settings
 
-__all__ = ["SCHEDULES", "Plan"]
-
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv")
 SPLIT_BACKWARD = ("zb-h1", "zbv")
 PRECISIONS = ("f32", "bf16", "fp16")

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from .mesh import Mesh
 
-__all__ = ["BUCKET_BYTES", "Replicas"]
-
 BUCKET_BYTES = 25 << 20  # DDP's; the last one, with the first layers, may be smaller
 
 

@@ -37,8 +37,6 @@ from .watch import Report, Watched, write_trace
 from .watch import watch as watching
 from .weights import Weigh, check_weigh, cut_batch, ignored_by
 
-__all__ = ["Run", "parallelize"]
-
 
 def parallelize(
     model: nn.Module,

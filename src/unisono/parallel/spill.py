@@ -13,8 +13,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["Disk", "Host", "Key", "Store"]
-
 ALIGNMENT = 64  # bytes; of what a file holds, so that it can be mapped as any dtype
 Key = tuple[int, str]  # a parameter's number, and what of it
 

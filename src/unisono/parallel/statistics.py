@@ -25,8 +25,6 @@ from unisono.torch_internals.training import persistent
 if TYPE_CHECKING:
     from .mesh import Mesh
 
-__all__ = ["Statistics"]
-
 # PyTorch writes their statistics without a new version of the tensor
 NORMS = (
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-__all__ = ["mixed", "step"]
-
 
 def mixed(parameters: Iterable[Tensor]) -> bool:
     """Whether some of them are DTensors and some are not."""

@@ -27,8 +27,6 @@ from .batches import tensors_of
 from .replicas import Bucket
 from .spill import Disk, Host, Key, Store
 
-__all__ = ["Swap", "spilled", "store_of"]
-
 
 def store_of(swap: str) -> Store:
     """Make the store that `Plan(swap=...)` names: "disk", "memory", or the folder of the file."""

@@ -17,8 +17,6 @@ from .families import family_of
 from .spill import Disk, Store
 from .swap import Swap
 
-__all__ = ["Swapped"]
-
 
 class Swapped:
     """A model that trains with little memory, in one process. For several there is `Plan(swap=...)`.

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Placement
 
-__all__ = ["KINDS", "cut_modules", "like"]
-
 
 class Cut(NamedTuple):
     """How a kind of cut places weight, bias, input and output."""

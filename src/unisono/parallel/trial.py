@@ -33,8 +33,6 @@ from .units import own_memory
 if TYPE_CHECKING:
     from .mesh import Mesh
 
-__all__ = ["LIMIT_BYTES", "Trial", "wanted"]
-
 LIMIT_BYTES = 100 << 20  # of parameters: a larger model is tried where check=True asks for it
 ROWS = 4  # of a micro-batch; more show no more
 SEED = 0x5EED

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from .mesh import Mesh
     from .plan import Plan
 
-__all__ = ["TYPES", "DataAxis", "Sharded", "own_memory", "shard_units"]
-
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 

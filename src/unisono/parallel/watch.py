@@ -23,8 +23,6 @@ from .layouts.price import Link
 if TYPE_CHECKING:
     from .mesh import Mesh
 
-__all__ = ["Call", "Report", "Watched", "watch", "write_trace"]
-
 Result = TypeVar("Result")
 SIZES = {
     "float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2, "long int": 8, "int": 4, "short": 2, "bool":

@@ -21,8 +21,6 @@ from .batches import micro_batches, rows_of, tensors_of
 if TYPE_CHECKING:
     from .mesh import Mesh
 
-__all__ = ["Weigh", "check_weigh", "cut_batch", "ignored_by"]
-
 Weigh = Callable[[Any], "float | Tensor"] | str | None
 EVEN = 1e-9
 IGNORED = -100  # what PyTorch's losses and Hugging Face's models ignore

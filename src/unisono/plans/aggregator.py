@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from unisono.plans.hierarchical import Here
 from unisono.plans.plan import Out, Recv, Reduce, Send, Step, by_host
 
-__all__ = ["aggregator", "all_reduce"]
-
 
 def aggregator(hosts: tuple[int, ...]) -> int:
     """The rank that adds: the first one of the smallest host.

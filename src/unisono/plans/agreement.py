@@ -9,8 +9,6 @@ from collections.abc import Iterator, Sequence
 
 from unisono.plans.plan import Out, Recv, Send, Step, others
 
-__all__ = ["agreement"]
-
 
 def agreement(rank: int, size: int, waiting: Sequence[int]) -> Iterator[Step]:
     """Every rank notifies the first of `waiting`, which then notifies the rest. Messages are empty.

@@ -24,8 +24,6 @@ from unisono.plans import (
 from unisono.plans.coded import apart, coded_edges
 from unisono.plans.plan import MOST_RANKS, Plan, Step, StepFunction, build
 
-__all__ = ["ALGORITHMS", "FLAT", "PLACED", "algorithm_names", "make", "steps_of"]
-
 PlacedFunction = Callable[[int, tuple[int, ...], int], Iterable[Step]]
 """An algorithm that uses hosts: (rank, host of every rank, root) -> the steps of that rank."""
 

@@ -17,20 +17,6 @@ from unisono.errors import PlanError
 from unisono.plans.contracts import CONTRACTS
 from unisono.plans.plan import Chunk, Copy, Recv, Reduce, Send, Step, StepFunction
 
-__all__ = [
-    "ALL",
-    "BETWEEN",
-    "CODED",
-    "IN_PIECES",
-    "IN_PIECES_BYTES",
-    "Coding",
-    "between",
-    "coded_edges",
-    "every",
-    "none",
-    "rounds",
-]
-
 Coding = Literal["", "between", "all"]
 """Which edges of a plan carry codes: none, those between hosts, or all."""
 

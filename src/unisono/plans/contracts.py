@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-__all__ = ["CONTRACTS", "Contract", "Contribution"]
-
 Contribution = tuple[int, int]
 
 Expected = Callable[[int, int, int, int], "list[Contribution] | None"]

@@ -15,8 +15,6 @@ from unisono.errors import PlanError
 from unisono.plans.lowering import lower
 from unisono.plans.plan import Chunk, Copy, Plan, Recv, Reduce, Send, Step, StepFunction
 
-__all__ = ["CustomPlan", "prepare", "write"]
-
 MOST_STEPS = 1 << 16
 """Of one rank: a plan with this many steps takes minutes to prove."""
 

@@ -12,21 +12,6 @@ from collections.abc import Iterator
 
 from unisono.plans.plan import Copy, In, Out, Recv, Reduce, Send, Step, others
 
-__all__ = [
-    "all_gather",
-    "all_reduce_one_shot",
-    "all_reduce_two_shot",
-    "all_to_all",
-    "barrier",
-    "broadcast",
-    "exclusive_scan",
-    "gather",
-    "reduce",
-    "reduce_scatter",
-    "scan",
-    "scatter",
-]
-
 
 def all_reduce_one_shot(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
     """Every rank sends its whole buffer to all ranks and reduces all of them: one step, p times the work."""

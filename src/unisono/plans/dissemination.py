@@ -10,8 +10,6 @@ from collections.abc import Iterator
 
 from unisono.plans.plan import Out, Reduce, Send, Step
 
-__all__ = ["barrier"]
-
 
 def barrier(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
     """In round k a rank notifies the rank 2^k to its right. Cost: ceil(log2 p) rounds, no bytes."""

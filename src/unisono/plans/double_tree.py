@@ -12,8 +12,6 @@ from collections.abc import Iterator
 
 from unisono.plans.plan import Out, Recv, Reduce, Send, Step
 
-__all__ = ["all_reduce", "broadcast"]
-
 
 def parent(place: int, size: int) -> int:
     """The parent of `place` in the in-order tree over places 1..size; 0 for the root. Odd places are leaves.

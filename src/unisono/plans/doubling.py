@@ -12,8 +12,6 @@ from collections.abc import Iterator
 
 from unisono.plans.plan import Copy, In, Out, Recv, Reduce, Send, Step, exchange, others
 
-__all__ = ["Fold", "all_gather", "all_reduce", "bruck"]
-
 
 class Fold:
     """Maps any number of ranks to a power of two: each of the first few places has two ranks.

@@ -12,8 +12,6 @@ from __future__ import annotations
 from unisono.plans.origins import Origins
 from unisono.plans.plan import Chunk, Copy, Recv, Send
 
-__all__ = ["exposed"]
-
 
 def exposed(rank: int, plan: Origins) -> list[bool]:
     """For every step of a rank, whether it sends a message that may be read in place.

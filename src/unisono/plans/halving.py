@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from unisono.plans.doubling import Fold
 from unisono.plans.plan import In, Out, Recv, Reduce, Send, Step, Tmp, exchange
 
-__all__ = ["all_reduce", "reduce_scatter"]
-
 
 def all_reduce(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
     """Halve until every place has one chunk complete, then double until every rank has all chunks.

@@ -29,25 +29,6 @@ from unisono.plans.plan import (
 )
 from unisono.plans.tree import children
 
-__all__ = [
-    "Here",
-    "all_gather",
-    "all_reduce",
-    "all_reduce_in_pieces",
-    "barrier",
-    "broadcast",
-    "broadcast_along",
-    "carrier",
-    "gather",
-    "leaders_all_reduce",
-    "leaders_broadcast",
-    "leaders_reduce",
-    "reduce",
-    "reduce_along",
-    "reduce_scatter",
-    "scatter",
-]
-
 Below = Callable[[int, int], Sequence[int]]
 """A tree over hosts: (place, number of hosts) -> the places of its children; place 0 is the root."""
 

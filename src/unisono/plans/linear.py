@@ -10,8 +10,6 @@ from collections.abc import Iterator
 
 from unisono.plans.plan import Out, Recv, Reduce, Send, Step, others
 
-__all__ = ["broadcast", "scan"]
-
 
 def broadcast(rank: int, size: int, root: int) -> Iterator[Step]:
     """The root sends to one rank after another. Cost: p-1 rounds, nbytes each."""

@@ -18,8 +18,6 @@ from unisono.plans.exposure import exposed
 from unisono.plans.origins import Origins
 from unisono.plans.plan import Chunk, Copy, Plan, Recv, Reduce, Send, Step
 
-__all__ = ["lower", "lower_agreement", "lower_rank"]
-
 _OPCODES: dict[type, int] = {Send: 0, Recv: 1, Reduce: 2, Copy: 3}
 _SPACES = {"out": 0, "in": 1, "tmp": 2}
 _FINAL, _RAW, _LAST, _OPEN, _ROUNDS = 1, 2, 4, 8, 16

@@ -13,8 +13,6 @@ from collections.abc import Iterator, Sequence
 from unisono.plans.hierarchical import Here, all_reduce_in_pieces, broadcast_along, carrier, reduce_along
 from unisono.plans.plan import Copy, In, Out, Recv, Reduce, Send, Step, Tmp, exchange
 
-__all__ = ["all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter"]
-
 
 def star(place: int, count: int) -> Sequence[int]:
     """A flat tree: all hosts below the first."""

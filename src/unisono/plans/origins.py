@@ -14,8 +14,6 @@ from operator import itemgetter
 
 from unisono.plans.plan import Chunk, Copy, Recv, Reduce, Send, Step
 
-__all__ = ["Origins"]
-
 _Node = tuple[int, int]
 """(rank, number of the step that wrote a value); number -1: the rank's initial value."""
 

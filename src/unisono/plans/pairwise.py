@@ -10,8 +10,6 @@ from collections.abc import Iterator
 
 from unisono.plans.plan import Copy, In, Out, Recv, Send, Step
 
-__all__ = ["all_to_all"]
-
 
 def all_to_all(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
     """In round k exchange blocks with rank XOR k, or send to rank+k and receive from rank-k.

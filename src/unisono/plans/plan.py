@@ -21,24 +21,6 @@ from typing import NamedTuple
 
 from unisono.engine.base.checking import listed, whole
 
-__all__ = [
-    "Chunk",
-    "Copy",
-    "In",
-    "Out",
-    "Plan",
-    "Recv",
-    "Reduce",
-    "Send",
-    "Step",
-    "StepFunction",
-    "Tmp",
-    "build",
-    "by_host",
-    "exchange",
-    "others",
-]
-
 MOST_RANKS = 1 << 20
 """A plan holds steps for each of them."""
 

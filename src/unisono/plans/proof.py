@@ -22,9 +22,6 @@ from unisono.plans.coded import coded_edges, rounds
 from unisono.plans.contracts import CONTRACTS, Contribution
 from unisono.plans.plan import EDGE_CAPACITY, Chunk, Copy, Plan, Recv, Reduce, Send, Step
 
-__all__ = ["CODES", "EDGE_CAPACITY", "Deadlock", "Finding", "Proof", "Value", "prove", "run", "start"]
-
-
 CODES = "codes"
 """(CODES, order): the decoded codes of a value."""
 

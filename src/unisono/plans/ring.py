@@ -10,8 +10,6 @@ from collections.abc import Iterator
 
 from unisono.plans.plan import Copy, In, Out, Recv, Reduce, Send, Step, Tmp
 
-__all__ = ["all_gather", "all_reduce", "reduce_scatter"]
-
 
 def all_reduce(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
     """Reduce-scatter around the ring, then all-gather around it.

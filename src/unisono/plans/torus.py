@@ -11,8 +11,6 @@ from math import isqrt
 
 from unisono.plans.plan import Out, Recv, Reduce, Send, Step, by_host, exchange
 
-__all__ = ["all_reduce", "grid"]
-
 
 def grid(hosts: tuple[int, ...]) -> list[tuple[int, ...]]:
     """The rows: the hosts, if there are several of equal size; otherwise a grid as square as possible.

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 
 from unisono.plans.plan import Copy, In, Out, Recv, Reduce, Send, Step, Tmp
 
-__all__ = ["all_reduce", "broadcast", "gather", "gather_broadcast", "reduce", "scatter"]
-
 
 def children(place: int, size: int) -> list[int]:
     """The children of `place` in the tree over places 0..size-1, nearest first.

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     Options = TypeVar("Options")
 
-__all__ = ["PLAIN", "PLAIN_OR_NONE", "REDUCE_OPS", "Call", "options", "reduce_op", "single"]
-
 # By PyTorch's number, which is the hash of its ReduceOp. PREMUL_SUM has a factor: see `reduce_op`.
 REDUCE_OPS = (un.SUM, un.AVG, un.PRODUCT, un.MIN, un.MAX, un.BAND, un.BOR, un.BXOR)
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     Method = TypeVar("Method", bound=Callable[..., Any])
 
-__all__ = ["Calling", "repeated"]
-
 
 def repeated(
     collective: str,

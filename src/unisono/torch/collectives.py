@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     from .monitored import MonitoredBarrier
 
-__all__ = ["Collectives", "flat"]
-
 
 def _equal_parts(
     group: Calling, _: Any, output: Tensor, given: Tensor, output_sizes: Any, input_sizes: Any, *__: Any

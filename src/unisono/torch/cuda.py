@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     Method = TypeVar("Method", bound=Callable[..., Any])
 
-__all__ = ["CUDA", "CudaGroup", "any_device", "first_tensor", "is_cuda", "open_nccl", "why_not"]
-
 CUDA = torch.device("cuda")
 
 

@@ -21,8 +21,6 @@ from .arguments import REDUCE_OPS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["ASYNC", "by_attributes", "reader"]
-
 ASYNC = 1 << 40
 """In what a reader returns: the call is asynchronous."""
 

@@ -24,8 +24,6 @@ from unisono.torch_internals.hooks import have_hooks
 from .arguments import options
 from .work import UnisonoWork
 
-__all__ = ["Hooked", "Hooks"]
-
 # mypy must pass with and without PyTorch installed.
 # mypy: disallow-subclassing-any=False, warn-unused-ignores=False
 

@@ -8,8 +8,6 @@ import torch
 
 import unisono
 
-__all__ = ["empty"]
-
 
 def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
     """A new CPU tensor, as from `torch.empty`, that collectives of any group read without a copy.

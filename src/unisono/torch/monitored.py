@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from unisono.torch_internals import c10d
 
-__all__ = ["MonitoredBarrier"]
-
 PASSED = "passed"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.02
 

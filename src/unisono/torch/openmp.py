@@ -17,8 +17,6 @@ from unisono.engine.base.limits import usable_cores
 from unisono.engine.environment import env
 from unisono.errors import message
 
-__all__ = ["warn_if_crowded"]
-
 
 def warn_if_crowded(hosts: Sequence[str], rank: int) -> None:
     """Warn where the ranks of this rank's host have more threads than cores, once for each host.

@@ -38,8 +38,6 @@ from .work import Futures, TransferWork, UnisonoWork
 if TYPE_CHECKING:
     from unisono.engine.costs.choice import Choice
 
-__all__ = ["ProcessGroupUnisono", "create"]
-
 # mypy must pass with and without PyTorch installed.
 # mypy: disallow-subclassing-any=False, warn-unused-ignores=False
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from unisono.torch_internals.c10d import ProcessGroup, Store
 
-__all__ = ["ORIGINAL", "register"]
-
 ORIGINAL = "original_gloo"
 """The name of PyTorch's own Gloo while "gloo" is replaced."""
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from unisono.engine.group import Group
 
-__all__ = ["SparseSum"]
-
 
 class SparseSum:
     """One sparse all-reduce: two gathers, and the sum after them.

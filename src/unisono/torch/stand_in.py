@@ -9,8 +9,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["StandIn", "install", "installed"]
-
 
 class StandIn(NamedTuple):
     """Takes CUDA tensors.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from unisono.torch_internals import c10d
 
-__all__ = ["TorchStore"]
-
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.1
 
 

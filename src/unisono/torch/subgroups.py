@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from unisono.engine.group.native import NativeGroup
 
-__all__ = ["NOWHERE", "Begun", "Subgroups", "Within"]
-
 
 class Within(NamedTuple):
     """The parent group in which a group is made, if any, and the parent's ranks that may be in it."""

@@ -17,8 +17,6 @@ from torchft.process_group import ProcessGroupWrapper
 
 from unisono.torch import process_group
 
-__all__ = ["ProcessGroupUnisono"]
-
 
 class ProcessGroupUnisono(ProcessGroupWrapper):  # type: ignore[misc]  # torchft has no types here
     """A process group that torchft makes again whenever the replicas change.

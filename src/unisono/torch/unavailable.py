@@ -7,8 +7,6 @@ from typing import Any
 
 from unisono.errors import message
 
-__all__ = ["UNAVAILABLE", "Unavailable"]
-
 UNAVAILABLE = {
     "reconfigure": "a group keeps its ranks. Make a new group, or use torchft with unisono.torch.torchft.",
     "get_reconfigure_handle": "a group keeps its ranks. Make a new group, or use torchft with "

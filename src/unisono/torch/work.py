@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
-__all__ = ["DONE", "Futures", "Together", "TransferWork", "UnisonoWork", "seconds"]
-
 PATIENCE_S = 5.0  # how long closing waits for the threads of futures
 
 stop_threads_at_the_end()

@@ -10,8 +10,6 @@ from .probe import Private, find, need
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["NAMES", "after_backward", "from_backward", "from_ddp", "future_in_cpp", "set_result"]
-
 PYTORCHS_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks."
 
 NAMES = {

@@ -11,8 +11,6 @@ import unisono.torch_internals as package
 
 from .probe import Private, find
 
-__all__ = ["missing", "names"]
-
 
 def names() -> dict[str, list[Private]]:
     """Return the private names by the module that uses them."""

@@ -11,8 +11,6 @@ from types import FunctionType
 
 from .probe import Private, find, optional
 
-__all__ = ["NAMES", "skip"]
-
 MODULE = "torch._C._dynamo.eval_frame:"
 
 NAMES = {

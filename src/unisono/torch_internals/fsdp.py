@@ -13,8 +13,6 @@ import torch
 
 from .probe import Private, find, need, optional
 
-__all__ = ["NAMES", "accumulate", "gather_ahead", "reduce_now", "reduce_unused", "replicate", "reset"]
-
 FSDP = "torch.distributed.fsdp._fully_shard."
 
 NAMES = {

@@ -8,17 +8,6 @@ from typing import Any
 
 from .probe import Private, find
 
-__all__ = [
-    "FLIGHT_RECORDER",
-    "HOOKS",
-    "NAN_CHECK",
-    "SELF_RECORDING",
-    "attach_flight_recorder",
-    "before_attaching",
-    "have_hooks",
-    "records_itself",
-]
-
 C = "torch._C._distributed_c10d:"
 
 HOOKS = Private(

@@ -22,8 +22,6 @@ from typing import Any, NamedTuple
 
 from unisono.errors import message
 
-__all__ = ["Missing", "Private", "find", "first", "need", "optional"]
-
 
 class Private(NamedTuple):
     """A name of PyTorch that no document of PyTorch promises.

@@ -9,8 +9,6 @@ from torch.autograd import profiler
 
 from .probe import Private, optional
 
-__all__ = ["NAMES", "begin", "end", "is_on"]
-
 NAMES = {
     "on": Private(
         "torch.autograd.profiler:_is_profiler_enabled",

@@ -6,8 +6,6 @@ from typing import Any
 
 from .probe import Private, find, first
 
-__all__ = ["NAMES", "all_gather_single", "factor", "reduce_scatter_single"]
-
 NAMES = {
     "all_gather": Private(
         "torch.distributed:all_gather_single",

@@ -15,8 +15,6 @@ import torch.distributed.distributed_c10d as c10d
 
 from .probe import Private, find, optional
 
-__all__ = ["MAKING", "REGISTERED", "Request", "ensure_registered", "note_requests", "requested"]
-
 MAKING = Private(
     "torch.distributed.distributed_c10d:_new_process_group_helper",
     purpose="see which backends a group on virtual GPUs has, and its device_id",

@@ -9,8 +9,6 @@ from typing import Any
 
 from .probe import Private, find, need
 
-__all__ = ["NAMES", "replace_nccl"]
-
 HIGH, LOW = "torch.distributed.distributed_c10d", "torch._C._distributed_c10d"
 PLACES = (HIGH, "torch.distributed", LOW)
 

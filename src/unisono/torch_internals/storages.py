@@ -13,8 +13,6 @@ from unisono import _native
 
 from .probe import Private, find
 
-__all__ = ["NAMES", "places"]
-
 NAMES = {
     "address": Private(
         "torch:UntypedStorage._cdata",

@@ -9,17 +9,6 @@ from torch import Tensor, nn
 
 from .probe import Private, find, need
 
-__all__ = [
-    "NAMES",
-    "copy_each_",
-    "is_view",
-    "multiply_each_",
-    "offsets",
-    "persistent",
-    "plainly",
-    "recompute",
-]
-
 NAMES = {
     "recompute": Private(
         "torch.distributed._composable.checkpoint_activation:checkpoint",

@@ -24,8 +24,6 @@ from unisono.errors import message
 
 from . import operations
 
-__all__ = ["build", "sources", "torch_folder"]
-
 UNITS = (
     ("checks", "crossing", "determinism", "fallback", "kernels"),
     ("accounting", "device", "memory", "generator", "interface"),

@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-__all__ = ["functions"]
-
 SUM, PRODUCT, MAX, MIN = 0, 1, 2, 3  # ncclRedOp_t
 
 

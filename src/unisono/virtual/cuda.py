@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from .environment import Settings
     from .native import Library
 
-__all__ = ["REFUSED", "install", "refusal"]
-
 CUDA = 1
 NCCL_VERSION = 2 << 32 | 29 << 16 | 7  # 2.29.7
 INVALID_DEVICE = (

@@ -13,8 +13,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-__all__ = ["DeviceOwners"]
-
 TEXT = (
     "NCCL error: invalid usage (run with NCCL_DEBUG=WARN for details)\n"
     "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from unisono.engine.environment import env
 
-__all__ = ["Asked", "Settings", "asked", "set_for_children"]
-
 SITE = os.path.join(os.path.dirname(__file__), "site")
 
 

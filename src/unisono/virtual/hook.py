@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-__all__ = ["Importing"]
-
 
 class Importing(importlib.abc.MetaPathFinder):
     """Calls a function before or after certain modules are executed.

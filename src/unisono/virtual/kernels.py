@@ -12,8 +12,6 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["register"]
-
 
 def _others(x: Tensor) -> list[int]:
     """Return all dimensions except the channels."""

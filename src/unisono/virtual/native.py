@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["COUNTED", "Library", "TorchPython"]
-
 COUNTED = (
     "allocation", "segment", "active", "inactive_split", "allocated_bytes", "reserved_bytes", "active_bytes",
     "inactive_split_bytes", "requested_bytes",

@@ -35,8 +35,6 @@ from .device_owners import DeviceOwners
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ProcessGroupVirtual", "make"]
-
 # mypy must pass with and without PyTorch installed.
 # mypy: disallow-subclassing-any=False, warn-unused-ignores=False
 

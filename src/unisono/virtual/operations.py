@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-__all__ = ["Operation", "operations", "table"]
-
 HEAD = re.compile(r"^- func: (\w+)(?:\.(\w+))?\(")
 FIELD = re.compile(r"^  (\w+): *([^#]*)")
 KEYS = re.compile(r"^    ([\w, ]+):")

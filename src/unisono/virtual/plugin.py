@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pytest
 
-__all__ = ["pytest_addoption", "pytest_configure", "pytest_load_initial_conftests"]
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options, those of `unisono run`."""

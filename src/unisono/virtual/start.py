@@ -21,8 +21,6 @@ from .native import Library
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["Settings", "enable", "enable_from_environment", "enabled", "prepare"]
-
 MOST = 64
 DEFAULT_MEMORY = 80 << 30
 

@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["install"]
-
 
 def install() -> None:
     """Let `torch.UntypedStorage` make and resize storages of virtual GPUs."""

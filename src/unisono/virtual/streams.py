@@ -14,8 +14,6 @@ from torch import _C
 if TYPE_CHECKING:
     from .native import Library
 
-__all__ = ["classes"]
-
 CUDA = 1  # the number of PyTorch's device type
 HIGH = 32  # streams above it have high priority: see csrc/virtual/device.cpp
 

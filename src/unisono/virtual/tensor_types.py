@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["install"]
-
 NAMES = {
     "Byte": torch.uint8, "Char": torch.int8, "Short": torch.int16, "Int": torch.int32, "Long": torch.int64,
     "Half": torch.float16, "BFloat16": torch.bfloat16, "Float": torch.float32, "Double": torch.float64,

@@ -15,22 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "DTYPES",
-    "OPERATIONS",
-    "REDUCE_OPS",
-    "Buffers",
-    "Case",
-    "Operation",
-    "allocate",
-    "count_wrong",
-    "dtype_name",
-    "expected",
-    "fill",
-    "numpy_dtype",
-    "sweep",
-]
-
 Array = NDArray[Any]
 
 

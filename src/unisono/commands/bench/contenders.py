@@ -16,21 +16,6 @@ import numpy as np
 
 from unisono.commands.bench.cases import OPERATIONS, REDUCE_OPS, Array, Buffers, Case, numpy_dtype
 
-__all__ = [
-    "ASIDE",
-    "LIMITS",
-    "UNJOINED",
-    "Contender",
-    "MemcpyContender",
-    "SharedContender",
-    "UnisonoContender",
-    "cut",
-    "obliged",
-    "partner_of",
-    "pingpong",
-    "told",
-]
-
 Call = Callable[[], object]
 
 LIMITS = ("memcpy", "limit")

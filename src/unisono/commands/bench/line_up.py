@@ -17,8 +17,6 @@ import numpy as np
 
 from unisono import _native
 
-__all__ = ["LineUp", "meeting_place"]
-
 
 @contextmanager
 def meeting_place(size: int) -> Iterator[str]:

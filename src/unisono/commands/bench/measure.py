@@ -22,8 +22,6 @@ from unisono.commands.bench.contenders import ASIDE
 from unisono.commands.bench.noise import Pace
 from unisono.commands.bench.side import BenchError, Side
 
-__all__ = ["Line", "Timing", "Unmeasurable", "calls_for", "measure_sweep", "ratio"]
-
 MIN_CALLS = 5
 MAX_CALLS = 20_000
 PILOT_US = 5_000.0

@@ -19,8 +19,6 @@ from unisono.commands.bench.cases import REDUCE_OPS, Buffers, Case
 from unisono.commands.bench.contenders import Call, Contender, pingpong
 from unisono.commands.bench.worker import CaseRank, die_with, serve
 
-__all__ = ["MpiContender", "main"]
-
 OPS = {name: name.upper() for name in REDUCE_OPS if name != "avg"} | {"product": "PROD"}
 
 

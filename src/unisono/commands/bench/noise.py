@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["QUIET_SHARE", "CpuMeter", "Noise", "Pace", "others_share", "ticks_of"]
-
 QUIET_SHARE = 0.05
 """The share of a quiet machine that other processes and the host may use together."""
 

@@ -24,8 +24,6 @@ from unisono.commands.bench.side import BenchError, Side, connection_over
 from unisono.engine.environment import env
 from unisono.errors import message
 
-__all__ = ["MPIS", "PEERS", "Mpi", "MpiSide", "Peer", "choose_peers", "choose_side"]
-
 INSTALL_TORCH = "pip install torch"
 START_TIMEOUT_S = 60.0
 

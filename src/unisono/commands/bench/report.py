@@ -20,20 +20,6 @@ from unisono.commands.bench.contenders import ASIDE, LIMITS
 from unisono.commands.bench.measure import Line, Timing, Unmeasurable
 from unisono.commands.bench.noise import QUIET_SHARE, Noise, Pace
 
-__all__ = [
-    "FORMATS",
-    "header",
-    "machine",
-    "noise_line",
-    "plot",
-    "plot_missing",
-    "reasons",
-    "row",
-    "to_csv",
-    "to_json",
-    "to_osu",
-]
-
 Record = dict[str, Any]
 
 COLUMNS = (

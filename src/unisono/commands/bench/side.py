@@ -26,8 +26,6 @@ from unisono.commands.bench.line_up import meeting_place
 from unisono.engine.environment import env
 from unisono.errors import UnisonoError, message
 
-__all__ = ["BenchError", "Side", "connection_over", "reserved_port"]
-
 ANSWER_TIMEOUT_S = 180.0
 AFTER_ERROR_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 5.0

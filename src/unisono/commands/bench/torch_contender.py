@@ -18,8 +18,6 @@ from unisono.commands.bench.cases import Buffers, Case
 from unisono.commands.bench.contenders import Call, Contender, cut, pingpong, told
 from unisono.torch_internals import c10d
 
-__all__ = ["TorchContender"]
-
 TIMEOUT = timedelta(seconds=120)
 
 

@@ -32,8 +32,6 @@ from unisono.commands.bench.contenders import (
 )
 from unisono.commands.bench.line_up import LineUp
 
-__all__ = ["CaseRank", "Rank", "die_with", "join", "main", "serve", "time_calls"]
-
 PR_SET_PDEATHSIG = 1
 
 Answer = dict[str, Any]

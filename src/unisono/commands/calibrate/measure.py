@@ -19,8 +19,6 @@ from unisono.engine.costs.machine import DEFAULTS, Calibration, Rates, identity
 from unisono.engine.group import connect
 from unisono.engine.store import HashStore
 
-__all__ = ["cache_sizes", "measure"]
-
 TRIES = 2
 RATE_S = 0.012
 ROUND_TRIPS = 1000

@@ -9,8 +9,6 @@ from __future__ import annotations
 import sysconfig
 from pathlib import Path
 
-__all__ = ["read_corpus"]
-
 SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 
 

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["GPT", "VOCABULARY"]
-
 VOCABULARY = 256
 
 

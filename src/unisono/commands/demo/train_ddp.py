@@ -24,8 +24,6 @@ from torch.nn.parallel import DistributedDataParallel
 from unisono.commands.demo.corpus import read_corpus
 from unisono.commands.demo.model import GPT
 
-__all__ = ["main"]
-
 LEARNING_RATE, WARMUP_STEPS = 3e-3, 30
 CORPUS_BYTES = 16 << 20
 BATCH = 4  # sequences per rank and step

@@ -21,8 +21,6 @@ import unisono as un
 from unisono.commands.demo.corpus import read_corpus
 from unisono.engine.group import Group
 
-__all__ = ["main"]
-
 Floats = NDArray[np.float32]
 
 VOCABULARY, CONTEXT, BATCH, RATE = 256, 4, 256, 0.3

@@ -19,8 +19,6 @@ from unisono.engine.backends.looking import BACKENDS, is_available
 from unisono.engine.environment import env
 from unisono.errors import NotSupported, UnisonoError
 
-__all__ = ["OPERATIONS", "try_backend"]
-
 TRIAL_S = 120.0
 """The time limit for the ranks of one backend, including PyTorch's import."""
 RANKS = 2

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from string import Template
 
-__all__ = ["COLOURS", "styled", "variables"]
-
 BASE = ("#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#B5A400", "#8A8A8A")
 COLOURS = 2 * len(BASE)
 

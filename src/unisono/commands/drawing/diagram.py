@@ -16,8 +16,6 @@ from unisono.commands.drawing.picture import Message, Picture, Round, numbers
 from unisono.plans import CONTRACTS, Chunk
 from unisono.plans.proof import Value
 
-__all__ = ["MOST_RANKS", "check", "svg"]
-
 MOST_RANKS = 16
 MOST_CHUNKS = 32
 MOST_ROUNDS = 100

@@ -10,8 +10,6 @@ from unisono.commands.drawing.colours import COLOURS, variables
 from unisono.commands.drawing.diagram import svg
 from unisono.commands.drawing.picture import Picture
 
-__all__ = ["html"]
-
 
 def html(picture: Picture) -> str:
     """The page as text.

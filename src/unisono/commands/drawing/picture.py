@@ -16,8 +16,6 @@ from unisono.plans import CONTRACTS, Chunk, Copy, Plan, Recv, Reduce, Send
 from unisono.plans.plan import Step
 from unisono.plans.proof import Finding, Value, prove, run, start
 
-__all__ = ["Change", "Cost", "Message", "Picture", "Round", "depict", "numbers"]
-
 
 class Message(NamedTuple):
     """One message from `sender` to `receiver`: chunks of the sender, and the value of each."""

@@ -18,8 +18,6 @@ from typing import IO
 
 from unisono.commands.launch.job import STDERR, STDOUT, Job
 
-__all__ = ["LONGEST_LINE_NBYTES", "RankStream", "Screen", "Streams", "log_path", "prefix_of"]
-
 BACKLOG_LOW_NBYTES = 1 << 20  # `on_progress` is called when the backlog falls to this, and at 0
 
 _COLORS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)

@@ -21,23 +21,6 @@ from unisono.commands.launch.console import RankStream, Screen
 from unisono.commands.launch.job import STDERR, Job
 from unisono.engine.diagnosis.report import Uncaught
 
-__all__ = [
-    "Failures",
-    "Inbox",
-    "Rank",
-    "RankEnd",
-    "blocks",
-    "exit_status",
-    "first_failure",
-    "follow_up",
-    "foreign_report",
-    "json_record",
-    "last_lines",
-    "report",
-    "signal_name",
-    "together",
-]
-
 FOLD_S = 2.0  # a received error is shown after this time, even if some ranks have not ended yet
 _LONGEST_RECORD_NBYTES = 1 << 18
 _decode = msgspec.json.Decoder(Uncaught).decode

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from unisono.commands.launch.nodes import News, NodeEnd, Nodes
     from unisono.engine.store import StoreServer
 
-__all__ = ["run"]
-
 GOODBYE_S = 10.0  # how long node 0 serves the store after its own end, at most, so that others can read it
 
 

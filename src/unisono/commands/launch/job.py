@@ -22,17 +22,6 @@ from unisono.engine.environment import env
 from unisono.errors import LaunchError, message
 from unisono.virtual.environment import set_for_children
 
-__all__ = [
-    "STDERR",
-    "STDOUT",
-    "Assignment",
-    "Job",
-    "VirtualGpus",
-    "add_arguments",
-    "job_from",
-    "rank_environment",
-]
-
 STDOUT = 1
 STDERR = 2
 

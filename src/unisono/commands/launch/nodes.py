@@ -39,8 +39,6 @@ from unisono.commands.launch.job import Assignment, Job
 from unisono.engine.store import PrefixStore, TCPStore
 from unisono.errors import AuthenticationError, LaunchError, StoreError, StoreTimeout, message
 
-__all__ = ["News", "NodeEnd", "Nodes"]
-
 MEET_S = 300.0
 BEAT_S = 1.0
 SILENT_S = 10.0  # a node without a heartbeat for so long counts as lost

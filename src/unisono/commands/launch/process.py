@@ -30,30 +30,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from unisono.engine.base.timeouts import LONGEST_S
 
-__all__ = [
-    "AFTER_FAILURE_S",
-    "AFTER_INTERRUPT_S",
-    "AFTER_SIGNAL_S",
-    "EXITED",
-    "NOT_STARTED",
-    "RUNNING",
-    "SIGNALED",
-    "STRAYS_IN_A_HURRY_S",
-    "Escalation",
-    "StatusBoard",
-    "become_subreaper",
-    "children",
-    "end_children",
-    "ends_of_relays",
-    "ends_of_strays",
-    "relays",
-    "shared_file",
-    "signal_rank",
-    "signal_strays",
-    "start",
-    "undying",
-]
-
 NOT_STARTED, RUNNING, EXITED, SIGNALED = range(4)
 
 _FIELDS = 4

@@ -44,8 +44,6 @@ from unisono.commands.launch.process import (
 from unisono.engine.base.limits import described, is_limit, usable_cores
 from unisono.engine.environment import env
 
-__all__ = ["FORWARDED", "STOPPING", "Supervisor", "tell"]
-
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # they end the job
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)  # they are for the ranks
 FORWARDED = (*STOPPING, *PASSED_ON, signal.SIGTSTP)  # what the front process sends here

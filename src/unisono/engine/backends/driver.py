@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 from unisono.engine.operations.reduction import Op
 from unisono.errors import NotSupported, message
 
-__all__ = ["Call", "Done", "Driver", "Pending", "keep_for_ever", "unsupported"]
-
 SHORTEST_NAP_S = 20e-6
 LONGEST_NAP_S = 1e-3
 NATIVE = "The native backend can."

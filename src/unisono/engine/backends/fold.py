@@ -12,8 +12,6 @@ from typing import Any
 
 from unisono.engine.operations.reduction import ReduceOp
 
-__all__ = ["folded"]
-
 
 def folded(torch: Any, parts: Sequence[Any], op: ReduceOp) -> Any:
     """The reduction of tensors, one after another. MIN and MAX propagate NaN."""

@@ -9,8 +9,6 @@ from functools import lru_cache
 
 from unisono.engine.base.checking import instance
 
-__all__ = ["BACKENDS", "REMEDIES", "is_available", "why_not"]
-
 BACKENDS: dict[str, str] = {"native": "cpu", "mpi": "cpu", "gloo": "cpu", "nccl": "cuda"}
 """The name of every backend, and the device whose memory it moves."""
 

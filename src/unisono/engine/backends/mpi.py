@@ -20,8 +20,6 @@ import numpy as np
 from unisono.engine.backends.driver import Call, Done, Driver, Pending
 from unisono.engine.operations.reduction import PremulSum, ReduceOp
 
-__all__ = ["MpiDriver"]
-
 Array = Any  # a flat NumPy array; bfloat16 has the dtype uint16
 _OPS = {
     "SUM": "SUM",

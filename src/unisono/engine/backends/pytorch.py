@@ -22,8 +22,6 @@ from unisono.engine.backends.torch_work import GlooMessage, GlooStarted, GlooWai
 from unisono.engine.operations.reduction import PremulSum, ReduceOp
 from unisono.engine.store import PrefixStore, Store
 
-__all__ = ["GlooDriver", "NcclDriver"]
-
 Tensor = torch.Tensor
 _OF_BOOL = {ReduceOp.SUM: ReduceOp.MAX, ReduceOp.PRODUCT: ReduceOp.MIN}
 _FLOATS = ("float16", "bfloat16", "float32", "float64")

@@ -12,8 +12,6 @@ import torch.distributed as dist
 
 from unisono.engine.store import Store
 
-__all__ = ["KeyStore"]
-
 
 class KeyStore(dist.Store):  # type: ignore[misc,name-defined,unused-ignore]
     """Translates operations; closing it does not close the store."""

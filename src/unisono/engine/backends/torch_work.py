@@ -12,8 +12,6 @@ from torch import Tensor
 
 from unisono.engine.backends.driver import Pending
 
-__all__ = ["GlooMessage", "GlooStarted", "GlooWaited", "Message", "Started"]
-
 SLICE_S = 0.1
 SLICE = timedelta(seconds=SLICE_S)
 

@@ -30,11 +30,6 @@ from typing import NamedTuple
 
 from unisono.errors import AuthenticationError, message
 
-__all__ = [
-    "NONCE_BYTES", "PROOF_BYTES", "Met", "Token", "channel_of", "check_for_tls", "derive", "fresh_nonce",
-    "handshake", "make_token", "parse_token", "proof", "read_token_file", "token_file", "verify",
-]  # fmt: skip
-
 TOKEN_BYTES = 32
 NONCE_BYTES = 32
 PROOF_BYTES = 32

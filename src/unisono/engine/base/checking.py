@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from operator import index
 from typing import Any
 
-__all__ = ["flag", "instance", "listed", "positive", "text", "whole"]
-
 
 def whole(value: Any, name: str, least: int | None = None, most: int | None = None) -> int:
     """A whole number as an int; NumPy integers are accepted.

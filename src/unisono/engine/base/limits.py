@@ -14,8 +14,6 @@ from collections.abc import Iterator
 
 from unisono.errors import UnisonoError
 
-__all__ = ["described", "explained", "is_limit", "usable_cores"]
-
 _SPACE = (errno.ENOSPC, errno.EDQUOT)
 _ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EFBIG, *_SPACE)
 

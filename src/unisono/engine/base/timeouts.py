@@ -6,8 +6,6 @@ import math
 from datetime import timedelta
 from typing import SupportsFloat
 
-__all__ = ["LONGEST_S", "seconds"]
-
 LONGEST_S = 2_000_000.0
 """23 days; a longer timeout is cut to this one. poll() has 31 bits of milliseconds: up to 24.8 days."""
 

@@ -12,8 +12,6 @@ import socket
 import threading
 import time
 
-__all__ = ["UnauthenticatedPeers"]
-
 
 class UnauthenticatedPeers:
     """The unauthenticated connections of one listener. One thread adds them, handshake threads remove them.

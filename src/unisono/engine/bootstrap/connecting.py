@@ -11,8 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-__all__ = ["Connector", "started"]
-
 THREADS = 8  # a connection without an answer must not delay the others
 CALL_S = 2.0  # for one attempt to connect; a thread sees within this time that it has to stop
 

@@ -43,8 +43,6 @@ from unisono.errors import AuthenticationError, RendezvousError, StoreError, Sto
 if TYPE_CHECKING:
     from unisono.engine.bootstrap.tls_relay import Relays
 
-__all__ = ["connect_hosts"]
-
 HANDSHAKE_S = 2.0  # for a peer to authenticate itself
 UNAUTHENTICATED = 64  # connections at one time
 PATIENCE_S = 0.5  # the least time an unauthenticated peer gets while others wait

@@ -21,8 +21,6 @@ from unisono.errors import StoreError
 if TYPE_CHECKING:
     from unisono.engine.bootstrap.sockets import Sockets
 
-__all__ = ["EngineSettings", "Opened", "open_engine"]
-
 
 class EngineSettings(msgspec.Struct, frozen=True):
     """The settings of the engine.

@@ -16,8 +16,6 @@ from unisono.engine.base.limits import described
 from unisono.engine.store import Store
 from unisono.errors import GroupError, RendezvousError, StoreError, StoreTimeout
 
-__all__ = ["await_key", "fail", "first_failure", "left", "patience_s", "raise_if_failed", "reported"]
-
 FAILED = "failed"
 POLL_S = 0.2
 ASK_S = 2.0  # longest pause between two reads of the key: shorter than the store exists after a failure

@@ -19,11 +19,6 @@ from unisono.engine.environment.env import Settings
 from unisono.engine.store.address import listen as listen_at
 from unisono.errors import RendezvousError, StoreError, message
 
-__all__ = [
-    "Interface", "advertised", "interfaces", "is_loopback", "listen", "local_address",
-    "local_addresses", "via",
-]  # fmt: skip
-
 SIOCGIFFLAGS, SIOCGIFADDR = 0x8913, 0x8915
 IFF_UP = 1
 LINK_LOCAL_SCOPE, HOST_SCOPE = 0x20, 0x10

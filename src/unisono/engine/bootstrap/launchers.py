@@ -23,8 +23,6 @@ from unisono.engine.bootstrap.interfaces import is_loopback, local_address
 from unisono.engine.bootstrap.target import Target
 from unisono.engine.environment.env import Settings
 
-__all__ = ["first_host", "meeting_place", "remedy"]
-
 LOOPBACK = "127.0.0.1"
 STARTER = "hydra_pmi_proxy"  # the process of MPICH and Intel MPI that starts the ranks of one host
 

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from unisono.engine.bootstrap.membership import Card, Membership, born
 from unisono.errors import RendezvousError, message
 
-__all__ = ["Liveness", "board"]
-
 # Values of <linux/fcntl.h>, as in commands/launch/process.py.
 _F_GET_SEALS, _SEALS = 1034, 0x2 | 0x4
 

@@ -22,8 +22,6 @@ from unisono.engine.store import Store
 from unisono.errors import RendezvousError, StoreTimeout, message
 from unisono.plans import ALGORITHMS
 
-__all__ = ["Card", "Membership", "born", "gather", "meet", "version", "write_card"]
-
 _NONCE_BYTES = 32
 
 

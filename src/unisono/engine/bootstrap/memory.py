@@ -28,8 +28,6 @@ from unisono.engine.bootstrap.liveness import Liveness
 from unisono.engine.store import Store
 from unisono.errors import RendezvousError, StoreTimeout, message
 
-__all__ = ["given_up_on_failure", "memory_key", "share_memory"]
-
 MOST_BYTES = 200  # of the reason that is reported through the memory
 SAYS_S = 2.0  # for a rank that gave up to report its reason
 INTRODUCTION_S = 10.0  # for a connected process of this user to send its rank

@@ -14,8 +14,6 @@ from unisono.engine.bootstrap.target import Place
 from unisono.engine.store import PrefixStore, Store
 from unisono.errors import RendezvousError, StoreError, StoreTimeout, message
 
-__all__ = ["GOODBYE_S", "Meeting", "Member"]
-
 GOODBYE_S = 2.0
 
 

@@ -20,8 +20,6 @@ from unisono.errors import RendezvousError, StoreError, message
 if TYPE_CHECKING:
     from unisono.engine.store import FileStore
 
-__all__ = ["open_store", "probe_ports"]
-
 PROBES = 16
 
 

@@ -38,7 +38,7 @@ import msgspec
 
 from unisono.engine.bootstrap import launchers
 from unisono.engine.bootstrap.numbering import GOODBYE_S, Meeting, Member
-from unisono.engine.bootstrap.opening import open_store, probe_ports
+from unisono.engine.bootstrap.opening import open_store
 from unisono.engine.bootstrap.target import Place, Target, find_place, parse
 from unisono.engine.environment.env import Settings
 from unisono.engine.store import PrefixStore, Store, TCPStore
@@ -46,8 +46,6 @@ from unisono.errors import StoreError
 
 if TYPE_CHECKING:
     from unisono.engine.store import FileStore
-
-__all__ = ["Member", "Rendezvous", "probe_ports", "rendezvous"]
 
 FAILED_LINGER_S = 2.0  # for the other ranks to read the failure
 

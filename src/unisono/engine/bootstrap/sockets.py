@@ -6,8 +6,6 @@ import contextlib
 import socket
 import threading
 
-__all__ = ["KINDS", "Sockets", "prepare"]
-
 KINDS = ("control", "data", "messages")
 TCP_RTO_MAX_MS = 44  # of Linux since 6.15
 MOST_KEEPALIVE_S = 32767  # the kernel's limit

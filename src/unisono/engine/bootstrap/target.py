@@ -10,8 +10,6 @@ import msgspec
 from unisono.engine.environment.env import Settings
 from unisono.errors import RendezvousError, message
 
-__all__ = ["Place", "Target", "find_place", "parse"]
-
 
 class Target(msgspec.Struct, frozen=True):
     """A parsed init_method. Scheme "job": the port is computed from the job's name, see `launchers`."""

@@ -28,8 +28,6 @@ from unisono.engine.base.timeouts import LONGEST_S
 from unisono.engine.store.tls import context, wrapped
 from unisono.errors import message
 
-__all__ = ["Relays", "main"]
-
 PIECE = 256 * 1024
 LINGER = 6  # times the timeout for silent hosts: a peer's time to read after the rank has ended
 SERVER, CLIENT = b"s", b"c"

@@ -17,8 +17,6 @@ from unisono.engine.costs.timing import Edge
 from unisono.plans import Plan, make
 from unisono.plans.catalog import steps_of
 
-__all__ = ["CANDIDATES", "Choice", "Chooser", "choose", "edges", "predicted"]
-
 ONE_SHOT_BYTES = 64 * 1024
 """Up to this size it is faster that every rank does all the work than to wait for a second round."""
 

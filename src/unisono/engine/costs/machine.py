@@ -20,8 +20,6 @@ from unisono.engine.environment.env import Settings
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["DEFAULTS", "Calibration", "Found", "Rates", "cache_file", "identity", "load", "recall", "save"]
-
 VERSION = 1
 """Of the file's format; another one is measured again."""
 

@@ -20,20 +20,6 @@ from unisono.plans.plan import Step
 if TYPE_CHECKING:
     from fractions import Fraction
 
-__all__ = [
-    "Edge",
-    "busiest",
-    "bytes_sent",
-    "depth",
-    "formula",
-    "link_bytes",
-    "messages",
-    "rounds",
-    "seconds",
-    "sending",
-    "shared_seconds",
-]
-
 MESSAGE_S = 1e-7
 """What the engine adds to the flag of a message in shared memory: finding it, checking it, releasing it."""
 

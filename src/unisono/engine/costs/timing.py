@@ -19,8 +19,6 @@ from unisono.errors import PlanError
 from unisono.plans import Copy, Plan, Recv, Reduce, Send
 from unisono.plans.plan import Step
 
-__all__ = ["Edge", "Message", "Trace", "end", "far", "parts_of", "sends_of", "trace"]
-
 _ARRIVES, _ASKS = 0, 1  # at equal times, a port is freed before it is requested
 
 

@@ -14,17 +14,6 @@ from unisono.engine.operations.kinds import KINDS, kind_of
 from unisono.engine.operations.reduction import PremulSum, ReduceOp
 from unisono.plans import CONTRACTS, algorithm_names
 
-__all__ = [
-    "KIND_SHIFT",
-    "called",
-    "form_of_codes",
-    "kind_name",
-    "message_text",
-    "number_of_list",
-    "number_of_ranks",
-    "odd_ones",
-]
-
 _LISTED = 8  # ranks of a subgroup that fit into a call's number, a byte each
 _HASH_BYTES = 6
 _CODEC_SHIFT = 4

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from functools import partial
 from types import WrapperDescriptorType
 
-__all__ = ["at_failure", "reason", "uncaught", "why"]
-
 MOST_BYTES = 200
 """The longest text of an exception; a remark holds more."""
 

@@ -16,8 +16,6 @@ from unisono.engine.diagnosis.site import site
 from unisono.engine.memory.buffers import ITEMSIZES
 from unisono.engine.operations.kinds import KINDS, kind_of
 
-__all__ = ["Scene", "last_seen", "read", "read_late", "read_nothing_came", "tell_cause"]
-
 REMARK_PATIENCE_S = 0.5
 """How long a rank that reports a mismatch waits for the others' source lines."""
 

@@ -9,8 +9,6 @@ from unisono.engine.diagnosis.calls import OWN, odd_ones
 from unisono.engine.diagnosis.report import FaultReport, RankState, SizeFault
 from unisono.errors import Aborted, GroupError, Mismatch, PeerLost, Timeout, message
 
-__all__ = ["error", "signal_name", "text"]
-
 
 def error(report: FaultReport) -> GroupError:
     """The exception for a fault; it carries the report."""

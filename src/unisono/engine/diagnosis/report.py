@@ -9,17 +9,6 @@ from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
-__all__ = [
-    "Called",
-    "FaultKind",
-    "FaultReport",
-    "MessageFault",
-    "RankState",
-    "SizeFault",
-    "Uncaught",
-    "Waiting",
-]
-
 FaultKind = Literal[
     "aborted",
     "bad_frame",

@@ -28,8 +28,6 @@ from unisono.errors import Aborted, GroupError, PeerLost, RendezvousError, Timeo
 if TYPE_CHECKING:
     from traceback import TracebackException
 
-__all__ = ["MOST_NBYTES", "install", "remember", "uncaught"]
-
 MOST_NBYTES = 96 << 10
 """The longest record; a longer one is sent without its report and with shortened texts."""
 

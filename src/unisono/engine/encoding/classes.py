@@ -16,8 +16,6 @@ from typing import Any, cast
 
 import msgspec
 
-__all__ = ["class_name", "field_names", "find", "make", "why_not", "why_not_instance"]
-
 
 def field_names(cls: type) -> tuple[str, ...] | None:
     """The fields of a dataclass or Struct; None: it is neither."""

@@ -17,8 +17,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-__all__ = ["describe", "restore"]
-
 DType = np.dtype[Any]
 
 _PLAIN = re.compile(r"[<>|][biufcmMSUV][0-9]{1,9}(\[[0-9]{0,9}[A-Za-z]{1,2}(/[0-9]{1,9})?\])?")

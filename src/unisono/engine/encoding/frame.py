@@ -20,8 +20,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["Envelope", "Message", "Pieces", "Value", "garbage", "join", "split"]
-
 Value = bool | int | float | str | None
 
 _MAGIC, _VERSION = b"UO", 1

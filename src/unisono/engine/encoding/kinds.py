@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = ["INT64_MAX", "INT64_MIN", "LARGE_NBYTES", "MAX_DEPTH", "Kind"]
-
 LARGE_NBYTES = 4096
 """Byte strings of at least this size get their own, aligned place after everything else."""
 

@@ -17,8 +17,6 @@ from unisono.engine.encoding.elements import restore
 from unisono.engine.encoding.frame import Message, Value, garbage
 from unisono.engine.encoding.kinds import LARGE_NBYTES, MAX_DEPTH, Kind
 
-__all__ = ["Reader"]
-
 T = TypeVar("T", int, float, str)
 Items = list[Any]
 Order = Literal["C", "F"]

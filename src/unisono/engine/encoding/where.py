@@ -8,8 +8,6 @@ from typing import Any
 
 from unisono.engine.encoding.classes import field_names
 
-__all__ = ["path_to"]
-
 
 def path_to(root: Any, culprit: Any) -> str:
     """The place of `culprit` in `root`, "" when it is the root itself.

@@ -15,8 +15,6 @@ from unisono.engine.encoding.elements import describe
 from unisono.engine.encoding.frame import Value
 from unisono.engine.encoding.kinds import INT64_MAX, INT64_MIN, LARGE_NBYTES, MAX_DEPTH, Kind
 
-__all__ = ["Refused", "Writer"]
-
 _PLAIN_TYPES = frozenset({type(None), bool, int, float, str})
 _SHORT = LARGE_NBYTES // 4  # characters that surely take less than LARGE_NBYTES
 

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 from unisono.engine.base.authentication import Token
 
-__all__ = ["Settings", "Unusable"]
-
 
 class Unusable(str):
     """The error of a setting's variables, in place of its value."""

@@ -11,8 +11,6 @@ from unisono.engine.operations.kinds import kind_of
 from unisono.engine.operations.reduction import Op, PremulSum, ReduceOp
 from unisono.plans import StepFunction
 
-__all__ = ["CallArguments", "CodecArguments", "Transfer", "check_algorithm", "check_op", "check_reducible"]
-
 _OPS = (ReduceOp, PremulSum)
 _OP_NAMES = ", ".join(f"un.{op.name}" for op in ReduceOp)
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from unisono.plans import ALGORITHMS, CONTRACTS, make
 
-__all__ = ["Canon"]
-
 
 class Canon:
     """Which algorithms combine in the canonical order in a group of `size` ranks."""

@@ -18,8 +18,6 @@ from unisono.engine.group.work import DoneWork
 from unisono.engine.memory.buffers import DTYPES, ITEMSIZES, pinned, view
 from unisono.engine.operations.kinds import kind_of
 
-__all__ = ["Piece", "Pieces", "batches", "block_counts", "checked", "joined", "no_calls", "shown"]
-
 TOGETHER_BYTES = 64 * 1024
 """Copying a buffer of up to this size twice takes less time than an operation of its own."""
 PACKED_BYTES = 1 << 20

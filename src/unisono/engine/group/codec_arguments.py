@@ -15,21 +15,6 @@ from unisono.engine.operations.reduction import PremulSum, ReduceOp
 from unisono.plans.coded import ALL, BETWEEN, CODED, Coding
 from unisono.plans.contracts import CONTRACTS
 
-__all__ = [
-    "AUTO",
-    "AUTO_CODECS",
-    "BLOCK_OF_ALL",
-    "CodecChoice",
-    "CodedAs",
-    "Feedback",
-    "asked",
-    "check_signs",
-    "codec_for",
-    "coded_as",
-    "feedback_of",
-    "sent_side",
-]
-
 AUTO = "auto"
 
 AUTO_CODECS = (Codec("bf16"), Codec("int8", 64), Codec("int4", 64))

@@ -13,8 +13,6 @@ from typing import NamedTuple
 from unisono.engine.operations.reduction import Op, PremulSum, ReduceOp
 from unisono.plans.proof import CODES
 
-__all__ = ["Loss", "loss"]
-
 ROUNDING = 2.0**-24
 """The rounding error of an f32 operation, relative to its result."""
 LEAST = 2.0**-149

@@ -14,8 +14,6 @@ from unisono.engine.group.messages import Seconds, checked, run
 from unisono.engine.group.planning import Planner
 from unisono.engine.memory.buffers import DTYPES, ITEMSIZES
 
-__all__ = ["pass_coded"]
-
 _F32 = DTYPES.index("float32")
 
 

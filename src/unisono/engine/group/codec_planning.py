@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from unisono.engine.group.codec_error import Loss
     from unisono.plans.proof import Proof
 
-__all__ = ["Codings"]
-
 _F32 = DTYPES.index("float32")
 
 

@@ -8,8 +8,6 @@ from weakref import WeakKeyDictionary
 from unisono.errors import PlanError
 from unisono.plans import StepFunction
 
-__all__ = ["CustomAlgorithms", "Known"]
-
 
 class Known(NamedTuple):
     """A proved algorithm. code: of this rank. For the others see `plans.custom.CustomPlan`."""

@@ -19,8 +19,6 @@ from unisono.engine.group.group import Group, Seconds
 from unisono.engine.group.messages import addressed, checked, run
 from unisono.errors import Mismatch
 
-__all__ = ["ExternalGroup"]
-
 _OBJECT = 0x756E_6F62_6A65_6374  # the first number of an object's first message
 
 

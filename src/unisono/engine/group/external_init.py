@@ -19,8 +19,6 @@ from unisono.engine.store import Store
 from unisono.engine.store.address import reserve
 from unisono.errors import NotSupported, RendezvousError, message
 
-__all__ = ["meet_outside", "meeting_over_mpi", "started_by_mpi"]
-
 MPI_LAUNCHERS = ("Open MPI", "MPICH/PMI")
 
 

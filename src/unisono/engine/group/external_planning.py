@@ -23,8 +23,6 @@ from unisono.engine.operations.kinds import kind_of
 from unisono.errors import Aborted, GroupError, Mismatch, Timeout, UnisonoError, message
 from unisono.plans import ALGORITHMS, StepFunction, make
 
-__all__ = ["ExternalPlanner"]
-
 CLOSING_S = 1.0
 """How long `close` waits for the operations under way."""
 

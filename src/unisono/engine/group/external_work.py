@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from unisono.engine.group.arguments import Transfer
     from unisono.engine.group.external_planning import ExternalPlanner
 
-__all__ = ["ExternalCall", "ExternalMessage", "ExternalWork", "device_arrays"]
-
 _OBJECT_FORM = 1 << 8
 Seconds = float | timedelta | None
 

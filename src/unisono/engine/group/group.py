@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     CodecName = Codec | str | None
 
-__all__ = ["Group"]
-
 SUM = ReduceOp.SUM
 MOST_BYTES = 1 << 62
 Seconds = float | timedelta | None

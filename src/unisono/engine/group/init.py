@@ -19,8 +19,6 @@ from unisono.engine.group.work import seconds
 from unisono.engine.store import Store
 from unisono.errors import message
 
-__all__ = ["form", "init_process_group"]
-
 
 def init_process_group(
     backend: str | None = None,

@@ -12,19 +12,6 @@ from typing import Any, NamedTuple
 
 from unisono.engine.memory.buffers import DTYPES, ITEMSIZES, view, views
 
-__all__ = [
-    "SIDES",
-    "Extents",
-    "Laid",
-    "Sides",
-    "blocks",
-    "check_alike",
-    "lay_out",
-    "named",
-    "spread",
-    "two_sides",
-]
-
 Extents = list[tuple[int, int]]
 
 _LISTS = (list, tuple)  # a constant: the expression `list | tuple` would be evaluated in every call

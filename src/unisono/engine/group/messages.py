@@ -20,8 +20,6 @@ from unisono.engine.group.planning import Planner
 from unisono.engine.group.work import MessageWork
 from unisono.engine.memory.buffers import pinned, view
 
-__all__ = ["ANY_TAG", "RecvFrom", "SendTo", "addressed", "begin", "checked", "run"]
-
 ANY_TAG = -1
 ANY_RANK = -1
 Seconds = float | timedelta | None

@@ -26,8 +26,6 @@ from unisono.engine.store import PrefixStore, Store
 from unisono.engine.store.base import close_in_children
 from unisono.errors import GroupClosed, GroupError, RendezvousError
 
-__all__ = ["NativeGroup", "connect"]
-
 
 class NativeGroup(Group):
     """A `Group` of the engine; made by `init_process_group` or `connect`."""

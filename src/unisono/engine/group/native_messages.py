@@ -12,8 +12,6 @@ from unisono.engine.diagnosis.read import Scene, read, read_late
 from unisono.engine.diagnosis.render import error
 from unisono.engine.group.work import MessageWork, seconds
 
-__all__ = ["NativeMessage"]
-
 
 class NativeMessage(MessageWork):
     """A send or a receive by the engine."""

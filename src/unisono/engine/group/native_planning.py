@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from unisono.engine.group.codec_arguments import CodedAs
     from unisono.engine.group.codec_planning import Codings
 
-__all__ = ["NativePlanner", "Prepared"]
-
 
 class Prepared(NamedTuple):
     """An operation of the engine, ready to be bound to buffers. note: a further text for a Mismatch."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
     Lengths = np.ndarray[Any, np.dtype[np.int64]]
 
-__all__ = ["allocate", "decoded", "encoded", "length", "lengths"]
-
 
 def encoded(call: str, obj: Any, pickle: bool) -> Bytes:
     """The bytes of an object, for a call of this name."""

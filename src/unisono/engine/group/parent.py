@@ -14,8 +14,6 @@ from unisono.engine.store import Store
 from unisono.engine.store.watched import WatchedStore
 from unisono.errors import GroupError, RendezvousError
 
-__all__ = ["Parent", "making", "watching"]
-
 
 class Parent:
     """The parent of a new group, as its ranks need it while the group is made.

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from unisono.engine.backends.driver import Driver
     from unisono.engine.group.codec_planning import Codings
 
-__all__ = ["Planner"]
-
 Runner = TypeVar("Runner", "_native.Engine", "Driver")
 
 

@@ -9,8 +9,6 @@ from unisono._native import Returned
 from unisono.engine.base.checking import listed
 from unisono.engine.memory.buffers import view
 
-__all__ = ["NOTHING", "Made", "allocate"]
-
 _NUMBERS = (bool, int, float, complex)
 _IN_PLACE = ("all_reduce", "broadcast", "reduce", "scan", "exclusive_scan")
 _SHAPES = {

@@ -8,8 +8,6 @@ from typing import Any, TypeVar, cast
 from unisono import _native
 from unisono.engine.operations.reduction import ReduceOp
 
-__all__ = ["collective"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 _ARGUMENTS = (

@@ -11,8 +11,6 @@ from unisono.engine.base.checking import instance, listed
 from unisono.engine.group.work import Work, seconds
 from unisono.errors import Timeout
 
-__all__ = ["wait_all", "wait_any"]
-
 SHORTEST_NAP_S = 20e-6
 LONGEST_NAP_S = 1e-3
 

@@ -11,8 +11,6 @@ from unisono._native import CollectiveWork, Status
 from unisono.engine.base import timeouts
 from unisono.errors import GroupError
 
-__all__ = ["CollectiveWork", "DoneWork", "Kept", "MessageWork", "Work", "seconds"]
-
 
 def seconds(timeout: float | timedelta | None, default_s: float) -> float:
     """A timeout in seconds; see `timeouts.seconds`."""

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import DTypeLike
 
-__all__ = ["empty"]
-
-
 MOST_AXES = 64
 """NumPy's own limit."""
 

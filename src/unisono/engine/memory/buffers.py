@@ -15,8 +15,6 @@ from unisono import _native
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["DTYPES", "ITEMSIZES", "DeviceArray", "View", "dtype_code", "is_tensor", "pinned", "view", "views"]
-
 DTYPES: tuple[str, ...] = tuple(name for name, _ in _native.dtypes())
 """Names of the element types; a dtype's index is its code."""
 

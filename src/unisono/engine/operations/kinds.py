@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 from unisono.plans import CONTRACTS
 
-__all__ = ["KINDS", "Kind", "kind_of"]
-
 
 class Kind(NamedTuple):
     """A kind of call.

@@ -6,8 +6,6 @@ from enum import IntEnum
 
 import msgspec
 
-__all__ = ["Op", "PremulSum", "ReduceOp", "premul_sum"]
-
 
 class ReduceOp(IntEnum):
     """How contributions are combined.

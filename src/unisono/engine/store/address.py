@@ -9,8 +9,6 @@ from unisono.engine.base.checking import text, whole
 from unisono.engine.base.limits import described, is_limit
 from unisono.errors import StoreError, message
 
-__all__ = ["listen", "reserve", "shown"]
-
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening, non-blocking socket on the first address of `host` that can be bound."""

@@ -21,8 +21,6 @@ from unisono.engine.store import wire
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["PATIENCE_S", "Admission", "Caller", "Rules"]
-
 PATIENCE_S = 0.3  # the least time an unauthenticated peer gets while others wait
 SERVER = "store"  # the server's name in the handshake
 

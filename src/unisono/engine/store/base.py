@@ -17,8 +17,6 @@ from unisono.engine.store import ops
 from unisono.engine.store.ops import Op, Reply
 from unisono.errors import StoreError, StoreTimeout, message
 
-__all__ = ["Store", "close_in_children"]
-
 BytesLike = bytes | bytearray | memoryview | str
 _Self = TypeVar("_Self", bound="Store")
 

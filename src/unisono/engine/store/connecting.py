@@ -16,8 +16,6 @@ from unisono.engine.store.admission import store_proof
 from unisono.engine.store.ops import Value
 from unisono.errors import AuthenticationError, StoreError, StoreTimeout, message
 
-__all__ = ["Connector", "NotOurServer", "receive", "send"]
-
 GREETING_S = 5.0  # a Unisono server greets within milliseconds, on an overloaded host within this time
 SILENT_CLOSES = 5  # connections closed without an answer; a server that is ending closes them
 TRY_S = 10.0  # one attempt to connect

@@ -37,8 +37,6 @@ from unisono.engine.store.log import Joined, Log, Put, Removed
 from unisono.engine.store.ops import Add, CompareSet, Delete, Op, Reply, Set
 from unisono.errors import StoreError, StoreTimeout, message
 
-__all__ = ["FileStore"]
-
 POLL_S = (0.001, 0.02)  # pause between looks at the file while waiting: first, longest
 LEAVE_S = 1.0  # for the locks, when leaving
 REREAD_S = 0.25  # read under the lock at least this often: shared file systems cache sizes

@@ -9,8 +9,6 @@ import time
 from unisono.engine.store.base import Store
 from unisono.engine.store.ops import Op, Reply, Table
 
-__all__ = ["HashStore"]
-
 
 class HashStore(Store):
     """Keys and values in this process's memory.

@@ -31,8 +31,6 @@ from unisono.engine.base.limits import described, is_limit
 from unisono.engine.store.ops import Table
 from unisono.errors import StoreError, StoreTimeout, message
 
-__all__ = ["Joined", "Log", "Put", "Removed"]
-
 MAGIC = b"UNISONO FILE STORE 1\n"
 PREFIX = struct.Struct(">IQI")
 LOG_BYTE = 1 << 62

@@ -18,21 +18,6 @@ from typing import NamedTuple
 
 import msgspec
 
-__all__ = [
-    "Add",
-    "Check",
-    "CompareSet",
-    "Count",
-    "Delete",
-    "Get",
-    "Op",
-    "Peek",
-    "Reply",
-    "Set",
-    "Table",
-    "Wait",
-]
-
 _INT64 = range(-(2**63), 2**63)
 
 

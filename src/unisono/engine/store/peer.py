@@ -10,8 +10,6 @@ from unisono.engine.store import wire
 from unisono.engine.store.admission import Caller
 from unisono.engine.store.ops import Op
 
-__all__ = ["Peer"]
-
 
 class Peer:
     """One connection: its received bytes, the keys it waits for, and the bytes still to be sent."""

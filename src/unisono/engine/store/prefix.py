@@ -9,8 +9,6 @@ from unisono.engine.store import ops
 from unisono.engine.store.base import Store
 from unisono.engine.store.ops import Op, Reply
 
-__all__ = ["PrefixStore"]
-
 
 class PrefixStore(Store):
     """Every key is stored in `store` as `prefix/key`.

@@ -31,8 +31,6 @@ from unisono.engine.store.ops import Op, Reply, Table, Value
 from unisono.engine.store.peer import Peer
 from unisono.errors import StoreError
 
-__all__ = ["StoreServer"]
-
 ACCEPT_BATCH = 64
 READ_BUDGET = 8  # pieces of wire.CHUNK read from one peer before the next peer's turn
 FULL_PAUSE_S = 0.1  # before accepting again when the process is out of descriptors

@@ -23,8 +23,6 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from unisono.engine.base.authentication import check_for_tls, derive
 
-__all__ = ["TlsSocket", "certificate", "context"]
-
 
 def certificate(token: bytes) -> tuple[bytes, bytes]:
     """(certificate, private key) of the job, both PEM, the same in every process that has the token.

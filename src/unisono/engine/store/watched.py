@@ -7,8 +7,6 @@ from collections.abc import Callable
 from unisono.engine.store.base import Store
 from unisono.engine.store.ops import Op, Reply
 
-__all__ = ["WatchedStore"]
-
 
 class WatchedStore(Store):
     """The keys of `store`. When a requested key is missing, `check` is called, which may raise.

@@ -27,11 +27,6 @@ import msgspec
 
 from unisono.engine.store.ops import Op, Reply, Value
 
-__all__ = [
-    "Answer", "Challenge", "FrameReader", "Greeting", "Hello", "Proof", "Refused", "Unreadable", "Welcome",
-    "frame",
-]  # fmt: skip
-
 _Head = TypeVar("_Head")
 
 MAGIC = "UNISONO STORE\r\n\r\n"

@@ -18,8 +18,6 @@ from unisono.engine.base.checking import flag, instance, whole
 from .reducer import Compression
 from .settings import EXACT, Choice, Factors, Rule, Settings
 
-__all__ = ["Compressed", "PowerSGD"]
-
 _FACTORS = ("bf16", "fp16", "1-6-9")
 _ERRORS = ("f32", "1-6-9")
 _MOST_RANK = 1 << 16

@@ -21,8 +21,6 @@ from unisono.torch_internals import renamed
 if TYPE_CHECKING:
     from unisono.codecs import Codec
 
-__all__ = ["InFlight", "Steps", "coded_mean", "exact_mean", "finite", "length", "together"]
-
 Result = TypeVar("Result")
 Steps = Generator[list[Any], None, Result]
 

@@ -14,8 +14,6 @@ from unisono import codecs
 if TYPE_CHECKING:
     from .settings import Choice
 
-__all__ = ["Held"]
-
 _F169 = codecs.f169
 _LARGEST = 1023 * 2.0**22  # of 1-6-9: the value of a larger error, instead of infinity
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from .reducer import Compression
 
-__all__ = ["Kept"]
-
 
 class Kept:
     """The state of compression that a rank of a plan saves and loads."""

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     from .held import Held
 
-__all__ = ["Matrix", "low_rank", "orthonormal", "random_factor"]
-
 _LARGEST = torch.finfo(torch.float32).max
 _DEFICIENT = 1e-6  # of the largest: a column with less beside the others is noise of f32
 _BLOCK = 1 << 18  # values that are worked on at a time: 1 MiB

@@ -24,8 +24,6 @@ from .low_rank import Matrix, low_rank
 if TYPE_CHECKING:
     from .settings import Choice, Settings
 
-__all__ = ["Compression"]
-
 Pair = tuple[Tensor, Tensor]  # a parameter, and its gradient in a bucket
 _KEYS = ("error", "factor")
 

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from unisono.codecs import Codec
 
-__all__ = ["EXACT", "Choice", "Factors", "Rule", "Settings"]
-
 EXACT = "exact"
 Choice = int | Codec | str
 Rule = Mapping[str, Choice] | Callable[[str, Sequence[int]], Choice]

@@ -14,8 +14,6 @@ from torch.distributed.device_mesh import init_device_mesh
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Grid", "grid_of", "primes"]
-
 
 def primes(number: int) -> tuple[int, ...]:
     """Prime factors, smallest first; (1,) for 1. Example: 12 -> (2, 2, 3)."""

@@ -18,8 +18,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["Part", "Signature", "rule_of"]
-
 Shape = tuple[int, ...]
 
 

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from .price import Move
 
-__all__ = ["Entry", "Record", "note", "record"]
-
 
 class Entry(NamedTuple):
     """One move. `nbytes`: received by this rank."""

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from .grid import Grid
 
-__all__ = ["Layout", "Route", "redistribute", "route"]
-
 Layout = tuple[Any, ...]  # one Placement per axis
 WHOLE, SUM = Replicate(), Partial()
 

@@ -21,8 +21,6 @@ from .operators import Signature, rule_of
 from .price import Link
 from .redistribute import Layout, redistribute, route
 
-__all__ = ["Sharded", "shard", "whole"]
-
 Strategy = Sequence[Sequence[int]]
 Owners = tuple[str | None, ...]  # for each mesh axis, the index it cuts
 

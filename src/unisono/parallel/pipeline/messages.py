@@ -16,8 +16,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from .schedule import Message
 
-__all__ = ["Messages", "Spec"]
-
 TYPES = (
     torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.int16,
     torch.int8,

@@ -17,8 +17,6 @@ from .schedule import Action, Message
 if TYPE_CHECKING:
     from .schedule import Schedule
 
-__all__ = ["prove"]
-
 Channel = tuple[int, int, str, int]  # from, to, kind, stage
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from unisono.parallel.mesh import Mesh
     from unisono.parallel.units import DataAxis
 
-__all__ = ["Runtime", "Work"]
-
 
 @dataclass
 class Work:

@@ -13,8 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["Action", "Message", "Schedule", "schedule"]
-
 
 class Action(NamedTuple):
     """One action: kind F, B, I or W, on a stage, for a micro-batch."""

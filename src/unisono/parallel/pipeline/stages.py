@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Stages", "balanced", "forget", "measured"]
-
 
 class Stages(nn.Module):
     """The stages of one rank. Called with the number of the stage and its inputs."""

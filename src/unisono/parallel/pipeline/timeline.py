@@ -10,8 +10,6 @@ from .schedule import Action, Message
 if TYPE_CHECKING:
     from .schedule import Schedule
 
-__all__ = ["Span", "Timeline", "predict"]
-
 COLOURS = {"F": "#7aa6c2", "B": "#d98e73", "I": "#d98e73", "W": "#a3b18a"}
 
 
