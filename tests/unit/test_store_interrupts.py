@@ -96,7 +96,7 @@ def test_a_handler_gets_a_connection_of_its_own(monkeypatch: pytest.MonkeyPatch)
         assert (store.get("large"), store.get("mine")) == (value, b"2")
 
 
-MOMENTS = ["held", "refresh", "append", "appended"]
+MOMENTS = ["held", "refresh", "record", "recorded"]
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -125,7 +125,7 @@ def test_a_handler_closes_a_file_store_wherever_it_interrupts_it(
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, store: FileStore, moment: str) -> None:
-    """A signal comes before the log's next `refresh` or `append`, or after it, once."""
+    """A signal comes before the log's next `refresh` or `record`, or after it, once."""
     name = moment.removesuffix("ed")
     real = getattr(inside.log(store), name)
     calls = iter([signal.SIGUSR1])
@@ -141,11 +141,11 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, store: FileStore, moment: str) ->
     monkeypatch.setattr(inside.log(store), name, interrupted)
 
 
-@pytest.mark.parametrize("moment", ["append", "appended"])
+@pytest.mark.parametrize("moment", ["record", "recorded"])
 def test_an_interrupted_write_leaves_all_processes_agreed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """Whether the record came into the file or not: this process sees what the others see."""
+    """Whether the change came into the file or not: this process sees what the others see."""
 
     def ctrl_c() -> None:
         raise KeyboardInterrupt
@@ -156,7 +156,7 @@ def test_an_interrupted_write_leaves_all_processes_agreed(
             interrupt(patch, store, moment)
             with on_signal(ctrl_c), pytest.raises(KeyboardInterrupt):
                 store.set("k", "after")
-        seen = b"before" if moment == "append" else b"after"
+        seen = b"before" if moment == "record" else b"after"
         assert (store.get("k"), other.get("k")) == (seen, seen)
         assert store.add("n", 1) == 1 and other.add("n", 1) == 2 and store.get("n") == b"2"
         assert (inside.log(store).joined, inside.log(other).joined) == (2, 2)

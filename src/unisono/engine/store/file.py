@@ -17,7 +17,7 @@ Three consequences:
 - The file system needs locks that work between all hosts of the run (not NFS mounted with `nolock` or
   `local_lock=all`). A file system without locks is refused with an error.
 
-The file only grows while it is in use, and every process keeps all values in memory: it is made for a
+Every change writes the whole table, and every process keeps all values in memory: it is made for a
 rendezvous, not for bulk data.
 """
 
@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -33,7 +32,7 @@ from collections.abc import Iterator
 from unisono.engine.base.checking import whole
 from unisono.engine.base.timeouts import seconds
 from unisono.engine.store.base import Store, close_in_children
-from unisono.engine.store.log import Joined, Log, Put, Removed
+from unisono.engine.store.log import Log
 from unisono.engine.store.ops import Add, CompareSet, Delete, Op, Reply, Set
 from unisono.errors import StoreError, StoreTimeout, message
 
@@ -149,7 +148,8 @@ class FileStore(Store):
                 log.begin()
             log.claim_shared()
             log.refresh()
-            log.append(Joined(socket.gethostname(), os.getpid()))
+            log.joined += 1
+            log.record()
             return True
 
     def _await_others(self, deadline: float) -> None:
@@ -218,10 +218,9 @@ class FileStore(Store):
             before = table.values.get(op.key)
             try:
                 reply = table.apply(op, payload)
-                after = table.values.get(op.key)
-                if after is not before:
-                    self._log.append(Removed(op.key) if after is None else Put(op.key), after or b"")
-            except BaseException:  # Ctrl-C may have come before or after the record was complete
+                if table.values.get(op.key) is not before:
+                    self._log.record()
+            except BaseException:  # Ctrl-C may have come before or after the file was written
                 self._log.forget()
                 raise
             return reply

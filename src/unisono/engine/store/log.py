@@ -1,7 +1,6 @@
-"""The file under a `FileStore`: an append-only log of changes, guarded by two locks.
+"""The file under a `FileStore`: a table, guarded by two locks.
 
-    magic line | record | record | ...          record: u32 head bytes, u64 payload bytes, u32 CRC of the head
-                                                        | head: MessagePack | payload: raw value
+    magic line | u64 number of changes, u64 offset, u64 bytes | ... | table: MessagePack, at that offset | ...
 
 Both locks are open-file-description locks (`fcntl`), on bytes far beyond the data. The kernel (on NFS the
 server) releases them when their holder ends in any way:
@@ -9,8 +8,8 @@ server) releases them when their holder ends in any way:
     LOG       exclusive while writing, shared while reading
     PRESENCE  shared by every process that has the store open, for as long as it is open
 
-A writer that is killed during a write leaves an incomplete record. Readers ignore it; the next writer
-truncates it.
+A change writes the new table beside the old one, and then the 24 bytes that say where it is. A writer that is
+killed before leaves the old table.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import os
 import stat
 import struct
 import time
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -31,38 +29,26 @@ from unisono.engine.base.limits import described, is_limit
 from unisono.engine.store.ops import Table
 from unisono.errors import StoreError, StoreTimeout, message
 
-MAGIC = b"UNISONO FILE STORE 1\n"
-PREFIX = struct.Struct(">IQI")
+MAGIC = b"UNISONO FILE STORE 2\n"
+HEADER = struct.Struct(">QQQ")
+FIRST_TABLE = len(MAGIC) + HEADER.size
 LOG_BYTE = 1 << 62
 PRESENCE_BYTE = LOG_BYTE + 1
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
-class Joined(msgspec.Struct, frozen=True, array_like=True, tag="joined"):
-    """A process opened the store."""
+class Content(msgspec.Struct, array_like=True):
+    """What the file holds: how many processes have opened the store in this run, and its keys."""
 
-    host: str
-    pid: int
-
-
-class Put(msgspec.Struct, frozen=True, array_like=True, tag="put"):
-    """`key` now has the payload as its value."""
-
-    key: str
+    joined: int
+    values: dict[str, bytes]
 
 
-class Removed(msgspec.Struct, frozen=True, array_like=True, tag="removed"):
-    """`key` is gone."""
-
-    key: str
-
-
-Record = Joined | Put | Removed
-_decode = msgspec.msgpack.Decoder(Record).decode
+_decode = msgspec.msgpack.Decoder(Content).decode
 
 
 class Log:
-    """An open log file, and the table that results from its records.
+    """An open file, and its table.
 
     Args:
         path: opened, created when absent; never followed when it is a symbolic link.
@@ -72,8 +58,7 @@ class Log:
         self.path = path
         self.table = Table()
         self.joined = 0
-        self._end = 0  # after the last complete record
-        self._seen = (0, 0)  # size and mtime at the last refresh
+        self._seen = b""  # the header that belongs to the table here
         try:
             self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
@@ -149,10 +134,10 @@ class Log:
             return False
 
     def begin(self) -> None:
-        """Start an empty log, dropping what an earlier run left in the file.
+        """Start an empty table, dropping what an earlier run left in the file.
 
         Raises:
-            StoreError: the file is not a log; it is not changed.
+            StoreError: the file is no store's; it is not changed.
         """
         start = os.pread(self.fd, len(MAGIC), 0)
         if not MAGIC.startswith(start):
@@ -164,102 +149,56 @@ class Log:
                 )
             )
         os.ftruncate(self.fd, 0)
-        self.table = Table()
-        self.joined = 0
-        self._end = 0
-        self._write(MAGIC)
+        self._write(MAGIC, 0)
+        self.table, self.joined = Table(), 0
+        self.record()
 
     def unchanged(self) -> bool:
         """Whether nothing was written since the last refresh; without the lock this is only a hint."""
-        return self._seen == _size_and_mtime(self.fd)
+        return self._seen == self._header()
 
     def refresh(self) -> None:
-        """Apply the records written by others."""
-        if os.fstat(self.fd).st_nlink == 0:
+        """Take what others have written."""
+        status = os.fstat(self.fd)
+        if status.st_nlink == 0:
             raise StoreError(message("the file was deleted while in use", where=f"FileStore {self.path}"))
-        seen = _size_and_mtime(self.fd)
-        if self._end == 0:
-            self._end = len(MAGIC)
-        data = memoryview(self._read(self._end, seen[0]))
-        at = 0
+        header = self._header()
+        if header == self._seen:
+            return
         try:
-            while (length := self._replay(data[at:])) > 0:
-                at += length
-            self._end += at
-        except BaseException:
-            self.forget()
-            raise
-        self._seen = seen
+            _, start, nbytes = HEADER.unpack(header)
+            with open(self.fd, "rb", closefd=False) as file:
+                file.seek(min(start, status.st_size))
+                found = _decode(file.read(min(nbytes, status.st_size)))
+        except (struct.error, msgspec.MsgspecError) as error:
+            raise StoreError(
+                message("the store's file is damaged", where=f"FileStore {self.path}")
+            ) from error
+        self.table, self.joined, self._seen = Table({**found.values}), found.joined, header
 
     def forget(self) -> None:
-        """Drop the table, so that the next `refresh` reads the whole file.
+        """Read the file at the next `refresh`: after an interrupt the table may not agree with it."""
+        self._seen = b""
 
-        Needed after an interrupt: the table may not agree with the file.
-        """
-        self.table = Table()
-        self.joined = 0
-        self._end = 0
-        self._seen = (0, 0)
+    def record(self) -> None:
+        """Write the table; needs a `refresh` before, under the same lock. After an exception: `forget`."""
+        data = msgspec.msgpack.encode(Content(self.joined, self.table.values))  # type: ignore[arg-type]
+        changes, start, nbytes = HEADER.unpack(self._seen or bytes(HEADER.size))
+        beside = FIRST_TABLE if FIRST_TABLE + len(data) <= start else max(FIRST_TABLE, start + nbytes)
+        self._write(data, beside)
+        header = HEADER.pack(changes + 1, beside, len(data))
+        self._write(header, len(MAGIC))
+        self._seen = header
 
-    def append(self, record: Record, payload: bytes | bytearray = b"") -> None:
-        """Write `record`; needs a `refresh` before, under the same lock. After an exception: `forget`."""
-        head = msgspec.msgpack.encode(record)
-        size = os.fstat(self.fd).st_size
-        if size > self._end:
-            os.ftruncate(self.fd, self._end)  # an incomplete record of a killed writer
-        start = PREFIX.pack(len(head), len(payload), zlib.crc32(head)) + head
-        self._write(start, payload)
-        if isinstance(record, Joined):
-            self.joined += 1
+    def _header(self) -> bytes:
+        return os.pread(self.fd, HEADER.size, len(MAGIC))
 
-    def _write(self, *pieces: bytes | bytearray) -> None:
-        at = self._end
+    def _write(self, data: bytes, at: int) -> None:
+        left = memoryview(data)
         try:
-            for piece in pieces:
-                left = memoryview(piece)
-                while left:
-                    written = os.pwrite(self.fd, left, at)
-                    left = left[written:]
-                    at += written
+            while left:
+                written = os.pwrite(self.fd, left, at)
+                left, at = left[written:], at + written
         except OSError as error:
             what = described(error) if is_limit(error) else error.strerror
             raise StoreError(f"cannot write to the store's file {self.path!r}: {what}") from error
-        self._end = at
-
-    def _read(self, start: int, end: int) -> bytes:
-        pieces = []
-        while start < end:
-            piece = os.pread(self.fd, min(end - start, 1 << 30), start)
-            if not piece:
-                break
-            pieces.append(piece)
-            start += len(piece)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-    def _replay(self, data: memoryview) -> int:
-        """Apply the record at the start of `data`; returns its length, 0 when it is incomplete."""
-        if len(data) < PREFIX.size:
-            return 0
-        head_bytes: int
-        payload_bytes: int
-        head_bytes, payload_bytes, crc = PREFIX.unpack(data[: PREFIX.size])
-        payload_at = PREFIX.size + head_bytes
-        end = payload_at + payload_bytes
-        head = data[PREFIX.size : payload_at]
-        if len(head) == head_bytes and zlib.crc32(head) != crc:
-            raise StoreError(message("the store's file is damaged", where=f"FileStore {self.path}"))
-        if end > len(data):
-            return 0
-        record: Record = _decode(head)
-        if isinstance(record, Put):
-            self.table.values[record.key] = bytes(data[payload_at:end])
-        elif isinstance(record, Removed):
-            self.table.values.pop(record.key, None)
-        else:
-            self.joined += 1
-        return end
-
-
-def _size_and_mtime(fd: int) -> tuple[int, int]:
-    found = os.fstat(fd)
-    return found.st_size, found.st_mtime_ns

@@ -1,7 +1,7 @@
 """The operations of a store, and the one table that runs them.
 
 Every store is this table with its own access: `HashStore` adds a condition variable, `StoreServer` a socket,
-`FileStore` a locked log. So the semantics are defined once, here. They are those of PyTorch's stores:
+`FileStore` a locked file. So the semantics are defined once, here. They are those of PyTorch's stores:
 
     add          on decimal text: absent counts as 0, b"12" plus 3 leaves b"15"
     compare_set  absent and `expected` empty: takes `desired`. Absent and `expected` not empty: nothing
