@@ -38,11 +38,19 @@ install_torch = @$(BIN)/python tools/install_torch.py $(PYTORCH) $(1) $(TORCH_PI
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
+DEMO_BENCH = -b 4 -f 64 --rounds 3 --no-limit
 demo: $(VENV)/.installed  ## training over Unisono, a rank that dies, a benchmark; TORCH=1: PyTorch's DDP, too
 ifneq ($(filter 1 cpu,$(TORCH)),)
 	$(call install_torch,--required)
 endif
-	@$(BIN)/unisono demo -n 4 $(ARGS)
+	$(call say,"four ranks train in NumPy; then one is killed")
+	@$(BIN)/unisono run -n 4 examples/language_model.py --lose-a-rank; test $$? -eq 137
+	$(call say,"all_reduce between two ranks against memcpy")
+	@$(BIN)/unisono bench all_reduce -n 2 $(DEMO_BENCH) -e 64M --against memcpy
+	@$(BIN)/python -c 'import torch' 2>/dev/null || { echo "PyTorch is not installed: no DDP here (make demo TORCH=1)"; exit 0; }; \
+	  echo "==> two ranks train with PyTorch's DDP; then all_reduce against Gloo"; \
+	  $(BIN)/unisono run -n 2 examples/data_parallel.py && \
+	  $(BIN)/unisono bench all_reduce -n 2 $(DEMO_BENCH) -e 1M --interface torch --against gloo
 
 # Three workers on two cores: many tests wait for a process or for a time. Four at most: a test has several ranks.
 WORKERS ?= $(shell cores=$$(nproc); echo $$((cores > 2 ? 4 : cores + cores / 2)))

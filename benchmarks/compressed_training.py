@@ -5,7 +5,7 @@
     python benchmarks/compressed_training.py --hosts 2 --matrix 4096        an all-reduce of one matrix
 
 Hosts are network namespaces of this machine, one rank on each, with links of --shape. Needs root. The model
-is the demo's GPT under DistributedDataParallel, on its text. Every way trains the same steps on the same
+is a byte-level GPT under DistributedDataParallel, on its text. Every way trains the same steps on the same
 bytes from the same parameters. `loss` is the mean over text that no rank trains on, after the last step. A
 step's time is the median over the steps after the start of compression, of the slowest rank; so is `CPU`, the
 time of the rank's process on processors, which others on the machine change less; `sent` are the
@@ -94,12 +94,10 @@ class CompressingRank(TurnRank):
     ) -> dict[str, Any]:
         """Train one model from the start."""
         import torch
+        from gpt import GPT, source_text
         from torch.nn.parallel import DistributedDataParallel
 
-        from unisono.commands.demo.corpus import read_corpus
-        from unisono.commands.demo.model import GPT
-
-        text = torch.frombuffer(bytearray(read_corpus(4 << 20)), dtype=torch.uint8).long()
+        text = torch.frombuffer(bytearray(source_text(4 << 20)), dtype=torch.uint8).long()
         known, unknown = text[:-HELD_OUT], text[-HELD_OUT:]
         torch.manual_seed(0)
         model = GPT(width=width, heads=width // 32)

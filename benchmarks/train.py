@@ -61,8 +61,7 @@ class TrainingRank(TurnRank):
     def bind(self, way: str, width: int, batch: int, context: int) -> dict[str, Any]:
         """Make the model of a way, and its step."""
         import torch
-
-        from unisono.commands.demo.model import GPT, VOCABULARY
+        from gpt import GPT, VOCABULARY
 
         torch.set_num_threads(1)
         generator = torch.Generator().manual_seed(self.rank)

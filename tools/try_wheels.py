@@ -39,12 +39,10 @@ COMMANDS = (
     "unisono calibrate",
     "unisono draw all_reduce -n 4 -o rounds.svg",
     "unisono draw all_reduce -n 4 -o rounds.html",
-    "unisono demo -n 2 --only numpy --numpy-seconds 2",
 )
 WITH_TORCH = (
     "unisono run -n 2 ddp.py unisono",
     "unisono run --replace gloo -n 2 ddp.py gloo",
-    "unisono demo -n 2 --only ddp --steps 20",
 )
 VIRTUAL = "unisono run --virtual-gpus 2 virtual.py"
 

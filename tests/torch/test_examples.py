@@ -10,7 +10,7 @@ import suite
 from ports import reserved
 
 EXAMPLES = suite.HERE.parents[1] / "examples"
-LINES = 60
+LINES = 80
 SHARED = {"timeline.py", "transformer.py"}
 # program, ranks, arguments; and a text that rank 0 or the last rank prints
 RUNS = [
@@ -28,6 +28,7 @@ RUNS = [
     ("metrics.py", 3, [], "on average"),
     ("one_process.py", 1, [], "from one process's"),
     ("eigenvector.py", 3, [], "largest eigenvalue"),
+    ("language_model.py", 2, ["--seconds", "1"], "the same bits on 2 ranks"),
     ("heat.py", 3, [], "as one process computes them"),
 ]
 

@@ -42,7 +42,7 @@ def test_a_command_gets_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     ("command", "missing", "told"),
     [
         ("doctor", "unisono.commands.doctor", "is not part of this build"),
-        ("demo", "torch", "pip install 'unisono[torch]'"),
+        ("bench", "torch", "pip install 'unisono[torch]'"),
         ("bench", "numpy", "pip install numpy"),
     ],
 )

@@ -21,7 +21,6 @@ COMMANDS = {
     "bench": ("unisono.commands.bench", "measure collectives: latency, bandwidth, wrong values"),
     "draw": ("unisono.commands.drawing", "draw an algorithm: who sends what to whom, round by round"),
     "calibrate": ("unisono.commands.calibrate", "measure this machine, for the choice of algorithms"),
-    "demo": ("unisono.commands.demo", "watch several processes train a small language model"),
     "doctor": ("unisono.commands.doctor", "show settings, backends and what this machine can do"),
 }
 

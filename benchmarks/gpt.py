@@ -1,11 +1,12 @@
-"""A byte-level GPT of PyTorch's own layers: the model of the demo and of the benchmarks.
+"""A byte-level GPT of PyTorch's own layers, and text for it.
 
 Source: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019.
 """
 
-# mypy: allow-subclassing-any
 from __future__ import annotations
 
+import sysconfig
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -54,3 +55,9 @@ class GPT(nn.Module):
             x = block(x, src_mask=mask, is_causal=True)
         logits = functional.linear(self.norm(x), self.embedding.weight)
         return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def source_text(nbytes: int) -> bytes:
+    """The source of the interpreter's standard library, without its packages; four spaces become a tab."""
+    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    return b"".join(path.read_bytes() for path in files).replace(b" " * 4, b"\t")[:nbytes]
