@@ -125,6 +125,7 @@ check: $(VENV)/.installed  ## format, lint, types, layers, budgets
 	$(if $(CSRC),$(BIN)/python tools/check_includes.py)
 	$(call say,"budgets")
 	$(BIN)/python tools/budgets.py
+	$(BIN)/lizard --warnings_only --length 60 --CCN 1000 --arguments 1000 $(FORMATTED) csrc
 
 gate: $(VENV)/.installed  ## count the instructions of three calls; 5 % more than tools/gate.json is a failure (ARGS=--update)
 	@$(BIN)/python tools/gate.py $(ARGS)

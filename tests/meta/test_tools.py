@@ -91,43 +91,6 @@ def test_budgets():
     run(sys.executable, "tools/budgets.py")
 
 
-def test_budgets_measure_functions():
-    sys.path.insert(0, str(ROOT / "tools"))
-    try:
-        import budgets
-    finally:
-        sys.path.pop(0)
-    python = (
-        "def short():\n    return 1\n\nclass A:\n    async def long(self):\n        a = 1\n        return a\n"
-    )
-    assert dict(budgets.python_functions(python)) == {"short": 2, "long": 3}
-    cpp = """\
-namespace unisono {
-struct Ring {
-  int size() const {
-    return 2;
-  }
-};
-void Engine::run(int a,
-                 int b) {
-  if (a) {
-    b = 1;
-  } else {
-    b = 2;
-  }
-}
-template <class T>
-T twice(T x) {
-  for (int i = 0; i < 2; i++) {
-    x += x;
-  }
-  return x;
-}
-}  // namespace unisono
-"""
-    assert dict(budgets.cpp_functions(cpp)) == {"size": 3, "Engine::run": 8, "twice": 6}
-
-
 def test_readme_commands_exist():
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page in ("README.md", "CONTRIBUTING.md"):
