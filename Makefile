@@ -227,8 +227,13 @@ $(VENV)/.tools: $(VENV)/.created
 # Without a GIL: what the tests need. Some tools of `make check` have no wheel for such a Python.
 EXTRA = $(shell $(BIN)/python -c 'import sysconfig as s; print("test" if s.get_config_var("Py_GIL_DISABLED") else "dev")')
 built_here = $(if $(filter-out csrc%,$?),-e '.[$(EXTRA)]',--no-deps -e .)
+INSTALL_LOG := $(VENV)/engine-install.log
 $(VENV)/.installed: $(VENV)/.tools pyproject.toml CMakeLists.txt csrc $(wildcard csrc/*) $(CSRC) $(WHEEL)
 	$(call say,"$(if $(WHEEL),installing $(WHEEL),building the native module)")
 	@$(if $(WHEEL),$(PIP) uninstall -qq --yes unisono)
-	@$(BIN)/python tools/install_engine.py $(if $(WHEEL),'$(WHEEL)[$(EXTRA)]',$(built_here))
-	@touch $@
+	@rm -f $@
+	@{ $(PIP) install -v --no-build-isolation --progress-bar off \
+	    $(if $(WHEEL),'$(WHEEL)[$(EXTRA)]',$(built_here)) 2>&1 && touch $@; } \
+	  | tee $(INSTALL_LOG) | sed -nu -E 's/^ *((\*\*\* |\[[0-9]+\/|Collecting |Installing coll).*)/    \1/p'
+	@test -e $@ || { grep -m 1 -E ':[0-9]+: (fatal )?error: ' $(INSTALL_LOG); tail -n 60 $(INSTALL_LOG); \
+	  echo "error: pip failed; all it said: $(INSTALL_LOG)"; exit 1; }

@@ -39,7 +39,7 @@ def test_when_pytorch_is_installed(command: list[str], options: str | None):
     ran = make(*command).stdout
     found = re.search(r"tools/install_torch.py (?:torch==\S+ +)+(.*)\n", ran)
     assert (" ".join(found[1].split()) if found else None) == options
-    assert found is None or ran.index("install_engine.py" if "install_engine" in ran else "") < found.start()
+    assert found is None or ran.index("engine-install.log" if "engine-install" in ran else "") < found.start()
 
 
 def test_a_wrong_word_for_torch_is_an_error():
