@@ -167,7 +167,7 @@ def main(backend: str, part: str = "", only: str = "") -> int:
         cases = importlib.import_module("cases")
         for name in CHECKS:
             setattr(cases, name, tally.check(getattr(cases, name)))
-        cases.in_flight = functools.partial(cases.in_flight, exact=False, algorithm=None)
+        cases.in_flight = functools.partial(cases.in_flight, algorithm=None)
         names = QUICK if part == "quick" else MODULES
         modules = [importlib.import_module(name) for name in names if (backend, name) != NUMPYS]
     left_out = {**LEFT_OUT, **(LEFT_OUT_OVER_NCCL if backend == "nccl" else {})}

@@ -50,7 +50,7 @@ def test_chosen_algorithm_on_hosts(hosts: tuple[int, ...]) -> None:
                 assert (x == group.size).all()
             group.broadcast(x)
             group.reduce(x)
-        cases.in_flight(group, exact=False)
+        cases.in_flight(group)
         group.barrier()
 
     ranks.threads(len(hosts), work)

@@ -12,6 +12,7 @@ import pytest
 
 import cases
 import inside
+import operations
 import oracle
 import ranks
 import unisono as un
@@ -95,7 +96,7 @@ def test_results_are_those_of_other_arrays(size: int, crowded: bool) -> None:
     """Where ranks share cores only large messages are read in place."""
 
     def work(group: un.Group) -> None:
-        with cases.arrays_from(un.empty), some_in_place(group):
+        with operations.arrays_from(un.empty), some_in_place(group):
             for numel in (13, 5000, 2 * cases.SEGMENT_BYTES // 4 + 5):
                 for algorithm in ALGORITHMS["all_reduce"]:
                     cases.all_reduce(group, "float32", un.SUM, algorithm, numel)
@@ -117,7 +118,7 @@ def test_blocks_of_the_output_among_the_input(size: int) -> None:
     """What is read in place lies beside what is written, and the other way round."""
 
     def work(group: un.Group) -> None:
-        with cases.arrays_from(un.empty):
+        with operations.arrays_from(un.empty):
             for _ in range(3):
                 with some_in_place(group):
                     cases.reduce_scatter(group, "float32", un.SUM, "direct", 100_000, in_place=True)
@@ -209,7 +210,7 @@ def test_threads_read_through_a_view_of_their_own() -> None:
     """Memory that was given back is closed to its owner: who still reads it, as a thread, must not crash."""
 
     def work(group: un.Group) -> None:
-        with cases.arrays_from(un.empty), some_in_place(group):
+        with operations.arrays_from(un.empty), some_in_place(group):
             cases.moves(group, "float32", 100_000)
         lines = [
             line for line in Path("/proc/self/maps").read_text().splitlines() if "unisono-arrays" in line

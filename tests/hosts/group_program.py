@@ -35,23 +35,14 @@ def conformance(group: un.Group) -> None:
             for form in ("array", "list", "own")
         ]
         for call in calls if dtype == "float32" else ():
-            finish(group, call, number := number + 1)
+            operations.finish(operations.begin(group, call, number := number + 1))
         turns = []
         for call in calls:
             turns.append(operations.begin(group, replace(call, async_op=True), number := number + 1))
         for turn in turns:
-            for work in turn.works:
-                work.wait()
-            turn.finish()
-    finish(group, Call("all_reduce", "float32", un.SUM, (2_000_003,)), number + 1)
+            operations.finish(turn)
+    operations.run(group, "all_reduce", 2_000_003)
     print("hosts", len({group.host_of(rank) for rank in range(group.size)}), flush=True)
-
-
-def finish(group: un.Group, call: Call, number: int) -> None:
-    turn = operations.begin(group, call, number)
-    for work in turn.works:
-        work.wait()
-    turn.finish()
 
 
 def loop(group: un.Group) -> None:

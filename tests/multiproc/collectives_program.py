@@ -8,6 +8,7 @@ import sys
 import numpy as np
 
 import cases
+import operations
 import oracle
 import unisono as un
 from unisono.plans import ALGORITHMS
@@ -16,7 +17,7 @@ from unisono.plans import ALGORITHMS
 def main(arrays: str) -> None:
     with un.init_process_group(init_method=os.environ["MEETING"], timeout=60) as group:
         shared = {"plain": 0, "shared": group.size, "mixed": group.size // 2}[arrays]
-        with cases.arrays_from(un.empty if group.rank < shared else np.empty):
+        with operations.arrays_from(un.empty if group.rank < shared else np.empty):
             check(group)
         group.barrier()
         print("all right", group.rank)

@@ -63,14 +63,10 @@ def _make(rank: int, numel: int, dtype: str, small: bool, seed: int) -> np.ndarr
     return rng.uniform(0.5, 1.5, numel).astype(NUMPY_DTYPES[dtype])
 
 
-def total(group_size: int, numel: int, dtype: str, op: un.ReduceOp) -> np.ndarray:
-    """The reduction over the first `group_size` ranks' `data`."""
-    return _total(group_size, numel, dtype, op)
-
-
 @lru_cache(maxsize=64)
-def _total(group_size: int, numel: int, dtype: str, op: un.ReduceOp) -> np.ndarray:
-    return reduced([data(rank, numel, dtype, op) for rank in range(group_size)], op)
+def total(group_size: int, numel: int, dtype: str, op: un.ReduceOp, seed: int = 0) -> np.ndarray:
+    """The reduction over the first `group_size` ranks' `data`."""
+    return reduced([data(rank, numel, dtype, op, seed) for rank in range(group_size)], op)
 
 
 def reduced(parts: list[np.ndarray], op: un.ReduceOp, factors: Sequence[float] | None = None) -> np.ndarray:
