@@ -84,9 +84,12 @@ class Turn:
 
     def parts(self, numel: int, count: int | None = None, seed: int = 0) -> list[np.ndarray]:
         """The input of each rank."""
+        return [self.part(rank, numel, seed) for rank in range(self.size if count is None else count)]
+
+    def part(self, rank: int, numel: int, seed: int = 0) -> np.ndarray:
+        """The input of one rank."""
         op = None if self.call.op == PREMUL else self.call.op
-        ranks = range(self.size if count is None else count)
-        return [oracle.data(rank, numel, self.call.dtype, op, self.call.seed + seed) for rank in ranks]
+        return oracle.data(rank, numel, self.call.dtype, op, self.call.seed + seed)
 
     def expected(self, numel: int, count: int) -> np.ndarray:
         """The reduction of the inputs of the first `count` ranks."""
@@ -140,8 +143,8 @@ class Turn:
 
 
 def all_reduce(turn: Turn) -> None:
-    call, parts = turn.call, turn.parts(turn.call.numel)
-    x = turn.agreed = turn.room(parts[turn.rank].reshape(call.shape))
+    call, mine = turn.call, turn.part(turn.rank, turn.call.numel)
+    x = turn.agreed = turn.room(mine.reshape(call.shape))
     turn.works.append(
         turn.group.all_reduce(x, turn.op(turn.rank), algorithm=call.algorithm, async_op=call.async_op)
     )
@@ -149,8 +152,8 @@ def all_reduce(turn: Turn) -> None:
 
 
 def reduce(turn: Turn) -> None:
-    call, parts = turn.call, turn.parts(turn.call.numel)
-    mine = parts[turn.rank].reshape(call.shape)
+    call, mine = turn.call, turn.part(turn.rank, turn.call.numel)
+    mine = mine.reshape(call.shape)
     x = turn.room(mine) if turn.rank == turn.root else turn.given(mine)
     turn.works.append(
         turn.group.reduce(x, turn.root, turn.op(turn.rank), algorithm=call.algorithm, async_op=call.async_op)
@@ -160,8 +163,8 @@ def reduce(turn: Turn) -> None:
 
 
 def scan(turn: Turn) -> None:
-    call, parts = turn.call, turn.parts(turn.call.numel)
-    x = turn.room(parts[turn.rank].reshape(call.shape))
+    call, mine = turn.call, turn.part(turn.rank, turn.call.numel)
+    x = turn.room(mine.reshape(call.shape))
     turn.works.append(
         turn.group.scan(x, turn.op(turn.rank), algorithm=call.algorithm, async_op=call.async_op)
     )
@@ -169,19 +172,18 @@ def scan(turn: Turn) -> None:
 
 
 def exclusive_scan(turn: Turn) -> None:
-    call, parts = turn.call, turn.parts(turn.call.numel)
-    x = turn.room(parts[turn.rank].reshape(call.shape))
+    call, mine = turn.call, turn.part(turn.rank, turn.call.numel)
+    x = turn.room(mine.reshape(call.shape))
     turn.works.append(turn.group.exclusive_scan(x, turn.op(turn.rank), async_op=call.async_op))
     if turn.rank:
         turn.check = lambda: turn.compare(x, turn.expected(call.numel, turn.rank))
     else:
-        turn.check = lambda: turn.same(x, parts[0])
+        turn.check = lambda: turn.same(x, mine)
 
 
 def reduce_scatter(turn: Turn) -> None:
     call, numel = turn.call, turn.call.numel
-    parts = [part.reshape(turn.size, numel) for part in turn.parts(numel * turn.size)]
-    mine = parts[turn.rank]
+    mine = turn.part(turn.rank, numel * turn.size).reshape(turn.size, numel)
     if call.form == "own":
         inputs: Any = turn.room(mine)
         out = inputs[turn.rank]
