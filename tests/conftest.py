@@ -1,7 +1,5 @@
 """For every test: nothing may be left behind. Also what to leave out on a machine that lacks something."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import importlib.util

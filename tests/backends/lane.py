@@ -5,8 +5,6 @@ environments of their own (`make bench-peers`). NCCL runs on virtual GPUs. Of ea
 docs/backends.md is compared with what `unisono doctor --backends` finds.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -8,8 +8,6 @@ Unisono's own engine, which sees a rank that is lost.
 Rank 0 prints a line of JSON: tests and checks that passed, were refused or were left out, and why.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

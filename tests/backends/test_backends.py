@@ -1,7 +1,5 @@
 """Groups over other libraries: the same methods; two ranks over Gloo. All of it: make test-backends."""
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import inspect

@@ -1,7 +1,5 @@
 """Two ranks over Gloo: messages that are polled, waits that run out of time, forks, and a close too early."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

@@ -1,7 +1,5 @@
 """Wrong arguments are refused before a byte moves, and the group goes on."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes

@@ -1,7 +1,5 @@
 """C20: many buffers in one call give what one call for each gives."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

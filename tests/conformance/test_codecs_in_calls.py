@@ -1,7 +1,5 @@
 """Codecs inside calls: the same bits on all ranks, errors within the plan's bound, what ranks agree on."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -47,7 +45,7 @@ def calls(group: un.Group, codec: Codec, numel: int, **how: Any) -> list[bytes]:
     largest = float(max(np.abs(x).max(initial=0) for x in xs))
     between = how.get("between_hosts")
 
-    def bound(collective: str, op: un.Op = un.SUM) -> float:
+    def bound(collective: str, op: un.ReduceOp = un.SUM) -> float:
         return group.error_bound(collective, largest, codec, op=op, between_hosts=between, root=root)
 
     x = mine.copy()

@@ -1,7 +1,5 @@
 """Codecs that ranks do not share, and wrong arguments of codecs."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from typing import Any

@@ -1,7 +1,5 @@
 """Every collective x op x dtype x size x ranks against NumPy, ranks as threads over the real engine."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

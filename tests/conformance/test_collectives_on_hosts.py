@@ -1,7 +1,5 @@
 """Every collective over edges of both kinds: ranks apart, and in uneven hosts, against NumPy."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What happens at the edges of a group's life: closing early, forking, signals, exits, aborts."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """Groups of some ranks: their numbers, their independent order, their end."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

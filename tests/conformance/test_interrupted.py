@@ -1,7 +1,5 @@
 """A signal handler raises while an operation is handed over, or the group left: what must outlive it does."""
 
-from __future__ import annotations
-
 import gc
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Messages that go from one rank's memory straight to another's: real processes, and what cannot be lent."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Memory is lent to and by a process as it was then, not to whatever has its number later."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import ranks

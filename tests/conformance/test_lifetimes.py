@@ -1,7 +1,5 @@
 """More of a group's life: handlers that close, threads that share, errors that nobody waits for."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

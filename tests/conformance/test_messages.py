@@ -1,7 +1,5 @@
 """Point-to-point messages: matching, order, deadlocks that must not be, and overlap with collectives."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Messages of several Python threads: none mixes with another, and none stops the other threads."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

@@ -1,7 +1,5 @@
 """A group's collectives are run natively, and look and behave as ordinary methods."""
 
-from __future__ import annotations
-
 import gc
 import inspect
 import itertools

@@ -1,7 +1,5 @@
 """Objects over a group: what is asked for by name, what is refused, and sizes beyond 32 bits."""
 
-from __future__ import annotations
-
 import os
 from fractions import Fraction
 from pathlib import Path

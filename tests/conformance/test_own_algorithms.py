@@ -1,7 +1,5 @@
 """Algorithms that a program writes itself: proved, run, compared between ranks, refused when wrong."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable, Iterator

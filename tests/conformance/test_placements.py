@@ -1,7 +1,5 @@
 """Every algorithm over the real engine, on groups that are told their ranks are on several hosts."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

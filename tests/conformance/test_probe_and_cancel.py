@@ -1,7 +1,5 @@
 """What has come: status, shorter messages, probing, waiting for several works, taking a receive back."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

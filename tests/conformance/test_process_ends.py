@@ -1,7 +1,5 @@
 """Every way to end a process in every state of a group."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

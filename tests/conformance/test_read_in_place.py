@@ -1,7 +1,5 @@
 """Arrays of `un.empty`: every collective gives the same with them, and messages are read where they lie."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

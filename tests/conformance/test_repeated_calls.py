@@ -1,7 +1,5 @@
 """Calls that were made before run natively, and are checked like new ones wherever a check could fail."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import weakref

@@ -1,7 +1,5 @@
 """C19: the same bits whatever the size of the buffer, the algorithm, the staging memory and the segments."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np

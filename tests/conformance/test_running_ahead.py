@@ -1,7 +1,5 @@
 """With more ranks than cores large messages to one receiver take more of their chunk than a segment."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

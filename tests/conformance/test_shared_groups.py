@@ -3,8 +3,6 @@
 The threads of a rank run the same calls in any order, so that any order in which they come agrees.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import subprocess

@@ -1,7 +1,5 @@
 """One suite over every store: whatever holds the bytes, the semantics are the same."""
 
-from __future__ import annotations
-
 import os
 import signal
 import tempfile

@@ -1,7 +1,5 @@
 """Whatever is done to a store, a dict knows the answer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -8,8 +8,6 @@ or an error of Unisono; after a refusal the group goes on. A process of its own 
 sees it crash, tells at which call, and starts another one behind it.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import faulthandler

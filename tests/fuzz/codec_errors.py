@@ -7,8 +7,6 @@ outlier in each block, all equal, at the format's ends, with NaN or infinity. Wh
 as it is for values that are no finite numbers, only bits are compared, and whether a NaN arrives.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import sys

@@ -9,8 +9,6 @@ object or raise ValueError; the server may find an operation or raise `wire.Unre
 failure, and its input goes to the working directory as crash-TARGET-HASH.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import random

@@ -8,8 +8,6 @@ come of them: an error of Unisono. What may not: any other exception, more memor
 which ends this process. Prints the seed of each failure: `--seed` with it and `--frames 1` shows it again.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

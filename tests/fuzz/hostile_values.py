@@ -1,7 +1,5 @@
 """Values that no public callable should trip over; `arguments.py` hands each of them to each parameter."""
 
-from __future__ import annotations
-
 import datetime
 import decimal
 import fractions

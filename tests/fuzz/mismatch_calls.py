@@ -3,8 +3,6 @@
 A call's data follow from its number and the rank alone, so every rank knows what all others give.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

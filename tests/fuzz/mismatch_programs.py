@@ -9,8 +9,6 @@ What must come of a difference is known beforehand:
              PeerLost or Mismatch
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -7,8 +7,6 @@ Ranks are threads, on one host or as if on several (over TCP). Cases run in a pr
 crash or a hang ends that one only, and is a verdict like the others.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

@@ -1,7 +1,5 @@
 """A new part of the fuzzer of arguments each time; all of it by command, see arguments.py."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A short round of `codec_errors.py`; the long one with the long tests, or by command."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bytes from a peer: fuzzed against real ranks, stores and hand-shakes; and what is said of a bad frame."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import struct

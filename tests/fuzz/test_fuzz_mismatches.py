@@ -1,7 +1,5 @@
 """New cases of ranks that differ in one thing, each time; the seed is printed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One rank on one of the test's hosts: `group_program.py WHAT`, started by test_groups.py."""
 
-from __future__ import annotations
-
 import os
 import select
 import sys

@@ -6,8 +6,6 @@
 What `record` has printed is in FILE, and is said again. Connections are left half open, 500 at most.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The hosts themselves: they reach one another, links have the rate asked for, nothing stays."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

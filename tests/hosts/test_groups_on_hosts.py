@@ -1,7 +1,5 @@
 """Groups whose ranks are on several hosts: results, addresses, and what happens when a cable is pulled."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`unisono run` on several hosts: one job, one end, one exit code."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

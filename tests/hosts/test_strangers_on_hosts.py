@@ -1,7 +1,5 @@
 """A stranger knocks at every port of a job on two hosts, while it makes connections and while it computes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

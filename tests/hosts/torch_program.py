@@ -3,8 +3,6 @@
 `torch_program.py HOSTS`: how many there are.
 """
 
-from __future__ import annotations
-
 import sys
 from datetime import timedelta
 

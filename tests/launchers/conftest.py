@@ -1,7 +1,5 @@
 """Tests that start real launchers (`make test-launchers`). At the end: which, and what was left out."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -6,8 +6,6 @@ fails  rank 1 raises a ValueError
 long   add up until somebody ends it
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """What Ray's ranks do in test_ray.py: `python ray_program.py CASE`. Prints what a user would see."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

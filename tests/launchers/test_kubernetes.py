@@ -4,8 +4,6 @@ KUBERNETES_CRDS names a folder with the custom resource definitions of JobSet an
 projects publish them; without it the manifests are only read. No cluster is needed.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

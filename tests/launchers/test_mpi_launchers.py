@@ -1,7 +1,5 @@
 """mpiexec of MPICH, Open MPI and Intel MPI starts the ranks, on one host and on two."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

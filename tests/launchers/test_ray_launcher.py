@@ -1,7 +1,5 @@
 """Ray starts the ranks: `unisono.ray.run` and `join`, Ray Train, on one host and on two."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

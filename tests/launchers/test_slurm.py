@@ -3,8 +3,6 @@
 No variable is set: where the ranks meet comes from the step.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 import time

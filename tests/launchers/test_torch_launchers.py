@@ -1,7 +1,5 @@
 """PyTorch's launchers start the ranks: torchrun, on one host and on two, distributed.launch, mp.spawn."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -3,8 +3,6 @@
 spawn  starts two ranks itself, by torch.multiprocessing.spawn, on the port given
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

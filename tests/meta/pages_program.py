@@ -3,8 +3,6 @@
 Arguments: pages. A block is compiled with its page's name and its place there: a traceback names both.
 """
 
-from __future__ import annotations
-
 import sys
 from importlib.util import find_spec
 from pathlib import Path

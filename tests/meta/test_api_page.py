@@ -1,7 +1,5 @@
 """docs/api.md names the parameters that the functions have."""
 
-from __future__ import annotations
-
 import inspect
 import operator
 import re

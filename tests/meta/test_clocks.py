@@ -1,7 +1,5 @@
 """Waits end by the monotonic clock: a step of the system's time does not lengthen them."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

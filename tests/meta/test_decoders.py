@@ -4,8 +4,6 @@ msgspec fills its record of a Struct type at the type's first decoding. Another 
 same type at that moment reads a record that is half filled: SIGSEGV (msgspec 0.22).
 """
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A failing test run says why at once, and a shared traceback once."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

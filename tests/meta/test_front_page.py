@@ -1,7 +1,5 @@
 """README is short, shows the failure that a run prints, and has the figures of benchmarks/results."""
 
-from __future__ import annotations
-
 import csv
 import importlib
 import re

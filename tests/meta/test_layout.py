@@ -3,8 +3,6 @@
 That ranks with different numbers are told so is tested in multiproc/test_connections.py.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

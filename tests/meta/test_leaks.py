@@ -1,7 +1,5 @@
 """The fixture that looks for what a test left behind must find it: each leak is made on purpose here."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Cases that run in one item: every one runs, one that fails is named and fails alone."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

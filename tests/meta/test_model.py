@@ -1,7 +1,5 @@
 """`make model` says what it lacks. What the models show is checked by itself: it takes a minute."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

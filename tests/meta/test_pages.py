@@ -1,7 +1,5 @@
 """What README and docs show works: code blocks run, commands are understood, links lead somewhere."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import os

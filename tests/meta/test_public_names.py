@@ -1,7 +1,5 @@
 """The public names are a promise: adding or removing one has to change this list too."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

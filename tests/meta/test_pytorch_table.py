@@ -1,7 +1,5 @@
 """docs/reference/pytorch-table.md is made from the committed results of `make test-torch`, all explained."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

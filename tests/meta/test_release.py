@@ -1,7 +1,5 @@
 """What a release is made of: the checks of wheels, the workflows, the version."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import zipfile

@@ -1,7 +1,5 @@
 """What `make` does on a new machine: which Python it takes, what it says of PyTorch."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The tests themselves: a file is known by its name, the fast part covers every room, programs are files."""
 
-from __future__ import annotations
-
 import ast
 import textwrap
 from collections import Counter

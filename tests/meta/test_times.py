@@ -1,7 +1,5 @@
 """docs/times.md has every time constant of the source, with its value, and no other."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Layers, budgets, README's commands, and words that do not belong into the project."""
 
-from __future__ import annotations
-
 import importlib
 import platform
 import re

@@ -1,7 +1,5 @@
 """One rank of the checks in cases.py, as a process. Started by test_collectives.py."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -7,8 +7,6 @@ job that went wrong, then a summary as JSON. The project is held to `crowd_progr
 another) and to `crowd_program.py 1 64` (under 10 s on a machine that has nothing else to do).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -8,8 +8,6 @@ sender has given up and put something else there; with "kill" the reader does no
 Prints how the call ended for the sender, and for the reader.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import mmap

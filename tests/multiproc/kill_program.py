@@ -7,8 +7,6 @@ Ranks are forked, so that a round takes milliseconds; this process does what the
 the status board. Prints one line a round that went wrong, then a summary as JSON.
 """
 
-from __future__ import annotations
-
 import json
 import mmap
 import os

@@ -3,8 +3,6 @@
 What these need of the launcher's own is named here, once.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

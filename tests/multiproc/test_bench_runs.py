@@ -1,7 +1,5 @@
 """The bench with its processes: every operation, the peers, and what is left when something dies."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The same checks as in conformance/, between real processes: only what joins them is new, so few sizes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

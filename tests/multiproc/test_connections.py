@@ -1,7 +1,5 @@
 """Connections between hosts: strangers at the door, ranks that cannot be reached, forks, and who is lost."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """What `make demo` shows without PyTorch: ranks train, and name the one that is killed."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

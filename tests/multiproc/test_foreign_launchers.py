@@ -1,8 +1,6 @@
 """One script, started by MPI's, Slurm's and Kubernetes' launchers: the real `mpiexec` where there is one, and
 everywhere with the variables each of them sets."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

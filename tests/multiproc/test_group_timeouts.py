@@ -1,7 +1,5 @@
 """Groups whose timeout is longer than the kernel's waits can be."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Calls that share a plan, or say nothing of their buffers, are told apart all the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`unisono run` with real processes: failures, signals, and that nothing is ever left behind."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pty

@@ -1,7 +1,5 @@
 """`unisono run` shows what ranks raise once, and writes it for machines. Real processes."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Some of what can happen takes the right moment or another user; a patch in the l
 it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

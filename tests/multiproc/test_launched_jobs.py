@@ -1,7 +1,5 @@
 """`unisono run` with real processes: what ranks print and what they are given."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Limits of the process: each error says which one was met, and how to raise it."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 

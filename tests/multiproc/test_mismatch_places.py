@@ -1,7 +1,5 @@
 """A Mismatch shows where in the caller's source every rank was: between processes, from real files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Ranks that call different things, or the same with sizes that do not fit: all are told who differs."""
 
-from __future__ import annotations
-
 import threading
 import time
 

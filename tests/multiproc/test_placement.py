@@ -1,7 +1,5 @@
 """Where ranks run: more of them than cores spread evenly, and may go wherever they might before."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

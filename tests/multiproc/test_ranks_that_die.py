@@ -1,7 +1,5 @@
 """Ranks that die, never come, leave or are interrupted: every other one is told, soon and by name."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Ranks that leave before the others: these are told, and why, where there is a reason."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

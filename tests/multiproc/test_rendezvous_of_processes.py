@@ -1,7 +1,5 @@
 """Ranks as processes: launchers' environments, kills, interrupts, and torchrun itself."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

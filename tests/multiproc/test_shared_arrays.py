@@ -1,7 +1,5 @@
 """Arrays of `un.empty` between processes: read where they lie, and what happens where they cannot be."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A scanner knocks at every port of a running job; many jobs share a machine."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Making a group out of another one, some rank of which does not come: the others are told soon, and why."""
 
-from __future__ import annotations
-
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor

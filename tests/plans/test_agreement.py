@@ -1,7 +1,5 @@
 """The plan by which some ranks wait until all have made a call."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import permutations
 

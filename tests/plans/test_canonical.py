@@ -1,7 +1,5 @@
 """Which plans combine contributions in the order of ranks: the prover tells."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from loops import each

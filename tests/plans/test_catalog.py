@@ -1,7 +1,5 @@
 """Every algorithm of the catalogue is proved, for every number of ranks up to 17 and every root."""
 
-from __future__ import annotations
-
 import pytest
 
 from loops import each

@@ -1,7 +1,5 @@
 """Plans whose edges carry codes: proved, lowered alike, and refused where they would lose more."""
 
-from __future__ import annotations
-
 import pytest
 
 from loops import each

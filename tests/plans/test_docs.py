@@ -1,7 +1,5 @@
 """docs/algorithms.md and the pages of the algorithms say what the plans say."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

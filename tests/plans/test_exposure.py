@@ -1,7 +1,5 @@
 """Messages that are read where they lie: in whatever order ranks run, a plan ends as it does with copies."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence

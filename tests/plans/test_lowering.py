@@ -1,7 +1,5 @@
 """Lowered plans: what the numbers say, that the engine takes them, and that both sides count alike."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

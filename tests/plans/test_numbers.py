@@ -3,8 +3,6 @@
 The interpreter here knows nothing of the prover and nothing of the engine.
 """
 
-from __future__ import annotations
-
 import random
 from collections import deque
 from functools import reduce as fold

@@ -1,7 +1,5 @@
 """Plans and placements: proofs for uneven hosts, what passes the links, what is chosen, a rank's own code."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

@@ -3,8 +3,6 @@
 The message names the rank and the step, so that whoever wrote the plan sees where to look.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

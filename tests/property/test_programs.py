@@ -1,7 +1,5 @@
 """Random programs of calls on 1 to 9 ranks against NumPy. Hundreds here, thousands by night."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

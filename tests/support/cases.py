@@ -1,7 +1,5 @@
 """Sets of calls that every transport has to do, each compared with NumPy: see `operations`."""
 
-from __future__ import annotations
-
 import unisono as un
 from operations import Call, begin, finish, run
 from unisono.engine.costs.machine import DEFAULTS
@@ -13,6 +11,7 @@ SEGMENT_BYTES = DEFAULTS.segment_bytes
 # remainder. The kind of a message depends on its bytes alone, see `sizes`.
 FEW = (3, 1000)
 FORMS = ("array", "list", "own")
+RAGGED = ("all_to_all", "gather", "scatter")  # their blocks may differ in size
 
 
 def sizes(itemsize: int, size: int) -> list[int]:
@@ -59,7 +58,7 @@ def uneven(group: un.Group, dtype: str = "float32") -> None:
     for numel in (3, 200_000):
         for algorithm in (None, *ALGORITHMS["all_gather"]):
             run(group, "all_gather_v", numel, dtype, algorithm=algorithm)
-        for kind in ("all_to_all", "gather", "scatter"):
+        for kind in RAGGED:
             run(group, kind, numel, dtype, form="list")
 
 

@@ -1,7 +1,5 @@
 """Codecs by their definition in docs/codecs.md, in whole numbers and fractions, one value at a time."""
 
-from __future__ import annotations
-
 import itertools
 from fractions import Fraction
 from typing import NamedTuple

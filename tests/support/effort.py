@@ -1,7 +1,5 @@
 """How much a test does: a few rounds and cases in `make test`, many in `make test-long`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from typing import Any

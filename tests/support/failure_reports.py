@@ -4,8 +4,6 @@ Without this the reason of the first failure comes after the last test, and one 
 fills thousands of lines.
 """
 
-from __future__ import annotations
-
 import pytest
 
 AT_ONCE = 10  # different failures; the others appear in pytest's own list

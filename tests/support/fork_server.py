@@ -8,8 +8,6 @@ environment of a launcher.
 PATH: where modules are. With GPUS, ranks have that many virtual GPUs. See forks.py.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import importlib

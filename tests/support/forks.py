@@ -1,7 +1,5 @@
 """One Python that has imported PyTorch, for many jobs: each rank is a fork of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

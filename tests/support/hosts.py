@@ -13,8 +13,6 @@ nothing behind.
     host 1 [eth0 10.77.0.2, fd77::2] -- p1 -- bridge, or `lossy.py` between two ports
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -4,8 +4,6 @@ A test uses one only for a state that the public interface does not show, or for
 such as a signal between two lines, or a lost message. After a rename only this file changes, and no test.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any

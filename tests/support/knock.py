@@ -1,7 +1,5 @@
 """`knock.py ADDRESS ...`: fails unless each address answers. Run by `hosts.Network.wait_until_up`."""
 
-from __future__ import annotations
-
 import errno
 import socket
 import sys

@@ -1,7 +1,5 @@
 """For programs that `unisono run` starts in tests: their rank, the status board, and a bounded wait."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

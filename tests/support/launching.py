@@ -4,8 +4,6 @@ A script is the path of a program, which may import `launched`, or one line of t
 `launched` and a few modules are known.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

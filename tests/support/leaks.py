@@ -4,8 +4,6 @@ It reads /proc, so that threads and descriptors of the native module count, too.
 of a millisecond; the check takes longer only when it suspects a leak.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

@@ -4,8 +4,6 @@
 parametrize where a case takes long, or needs fixtures of its own.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import itertools

@@ -8,8 +8,6 @@ streams could not show. With checksum and segmentation offload an interface send
 forwarded from here, so `--plain` turns both off, once, on each host.
 """
 
-from __future__ import annotations
-
 import collections
 import errno
 import fcntl

@@ -1,7 +1,5 @@
 """Ranks as threads that meet through `rendezvous`."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

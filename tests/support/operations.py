@@ -4,8 +4,6 @@
 outputs are between guards, so that a write elsewhere is detected, too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

@@ -1,7 +1,5 @@
 """The expected result of a collective, computed with NumPy from the input of every rank."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from functools import reduce as fold

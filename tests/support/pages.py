@@ -1,7 +1,5 @@
 """Reads the project's pages: fenced blocks, command lines, links."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Ports for servers that tests start."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Random programs of calls, and the ranks that run them: threads, with groups made once and reused."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence

@@ -4,8 +4,6 @@ quick, and TSan sees all of them.
 Also ranks as processes: one Python program, started once per rank, meeting over a file.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

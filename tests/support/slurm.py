@@ -3,8 +3,6 @@
 All of it is in one folder, none of it in /etc, and nothing is left when it ends.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

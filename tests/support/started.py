@@ -1,7 +1,5 @@
 """The real launchers that the tests in tests/launchers have started, with their versions."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import subprocess

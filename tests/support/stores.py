@@ -1,7 +1,5 @@
 """Every kind of store, for suites that run over all of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ The module of a job of `suite.Forks`; its arguments: PLACES PROGRAM [ARGUMENT ..
 rank a process of its host, and the rank's environment.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

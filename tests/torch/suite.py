@@ -1,7 +1,5 @@
 """Runs modules of this folder as several ranks: one Python for many jobs, each rank a fork of it."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -6,8 +6,6 @@ A check that fails, or ends its rank, fails alone. A set that did not come to it
 one.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import tempfile

@@ -1,7 +1,5 @@
 """CUDA tensors over real NCCL. One rank is all that one GPU can show; with two GPUs, two ranks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

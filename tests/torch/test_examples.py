@@ -1,7 +1,5 @@
 """Every program in examples/: it asserts what it shows, here with few processes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

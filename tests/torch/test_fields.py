@@ -1,7 +1,5 @@
 """Options read where their fields lie say what their attributes say."""
 
-from __future__ import annotations
-
 import itertools
 from datetime import timedelta
 from functools import partial

@@ -1,7 +1,5 @@
 """PyTorch's private names: where they are, since when, and what happens without one."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

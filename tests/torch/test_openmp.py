@@ -1,7 +1,5 @@
 """Ranks whose OpenMP threads outnumber the cores of their host are warned, once for each host."""
 
-from __future__ import annotations
-
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """CompressedAdam: AdamW's losses with half the state, one kernel, state that is saved and cut."""
 
-from __future__ import annotations
-
 import copy
 import io
 import json

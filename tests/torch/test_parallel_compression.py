@@ -1,7 +1,5 @@
 """Gradients in low rank and as codes. The checks of parallel/compression.py run on two and three ranks."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What plans promise beside the losses. Checks of parallel/run_features.py and others, on two ranks."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

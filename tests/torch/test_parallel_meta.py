@@ -1,7 +1,5 @@
 """Models on the meta device: the values of one process, in less memory than the whole model takes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

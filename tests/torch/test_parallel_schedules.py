@@ -1,7 +1,5 @@
 """Schedules as lists: proved for many sizes, broken ones refused, bubbles by formula, pictures."""
 
-from __future__ import annotations
-
 import dataclasses
 import xml.etree.ElementTree as ET
 

@@ -2,8 +2,6 @@
 backward.
 """
 
-from __future__ import annotations
-
 import copy
 import io
 import os

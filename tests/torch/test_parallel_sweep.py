@@ -1,7 +1,5 @@
 """Every plan gives one process's losses. The fast part runs here; all of it by `make test-parallel`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Only the tests that results.json knows to run without a GPU. `make test-torch` runs all of them, in all ways.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import subprocess

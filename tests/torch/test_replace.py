@@ -1,7 +1,5 @@
 """No import in the script: PyTorch's autoload, and Unisono in the place of gloo. With real launchers."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

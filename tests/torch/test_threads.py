@@ -3,8 +3,6 @@
 No processes: ranks are threads over one store, and works are stand-ins that complete when told to.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """What the others see when a rank dies, is missing or calls something else; and groups made over and over."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How ranks are started: torchrun, multiprocessing.spawn."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

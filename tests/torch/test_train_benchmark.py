@@ -1,7 +1,5 @@
 """benchmarks/train.py on a model that takes no time, benchmarks/decode.py for a few tokens."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

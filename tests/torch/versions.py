@@ -12,8 +12,6 @@ table in docs/pytorch-versions.md. Fails if a lane fails.
 Examples: make test-torch-versions; TORCH_VERSION="2.15.0 2.12.1"; ARGS="--lanes pytorch nccl".
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -5,8 +5,6 @@ process group of its own, and so do the checks after one that failed: a failed c
 JSON per check says what went wrong, written at once: it outlives a rank that dies in the next check.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """`un.empty`: an array like any other, in memory that others can map."""
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess

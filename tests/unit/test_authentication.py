@@ -1,7 +1,5 @@
 """The handshake against everybody it has to keep out, and tokens in files."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

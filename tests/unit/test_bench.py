@@ -1,7 +1,5 @@
 """The bench without processes: sizes, expectations, statistics, the table, wrong arguments."""
 
-from __future__ import annotations
-
 import argparse
 import json
 

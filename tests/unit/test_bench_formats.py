@@ -1,7 +1,5 @@
 """A run's record in other forms: CSV, the OSU benchmarks' columns, a picture."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Where the ranks of a measured side start from together."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 from unisono.commands.bench.line_up import LineUp, meeting_place

@@ -1,7 +1,5 @@
 """The bench's end of a worker's connection."""
 
-from __future__ import annotations
-
 import socket
 import struct
 

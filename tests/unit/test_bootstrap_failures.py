@@ -1,7 +1,5 @@
 """Groups that cannot be made: one rank fails, and all hear of it at once. Ranks as threads."""
 
-from __future__ import annotations
-
 import errno
 import os
 import threading

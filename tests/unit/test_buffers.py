@@ -1,7 +1,5 @@
 """What is seen of an array: the same however one looks, and nothing of what has no plain memory."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """What a rank that leaves says of the reason."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """The command `unisono`: its commands, lazily, and clear words about the rest."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import types

@@ -1,7 +1,5 @@
 """Codecs: every code, every boundary, every instruction set, against their definition in exact numbers."""
 
-from __future__ import annotations
-
 import functools
 import math
 import subprocess

@@ -1,7 +1,5 @@
 """`unisono doctor` tells what is here, and what is wrong with the environment."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 

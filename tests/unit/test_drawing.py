@@ -1,7 +1,5 @@
 """`unisono draw`: the data of a picture, the diagram, the page, and clear words about wrong arguments."""
 
-from __future__ import annotations
-
 import json
 import re
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Objects there and back, and what is refused."""
 
-from __future__ import annotations
-
 import enum
 import math
 import struct

@@ -1,7 +1,5 @@
 """What decoding trusts: no class the receiver does not know, no pickle unasked, no length in a message."""
 
-from __future__ import annotations
-
 import enum
 import math
 import os

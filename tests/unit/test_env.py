@@ -1,7 +1,5 @@
 """The environment's table: what is read, what is refused, who is believed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Every error and every public value survives what multiprocessing, Ray and `copy` do to it."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import importlib

@@ -1,7 +1,5 @@
 """Addresses and ports of this host: loopback is on every machine, so that is what is asked for."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 

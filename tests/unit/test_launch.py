@@ -1,7 +1,5 @@
 """The launcher's parts that need no rank: flags, summary, board, lines on the screen."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

@@ -1,7 +1,5 @@
 """Where the ranks of other launchers meet without MASTER_ADDR."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

@@ -1,7 +1,5 @@
 """What a rank takes for the launcher's status board."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 

@@ -1,7 +1,5 @@
 """The machine's figures: measured, kept, shown; files that are no good; all ranks take those of rank 0."""
 
-from __future__ import annotations
-
 import json
 import os
 from argparse import Namespace

@@ -1,7 +1,5 @@
 """What ranks learn from each other's cards."""
 
-from __future__ import annotations
-
 import pytest
 
 from loops import each

@@ -1,7 +1,5 @@
 """Who called something else than most, in words."""
 
-from __future__ import annotations
-
 from loops import each
 from unisono.engine.diagnosis.calls import odd_ones
 from unisono.engine.diagnosis.report import Called

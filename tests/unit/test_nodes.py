@@ -1,7 +1,5 @@
 """Nodes of one job over a real store: how they agree on the end, also when one is away for a while."""
 
-from __future__ import annotations
-
 import io
 import threading
 from collections.abc import Iterator

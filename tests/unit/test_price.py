@@ -1,7 +1,5 @@
 """Prices: the closed formulas of the literature against the plans, and the docstrings against both."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """`unisono.ray` without Ray: what is wrong with the arguments is said before Ray is looked for."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Ranks as threads: URLs, missing pieces, disagreements, worlds one after the other."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import socket

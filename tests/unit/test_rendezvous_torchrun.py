@@ -1,7 +1,5 @@
 """Ranks as threads in torchrun's environment: the master's port belongs to its agent."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from collections.abc import Iterator

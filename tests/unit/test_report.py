@@ -1,7 +1,5 @@
 """benchmarks/report.py without its commands: the page of a run, parts that fail or find no time."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

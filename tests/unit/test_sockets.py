@@ -1,7 +1,5 @@
 """The options of connections between hosts."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

@@ -1,7 +1,5 @@
 """The TCP store's client: no server, another program, a dead or stopped server, and the end of the job."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import http.server

@@ -1,7 +1,5 @@
 """The file store among killed writers, stale files and files that are none of its own."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """A signal in the middle of a store's call: its handler may call and close the same store, or raise."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import socket

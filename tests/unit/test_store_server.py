@@ -1,7 +1,5 @@
 """The TCP store's server among strangers, stalls and crowds."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

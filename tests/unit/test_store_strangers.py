@@ -1,7 +1,5 @@
 """A store with a token among those who do not have it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -1,7 +1,5 @@
 """Which rank failed first, which failed of the same, and how that is said once. No rank, no process."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

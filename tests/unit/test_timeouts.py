@@ -1,7 +1,5 @@
 """What counts as a timeout, and how long the longest one is."""
 
-from __future__ import annotations
-
 import math
 import socket
 import sys

@@ -1,7 +1,5 @@
 """The process that encrypts connections: how many it carries, what it refuses, and who has a turn."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import resource

@@ -3,8 +3,6 @@
 Builds the library of virtual GPUs before the first test, whose time limit is not for that.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path

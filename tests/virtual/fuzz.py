@@ -5,8 +5,6 @@ of one device must give the CPU's bits. One on tensors of two devices must raise
 number on the CPU. At the end nothing may be left in any device's books.
 """
 
-from __future__ import annotations
-
 import gc
 import random
 import sys

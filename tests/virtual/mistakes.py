@@ -4,8 +4,6 @@ Run as a program: prints one line of JSON per mistake, with the type and the tex
 `SAYS` is part of the text that a GPU gives; a mistake that a GPU runs into silently says `QUIET`.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import sys

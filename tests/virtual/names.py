@@ -4,8 +4,6 @@ A name works, differs (how: `DIFFERS`), or is refused with a reason (its own tex
 AttributeError or a crash: each is called in a fork of this process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import io

@@ -3,8 +3,6 @@
 Writes docs/reference/virtual-gpus-tests.md. Fails if a test crashes, hangs, or fails and is not in REASONS.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

@@ -4,8 +4,6 @@ Our library alone is instrumented; the sanitizer's allocator serves all of the p
 that our code uses after its end is seen, too.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import runpy

@@ -3,8 +3,6 @@
 `make test` runs each row of its tables on the fewest GPUs of the row, `make test-long` on all.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any, NamedTuple

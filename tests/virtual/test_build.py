@@ -1,7 +1,5 @@
 """The library of virtual GPUs in the cache folder: no code that another user can have written is loaded."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable

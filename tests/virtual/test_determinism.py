@@ -1,7 +1,5 @@
 """`torch.use_deterministic_algorithms(True)` refuses on a virtual GPU what it refuses on a GPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Random programs over several devices: the CPU's bits, or an error; nothing left behind."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The examples for GPUs have the losses of the same scripts on the CPU, on 1, 2 and 4 virtual GPUs."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

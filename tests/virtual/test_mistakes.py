@@ -1,7 +1,5 @@
 """What people do wrong with several devices gives the error that a GPU gives."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import json

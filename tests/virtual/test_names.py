@@ -1,7 +1,5 @@
 """Every public name of torch.cuda works, differs, or is refused with a reason; as the page says."""
 
-from __future__ import annotations
-
 import functools
 import importlib.metadata
 import json

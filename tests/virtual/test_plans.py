@@ -1,7 +1,5 @@
 """Parallel training on virtual GPUs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

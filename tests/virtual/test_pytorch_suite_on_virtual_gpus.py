@@ -1,7 +1,5 @@
 """Some of PyTorch's tests for NCCL, on two virtual GPUs: one of each kind. `make test-torch` runs all."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Virtual GPUs from outside: the launcher's flags, memory, streams, the pytest plug-in."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import shutil

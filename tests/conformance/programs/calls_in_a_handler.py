@@ -3,8 +3,6 @@
 CALL: "barrier", or "wait": for one that is queued.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

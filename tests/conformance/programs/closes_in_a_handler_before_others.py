@@ -1,7 +1,5 @@
 """Rank 0 calls from two threads, and a handler closes the group while the call of the main thread waits."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

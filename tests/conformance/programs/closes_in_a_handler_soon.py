@@ -3,8 +3,6 @@
 CALL: "recv", "all_reduce", or "wait": for a work.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """A handler closes the group while it looks through its works."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -3,8 +3,6 @@
 Daemon threads go on calling until the end. Both ranks are in this process, as if on one host or on two.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import random

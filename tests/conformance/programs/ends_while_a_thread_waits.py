@@ -1,7 +1,5 @@
 """Rank 0 ends while a daemon thread waits for a message."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

@@ -1,7 +1,5 @@
 """Every rank sends arrays that others can read and such that they cannot."""
 
-from __future__ import annotations
-
 import mmap
 import os
 

@@ -4,8 +4,6 @@ lends_and_becomes_another.py                       the two ranks
 lends_and_becomes_another.py READY OVER            what rank 1 becomes: it makes READY, and waits for OVER
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys

@@ -1,7 +1,5 @@
 """Rank 0's handler aborts the group and raises SystemExit in the middle of a call; rank 1 is told."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """`receives_more_than_its_memory.py`: rank 1 has less memory than rank 0's object. Prints the errors."""
 
-from __future__ import annotations
-
 import os
 import resource
 from pathlib import Path

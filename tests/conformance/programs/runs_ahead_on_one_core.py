@@ -1,7 +1,5 @@
 """Three ranks on one core exchange large blocks; one arrives late, one has memory that others cannot read."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import time

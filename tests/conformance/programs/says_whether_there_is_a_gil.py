@@ -1,7 +1,5 @@
 """Use every part of the engine that a program without PyTorch loads; say whether Python has its GIL then."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tests with one fault in forty of them and another in one. Copied and run by test_failure_reports.py."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -1,7 +1,5 @@
 """Tests with several cases in one item, some of which fail. Copied and run by test_loops.py."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

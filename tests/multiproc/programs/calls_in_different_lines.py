@@ -1,7 +1,5 @@
 """Two ranks call different things, in lines with a mark that the test looks for; they print the Mismatch."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

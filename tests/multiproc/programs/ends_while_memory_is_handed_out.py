@@ -4,8 +4,6 @@ The others print what they are told.
 MOMENT: "before" the shared memory, or "behind" it: with its descriptor.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -3,8 +3,6 @@
 RAISED: by Python's own handler (KeyboardInterrupt), or by one of the caller's (ValueError, SystemExit).
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -3,8 +3,6 @@
 JOINING: "together", or "slowly": rank 0 still joins when rank 1 has joined, failed and ended.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import sys

@@ -1,7 +1,5 @@
 """`meets_limits.py WHERE ARGUMENT`: lowers a limit of the process, and prints the error that it leads to."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

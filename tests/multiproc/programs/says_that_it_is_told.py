@@ -1,7 +1,5 @@
 """`says_that_it_is_told.py NUMBER`: writes "told" when this signal comes, and ends well."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """`shares_arrays.py WHAT`: collectives on arrays of `un.empty`; it prints how many arenas are mapped then."""
 
-from __future__ import annotations
-
 import os
 import resource
 import sys

@@ -1,7 +1,5 @@
 """Ranks that begin on one core go on until they run on several."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What PyTorch says of a group and of its backends, what it does around them, and a breakpoint."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Context parallelism: every rank has a part of the sequence, and attention looks at all of it."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import nn

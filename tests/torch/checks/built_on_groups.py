@@ -1,7 +1,5 @@
 """What PyTorch builds on a process group: FSDP1, checkpoints, torch.compile, pipeline schedules."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

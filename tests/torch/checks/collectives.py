@@ -1,7 +1,5 @@
 """Every collective of torch.distributed against what it should give."""
 
-from __future__ import annotations
-
 import itertools
 import warnings
 from functools import reduce as fold

@@ -4,8 +4,6 @@ Only the making of NCCL's group is replaced, by one that writes down what it is 
 ones "on" cuda:0. What NCCL then does is in test_cuda.py, for machines with a GPU.
 """
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from datetime import timedelta
 

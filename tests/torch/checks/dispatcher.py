@@ -1,7 +1,5 @@
 """Hooks that PyTorch calls around collectives (2.14 and later); what its groups offer and ours do not."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

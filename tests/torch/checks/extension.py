@@ -1,7 +1,5 @@
 """What PyTorch asks of process groups in Python (PythonProcessGroupExtensionTest), asked of ours."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

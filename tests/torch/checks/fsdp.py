@@ -1,7 +1,5 @@
 """More of FSDP: states of optimizers, mixed precision, offloading, methods beside forward."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """Collectives that gradients flow through, and the functional ones in place and by PyTorch's other names."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

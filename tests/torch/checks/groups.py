@@ -1,7 +1,5 @@
 """Groups, names, object collectives, mesh."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

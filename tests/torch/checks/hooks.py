@@ -1,7 +1,5 @@
 """DDP's communication hooks, model averaging, and optimizers that talk."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

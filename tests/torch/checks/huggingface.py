@@ -1,7 +1,5 @@
 """Checkpoints in the format of Hugging Face: safetensors."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """monitored_barrier, and barriers with a timeout. Real ranks are late here."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """DTensor's factories, the styles of tensor parallelism, pipelines that PyTorch cuts itself."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed.tensor as dtensor
 from torch import nn

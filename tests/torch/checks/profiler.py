@@ -1,7 +1,5 @@
 """The events of PyTorch's profilers: names, shapes, and that they last until the call is complete."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """Functional collectives, DTensor, FSDP2, pipelining: what runs over the group's C++ face."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional

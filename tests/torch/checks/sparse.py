@@ -1,7 +1,5 @@
 """Sparse all-reduce, and DDP with sparse gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

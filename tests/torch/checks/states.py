@@ -1,7 +1,5 @@
 """What is saved: state dicts of FSDP1, FSDP2 and DDP, checkpoints in the background, offloading."""
 
-from __future__ import annotations
-
 import tempfile
 
 import pytest

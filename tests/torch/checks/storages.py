@@ -1,7 +1,5 @@
 """A tensor's memory stays while an asynchronous call uses it, whatever the program does with the tensor."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

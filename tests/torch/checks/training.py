@@ -1,7 +1,5 @@
 """PyTorch's own ways to train, unmodified, against one process that sees all the data."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

@@ -1,7 +1,5 @@
 """Asynchronous calls: Work, futures, order."""
 
-from __future__ import annotations
-
 import math
 import mmap
 import sys

@@ -1,7 +1,5 @@
 """Checks for test_checks.py: some end their rank."""
 
-from __future__ import annotations
-
 import os
 import signal
 

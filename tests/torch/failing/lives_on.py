@@ -1,7 +1,5 @@
 """Checks for test_checks.py: some fail, the ranks live on."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """Backwards that come to a parameter twice, that fail, and gradients as other axes make them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Bubbles of stages that sleep, beside the formulas. `main(rank, size, folder)`."""
 
-from __future__ import annotations
-
 import time
 from datetime import timedelta
 from pathlib import Path

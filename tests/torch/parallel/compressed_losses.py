@@ -1,7 +1,5 @@
 """The loss after training with compressed gradients, on two models: `main(rank, size, folder)`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Training with compressed gradients, under DDP and under plans: `check_*(rank, size)`, run by worker.py."""
 
-from __future__ import annotations
-
 import math
 import tempfile
 from typing import Any

@@ -4,8 +4,6 @@ The reference is the paper's algorithm in f64 and in one process, with another w
 orthonormal, and without making Q so.
 """
 
-from __future__ import annotations
-
 import copy
 import io
 import math

@@ -1,7 +1,5 @@
 """Errors in a step, on one rank or on all of four: the run goes on right, or ends on every rank by name."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -2,8 +2,6 @@
 take, and prints the peak. Built whole first, it does not come into this memory.
 """
 
-from __future__ import annotations
-
 import ctypes
 import resource
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models whose names fit the rules and whose code does not: each is refused by name, or trained right."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any

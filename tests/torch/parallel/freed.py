@@ -1,7 +1,5 @@
 """A run that nothing refers to is freed, with its model and its moments. `main(rank, size, folder)`."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from datetime import timedelta

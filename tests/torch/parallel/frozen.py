@@ -1,7 +1,5 @@
 """Parameters that are frozen, thawed, tied or without dimensions; loaders that are cut for ranks already."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Buffers that a forward changes: the same on all ranks after each step, and in a checkpoint."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ State: parameters, gradients and two moments of AdamW. The limit is on what come
     PyTorch.
 """
 
-from __future__ import annotations
-
 import resource
 import sys
 from pathlib import Path

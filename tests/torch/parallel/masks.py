@@ -1,7 +1,5 @@
 """Random numbers of a step: tensor ranks share masks of whole values; data ranks and cut regions do not."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

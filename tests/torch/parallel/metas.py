@@ -1,7 +1,5 @@
 """Models on the meta device: every plan begins as one process does that materialises the same model."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Small models, seeded, and batches for them. Nothing here knows of ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Training in one process by plain PyTorch, beside the same training under a plan: losses, the first norm."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Wrong arguments, ranks that differ, damaged checkpoints: each is refused by name, on two ranks."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the sweep does not ask: overflow, frozen and unused parameters, groups, bubbles, memory, reports."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -4,8 +4,6 @@
 Jobs are JSON: what to do, the plan, the model.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Swapping under a plan: the losses of the same plan without it, bit for bit, and a quarter of the memory."""
 
-from __future__ import annotations
-
 import ctypes
 import resource
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Plans of the sweep, and the job that trains them one after the other: `main(rank, size, folder, which)`."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import json

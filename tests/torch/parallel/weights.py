@@ -1,7 +1,5 @@
 """Losses that are means over labels that count: padding, masked prompts, parts without any label."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

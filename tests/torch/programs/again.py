@@ -1,7 +1,5 @@
 """Groups made and destroyed again and again in one process. Run by suite.py."""
 
-from __future__ import annotations
-
 import os
 import threading
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """A group of one over a HashStore, which only threads of one process can share."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -3,8 +3,6 @@
 Run by test_replace.py.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 

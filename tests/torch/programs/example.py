@@ -3,8 +3,6 @@
 What they import is imported here, once for all of them: each rank is a fork.
 """
 
-from __future__ import annotations
-
 import os
 import runpy
 import sys

@@ -1,7 +1,5 @@
 """Two threads give a tensor to an asynchronous call for the first time, at once. Run by test_threads.py."""
 
-from __future__ import annotations
-
 import faulthandler
 import sys
 import threading

@@ -4,8 +4,6 @@ Imports PyTorch once. Each rank is a fork that hides a name, then imports Unison
 Arguments: a folder, then the names' paths.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

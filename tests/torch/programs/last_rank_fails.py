@@ -3,8 +3,6 @@
 Each function is one way to fail: `how(last, folder)`, where `last` says that this is the rank that fails.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

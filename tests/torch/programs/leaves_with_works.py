@@ -3,8 +3,6 @@
 Run by test_torch_launch.py. Works and futures are globals: they live until the interpreter ends.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

@@ -3,8 +3,6 @@
 Without `init_process_group`: PyTorch counts its attempts in each process, so there every rank must make all.
 """
 
-from __future__ import annotations
-
 import time
 from datetime import timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One group, tensors on the CPU and on CUDA devices. Run by suite.py."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 `one_spawned_rank_fails.py FOLDER START_METHOD RANKS:ATTEMPTS ...`
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

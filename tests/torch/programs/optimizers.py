@@ -5,8 +5,6 @@ Losses are those of one process; the groups stay as the user made them.
 optimizers.py BACKEND: with "nccl" every rank has a GPU, with any other one the CPU. Two ranks.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """DDP with a communication hook of the user's; one rank fails. Run by test_torch_launch.py."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel

@@ -3,8 +3,6 @@
 plans.py BACKEND: with "nccl" every rank has a GPU, with any other one the CPU.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """Prints the rows of the table of PyTorch's private names in docs/pytorch-versions.md."""
 
-from __future__ import annotations
-
 from unisono.torch_internals import catalog
 
 for module, names in catalog.names().items():

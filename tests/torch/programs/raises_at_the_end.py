@@ -3,8 +3,6 @@
 Run by test_torch_launch.py. The callback is C code: the main thread gets no GIL until it raises.
 """
 
-from __future__ import annotations
-
 import operator
 import sys
 import threading

@@ -3,8 +3,6 @@
 It imports nothing of Unisono: that is the point. `replaced.py PORT`: not at the store of torchrun, but here.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from datetime import timedelta

@@ -3,8 +3,6 @@
 Run by test_torch_launch.py.
 """
 
-from __future__ import annotations
-
 import sys
 
 import torch

@@ -4,8 +4,6 @@ Writes tests/torch/recording/results.json and docs/reference/pytorch-table.md. F
 reason in notes.py, or passes over Gloo and fails here.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

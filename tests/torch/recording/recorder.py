@@ -9,8 +9,6 @@ A place of "type" is a class of `torch.distributed` that one of the arguments wa
 written when something is first seen, so nothing is lost when a process is killed.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

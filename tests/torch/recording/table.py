@@ -4,8 +4,6 @@ The results in between, results.json, are kept: the page can be checked against 
 Unisono's own tests and PyTorch's suite apart, so that a run of the one leaves what the other found.
 """
 
-from __future__ import annotations
-
 import json
 import xml.etree.ElementTree as ET
 from collections import Counter

@@ -3,8 +3,6 @@
 `file_store_user.py CASE PATH [ARGUMENT]`: a case is a function.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import sys

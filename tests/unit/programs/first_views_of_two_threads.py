@@ -1,7 +1,5 @@
 """Two threads call `view` for the first time at once. Run by test_buffers.py."""
 
-from __future__ import annotations
-
 import faulthandler
 import sys
 import threading

@@ -3,8 +3,6 @@
 `imported_when_needed.py CASE`: a case is a function.
 """
 
-from __future__ import annotations
-
 import sys
 
 

@@ -1,7 +1,5 @@
 """Algorithms as a user writes them, one right and two wrong. Given to `unisono draw` by test_drawing.py."""
 
-from __future__ import annotations
-
 from unisono.plans import Out, Recv, Reduce, Send
 
 

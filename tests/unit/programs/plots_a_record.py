@@ -1,7 +1,5 @@
 """`plots_a_record.py RECORD PATH`: draws the JSON record of a benchmark. Run by test_bench_formats.py."""
 
-from __future__ import annotations
-
 import json
 import sys
 

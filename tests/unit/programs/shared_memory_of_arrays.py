@@ -3,8 +3,6 @@
 `shared_memory_of_arrays.py CASE [ARGUMENT]`: a case is a function.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import sys

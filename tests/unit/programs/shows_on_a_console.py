@@ -3,8 +3,6 @@
 `shows_on_a_console.py CASE`: a case is a function of the screen, which writes from its end on.
 """
 
-from __future__ import annotations
-
 import os
 import selectors
 import sys

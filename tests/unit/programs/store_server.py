@@ -3,8 +3,6 @@
 Run by test_store_client.py.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -3,8 +3,6 @@
 Every case takes a device. The CPU accepts all of them. Run by test_determinism.py.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 

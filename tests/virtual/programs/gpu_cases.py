@@ -3,8 +3,6 @@
 `gpu_cases.py CASE [ARGUMENT]`: a case is a function.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

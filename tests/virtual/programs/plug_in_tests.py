@@ -1,7 +1,5 @@
 """A test on one of three virtual GPUs. Copied and run by test_virtual.py."""
 
-from __future__ import annotations
-
 import torch
 
 

@@ -1,7 +1,5 @@
 """Python's tracker of shared memory takes a second longer to remove each one."""
 
-from __future__ import annotations
-
 import sys
 
 if "resource_tracker" in " ".join(sys.orig_argv):
