@@ -368,37 +368,8 @@ MESSAGES = [shifted, sent_first, sendrecv, from_anybody, tags_crossed, objects]
 OPERATIONS = {one.__name__: one for one in [*REDUCTIONS, *MOVES, *MESSAGES]}
 
 
-def strided(group: un.Group, call: Call) -> None:
-    """Call with memory that is not contiguous: a ValueError on every rank, before a byte moves."""
-    bad = np.zeros((4, 2), oracle.NUMPY_DTYPES[call.dtype])[:, 0]
-    good, rows = np.zeros_like(bad), np.zeros((group.size, 4), bad.dtype)
-    calls: list[Callable[[], Any]] = [
-        lambda: group.all_reduce(bad),
-        lambda: group.broadcast(bad),
-        lambda: group.reduce(bad.reshape(2, 2).T[:, :1], 0),
-        lambda: group.scan(bad),
-        lambda: group.all_gather(rows, bad),
-        lambda: group.all_gather_v([bad] * group.size, good),
-        lambda: group.gather(bad, rows if group.rank == 0 else None),
-        lambda: group.scatter(bad),
-        lambda: group.reduce_scatter(bad, rows),
-        lambda: group.all_to_all(rows, [bad] * group.size),
-        lambda: group.send(bad, group.rank),
-        lambda: group.irecv(bad, group.rank),
-        lambda: group.sendrecv(good, group.rank, bad, group.rank),
-    ]
-    try:
-        calls[call.seed % len(calls)]()
-    except ValueError as error:
-        assert "not contiguous" in str(error), error
-    else:
-        raise AssertionError(f"strided memory was taken: {call}")
-
-
 def begin(group: un.Group, call: Call, number: int) -> Turn:
     """Start a call on this rank."""
-    if call.strided:
-        strided(group, call)
     turn = Turn(group, call, number)
     OPERATIONS[call.kind](turn)
     turn.works = [work for work in turn.works if work is not None]

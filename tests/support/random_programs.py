@@ -208,11 +208,12 @@ def crews() -> Iterator[Crews]:
 
 def play(program: Program, groups: dict[str, un.Group]) -> dict[int, tuple[tuple[int, ...], bytes]]:
     """Run a program on one rank; by call, the members of its group and the bits they must share."""
-    turns = [
-        operations.begin(groups[call.where], call, number)
-        for number, call in enumerate(program.calls)
-        if call.where in groups
-    ]
+    turns = []
+    for number, call in enumerate(program.calls):
+        if group := groups.get(call.where):
+            if call.strided:
+                _call_strided(group, call)
+            turns.append(operations.begin(group, call, number))
     waits = [(turn, work) for turn in turns for work in turn.works]
     random.Random(program.seed).shuffle(waits)
     for turn, work in waits:
@@ -224,6 +225,33 @@ def play(program: Program, groups: dict[str, un.Group]) -> dict[int, tuple[tuple
     return {
         turn.number: (turn.group.members, turn.agreed.tobytes()) for turn in turns if turn.agreed is not None
     }
+
+
+def _call_strided(group: un.Group, call: Call) -> None:
+    """Call with memory that is not contiguous: a ValueError on every rank, before a byte moves."""
+    bad = np.zeros((4, 2), oracle.NUMPY_DTYPES[call.dtype])[:, 0]
+    good, rows = np.zeros_like(bad), np.zeros((group.size, 4), bad.dtype)
+    calls: list[Callable[[], Any]] = [
+        lambda: group.all_reduce(bad),
+        lambda: group.broadcast(bad),
+        lambda: group.reduce(bad.reshape(2, 2).T[:, :1], 0),
+        lambda: group.scan(bad),
+        lambda: group.all_gather(rows, bad),
+        lambda: group.all_gather_v([bad] * group.size, good),
+        lambda: group.gather(bad, rows if group.rank == 0 else None),
+        lambda: group.scatter(bad),
+        lambda: group.reduce_scatter(bad, rows),
+        lambda: group.all_to_all(rows, [bad] * group.size),
+        lambda: group.send(bad, group.rank),
+        lambda: group.irecv(bad, group.rank),
+        lambda: group.sendrecv(good, group.rank, bad, group.rank),
+    ]
+    try:
+        calls[call.seed % len(calls)]()
+    except ValueError as error:
+        assert "not contiguous" in str(error), error
+    else:
+        raise AssertionError(f"strided memory was taken: {call}")
 
 
 def _check_issue_order(turns: list[operations.Turn], ended: operations.Turn) -> None:
