@@ -81,6 +81,7 @@ def run(words: list[str]) -> int:
     """Run a program with its arguments as `python` would, to the functions at its exit."""
     code = 0
     sys.argv = words
+    sys.path.insert(0, str(Path(words[0]).parent))
     try:
         if "TORCH_CUDA_SANITIZER" in os.environ:  # PyTorch looks for it when it is imported
             importlib.import_module("torch.cuda._sanitizer").enable_cuda_sanitizer()

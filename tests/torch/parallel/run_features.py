@@ -278,6 +278,17 @@ def check_several_outputs_and_other_shapes(folder: Path) -> None:
             optimizer.step()
 
 
+def same_steps(run: up.Run, alone: nn.Module) -> None:
+    """A run has the losses of its model alone."""
+    optimizer = adamw(alone.parameters())
+    for x, y in models.vector_batches(3, 6):
+        loss = functional.cross_entropy(alone(x), y)
+        assert abs(run.step((x, y)) - loss.item()) < 1e-5
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
 def check_in_place_functions_after_a_cut_layer(folder: Path) -> None:
     def model() -> nn.Module:
         torch.manual_seed(0)
@@ -286,13 +297,7 @@ def check_in_place_functions_after_a_cut_layer(folder: Path) -> None:
     for plan in (up.Plan(tensor=2, zero=3), up.Plan(tensor=2)):
         alone = model()
         run = up.parallelize(model(), plan, optimizer=adamw, loss=functional.cross_entropy)
-        optimizer = adamw(alone.parameters())
-        for x, y in models.vector_batches(3, 6):
-            loss = functional.cross_entropy(alone(x), y)
-            assert abs(run.step((x, y)) - loss.item()) < 1e-5
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+        same_steps(run, alone)
 
 
 def check_a_stage_may_return_a_view(folder: Path) -> None:
@@ -302,13 +307,7 @@ def check_a_stage_may_return_a_view(folder: Path) -> None:
     alone.load_state_dict(model.state_dict())
     plan = up.Plan(pipeline=2, micro_batches=2, schedule="zbv", cuts=(1, 2, 3))
     run = up.parallelize(model, plan, optimizer=adamw, loss=functional.cross_entropy)
-    optimizer = adamw(alone.parameters())
-    for x, y in models.vector_batches(3, 6):
-        loss = functional.cross_entropy(alone(x), y)
-        assert abs(run.step((x, y)) - loss.item()) < 1e-5
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    same_steps(run, alone)
 
 
 def check_metrics_and_progress(folder: Path) -> None:

@@ -68,33 +68,30 @@ def future(last: bool, folder: Path) -> None:
     dist.all_reduce(torch.ones(10), async_op=True).get_future().wait()
 
 
-def ddp(last: bool, folder: Path) -> None:
-    """In the middle of training."""
-    net = DistributedDataParallel(nn.Linear(100, 100))
+def train(net: nn.Module, last: bool) -> None:
     for step in range(1_000_000):
         if last and step == 5:
             die()
-        net(torch.ones(2, 100)).sum().backward()
+        net(torch.ones(2, 100, requires_grad=True)).sum().backward()
+
+
+def ddp(last: bool, folder: Path) -> None:
+    """In the middle of training."""
+    train(DistributedDataParallel(nn.Linear(100, 100)), last)
 
 
 def ddp_fp16(last: bool, folder: Path) -> None:
     """In the middle of training, with the hook that PyTorch has in C++."""
     net = DistributedDataParallel(nn.Linear(100, 100))
     net._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
-    for step in range(1_000_000):
-        if last and step == 5:
-            die()
-        net(torch.ones(2, 100)).sum().backward()
+    train(net, last)
 
 
 def ddp_hook(last: bool, folder: Path) -> None:
     """In the middle of training, with a hook that PyTorch has in Python."""
     net = DistributedDataParallel(nn.Linear(100, 100))
     net.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    for step in range(1_000_000):
-        if last and step == 5:
-            die()
-        net(torch.ones(2, 100)).sum().backward()
+    train(net, last)
 
 
 def ddp_own_hook(last: bool, folder: Path) -> None:
@@ -106,19 +103,12 @@ def ddp_own_hook(last: bool, folder: Path) -> None:
         return work.get_future().then(lambda future: future.value()[0])
 
     net.register_comm_hook(None, hook)
-    for step in range(1_000_000):
-        if last and step == 5:
-            die()
-        net(torch.ones(2, 100)).sum().backward()
+    train(net, last)
 
 
 def ddp_checkpoint(last: bool, folder: Path) -> None:
     """In the middle of training, with a backward pass within another."""
-    net = DistributedDataParallel(Checkpointed(), static_graph=True)
-    for step in range(1_000_000):
-        if last and step == 5:
-            die()
-        net(torch.ones(2, 100, requires_grad=True)).sum().backward()
+    train(DistributedDataParallel(Checkpointed(), static_graph=True), last)
 
 
 class Checkpointed(nn.Module):

@@ -5,18 +5,16 @@ Losses are those of one process; the groups stay as the user made them.
 optimizers.py BACKEND: with "nccl" every rank has a GPU, with any other one the CPU. Two ranks.
 """
 
-import os
 import sys
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from plans import Batch, Optimizer, alone, joined
 from torch import nn
 from torch.nn import functional
 
 import unisono.parallel as up
 
-Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 WAYS: dict[str, dict[str, bool]] = {
     "default": {},
     "foreach": {"foreach": True},
@@ -34,9 +32,11 @@ def make() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4))
 
 
-def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    chance = torch.Generator().manual_seed(step)
-    return torch.randn(6, 8, generator=chance), torch.randint(4, (6,), generator=chance)
+def batches() -> list[Batch]:
+    chance = torch.Generator().manual_seed(0)
+    return [
+        (torch.randn(6, 8, generator=chance), torch.randint(4, (6,), generator=chance)) for _ in range(STEPS)
+    ]
 
 
 def grouped(parameters: list[nn.Parameter]) -> list[dict]:
@@ -58,24 +58,6 @@ def optimizers(way: dict[str, bool]) -> dict[str, Optimizer]:
     return made
 
 
-def alone(optimizer: Optimizer, clip: float | None) -> list[float]:
-    """The losses of one process on the CPU."""
-    model, losses = make(), []
-    updates = optimizer(list(model.parameters()))
-    for step in range(STEPS):
-        updates.zero_grad()
-        x, y = batch(step)
-        loss = functional.cross_entropy(model(x), y)
-        loss.backward()
-        if clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
-        updates.step()
-        losses.append(loss.item())
-        for group in updates.param_groups:
-            group["lr"] *= DECAY
-    return losses
-
-
 def trained(plan: up.Plan, optimizer: Optimizer, device: torch.device) -> list[float]:
     """The losses of a run by `plan`."""
     cuts = CUTS if plan.tensor > 1 else None
@@ -84,7 +66,7 @@ def trained(plan: up.Plan, optimizer: Optimizer, device: torch.device) -> list[f
     )
     assert run.optimizer is not None
     groups, losses = list(run.optimizer.param_groups), []
-    for x, y in run.shard(batch(step) for step in range(STEPS)):
+    for x, y in run.shard(batches()):
         losses.append(run.step((x.to(device), y.to(device))))
         assert all(a is b for a, b in zip(run.optimizer.param_groups, groups, strict=True))
         for group in run.optimizer.param_groups:
@@ -93,21 +75,17 @@ def trained(plan: up.Plan, optimizer: Optimizer, device: torch.device) -> list[f
 
 
 def main() -> None:
-    backend = sys.argv[1]
-    device = torch.device("cpu")
-    if backend == "nccl":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-    dist.init_process_group(backend)
+    device = joined(sys.argv[1])
     for plan in PLANS:
         for way, settings in WAYS.items():
             for name, optimizer in optimizers(settings).items():
                 losses = trained(plan, optimizer, device)
-                wanted = alone(optimizer, plan.clip)
+                wanted = alone(make(), batches(), optimizer, plan.clip, DECAY)
                 torch.testing.assert_close(losses, wanted, atol=1e-5, rtol=0, msg=f"{name}, {way}, {plan}")
     low = up.Plan(data=2, zero=1, precision="bf16")  # fully_shard reduces bf16 gradients in f32
     sgd = optimizers({})["SGD"]
-    torch.testing.assert_close(trained(low, sgd, device), alone(sgd, None), atol=2e-2, rtol=0)
+    wanted = alone(make(), batches(), sgd, None, DECAY)
+    torch.testing.assert_close(trained(low, sgd, device), wanted, atol=2e-2, rtol=0)
     dist.destroy_process_group()
 
 

@@ -5,6 +5,7 @@ plans.py BACKEND: with "nccl" every rank has a GPU, with any other one the CPU.
 
 import os
 import sys
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,8 @@ from torch.nn import functional
 
 import unisono.parallel as up
 
+Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+Batch = tuple[torch.Tensor, torch.Tensor]
 PLANS = (
     up.Plan(data=4),
     up.Plan(data=4, zero=3),
@@ -33,7 +36,7 @@ def make() -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(16, 4))
 
 
-def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+def batches() -> list[Batch]:
     chance = torch.Generator().manual_seed(1)
     return [
         (torch.randn(8, 16, generator=chance), torch.randint(4, (8,), generator=chance)) for _ in range(STEPS)
@@ -44,35 +47,43 @@ def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-2)
 
 
-def alone(clip: float | None) -> list[float]:
-    """The losses of one process on the CPU."""
-    model = make()
-    optimizer, losses = adamw(list(model.parameters())), []
-    for x, y in batches():
-        optimizer.zero_grad()
+def alone(
+    model: nn.Module, batches: list[Batch], optimizer: Optimizer, clip: float | None, decay: float = 1.0
+) -> list[float]:
+    """The losses of one process on the CPU. The learning rate is multiplied by `decay` after each step."""
+    updates, losses = optimizer(list(model.parameters())), []
+    for x, y in batches:
+        updates.zero_grad()
         loss = functional.cross_entropy(model(x), y)
         loss.backward()
         if clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
-        optimizer.step()
+        updates.step()
         losses.append(loss.item())
+        for group in updates.param_groups:
+            group["lr"] *= decay
     return losses
 
 
-def main() -> None:
-    backend = sys.argv[1]
+def joined(backend: str) -> torch.device:
+    """Make the group of all ranks; the device of this one."""
     device = torch.device("cpu")
     if backend == "nccl":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     dist.init_process_group(backend)
+    return device
+
+
+def main() -> None:
+    device = joined(sys.argv[1])
     for plan in PLANS:
         cuts = CUTS if plan.tensor > 1 else None
         run = up.parallelize(
             make().to(device), plan, optimizer=adamw, loss=functional.cross_entropy, cuts=cuts
         )
         losses = [run.step((x.to(device), y.to(device))) for x, y in run.shard(batches())]
-        torch.testing.assert_close(losses, alone(plan.clip), atol=1e-5, rtol=0)
+        torch.testing.assert_close(losses, alone(make(), batches(), adamw, plan.clip), atol=1e-5, rtol=0)
         if dist.get_rank() == 0:
             print(f"{plan}: {losses}", flush=True)
     dist.destroy_process_group()
