@@ -1,0 +1,397 @@
+"""Networks written as TOML: equal hosts on a fabric, or hosts, switches and cables by name.
+
+    name = "four hosts of eight GPUs"            name = "lab"
+
+    [hosts]                                      [[host]]
+    ranks = 8                                    name = "a"
+    inside = "switch"                            ranks = 2
+    inner = { latency = "0.5 us",                memory = { latency = "0.3 us", rate = "10 GB/s" }
+              rate = "450 GB/s" }
+    nics = 8                                     [[switch]]
+                                                 name = "s"
+    [fabric]
+    kind = "rail_optimised"                      [[cable]]
+    units = 1                                    between = ["a", "s"]
+    hosts = 4                                    latency = "5 us"
+    cable = { latency = "1 us",                  rate = "100 Gbit/s"
+              rate = "50 GB/s" }
+
+docs/networks.md lists all keys. An error names the file and the line.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from unisono.networks import generators
+from unisono.networks.fabric import Cable
+from unisono.networks.graph import Connection, Place, network_of
+from unisono.networks.network import Costs, Host, Network
+from unisono.networks.quantities import bytes_per_s, nbytes, seconds
+
+__all__ = ["FABRICS", "parse", "read"]
+
+FABRICS: dict[str, Callable[..., Network]] = {
+    each.__name__: each
+    for each in (
+        generators.two_hosts,
+        generators.star,
+        generators.ring,
+        generators.torus,
+        generators.full_mesh,
+        generators.fat_tree,
+        generators.rail_optimised,
+        generators.dragonfly,
+        generators.dgx,
+    )
+}
+"""The kinds of a fabric."""
+
+MOST_BYTES = 64 << 20
+
+
+class At(NamedTuple):
+    """A place in the file: the path of keys and numbers to it, such as ("cable", 2, "rate")."""
+
+    path: tuple[str | int, ...]
+
+    def __truediv__(self, key: str | int) -> At:
+        return At((*self.path, key))
+
+    def __str__(self) -> str:
+        text = ""
+        for key in self.path:
+            text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key
+        return text
+
+
+class Refused(ValueError):
+    """What is wrong at a place of the file."""
+
+    def __init__(self, at: At, text: str) -> None:
+        super().__init__(text)
+        self.at = at
+
+
+def read(file: str | Path) -> Network:
+    """The network that a TOML file describes.
+
+    Raises:
+        OSError: the file cannot be read.  ValueError: it is wrong; the message names the file and the line.
+    """
+    file = Path(file)
+    with file.open("rb") as opened:
+        data = opened.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"{file}: is larger than {MOST_BYTES >> 20} MiB")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise ValueError(f"{file}:{line}: is not UTF-8: {error.reason}") from None
+    return parse(text, str(file))
+
+
+def parse(text: str, file: str = "network.toml") -> Network:
+    """The network that a text in TOML describes; `file` is for messages.
+
+    Raises:
+        ValueError: it is wrong; the message names the file and the line.
+        ModuleNotFoundError: Python 3.10 without the package tomli.
+    """
+    tables = _tables(text, file)
+    try:
+        return _network(tables)
+    except Refused as error:
+        raise ValueError(f"{file}:{line_of(text, error.at)}: {error.at}: {error}") from None
+
+
+def _tables(text: str, file: str) -> dict[str, Any]:
+    try:
+        tomllib = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "reading TOML on Python 3.10 needs the package tomli: pip install 'unisono[networks]'",
+            name="tomli",
+        ) from None
+    try:
+        found: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        where = re.search(r"\(at line (\d+), column \d+\)", str(error))
+        line = where[1] if where else str(text.count("\n") + 1)
+        reason = re.sub(r" \(at .*\)$", "", str(error))
+        raise ValueError(f"{file}:{line}: {reason}") from None
+    except RecursionError:
+        raise ValueError(f"{file}:1: is nested too deeply") from None
+    return found
+
+
+def line_of(text: str, at: At) -> int:
+    """The line of a place in a TOML text; that of the nearest enclosing one where it is not written out.
+
+    Example: the second `rate` of two [[cable]] tables is At(("cable", 1, "rate")).
+    """
+    best, depth = 1, 0
+    table: tuple[str | int, ...] = ()
+    counts: dict[tuple[str, ...], int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        head = re.match(r"\s*(\[\[?)\s*([\w\-.\"' ]+?)\s*\]", line)
+        key = re.match(r"\s*([\w\-]+|\"[^\"]*\"|'[^']*')\s*(?:\.|=)", line)
+        if head:
+            names = tuple(part.strip(" \"'") for part in head[2].split("."))
+            if head[1] == "[[":
+                counts[names] = counts.get(names, -1) + 1
+            table = _numbered(names, counts)
+            found = table
+        elif key:
+            found = (*table, key[1].strip("\"'"))
+        else:
+            continue
+        common = 0
+        while common < min(len(found), len(at.path)) and found[common] == at.path[common]:
+            common += 1
+        if common > depth and common == len(found):
+            best, depth = number, common
+    return best
+
+
+def _numbered(names: tuple[str, ...], counts: Mapping[tuple[str, ...], int]) -> tuple[str | int, ...]:
+    found: list[str | int] = []
+    for number, name in enumerate(names, 1):
+        found.append(name)
+        if names[:number] in counts:
+            found.append(counts[names[:number]])
+    return tuple(found)
+
+
+# ---- the tables --------------------------------------------------------------------------------------
+
+
+def _network(tables: dict[str, Any]) -> Network:
+    named = {"host", "switch", "cable"} & set(tables)
+    generated = {"hosts", "fabric"} & set(tables)
+    if named and generated:
+        raise Refused(
+            At((min(named),)),
+            f"[[{min(named)}]] cannot stand beside [{min(generated)}]: write one or the other",
+        )
+    if not named and not generated:
+        raise Refused(At(()), "describes nothing: expected a [fabric], or [[host]] and [[cable]]")
+    return _by_name(tables) if named else _generated(tables)
+
+
+def _generated(tables: dict[str, Any]) -> Network:
+    top = At(())
+    _known(tables, top, {"name", "hosts", "fabric", "costs"})
+    hosts = _table(tables, "hosts", top, {"ranks", "inside", "inner", "nics", "cores", "memory"})
+    arguments: dict[str, Any] = {}
+    for key in ("ranks", "nics", "cores"):
+        if key in hosts:
+            arguments[key] = _whole(hosts[key], top / "hosts" / key, 0 if key == "cores" else 1)
+    if "inside" in hosts:
+        arguments["inside"] = hosts["inside"]
+        if hosts["inside"] not in ("memory", "switch"):
+            raise Refused(top / "hosts" / "inside", f"is {hosts['inside']!r}, expected 'memory' or 'switch'")
+    if "inner" in hosts:
+        arguments["inner"] = _cable(hosts["inner"], top / "hosts" / "inner")
+    if "memory" in hosts:
+        arguments["memory_bytes_per_s"] = _quantity(bytes_per_s, hosts["memory"], top / "hosts" / "memory")
+    if "costs" in tables:
+        arguments["costs"] = _costs(tables["costs"], top / "costs")
+    fabric = _table(tables, "fabric", top, None)
+    return _built(fabric, arguments, str(tables.get("name", "")))
+
+
+def _built(fabric: dict[str, Any], arguments: dict[str, Any], name: str) -> Network:
+    import msgspec
+
+    at = At(("fabric",))
+    kind = fabric.get("kind")
+    if not isinstance(kind, str) or kind not in FABRICS:
+        raise Refused(at / "kind", f"is {kind!r}, expected one of {', '.join(FABRICS)}")
+    parameters = inspect.signature(FABRICS[kind]).parameters
+    own = {key for key, each in parameters.items() if each.kind is not each.VAR_KEYWORD}
+    _known(fabric, at, {"kind", *own})
+    sizes: tuple[int, ...] = ()
+    for key, value in fabric.items():
+        here = at / key
+        if key in ("cable", "between"):
+            arguments[key] = _cable(value, here)
+        elif key == "sizes":
+            if not isinstance(value, list):
+                raise Refused(here, f"is {value!r}, expected a list such as [4, 8]")
+            sizes = tuple(_whole(each, here, 1) for each in value)
+        elif key == "adds_bytes_per_s":
+            arguments[key] = _quantity(bytes_per_s, value, here)
+        elif key == "crossing":
+            if not isinstance(value, bool):
+                raise Refused(here, f"is {value!r}, expected true or false")
+            arguments[key] = value
+        elif key != "kind":
+            arguments[key] = _whole(value, here, 0)
+    missing = [
+        key for key, each in parameters.items()
+        if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD and key not in arguments
+    ]  # fmt: skip
+    if missing:
+        raise Refused(at, f"lacks {missing[0]}, which {kind} needs")
+    try:
+        found = FABRICS[kind](*sizes, **arguments)
+    except (ValueError, TypeError) as error:
+        key = next((key for key in fabric if key != "kind" and str(error).startswith(key)), "")
+        raise Refused(at / key if key else at, str(error)) from None
+    return msgspec.structs.replace(found, name=name) if name else found
+
+
+def _by_name(tables: dict[str, Any]) -> Network:
+    top = At(())
+    _known(tables, top, {"name", "host", "switch", "cable", "costs"})
+    common = _costs(tables["costs"], top / "costs") if "costs" in tables else generators.CPU
+    places: list[Place] = []
+    machines: list[Host] = []
+    memories: dict[str, Cable] = {}
+    costs = [common]
+    adders: list[tuple[str, float]] = []
+    names: set[str] = set()
+    for number, host in enumerate(_list(tables, "host")):
+        at = top / "host" / number
+        _known(host, at, {"name", "ranks", "memory", "cores", "memory_rate", "costs"})
+        name = _name(host, at, names)
+        ranks = _whole(host.get("ranks", 1), at / "ranks", 1)
+        if "costs" in host:
+            costs.append(_costs(host["costs"], at / "costs", common))
+        which = len(costs) - 1 if "costs" in host else 0
+        places += [Place(name, number, which)] * ranks
+        if ranks > 1:
+            memories[name] = _cable(host["memory"], at / "memory") if "memory" in host else generators.MEMORY
+        rate = (
+            _quantity(bytes_per_s, host["memory_rate"], at / "memory_rate") if "memory_rate" in host else 0.0
+        )
+        machines.append(Host(name, _whole(host.get("cores", 0), at / "cores", 0), rate))
+    if not places:
+        raise Refused(top, "has no [[host]]")
+    for number, switch in enumerate(_list(tables, "switch")):
+        at = top / "switch" / number
+        _known(switch, at, {"name", "adds"})
+        name = _name(switch, at, names)
+        if "adds" in switch:
+            adders.append((name, _quantity(bytes_per_s, switch["adds"], at / "adds")))
+    connections = _connections(tables, names)
+    title = str(tables.get("name", "network"))
+    try:
+        return network_of(
+            title, places, connections, machines, memories=memories, costs=tuple(costs), adders=adders
+        )
+    except ValueError as error:
+        found = re.search(r"to rank (\d+)", str(error))
+        where = top / "host" / places[int(found[1])].host if found and found[1] != "0" else top
+        raise Refused(where, str(error)) from None
+
+
+def _connections(tables: dict[str, Any], names: set[str]) -> list[Connection]:
+    found = []
+    for number, cable in enumerate(_list(tables, "cable")):
+        at = At(("cable", number))
+        _known(cable, at, {"between", "latency", "rate", "duplex", "back", "count"})
+        between = cable.get("between")
+        if not isinstance(between, list) or len(between) != 2 or between[0] == between[1]:
+            raise Refused(at / "between", f"is {between!r}, expected the names of two hosts or switches")
+        for end in between:
+            if not isinstance(end, str) or end not in names:
+                raise Refused(at / "between", f"there is no host or switch {end!r}")
+        plain = {key: value for key, value in cable.items() if key in ("latency", "rate", "duplex")}
+        back = _cable(cable["back"], at / "back") if "back" in cable else None
+        each = Connection((between[0], between[1]), _cable(plain, at), back)
+        found += [each] * _whole(cable.get("count", 1), at / "count", 1, 1 << 10)
+    return found
+
+
+# ---- values ------------------------------------------------------------------------------------------
+
+
+def _cable(value: Any, at: At) -> Cable:
+    if not isinstance(value, dict):
+        raise Refused(at, f"is {value!r}, expected {{ latency = '5 us', rate = '100 Gbit/s' }}")
+    _known(value, at, {"latency", "rate", "duplex"})
+    if "rate" not in value:
+        raise Refused(at, "lacks a rate")
+    duplex = value.get("duplex", "full")
+    if duplex not in ("full", "half"):
+        raise Refused(at / "duplex", f"is {duplex!r}, expected 'full' or 'half'")
+    latency = _quantity(seconds, value.get("latency", 0), at / "latency")
+    return Cable(latency, _quantity(bytes_per_s, value["rate"], at / "rate"), duplex)
+
+
+_COSTS: dict[str, tuple[str, Callable[[object], float]]] = {
+    "send": ("o_send_s", seconds),
+    "receive": ("o_recv_s", seconds),
+    "gap": ("g_s", seconds),
+    "rendezvous": ("rendezvous_bytes", nbytes),
+    "per_byte": ("o_s_per_byte", lambda value: 1 / bytes_per_s(value)),
+    "reduce": ("reduce_s_per_byte", lambda value: 1 / bytes_per_s(value)),
+    "copy": ("copy_s_per_byte", lambda value: 1 / bytes_per_s(value)),
+}
+"""The keys of [costs]: the field of `Costs`, and the value's reader. Costs per byte are written as rates."""
+
+
+def _costs(value: Any, at: At, base: Costs = generators.CPU) -> Costs:
+    import msgspec
+
+    if not isinstance(value, dict):
+        raise Refused(at, f"is {value!r}, expected a table")
+    _known(value, at, set(_COSTS))
+    changes = {_COSTS[key][0]: _quantity(_COSTS[key][1], each, at / key) for key, each in value.items()}
+    return msgspec.structs.replace(base, **changes)
+
+
+def _quantity(reader: Callable[[object], float], value: Any, at: At) -> Any:
+    try:
+        return reader(value)
+    except ValueError as error:
+        raise Refused(at, str(error)) from None
+
+
+def _whole(value: Any, at: At, least: int, most: int = generators.MOST_RANKS) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise Refused(at, f"is {value!r}, expected a whole number")
+    if not least <= value <= most:
+        raise Refused(at, f"is {value}, expected {least}..{most}")
+    return value
+
+
+def _table(tables: dict[str, Any], key: str, at: At, known: set[str] | None) -> dict[str, Any]:
+    value = tables.get(key, {})
+    if not isinstance(value, dict):
+        raise Refused(at / key, f"is {value!r}, expected a table [{key}]")
+    if known is not None:
+        _known(value, at / key, known)
+    return value
+
+
+def _list(tables: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    value = tables.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise Refused(At((key,)), f"is {value!r}, expected tables [[{key}]]")
+    return value
+
+
+def _name(table: dict[str, Any], at: At, names: set[str]) -> str:
+    name = table.get("name")
+    if not isinstance(name, str) or not re.fullmatch(r"[\w.\-:/]{1,64}", name):
+        raise Refused(at / "name", f"is {name!r}, expected up to 64 letters, digits and ._-:/")
+    if name in names:
+        raise Refused(at / "name", f"{name!r} is the name of two nodes")
+    names.add(name)
+    return name
+
+
+def _known(table: dict[str, Any], at: At, known: set[str]) -> None:
+    for key in table:
+        if key not in known:
+            raise Refused(at / key, f"is unknown, expected one of {', '.join(sorted(known))}")

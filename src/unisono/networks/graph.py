@@ -1,0 +1,181 @@
+"""Networks of named nodes and single cables, such as those read from files: routes are found, not computed.
+
+A route has the fewest links. Where several neighbours are equally near the target, the number of the target
+rank chooses among them, in the order of their cables.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from unisono.networks.fabric import Cable
+from unisono.networks.network import FULL, HALF, Costs, Family, Host, Links, Network, Switch, numbered
+
+__all__ = ["Connection", "Place", "network_of"]
+
+
+class Connection(NamedTuple):
+    """A cable between two nodes; back: the way back, if it differs."""
+
+    ends: tuple[str, str]
+    cable: Cable
+    back: Cable | None = None
+
+
+class Place(NamedTuple):
+    """Where a rank is.
+
+    Attributes:
+        node: its node.  host: the number of its host.  costs: an index.
+    """
+
+    node: str
+    host: int
+    costs: int = 0
+
+
+def network_of(
+    name: str,
+    places: Sequence[Place],
+    connections: Sequence[Connection],
+    machines: Sequence[Host],
+    *,
+    memories: dict[str, Cable],
+    costs: tuple[Costs, ...] = (Costs(),),
+    adders: Sequence[tuple[str, float]] = (),
+) -> Network:
+    """A network of nodes and cables.
+
+    Args:
+        places: of each rank.
+        memories: what ranks of the same node share, by node; needed for nodes of several ranks.
+        adders: the switches that add, and their rate (0: that of their links).
+    Raises:
+        ValueError: a rank cannot reach another one; the message names both.
+    """
+    families, ways = _families(connections)
+    for node, memory in memories.items():
+        families.append(
+            _single(f"{node}.ranks", f"{node}.memory", Cable(memory.latency_s, memory.bytes_per_s, HALF))
+        )
+    numbers = numbered(families)
+    inside = {node: numbers[len(families) - len(memories) + n].base for n, node in enumerate(memories)}
+    router = _Router(
+        [place.node for place in places], _neighbours(ways, numbers), inside, [each for each, _ in adders]
+    )
+    router.check()
+    return Network(
+        name=name,
+        size=len(places),
+        hosts=tuple(place.host for place in places),
+        machines=tuple(machines),
+        links=Links(numbers),
+        router=router,
+        costs=costs,
+        costs_index=tuple(place.costs for place in places) if len(costs) > 1 else (),
+        switches=tuple(Switch(node, rate) for node, rate in adders),
+    )
+
+
+def _single(source: str, target: str, cable: Cable, *, back: bool = False) -> Family:
+    def name(text: str) -> str:
+        return text.replace("{", "{{").replace("}", "}}")
+
+    return Family(name(source).format, name(target).format, (), (), *cable, back=back)
+
+
+def _families(connections: Sequence[Connection]) -> tuple[list[Family], list[tuple[str, str]]]:
+    """A family for each direction of each cable, and the ends of each. Parallel cables get a number."""
+    families, ways = [], []
+    seen: dict[tuple[str, ...], int] = {}
+    for ends, cable, back in connections:
+        key = tuple(sorted(ends))
+        seen[key] = seen.get(key, 0) + 1
+        suffix = f"#{seen[key]}" if seen[key] > 1 else ""
+        source, target = ends
+        families.append(_single(source, target + suffix, cable))
+        families.append(_single(target, source + suffix, back or cable, back=cable.duplex != FULL))
+        ways += [(source, target), (target, source)]
+    return families, ways
+
+
+def _neighbours(
+    ways: Sequence[tuple[str, str]], families: Sequence[Family]
+) -> dict[str, list[tuple[str, int]]]:
+    """The neighbours of each node, with the number of the link to it."""
+    found: dict[str, list[tuple[str, int]]] = {}
+    for (source, target), family in zip(ways, families, strict=False):  # memories follow
+        found.setdefault(source, []).append((target, family.base))
+    return found
+
+
+class _Router:
+    """Shortest routes; the distances to a node are computed when a route to it is first asked for."""
+
+    def __init__(
+        self,
+        nodes: Sequence[str],
+        neighbours: dict[str, list[tuple[str, int]]],
+        inside: dict[str, int],
+        adders: Sequence[str],
+    ) -> None:
+        self._nodes, self._neighbours, self._inside, self._adders = nodes, neighbours, inside, adders
+        self._into: dict[str, list[str]] = {}
+        for source, targets in neighbours.items():
+            for target, _ in targets:
+                self._into.setdefault(target, []).append(source)
+        self._distances: dict[str, dict[str, int]] = {}
+
+    def path(self, source: int, target: int) -> tuple[int, ...]:
+        """The links from a rank to another."""
+        return self._found(self._nodes[source], self._nodes[target], target)
+
+    def to_switch(self, source: int, switch: int) -> tuple[int, ...]:
+        """The links from a rank to a switch that adds."""
+        return self._found(self._nodes[source], self._adders[switch], switch)
+
+    def from_switch(self, switch: int, target: int) -> tuple[int, ...]:
+        """The links from a switch that adds to a rank."""
+        return self._found(self._adders[switch], self._nodes[target], target)
+
+    def check(self) -> None:
+        """Refuse a network in which rank 0 cannot reach another rank, or the other way round."""
+        for rank, node in enumerate(self._nodes):
+            if node == self._nodes[0]:
+                continue
+            for source, target in ((0, rank), (rank, 0)):
+                if self._nodes[source] not in self._to(self._nodes[target]):
+                    raise ValueError(
+                        f"no route from rank {source} (on {self._nodes[source]}) to rank {target} "
+                        f"(on {self._nodes[target]}): no cables connect the two"
+                    )
+
+    def _found(self, here: str, target: str, choice: int) -> tuple[int, ...]:
+        if here == target:
+            return (self._inside[here],) if here in self._inside else ()
+        distances, links = self._to(target), []
+        if here not in distances:
+            raise ValueError(f"no route from {here} to {target}")
+        while here != target:
+            nearer = [
+                way for way in self._neighbours[here] if distances.get(way[0], -1) == distances[here] - 1
+            ]
+            here, link = nearer[choice % len(nearer)]
+            links.append(link)
+        return tuple(links)
+
+    def _to(self, target: str) -> dict[str, int]:
+        """The number of links from each node to this one."""
+        found = self._distances.get(target)
+        if found is None:
+            found = self._distances[target] = {target: 0}
+            waiting = deque([target])
+            while waiting:
+                node = waiting.popleft()
+                for source in self._into.get(node, ()):
+                    if source not in found:
+                        found[source] = found[node] + 1
+                        waiting.append(source)
+        return found
