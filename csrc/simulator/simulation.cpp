@@ -30,7 +30,7 @@ void Simulation::place_actors() {
     actor.rank = rank;
     actors_.push_back(std::move(actor));
     actors_.back().now = costs(actors_.back()).delay;
-    actors_.back().chain.compute = actors_.back().now;
+    actors_.back().chain.compute = actors_.back().busy = actors_.back().now;
   }
 }
 
