@@ -29,6 +29,7 @@ void bind_storages(nanobind::module_& m);
 void stop_threads_at_the_end();
 void bind_futures(nanobind::module_& m);
 void bind_memory(nanobind::module_& m);
+void bind_simulator(nanobind::module_& m);
 
 // Raises an OSError with the errno of `error`.
 void set_os_error(const std::system_error& error);

@@ -155,4 +155,5 @@ NB_MODULE(_native, m) {
   stop_threads_at_the_end();
   bind_futures(m);
   bind_memory(m);
+  bind_simulator(m);
 }

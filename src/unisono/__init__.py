@@ -32,6 +32,7 @@ _HOMES = {
     "unisono.engine.backends": ("is_available",),
     "unisono.engine.operations.reduction": ("ReduceOp", "premul_sum"),
     "unisono.engine.store": ("FileStore", "HashStore", "PrefixStore", "Store", "StoreServer", "TCPStore"),
+    "unisono.simulation": ("simulate",),
     "unisono.errors": (
         "Aborted",
         "AuthenticationError",
@@ -43,17 +44,18 @@ _HOMES = {
         "PeerLost",
         "PlanError",
         "RendezvousError",
+        "SimulationError",
         "StoreError",
         "StoreTimeout",
         "Timeout",
         "UnisonoError",
     ),
 }
-_ROOMS = ("codecs",)
+_ROOMS = ("codecs", "networks")
 _OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
 if TYPE_CHECKING:
-    from unisono import codecs
+    from unisono import codecs, networks
     from unisono.engine.backends import is_available
     from unisono.engine.group import (
         ANY_TAG,
@@ -80,11 +82,13 @@ if TYPE_CHECKING:
         PeerLost,
         PlanError,
         RendezvousError,
+        SimulationError,
         StoreError,
         StoreTimeout,
         Timeout,
         UnisonoError,
     )
+    from unisono.simulation import simulate
 
     SUM, AVG, PRODUCT, MIN = ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT, ReduceOp.MIN
     MAX, BAND, BOR, BXOR = ReduceOp.MAX, ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR
@@ -116,6 +120,7 @@ __all__ = [
     "ReduceOp",
     "RendezvousError",
     "SendTo",
+    "SimulationError",
     "Status",
     "Store",
     "StoreError",
@@ -130,7 +135,9 @@ __all__ = [
     "empty",
     "init_process_group",
     "is_available",
+    "networks",
     "premul_sum",
+    "simulate",
     "wait_all",
     "wait_any",
 ]

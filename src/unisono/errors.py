@@ -13,6 +13,7 @@
     ├── GroupClosed          the group was used after close()
     ├── NotSupported         (also NotImplementedError) the group's backend cannot do this
     ├── PlanError            (also ValueError) a plan is wrong; says at which step
+    ├── SimulationError      a simulated run does not end; says at which rank, step and link
     └── LaunchError          the launcher could not start the ranks
 
 A caller's mistake (wrong dtype, wrong length, read-only output ...) is a plain
@@ -37,6 +38,7 @@ __all__ = [
     "PeerLost",
     "PlanError",
     "RendezvousError",
+    "SimulationError",
     "StoreError",
     "StoreTimeout",
     "Timeout",
@@ -167,6 +169,10 @@ class NotSupported(UnisonoError, NotImplementedError):
 
 class PlanError(UnisonoError, ValueError):
     """A plan is wrong. The message shows the rank and the step."""
+
+
+class SimulationError(UnisonoError):
+    """A simulated run does not end. The message names the rank, the step and the link that it waits for."""
 
 
 class LaunchError(UnisonoError):

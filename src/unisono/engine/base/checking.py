@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from operator import index
 from typing import Any
 
-__all__ = ["flag", "instance", "listed", "positive", "text", "whole"]
+__all__ = ["flag", "instance", "listed", "not_negative", "positive", "text", "whole"]
 
 
 def whole(value: Any, name: str, least: int | None = None, most: int | None = None) -> int:
@@ -31,15 +31,31 @@ def positive(value: Any, name: str) -> float:
     Raises:
         TypeError: it is no number.  ValueError: it is not above 0, or not finite.
     """
-    if not isinstance(value, (int, float)) and not hasattr(type(value), "__float__"):
-        raise TypeError(f"{name} is a {type(value).__name__}, expected a number")
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{name} is no number: {error}") from None
+    number = _number(value, name)
     if not 0 < number < float("inf"):
         raise ValueError(f"{name} is {number}, expected a finite number above 0")
     return number
+
+
+def not_negative(value: Any, name: str) -> float:
+    """A finite number from 0 on; NumPy numbers are accepted.
+
+    Raises:
+        TypeError: it is no number.  ValueError: it is below 0, or not finite.
+    """
+    number = _number(value, name)
+    if not 0 <= number < float("inf"):
+        raise ValueError(f"{name} is {number}, expected a finite number from 0 on")
+    return number
+
+
+def _number(value: Any, name: str) -> float:
+    if not isinstance(value, (int, float)) and not hasattr(type(value), "__float__"):
+        raise TypeError(f"{name} is a {type(value).__name__}, expected a number")
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{name} is no number: {error}") from None
 
 
 def flag(value: Any, name: str) -> bool:

@@ -1,0 +1,113 @@
+// Binds the simulator. Programs and routes come from Python functions, one call per block and per edge.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "python/bindings.hpp"
+#include "simulator/simulation.hpp"
+
+namespace nb = nanobind;
+namespace simulator = unisono::simulator;  // not `using`: its names are also the engine's
+
+namespace {
+
+class PythonWorld final : public simulator::World {
+ public:
+  PythonWorld(nb::callable next, nb::callable route) : next_(std::move(next)), route_(std::move(route)) {}
+
+  uint32_t next(uint32_t actor, std::vector<int32_t>& codes) override {
+    const nb::object found = next_(actor);
+    if (found.is_none()) return 0;
+    const auto [block, runs] = nb::cast<std::tuple<nb::bytes, uint32_t>>(found);
+    codes.resize(block.size() / sizeof(int32_t));
+    std::memcpy(codes.data(), block.c_str(), codes.size() * sizeof(int32_t));
+    return codes.empty() ? 0 : runs;
+  }
+
+  double route(uint32_t source, uint32_t target, std::vector<simulator::Crossing>& links) override {
+    const auto [latency_s, crossed] =
+        nb::cast<std::tuple<double, std::vector<std::tuple<simulator::LinkId, uint32_t>>>>(route_(source, target));
+    if (!(latency_s >= 0) || std::isinf(latency_s)) throw nb::value_error("a route has no latency");
+    for (const auto& [link, weight] : crossed) links.push_back({link, weight});
+    return latency_s;
+  }
+
+  void poll() override {
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+  }
+
+ private:
+  nb::callable next_, route_;
+};
+
+simulator::Costs read_costs(const std::vector<double>& values) {
+  if (values.size() != 9) throw nb::value_error("costs are nine numbers");
+  for (const double value : values)
+    if (!(value >= 0) || std::isinf(value)) throw nb::value_error("a cost is negative or infinite");
+  return {values[0], values[1], values[2], values[3], values[4], values[5], values[6], values[7], values[8]};
+}
+
+nb::dict describe(const simulator::Outcome& outcome) {
+  nb::dict found;
+  found["seconds"] = outcome.seconds;
+  found["messages"] = outcome.messages;
+  found["events"] = outcome.events;
+  found["last"] = outcome.last;
+  found["chain"] = std::vector<double>{outcome.chain.latency, outcome.chain.transfer, outcome.chain.overhead,
+                                       outcome.chain.compute};
+  found["actors"] = outcome.actors;
+  found["ends"] = outcome.ends;
+  found["busy"] = outcome.busy;
+  std::vector<std::tuple<double, double, double>> links;
+  links.reserve(outcome.links.size());
+  for (const simulator::Usage& usage : outcome.links) links.emplace_back(usage.busy_s, usage.limiting_s, usage.bytes);
+  found["links"] = links;
+  nb::list spans;
+  for (const simulator::Span& span : outcome.spans)
+    spans.append(nb::make_tuple(span.actor, span.code, span.step, span.start, span.end));
+  found["spans"] = spans;
+  nb::list stuck;
+  for (const simulator::Stuck& each : outcome.stuck)
+    stuck.append(nb::make_tuple(each.actor, each.peer, each.sends, each.step, each.event,
+                                each.link == simulator::kNoLink ? -1 : static_cast<int64_t>(each.link)));
+  found["stuck"] = stuck;
+  return found;
+}
+
+nb::dict simulate(uint32_t ranks, uint32_t streams, uint32_t extra, const std::vector<std::tuple<uint32_t, bool>>& digits,
+                  std::vector<double> rates, const std::vector<std::vector<double>>& costs,
+                  std::vector<uint32_t> costs_index, uint32_t window, uint64_t most_spans, nb::callable next,
+                  nb::callable route) {
+  simulator::Setup setup{ranks, streams, extra, {}, std::move(rates), {}, std::move(costs_index), window, most_spans};
+  uint64_t product = 1;
+  for (const auto& [size, moved] : digits) {
+    if (size == 0) throw nb::value_error("a digit has no values");
+    setup.digits.push_back({size, moved});
+    product *= size;
+    if (product > ranks) break;
+  }
+  if (!digits.empty() && product != ranks) throw nb::value_error("the digits are not those of all ranks");
+  if (static_cast<uint64_t>(ranks) + extra == 0 || streams == 0 || window == 0 || costs.empty() ||
+      (static_cast<uint64_t>(ranks) + extra) * streams > INT32_MAX)
+    throw nb::value_error("too few or too many ranks or streams, no costs, or no window");
+  for (const auto& each : costs) setup.costs.push_back(read_costs(each));
+  for (const uint32_t index : setup.costs_index)
+    if (index >= setup.costs.size()) throw nb::value_error("a rank has costs that are not there");
+  if (!setup.costs_index.empty() && setup.costs_index.size() != static_cast<uint64_t>(ranks) + extra)
+    throw nb::value_error("costs_index is not that of all ranks");
+  for (const double rate : setup.rates)
+    if (!(rate >= 0)) throw nb::value_error("a link's rate is not a number or negative");
+  PythonWorld world(std::move(next), std::move(route));
+  return describe(simulator::Simulation(std::move(setup), world).run());
+}
+
+}  // namespace
+
+void bind_simulator(nb::module_& m) {
+  m.def("simulate", &simulate, nb::arg("ranks"), nb::arg("streams"), nb::arg("extra"), nb::arg("digits"),
+        nb::arg("rates"), nb::arg("costs"), nb::arg("costs_index"), nb::arg("window"), nb::arg("most_spans"),
+        nb::arg("next"), nb::arg("route"), "Runs programs on a network; see csrc/simulator/simulation.hpp.");
+}

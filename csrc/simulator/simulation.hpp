@@ -1,0 +1,216 @@
+// A run of the programs of all ranks on a network, event by event.
+//
+// An actor runs one program: a rank, or one of several streams of a rank. It sends, takes what others sent,
+// reduces, copies and computes, in the order of its program. Its clock runs ahead of the events: only the
+// beginnings and ends of flows are events, because only they depend on what others do at the same time.
+//
+// Under a symmetry of the network one rank of each orbit is simulated (`Digits`).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "simulator/flows.hpp"
+#include "simulator/queue.hpp"
+
+namespace unisono::simulator {
+
+// What programs consist of. Each code is followed by its arguments; the numbers of a double are its halves.
+enum class Code : int32_t {
+  kSend,     // chunks, number of receivers, receivers
+  kRecv,     // chunks, sender
+  kReduce,   // chunks, additions per chunk, number of senders, senders
+  kCopy,     // chunks
+  kChunk,    // a double: the bytes of a chunk from here on
+  kCompute,  // a double: seconds
+  kSignal,   // event: happens on this rank now
+  kAwait,    // event: waits until it has happened on this rank
+  kSegment,  // the steps of the plan begin again, with the next segment
+};
+
+// What messages cost a rank, in seconds (LogGOPS). `rendezvous_bytes` 0: never.
+struct Costs {
+  double o_send = 0, o_recv = 0, o_per_byte = 0, gap = 0, rendezvous_bytes = 0, reduce_per_byte = 0,
+         copy_per_byte = 0;
+  double slowdown = 1, delay = 0;  // factor of all above and of computing; when the rank begins
+};
+
+// One digit of a rank's number; `moved`: one rank stands for all that differ in this digit only.
+struct Digit {
+  uint32_t size;
+  bool moved;
+};
+
+// Where programs and routes come from.
+class World {
+ public:
+  virtual ~World() = default;
+  // The next codes of an actor, into `codes`, and how often they run; 0: it has no more.
+  virtual uint32_t next(uint32_t actor, std::vector<int32_t>& codes) = 0;
+  // The links between two ranks, how many flows of the orbit cross each, and the latency of all.
+  virtual double route(uint32_t source, uint32_t target, std::vector<Crossing>& links) = 0;
+  // Called now and then; throws to end the run.
+  virtual void poll() = 0;
+};
+
+struct Setup {
+  uint32_t ranks = 0, streams = 1;
+  uint32_t extra = 0;         // endpoints beyond the ranks that run programs, too: switches that add
+  std::vector<Digit> digits;  // of a rank's number, the most significant first; none: no symmetry
+  std::vector<double> rates;  // of the links
+  std::vector<Costs> costs;
+  std::vector<uint32_t> costs_index;  // by rank and extra endpoint; empty: all have the first
+  uint32_t window = 16;       // messages that an edge holds
+  uint64_t most_spans = 0;    // of the timeline; 0: none is kept
+};
+
+// How the seconds of the longest chain divide.
+struct Chain {
+  double latency = 0, transfer = 0, overhead = 0, compute = 0;
+};
+
+// What an actor did, for a timeline.
+struct Span {
+  uint32_t actor;
+  int32_t code, peer;
+  uint64_t step;
+  double start, end;
+};
+
+// An actor that waits for ever.
+struct Stuck {
+  uint32_t actor, peer;  // peer: whom it waits for
+  bool sends;            // it waits until the peer takes a message
+  uint64_t step;
+  int64_t event;         // that it waits for, or -1
+  LinkId link;           // that its message waits for, or kNoLink
+};
+
+struct Outcome {
+  double seconds = 0;
+  uint64_t messages = 0, events = 0;
+  uint32_t last = 0;  // the actor that ended last
+  Chain chain;
+  std::vector<uint32_t> actors;  // their numbers: stream * (ranks + extra) + rank
+  std::vector<double> ends, busy;  // of each: when it ended, and for how long it worked itself
+  std::vector<Usage> links;
+  std::vector<Span> spans;
+  std::vector<Stuck> stuck;
+};
+
+class Simulation {
+ public:
+  Simulation(Setup setup, World& world);
+  Outcome run();
+
+ private:
+  using EdgeId = uint32_t;
+  using MessageId = uint32_t;
+  static constexpr uint32_t kNone = UINT32_MAX;
+
+  struct Event {
+    double time;
+    EdgeId edge;
+    uint32_t version;  // of the flow's end, or kBegin
+    bool before(const Event& other) const { return time < other.time; }
+  };
+  static constexpr uint32_t kBegin = UINT32_MAX;
+
+  struct Message {
+    double departs = 0, bytes = 0, arrives = -1;  // -1: it has not arrived
+    double asked = -1;                            // by its receiver; for a rendezvous
+    uint32_t chunks = 0;
+    MessageId next = kNone;
+    bool rendezvous = false;
+    Chain chain;
+  };
+  struct Edge {
+    uint32_t sender = 0, receiver = 0, peer_number = 0;  // actors by place; the receiver as the sender calls it
+    double latency = 0;
+    bool direct = false;                                   // no link is crossed
+    MessageId first = kNone, flying = kNone, last = kNone;  // to be taken; not arrived; the newest
+    uint32_t outstanding = 0, version = 0;
+    uint32_t chunks_taken = 0;  // of the first message
+    bool begun = false, scheduled = false;  // the flying message: its flow runs; its beginning is an event
+    bool receiver_waits = false, sender_waits = false;
+    double asked = -1;  // since when its receiver waits
+  };
+  struct Actor {
+    uint32_t number = 0, rank = 0;
+    double now = 0, sends_again = 0, busy = 0;
+    double chunk = 0;
+    std::vector<int32_t> codes;
+    size_t at = 0;
+    uint32_t runs = 0;  // of these codes, this one included
+    uint32_t repeats = 0, peers_done = 0;  // of the current code
+    uint64_t step = 0;
+    bool ready = false, done = false;
+    int64_t awaits = -1;
+    Chain chain;
+  };
+  struct Happened {
+    double time = -1;
+    Chain chain;
+    std::vector<uint32_t> waiting;
+  };
+
+  // programs
+  void advance(uint32_t actor);
+  bool load(uint32_t actor);
+  void connect(Actor& actor);
+  bool step(Actor& actor);
+  bool send(Actor& actor, int32_t chunks, const int32_t* edges, int32_t count);
+  bool take(Actor& actor, int32_t chunks, int32_t additions, const int32_t* edges, int32_t count);
+  bool take_once(Actor& actor, int32_t additions, const int32_t* edges, int32_t count);
+  bool all_here(const Actor& actor, const int32_t* edges, int32_t count);
+  void work(Actor& actor, double seconds, double& into);
+  bool await(Actor& actor, int32_t event);
+  void signal(Actor& actor, int32_t event);
+  void wake(uint32_t actor);
+  void note(const Actor& actor, Code code, double start, int32_t peer = -1);
+  // messages
+  EdgeId edge_between(uint32_t sender, uint32_t receiver);
+  EdgeId add_edge(uint32_t sender, uint32_t receiver);
+  void post(EdgeId edge, Actor& actor, double bytes, uint32_t chunks);
+  void launch(EdgeId edge, double earliest);
+  void begin(EdgeId edge);
+  void arrive(EdgeId edge, double left);
+  void release(EdgeId edge, const Actor& actor);
+  void ask(EdgeId edge, double time);
+  MessageId new_message();
+  // symmetry
+  void place_actors();
+  uint32_t image(uint32_t rank, uint32_t origin) const;
+  bool stands_for_all(uint32_t rank) const;
+
+  void handle(const Event& event);
+  void run_ready();
+  Outcome finish();
+  void find_stuck(Outcome& outcome) const;
+  const Costs& costs(const Actor& actor) const {
+    return setup_.costs_index.empty() ? setup_.costs[0] : setup_.costs[setup_.costs_index[actor.rank]];
+  }
+  static double as_double(const int32_t* halves);
+
+  Setup setup_;
+  World& world_;
+  Flows flows_;  // flow n belongs to edge n
+  Queue<Event> queue_;
+  double now_ = 0, end_ = 0;
+  uint64_t messages_ = 0, events_ = 0;
+  uint32_t endpoints_ = 0;
+  std::vector<Actor> actors_;
+  std::vector<uint32_t> places_;  // of an actor's number; kNone where another rank stands for it
+  std::vector<Edge> edges_;
+  std::vector<Message> pool_;
+  std::vector<Crossing> route_;
+  MessageId free_ = kNone;
+  std::unordered_map<uint64_t, EdgeId> known_;
+  std::unordered_map<uint64_t, Happened> happened_;
+  std::vector<uint32_t> ready_;
+  std::vector<Span> spans_;
+};
+
+}  // namespace unisono::simulator

@@ -1,0 +1,137 @@
+"""Which shifts of a network map a plan onto itself: one rank of each orbit is then simulated.
+
+The network's symmetry (`Network.symmetry`) has an axis for each digit of a rank's number. An axis folds if the
+program of a rank and that of its image under a shift by one are equal, apart from the names of the ranks. As
+shifts of an axis are multiples of one, and axes are shifted by themselves, the plan is then invariant under
+all shifts of all such axes.
+
+Programs of many ranks are too long to compare all: a few ranks are compared then, and the algorithm has to be
+one of the catalogue, for which the tests compare folded and unfolded runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from itertools import zip_longest
+from typing import NamedTuple
+
+from unisono.networks import Network, Symmetry
+from unisono.plans.plan import Step
+from unisono.simulation.codes import encoded
+
+__all__ = ["Folding", "folded", "unfolded"]
+
+Program = Callable[[int], Iterable[Step]]
+"""rank -> its steps"""
+
+COMPARED_CODES = 1 << 21
+"""If all programs together have no more numbers than this, all are compared."""
+
+BLOCK_CODES = 1 << 12
+
+
+class Folding(NamedTuple):
+    """Which axes fold.
+
+    Attributes:
+        digits: of a rank's number: (size, whether one rank stands for all that differ in this digit).
+        order: how many ranks one stands for.
+    """
+
+    symmetry: Symmetry | None
+    digits: tuple[tuple[int, bool], ...]
+    order: int
+
+    def links(self, route: Iterable[int]) -> list[tuple[int, int]]:
+        """The links that stand for those of a route, and how many flows of the orbit cross each."""
+        weights: dict[int, int] = {}
+        for link in route:
+            standing, crossing = self.standing(link)
+            weights[standing] = weights.get(standing, 0) + crossing
+        return list(weights.items())
+
+    def standing(self, link: int) -> tuple[int, int]:
+        """(the link that stands for this one, how many shifts map a link of its orbit onto itself)."""
+        if self.symmetry is None or self.order == 1:
+            return link, 1
+        family = next(f for f in self.symmetry.families if f.base <= link < f.base + f.total)
+        shift = [0] * len(self.digits)
+        moved: set[int] = set()
+        rest = link - family.base
+        coordinates = []
+        for size in reversed(family.sizes):
+            rest, coordinate = divmod(rest, size)
+            coordinates.append(coordinate)
+        for axis, coordinate in zip(family.axes, reversed(coordinates), strict=True):
+            if axis >= 0 and self.digits[axis][1] and axis not in moved:
+                moved.add(axis)
+                shift[axis] = -coordinate if coordinate < self.digits[axis][0] else 0
+        order = math.prod(self.digits[axis][0] for axis in moved)
+        return self.symmetry.link_image(link, shift), self.order // order
+
+    def standing_rank(self, rank: int) -> int:
+        """The rank that stands for this one."""
+        if self.order == 1:
+            return rank
+        unit, found = 1, 0
+        for size, moved in reversed(self.digits):
+            rank, digit = divmod(rank, size)
+            found += 0 if moved else digit * unit
+            unit *= size
+        return found
+
+
+def unfolded() -> Folding:
+    """Every rank stands for itself."""
+    return Folding(None, (), 1)
+
+
+def folded(network: Network, program: Program, root: int, *, trusted: bool) -> Folding:
+    """The axes of the network that fold for these programs.
+
+    trusted: comparing some ranks is enough.
+    """
+    symmetry = network.symmetry
+    if symmetry is None:
+        return unfolded()
+    length = sum(map(len, encoded(0, program(0), BLOCK_CODES)))
+    if length * network.size <= COMPARED_CODES:
+        ranks: Iterable[int] = range(network.size)
+    elif trusted:
+        last = network.size - 1
+        some = {0, last, last // 2, root} if length > COMPARED_CODES // 16 else _spread(network.size, root)
+        ranks = sorted(some)
+    else:
+        return unfolded()
+    digits = []
+    for number, axis in enumerate(symmetry.axes):
+        folds = axis.kind != "fixed" and axis.size > 1
+        digits.append((axis.size, folds and _invariant(symmetry, number, program, ranks)))
+    order = math.prod(size for size, moved in digits if moved)
+    return Folding(symmetry, tuple(digits), order) if order > 1 else unfolded()
+
+
+def _spread(size: int, root: int) -> set[int]:
+    """Both ends, the middle, those beside, and some in between."""
+    near = {0, 1, 2, size // 2 - 1, size // 2, size - 2, size - 1, root, root + 1}
+    return {rank % size for rank in near | {size * k // 7 + k for k in range(7)}}
+
+
+def _invariant(symmetry: Symmetry, axis: int, program: Program, ranks: Iterable[int]) -> bool:
+    """Whether the programs of these ranks and of their images under a shift by one are equal."""
+    shift = [int(number == axis) for number in range(len(symmetry.axes))]
+    images: dict[int, int] = {}
+
+    def image(rank: int) -> int:
+        if rank not in images:
+            images[rank] = symmetry.image(rank, shift)
+        return images[rank]
+
+    for rank in ranks:
+        there = image(rank)
+        mine = encoded(rank, program(rank), BLOCK_CODES, image, ordered=False)
+        theirs = encoded(there, program(there), BLOCK_CODES, ordered=False)
+        if any(one != other for one, other in zip_longest(mine, theirs)):
+            return False
+    return True

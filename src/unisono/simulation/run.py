@@ -1,0 +1,250 @@
+"""Runs programs of ranks in the native simulator: its arguments, and what comes back."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from unisono._native import simulate as simulate_native
+from unisono.engine.base.checking import not_negative, whole
+from unisono.errors import SimulationError
+from unisono.simulation.codes import AWAIT, COMPUTE, COPY, RECV, REDUCE, SEND, SIGNAL
+from unisono.simulation.folding import Folding
+from unisono.simulation.result import Breakdown, Limit, LinkUse, Result, Span
+
+if TYPE_CHECKING:
+    from unisono.networks import Network
+    from unisono.networks.network import Costs
+
+__all__ = ["Blocks", "Conditions", "run"]
+
+Blocks = Callable[[int], Iterator[tuple["array[int]", int]]]
+"""The number of an actor -> blocks of its codes, and how often each runs."""
+
+WINDOW = 16
+"""Messages that an edge holds until its receiver takes them, as an edge of the engine (`plan.EDGE_CAPACITY`)."""
+
+KINDS = {
+    SEND: "send",
+    RECV: "recv",
+    REDUCE: "reduce",
+    COPY: "copy",
+    COMPUTE: "compute",
+    SIGNAL: "signal",
+    AWAIT: "await",
+}
+
+
+class Conditions(NamedTuple):
+    """What differs from the network as it is written.
+
+    Attributes:
+        slow: rank -> factor.  delay: rank -> seconds.  rates: link number -> factor; 0: the link is lost.
+        spans: how many spans of the timeline are kept.
+    """
+
+    slow: Mapping[int, float]
+    delay: Mapping[int, float]
+    rates: Mapping[int, float]
+    spans: int
+
+    @classmethod
+    def of(
+        cls,
+        network: Network,
+        slow: Mapping[int, float] | None,
+        delay: Mapping[int, float] | None,
+        slow_links: Mapping[str | int, float] | None,
+        lost_links: Collection[str | int],
+        spans: int,
+    ) -> Conditions:
+        """Checked arguments of `simulate`."""
+        last = network.size - 1
+        slow = {whole(r, "a slow rank", 0, last): not_negative(f, "slow") for r, f in (slow or {}).items()}
+        delay = {whole(r, "a late rank", 0, last): not_negative(s, "delay") for r, s in (delay or {}).items()}
+        rates = {}
+        given = {**dict.fromkeys(lost_links, math.inf), **(slow_links or {})}
+        numbers = _numbers(network, given)
+        for name, factor in (slow_links or {}).items():
+            if not factor > 0:
+                raise ValueError(f"the link {name!r} is slow by the factor {factor!r}, expected one above 0")
+            rates[numbers[name]] = 1 / factor
+        rates.update({numbers[name]: 0.0 for name in lost_links})
+        return cls(slow, delay, rates, whole(int(spans), "timeline", 0))
+
+    @property
+    def uneven(self) -> bool:
+        """Whether a rank or a link differs from its images under a symmetry."""
+        return bool(self.slow or self.delay or self.rates)
+
+    def costs(self, network: Network) -> tuple[list[list[float]], list[int]]:
+        """The different costs, and the index of each rank's and switch's; []: all have the first."""
+        kept: dict[tuple[float, ...], int] = {}
+        index = []
+        uniform = not (network.costs_index or self.slow or self.delay or network.switches)
+        for rank in range(0 if uniform else network.size):
+            costs = _numbers_of(network.costs_of(rank), self.slow.get(rank, 1.0), self.delay.get(rank, 0.0))
+            index.append(kept.setdefault(costs, len(kept)))
+        for switch in network.switches:
+            adds = 1 / switch.adds_bytes_per_s if switch.adds_bytes_per_s else 0.0
+            index.append(kept.setdefault((0.0,) * 5 + (adds, 0.0, 1.0, 0.0), len(kept)))
+        if uniform:
+            kept[_numbers_of(network.costs[0], 1.0, 0.0)] = 0
+        return [list(each) for each in kept], index
+
+
+def _numbers_of(costs: Costs, slowdown: float, delay: float) -> tuple[float, ...]:
+    """As `simulator::Costs` has them."""
+    own = costs.o_send_s, costs.o_recv_s, costs.o_s_per_byte, costs.g_s, float(costs.rendezvous_bytes)
+    return (*own, costs.reduce_s_per_byte, costs.copy_s_per_byte, slowdown, delay)
+
+
+def _numbers(network: Network, names: Iterable[str | int]) -> dict[str | int, int]:
+    """The numbers of links, given by name or number."""
+    found: dict[str | int, int] = {}
+    sought = set(names)
+    for name in sought:
+        if isinstance(name, int):
+            found[name] = whole(name, "a link", 0, len(network.links) - 1)
+    rest = sought - set(found)
+    if rest:
+        found.update({link.name: number for number, link in enumerate(network.links) if link.name in rest})
+    if missing := rest - set(found):
+        first = network.links[0].name if len(network.links) else "none"
+        raise ValueError(f"{network.name} has no link {min(map(str, missing))!r}; its first one is {first!r}")
+    return found
+
+
+class _World:
+    """What the native simulator asks for."""
+
+    def __init__(self, network: Network, blocks: Blocks, folding: Folding, endpoints: int) -> None:
+        self._router, self._size, self._folding = network.router, network.size, folding
+        self._latency = network.links.latency_s.tolist()
+        self._blocks = blocks
+        self._endpoints = endpoints
+        self._running: dict[int, Iterator[tuple[array[int], int]]] = {}
+
+    def next(self, actor: int) -> tuple[bytes, int] | None:
+        """The next block of an actor."""
+        running = self._running.get(actor)
+        if running is None:
+            running = self._running[actor] = self._blocks(actor)
+        block = next(running, None)
+        if block is None:
+            self._running[actor] = iter(())
+            return None
+        return block[0].tobytes(), block[1]
+
+    def route(self, source: int, target: int) -> tuple[float, list[tuple[int, int]]]:
+        """Latency, and links with their weights."""
+        if source >= self._size:
+            links = self._router.from_switch(source - self._size, target)
+        elif target >= self._size:
+            links = self._router.to_switch(source, target - self._size)
+        else:
+            links = self._router.path(source, target)
+        latency = self._latency
+        return sum([latency[link] for link in links]), self._folding.links(links)
+
+
+def run(
+    name: str, network: Network, blocks: Blocks, folding: Folding, conditions: Conditions, streams: int = 1
+) -> Result:
+    """Run the programs of all ranks.
+
+    blocks: of an actor: rank + stream * (network.size + number of switches); switches come after the ranks.
+
+    Raises:
+        SimulationError: the run does not end.
+    """
+    rates = network.links.bytes_per_s.tolist()
+    for link, factor in conditions.rates.items():
+        rates[link] *= factor
+    costs, index = conditions.costs(network)
+    extra = len(network.switches) if folding.order == 1 else 0
+    endpoints = network.size + extra
+    world = _World(network, blocks, folding, endpoints)
+    found = simulate_native(
+        ranks=network.size,
+        streams=streams,
+        extra=extra,
+        digits=list(folding.digits) if folding.order > 1 else [],
+        rates=rates,
+        costs=costs,
+        costs_index=index[:endpoints],
+        window=WINDOW,
+        most_spans=conditions.spans,
+        next=world.next,
+        route=world.route,
+    )
+    if found["stuck"]:
+        raise SimulationError(_stuck(name, network, found["stuck"], endpoints))
+    return _result(name, network, folding, found, endpoints)
+
+
+def _stuck(name: str, network: Network, stuck: list[Any], endpoints: int) -> str:
+    """The first rank whose message waits for a link, or else the first that waits."""
+    actor, peer, sends, step, event, link = next((each for each in stuck if each[5] >= 0), stuck[0])
+    who = _who(network, actor % endpoints)
+    text = f"{name} on {network.name}: {who}, step {step}, waits for ever"
+    if event >= 0:
+        text += f" for event {event}"
+    elif peer != actor:
+        what = "takes a message" if sends else "sends a message"
+        text += f" until {_who(network, peer % endpoints)} {what}"
+    if link >= 0:
+        text += f"; a message is stuck on the link {network.links[link].name}, which is lost"
+    return text + f" ({len(stuck)} of {network.size} ranks wait)"
+
+
+def _who(network: Network, endpoint: int) -> str:
+    if endpoint < network.size:
+        return f"rank {endpoint}"
+    return f"switch {network.switches[endpoint - network.size].name}"
+
+
+def _result(name: str, network: Network, folding: Folding, found: dict[str, Any], endpoints: int) -> Result:
+    ends: dict[int, float] = {}
+    busy: dict[int, float] = {}
+    for actor, end, worked in zip(found["actors"], found["ends"], found["busy"], strict=True):
+        rank = actor % endpoints
+        ends[rank] = max(ends.get(rank, 0.0), end)
+        busy[rank] = busy.get(rank, 0.0) + worked
+    used = [
+        LinkUse(link, network.links[link].name, *use) for link, use in enumerate(found["links"]) if use[0] > 0
+    ]
+    used.sort(key=lambda use: (-use.limiting_s, -use.busy_s, use.link))
+    breakdown = Breakdown(*found["chain"])
+    standing = folding.standing_rank
+    return Result(
+        name=name,
+        network=network.name,
+        size=network.size,
+        seconds=found["seconds"],
+        messages=found["messages"] * folding.order,
+        simulated=found["messages"],
+        slowest=found["last"] % endpoints,
+        limit=_limit(network, breakdown, used, busy),
+        breakdown=breakdown,
+        links=used,
+        spans=[
+            Span(actor % endpoints, actor // endpoints, KINDS[code], step, start, end)
+            for actor, code, step, start, end in found["spans"]
+        ],
+        end_of=lambda rank: ends[standing(rank)],
+        busy_of=lambda rank: busy[standing(rank)],
+    )
+
+
+def _limit(network: Network, chain: Breakdown, used: list[LinkUse], busy: dict[int, float]) -> Limit:
+    """The largest part of the longest chain, and where it is spent."""
+    kind, seconds = max(chain._asdict().items(), key=lambda part: part[1])
+    if kind == "transfer_s" and used:
+        return Limit("link", used[0].name, used[0].limiting_s)
+    if kind in ("overhead_s", "compute_s"):
+        busiest = max(busy, key=lambda rank: busy[rank])
+        return Limit(kind.removesuffix("_s"), _who(network, busiest), seconds)
+    return Limit("latency", "", seconds)

@@ -1,0 +1,187 @@
+"""Runs a plan on a network that exists as data only."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from unisono.engine.base.checking import not_negative, instance, whole
+from unisono.networks import Network, find
+from unisono.plans.catalog import steps_of
+from unisono.plans.contracts import CONTRACTS
+from unisono.plans.plan import Copy, Reduce, Step, StepFunction
+from unisono.simulation.codes import SEGMENT, chunk_code, encoded
+from unisono.simulation.folding import Folding, folded, unfolded
+from unisono.simulation.result import Result
+from unisono.simulation.run import Conditions, run
+
+__all__ = ["simulate"]
+
+SEGMENT_BYTES = 2 << 20
+"""The engine's segments between hosts (docs/design.md), over all chunks."""
+
+LOCAL_SEGMENT_BYTES = 256 << 10
+"""Those within one host."""
+
+SLICE_BYTES = 64
+"""A segment takes a multiple of it from each chunk."""
+
+KEPT_CODES = 1 << 26
+"""Numbers of programs that are kept in memory, over all ranks; longer programs are made again per segment."""
+
+
+def simulate(
+    collective: str,
+    network: Network | str | Path,
+    *,
+    algorithm: str | StepFunction,
+    nbytes: float,
+    size: int | None = None,
+    root: int = 0,
+    segment_bytes: int | None = None,
+    fold: bool | None = None,
+    slow: Mapping[int, float] | None = None,
+    delay: Mapping[int, float] | None = None,
+    slow_links: Mapping[str | int, float] | None = None,
+    lost_links: Collection[str | int] = (),
+    timeline: int = 0,
+) -> Result:
+    """How long a collective takes on a network, and what limits it.
+
+    A rank runs its steps in their order. A message takes the links of its route: it shares each with all others
+    that cross it, max-min fairly. docs/simulate.md says what is modelled and what is not.
+
+    Args:
+        network: a network, a file or the name of one that is shipped.
+        algorithm: a name of the catalogue, or a function (rank, size, root) -> steps.
+        nbytes: of the whole buffer; of the larger one where input and output differ (all_gather: the result).
+        size: the number of ranks; None: all of the network.
+        segment_bytes: the buffer is cut into segments of so many bytes; None: as the engine does.
+        fold: simulate one rank of each orbit of the network's symmetry. None: where that changes nothing.
+        slow: rank -> factor of all it does itself.  delay: rank -> seconds until it begins.
+        slow_links: name or number of a link -> factor of the time that a byte takes.
+        lost_links: names or numbers of links on which nothing arrives.
+        timeline: keep so many spans of what ranks did.
+    Raises:
+        SimulationError: the run does not end; the message names the rank, the step and the link.
+        PlanError: there is no such algorithm.  ValueError: an argument is out of range.
+    Example:
+        >>> import unisono as un
+        >>> network = un.networks.star(8, cable=un.networks.Cable(5e-6, 1e9))
+        >>> un.simulate("all_reduce", network, algorithm="ring", nbytes=8).seconds
+        7.0014e-05
+    """
+    network = network if isinstance(network, Network) else find(network)
+    size = network.size if size is None else whole(size, "size", 1, network.size)
+    network = network.first(size)
+    root = whole(root, "root", 0, size - 1)
+    nbytes = not_negative(nbytes, "nbytes")
+    conditions = Conditions.of(network, slow, delay, slow_links, lost_links, timeline)
+    named = isinstance(algorithm, str)
+    function = _function(collective, algorithm, network)
+    program = partial(_program, function, size, root)
+    folding = _folding(network, program, root, fold, conditions, trusted=named)
+    parts = _parts(collective, program, folding, size)
+    segments = _segments(network, nbytes, parts, segment_bytes)
+    blocks = _Blocks(program, nbytes / parts / segments, segments, KEPT_CODES * folding.order // size)
+    name = algorithm if isinstance(algorithm, str) else str(getattr(algorithm, "__name__", "custom"))
+    return run(f"{collective}/{name}", network, blocks.of, folding, conditions)
+
+
+def _function(collective: str, algorithm: str | StepFunction, network: Network) -> StepFunction:
+    if isinstance(algorithm, str):
+        return steps_of(collective, algorithm, network.size, tuple(network.hosts))
+    if not callable(algorithm):
+        raise TypeError(f"algorithm is a {type(algorithm).__name__}, expected a name or a function")
+    if instance(collective, str, "collective") not in CONTRACTS:
+        raise ValueError(f"no collective {collective!r}: there are {', '.join(CONTRACTS)}")
+    return algorithm
+
+
+def _program(function: StepFunction, size: int, root: int, rank: int) -> Iterator[Step]:
+    return iter(function(rank, size, root))
+
+
+def _folding(
+    network: Network,
+    program: Callable[[int], Iterator[Step]],
+    root: int,
+    fold: bool | None,
+    conditions: Conditions,
+    *,
+    trusted: bool,
+) -> Folding:
+    """How ranks fold; a condition of one rank or link breaks the symmetry."""
+    if conditions.uneven:
+        if fold:
+            raise ValueError("fold is True, but slow or delayed ranks and links break the symmetry")
+        return unfolded()
+    if fold is False:
+        return unfolded()
+    return folded(network, program, root, trusted=trusted or bool(fold))
+
+
+def _parts(
+    collective: str, program: Callable[[int], Iterator[Step]], folding: Folding, size: int
+) -> int:
+    """The chunks of the whole buffer; where ranks differ, those of all ranks."""
+    contract = CONTRACTS[collective]
+    if "p" in (contract.out_blocks, contract.in_blocks):
+        return size
+    ranks = [rank for rank in range(size) if folding.standing_rank(rank) == rank]
+    return max(1, *(_chunks(program(rank)) for rank in ranks))
+
+
+def _chunks(steps: Iterator[Step]) -> int:
+    """The chunks of Out or In that a program mentions."""
+    most = 0
+    for step in steps:
+        for chunk in (step.dst, step.src) if isinstance(step, Copy) else (step.chunk,):
+            if chunk[0] != "tmp" and chunk[1] >= most:
+                most = chunk[1] + 1
+        if isinstance(step, Reduce) and step.own is not None and step.own.index >= most:
+            most = step.own.index + 1
+    return most
+
+
+def _segments(network: Network, nbytes: float, parts: int, segment_bytes: int | None) -> int:
+    """How many segments the buffer is cut into, as csrc/engine/executor.cpp does."""
+    if segment_bytes is None:
+        segment_bytes = SEGMENT_BYTES if network.hosts[0] != network.hosts[-1] else LOCAL_SEGMENT_BYTES
+    segment = whole(segment_bytes, "segment_bytes", 1) / parts
+    if segment >= SLICE_BYTES:
+        segment = segment // SLICE_BYTES * SLICE_BYTES
+    return max(1, -int(-(nbytes / parts) // segment))
+
+
+class _Blocks(NamedTuple):
+    """The program of each rank in blocks.
+
+    Attributes:
+        most: numbers of a program that the simulator keeps.
+    """
+
+    program: Callable[[int], Iterator[Step]]
+    chunk_bytes: float
+    segments: int
+    most: int
+
+    def of(self, rank: int) -> Iterator[tuple[array[int], int]]:
+        """(block, how often it runs)."""
+        head = chunk_code(self.chunk_bytes)
+        blocks = encoded(rank, self.program(rank), max(self.most, 1 << 12))
+        first, second = next(blocks, None), next(blocks, None)
+        if first is None:
+            return
+        if second is None:
+            yield head + first, self.segments
+            return
+        yield head + first, 1
+        yield second, 1
+        yield from ((block, 1) for block in blocks)
+        for _ in range(self.segments - 1):
+            yield array("i", [SEGMENT]), 1
+            yield from ((block, 1) for block in encoded(rank, self.program(rank), max(self.most, 1 << 12)))
