@@ -84,8 +84,8 @@ class _Execution:
         for (sender, receiver, channel), left in self.channels.items():
             if left:
                 raise PlanError(
-                    f"{self.algorithm.file}: rank {receiver} never takes {len(left)} of the messages that rank "
-                    f"{sender} sends it on channel {channel}"
+                    f"{self.algorithm.file}: rank {receiver} never takes {len(left)} of the messages that "
+                    f"rank {sender} sends it on channel {channel}"
                 )
         return self.events
 
@@ -114,7 +114,7 @@ class _Execution:
     def _do(self, block: _Block) -> None:
         step = block.steps[block.next]
         if step.depends:
-            np.maximum(block.clock, self.kept[block.rank, *step.depends], out=block.clock)
+            np.maximum(block.clock, self.kept[(block.rank, *step.depends)], out=block.clock)
         block.clock[block.at] += 1
         for unit in range(step.count if step.kind != "nop" else 0):
             source = Cell(step.source.buffer, step.source.offset + unit)

@@ -1,8 +1,8 @@
 """MSCCL's XML, which msccl-tools, SCCL, TACCL and TE-CCL write too: read as thread blocks and their steps.
 
-An <algo> has a <gpu> for each rank, which has thread blocks <tb> that run at the same time. A thread block runs
-its <step>s in order; it sends to one GPU and receives from one, over a channel. A step waits for step `deps`
-of thread block `depid` of its GPU. Buffers are i (input), o (output) and s (scratch), in chunks.
+An <algo> has a <gpu> for each rank, which has thread blocks <tb> that run at the same time. A thread block
+runs its <step>s in order; it sends to one GPU and receives from one, over a channel. A step waits for step
+`deps` of thread block `depid` of its GPU. Buffers are i (input), o (output) and s (scratch), in chunks.
 
     s    send                      rrs   receive, add, send
     r    receive                   rrc   receive, add, store

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from unisono.engine.costs.price import rounds
 from unisono.errors import PlanError
 from unisono.plans.contracts import CONTRACTS
 from unisono.plans.plan import EDGE_CAPACITY, Chunk, Copy, Plan, Recv, Reduce, Send, Step
+from unisono.plans.proof import Deadlock, run
 from unisono.schedules.execution import Event, accesses, events, same_memory
 from unisono.schedules.msccl import COLLECTIVES, Algorithm, Cell
 
@@ -67,6 +69,8 @@ class _Rank:
         self.algorithm, self.rank, self.uses = algorithm, rank, uses
         contract = CONTRACTS[algorithm.collective]
         self.in_place = contract.in_place
+        self.reduces = contract.reduces and contract.counts
+        self.written: set[Chunk] = set()
         self.any = contract.out_blocks == "any"
         self.outputs = _outputs(algorithm, rank, parts)
         self.homes = {cell: Chunk("out", number) for number, cell in enumerate(self.outputs)}
@@ -77,6 +81,7 @@ class _Rank:
             space = "out" if self.in_place else "in"
             for number in range(_inputs(algorithm, parts)):
                 self.put(same_memory(algorithm, rank, Cell("i", number)), Chunk(space, number))
+        self.written.clear()
 
     def put(self, cell: Cell, held: Chunk | Pending | None) -> None:
         """Note where the value of a cell is; None: nowhere."""
@@ -87,6 +92,7 @@ class _Rank:
             self.where[cell] = held
         if isinstance(held, Chunk):
             self.holders[held].add(cell)
+            self.written.add(held)
 
     def tmp(self, cell: Cell, index: int) -> Chunk:
         """The scratch chunk of a cell. index: of the data, which its number has to be where chunks differ."""
@@ -262,6 +268,9 @@ class _Translation:
                 self._held(rank, cell, "the end")
         for cell, chunk in rank.homes.items():
             held = rank.where.get(cell)
+            if held == chunk and rank.reduces and chunk not in rank.written:
+                step = Reduce(chunk, (rank.rank,))  # the result is the contribution of this rank alone
+                self.operations.append(Operation(rank.rank, step))
             if isinstance(held, Chunk) and held != chunk:
                 self._save(rank, chunk, cell)
                 self.operations.append(Operation(rank.rank, Copy(chunk, held)))
@@ -373,7 +382,21 @@ def _one_order(
     return after
 
 
-def _ordered(file: str, operations: list[Operation]) -> list[int]:
+def _keeps_order(operations: Sequence[Operation]) -> bool:
+    """Whether the messages between two ranks are taken in the order in which they are sent."""
+    sent: dict[tuple[int, int], list[int]] = {}
+    sender = {operation.sent: operation.rank for operation in operations if operation.sent >= 0}
+    taken: dict[tuple[int, int], list[int]] = {}
+    for operation in operations:
+        if isinstance(operation.step, Send):
+            sent.setdefault((operation.rank, operation.step.to[0]), []).append(operation.sent)
+        for message in operation.taken:
+            taken.setdefault((sender[message], operation.rank), []).append(message)
+    return sent == taken
+
+
+def _by_level(file: str, operations: list[Operation]) -> list[int]:
+    """The operations as early as their data allows, with one order of the messages between two ranks."""
     needs = _dependencies(operations)
     _sorted(operations, needs, {})
     sender = {operation.sent: number for number, operation in enumerate(operations) if operation.sent >= 0}
@@ -389,6 +412,33 @@ def _ordered(file: str, operations: list[Operation]) -> list[int]:
         f"{file}: messages between two ranks overtake each other on different channels; in a plan they keep "
         "their order"
     )
+
+
+def _best(algorithm: Algorithm, operations: list[Operation], parts: int) -> Plan:
+    """The plan with the fewest rounds: in the order of the execution, if messages keep theirs in it, or by level."""
+    found = []
+    if _keeps_order(operations):
+        plan = _plan(algorithm, operations, range(len(operations)), parts)
+        try:
+            run(plan)
+        except Deadlock:  # more messages on an edge than it can hold
+            pass
+        else:
+            found.append(plan)
+    try:
+        found.append(_plan(algorithm, operations, _by_level(algorithm.file, operations), parts))
+    except PlanError:
+        if not found:
+            raise
+    return min(found, key=lambda plan: rounds(plan) if len(found) > 1 else 0)
+
+
+def _plan(algorithm: Algorithm, operations: list[Operation], order: Iterable[int], parts: int) -> Plan:
+    lists: list[list[Operation]] = [[] for _ in range(algorithm.size)]
+    for number in order:
+        lists[operations[number].rank].append(operations[number])
+    steps = tuple(tuple(_merged(rank, iter(each))) for rank, each in enumerate(lists))
+    return Plan(algorithm.collective, algorithm.name, algorithm.size, algorithm.root, steps, parts=parts)
 
 
 def _merged(rank: int, operations: Iterator[Operation]) -> Iterator[Step]:
@@ -407,8 +457,14 @@ def _merged(rank: int, operations: Iterator[Operation]) -> Iterator[Step]:
             and step.own is None
         ):
             peers = {*step.frm, *last.frm} - {rank}
-            if rank in last.frm and len(peers) == len(step.frm) + len(last.frm) - 2:
-                last = Reduce(last.chunk, tuple(sorted((*peers, rank))), last.own)
+            own = {rank} & set(last.frm)
+            if rank in step.frm and len(peers) == len({*step.frm} - {rank}) + len({*last.frm} - {rank}):
+                last = Reduce(last.chunk, tuple(sorted(peers | own)), last.own)
+                continue
+        elif isinstance(step, Reduce) and isinstance(last, Recv) and step.chunk == last.chunk and step.own is None:
+            if len(step.frm) == 2 and rank in step.frm and last.frm not in step.frm:
+                peer = sum(step.frm) - rank
+                last = Reduce(last.chunk, tuple(sorted((last.frm, peer))))
                 continue
         if last is not None:
             yield last
@@ -434,9 +490,4 @@ def plan_of(algorithm: Algorithm) -> Plan:
                 f"{algorithm.file}: has {algorithm.chunks} chunks for {algorithm.size} ranks; {algorithm.collective} "
                 "has equal blocks, expected a multiple"
             )
-    operations = _Translation(algorithm, parts).run()
-    lists: list[list[Operation]] = [[] for _ in range(algorithm.size)]
-    for number in _ordered(algorithm.file, operations):
-        lists[operations[number].rank].append(operations[number])
-    steps = tuple(tuple(_merged(rank, iter(each))) for rank, each in enumerate(lists))
-    return Plan(algorithm.collective, algorithm.name, algorithm.size, algorithm.root, steps, parts=parts)
+    return _best(algorithm, _Translation(algorithm, parts).run(), parts)

@@ -176,8 +176,8 @@ def in_parts(laid: Laid, kind: str, size: int, parts: int) -> Laid:
             if numel % (parts * size if several else parts):
                 block = numel // size if several else numel
                 raise ValueError(
-                    f"{kind}: a block has {block} elements, which cannot be cut into {parts} equal chunks, as "
-                    "the plan needs"
+                    f"{kind}: a block has {block} elements, which cannot be cut into {parts} equal chunks, "
+                    "as the plan needs"
                 )
         if len(extents) <= 1:
             return extents
