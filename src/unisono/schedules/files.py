@@ -9,7 +9,7 @@ from unisono.plans.plan import Plan
 
 __all__ = ["is_file", "load"]
 
-SUFFIXES = (".xml",)
+SUFFIXES = (".xml", ".toml")
 
 
 def is_file(algorithm: str) -> bool:
@@ -37,16 +37,26 @@ def load(
     file = Path(file)
     if file.suffix not in SUFFIXES:
         raise ValueError(f"{file}: expected a name that ends in {' or '.join(SUFFIXES)}")
+    if file.suffix == ".toml":
+        from unisono.schedules.recipe import plan_of_recipe, read_recipe
+
+        recipe = read_recipe(file)
+        _check(file, (recipe.collective, recipe.ranks, recipe.root), (collective, size, root))
+        return plan_of_recipe(recipe)
     from unisono.schedules.msccl import read_algorithm
     from unisono.schedules.translation import plan_of
 
     algorithm = read_algorithm(file)
     found = algorithm.collective or collective
-    if collective and found != collective:
-        raise PlanError(f"{file}: is a schedule of {found}, expected {collective}")
-    if size and algorithm.size != size:
-        raise PlanError(f"{file}: is a schedule of {algorithm.size} ranks, expected {size}")
-    if root is not None and algorithm.root != root:
-        raise PlanError(f"{file}: is a schedule with root {algorithm.root}, expected {root}")
-    plan = plan_of(algorithm._replace(collective=found, name=file.name))
-    return plan._replace(hosts=hosts)
+    _check(file, (found, algorithm.size, algorithm.root), (collective, size, root))
+    return plan_of(algorithm._replace(collective=found, name=file.name))._replace(hosts=hosts)
+
+
+def _check(file: Path, found: tuple[str, int, int], wanted: tuple[str, int, int | None]) -> None:
+    """Compare collective, size and root with what the caller wants."""
+    if wanted[0] and found[0] != wanted[0]:
+        raise PlanError(f"{file}: is a schedule of {found[0]}, expected {wanted[0]}")
+    if wanted[1] and found[1] != wanted[1]:
+        raise PlanError(f"{file}: is a schedule of {found[1]} ranks, expected {wanted[1]}")
+    if wanted[2] is not None and found[2] != wanted[2]:
+        raise PlanError(f"{file}: is a schedule with root {found[2]}, expected {wanted[2]}")

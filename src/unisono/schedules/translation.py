@@ -461,7 +461,12 @@ def _merged(rank: int, operations: Iterator[Operation]) -> Iterator[Step]:
             if rank in step.frm and len(peers) == len({*step.frm} - {rank}) + len({*last.frm} - {rank}):
                 last = Reduce(last.chunk, tuple(sorted(peers | own)), last.own)
                 continue
-        elif isinstance(step, Reduce) and isinstance(last, Recv) and step.chunk == last.chunk and step.own is None:
+        elif (
+            isinstance(step, Reduce)
+            and isinstance(last, Recv)
+            and step.chunk == last.chunk
+            and step.own is None
+        ):
             if len(step.frm) == 2 and rank in step.frm and last.frm not in step.frm:
                 peer = sum(step.frm) - rank
                 last = Reduce(last.chunk, tuple(sorted((last.frm, peer))))

@@ -124,9 +124,7 @@ def _folding(
     return folded(network, program, root, trusted=trusted or bool(fold))
 
 
-def _parts(
-    collective: str, program: Callable[[int], Iterator[Step]], folding: Folding, size: int
-) -> int:
+def _parts(collective: str, program: Callable[[int], Iterator[Step]], folding: Folding, size: int) -> int:
     """The chunks of the whole buffer; where ranks differ, those of all ranks."""
     contract = CONTRACTS[collective]
     if "p" in (contract.out_blocks, contract.in_blocks):
