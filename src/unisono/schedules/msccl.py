@@ -17,7 +17,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from unisono.schedules.xml_reader import Element, parse, read
+from unisono.engine.encoding.xml_reader import Element, parse, read
 
 __all__ = ["COLLECTIVES", "Algorithm", "Block", "Cell", "Gpu", "Step", "parse_algorithm", "read_algorithm"]
 

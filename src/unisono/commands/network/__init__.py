@@ -42,6 +42,8 @@ def main(args: argparse.Namespace) -> int:
     """
     try:
         return _described(args)
+    except BrokenPipeError:
+        raise
     except OSError as error:
         print(f"unisono network: {error.filename}: {error.strerror}", file=sys.stderr)
         return 1

@@ -64,6 +64,8 @@ def main(args: argparse.Namespace) -> int:
     """
     try:
         return _simulated(args)
+    except BrokenPipeError:
+        raise
     except OSError as error:
         print(f"unisono simulate: {error.filename or error}: {error.strerror}", file=sys.stderr)
         return 1

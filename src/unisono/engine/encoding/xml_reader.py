@@ -1,4 +1,4 @@
-"""XML as elements with their lines. A document type is refused, so entities cannot expand."""
+"""XML as elements with their lines. A declaration of an entity is refused, so none expands."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Element:
 
 
 def read(file: str | Path, root: str) -> Element:
-    """The root element of a file, whose name has to be `root`.
+    """The root element of a file, whose name has to be `root`, if that is given.
 
     Raises:
         OSError: the file cannot be read.  ValueError: it is no XML, or something else.
@@ -90,14 +90,14 @@ def parse(data: bytes, root: str, file: str = "schedule.xml") -> Element:
         if count > MOST_ELEMENTS or len(stack) > MOST_DEPTH:
             refuse(f"has more than {MOST_ELEMENTS} elements, or {MOST_DEPTH} within each other")
         element = Element(file, name, attributes, parser.CurrentLineNumber)
-        if len(stack) == 1 and name != root:
+        if len(stack) == 1 and root and name != root:
             refuse(f"is <{name[:40]}>, expected <{root}>")
         stack[-1].children.append(element)
         stack.append(element)
 
     parser.StartElementHandler = begin
     parser.EndElementHandler = lambda _: stack.pop()
-    parser.StartDoctypeDeclHandler = lambda *_: refuse("has a document type, which is not read")
+    parser.EntityDeclHandler = lambda *_: refuse("declares an entity, which is not read")
     try:
         parser.Parse(data, True)
     except expat.ExpatError as error:
