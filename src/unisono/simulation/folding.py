@@ -17,6 +17,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from unisono.networks import Network, Symmetry
+from unisono.networks.network import split
 from unisono.plans.plan import Step
 from unisono.simulation.codes import encoded
 
@@ -57,18 +58,17 @@ class Folding(NamedTuple):
             return link, 1
         family = next(f for f in self.symmetry.families if f.base <= link < f.base + f.total)
         shift = [0] * len(self.digits)
-        moved: set[int] = set()
-        rest = link - family.base
-        coordinates = []
-        for size in reversed(family.sizes):
-            rest, coordinate = divmod(rest, size)
-            coordinates.append(coordinate)
-        for axis, coordinate in zip(family.axes, reversed(coordinates), strict=True):
-            if axis >= 0 and self.digits[axis][1] and axis not in moved:
-                moved.add(axis)
-                shift[axis] = -coordinate if coordinate < self.digits[axis][0] else 0
-        order = math.prod(self.digits[axis][0] for axis in moved)
-        return self.symmetry.link_image(link, shift), self.order // order
+        orbits: dict[int, int] = {}  # axis -> how many links it distinguishes
+        for axis, size, coordinate in zip(
+            family.axes, family.sizes, split(link - family.base, family.sizes), strict=True
+        ):
+            if axis < 0 or not self.digits[axis][1]:
+                continue
+            period = min(size, self.digits[axis][0])
+            if axis not in orbits and coordinate < period:
+                shift[axis] = -coordinate
+            orbits[axis] = math.lcm(orbits.get(axis, 1), period)
+        return self.symmetry.link_image(link, shift), self.order // math.prod(orbits.values())
 
     def standing_rank(self, rank: int) -> int:
         """The rank that stands for this one."""
