@@ -63,7 +63,11 @@ def network_of(
     numbers = numbered(families)
     inside = {node: numbers[len(families) - len(memories) + n].base for n, node in enumerate(memories)}
     router = GraphRouter(
-        [place.node for place in places], _neighbours(ways, numbers), inside, [each for each, _ in adders]
+        [place.node for place in places],
+        _neighbours(ways, numbers),
+        inside,
+        [each for each, _ in adders],
+        connections,
     )
     router.check()
     return Network(

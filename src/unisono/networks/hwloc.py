@@ -22,7 +22,7 @@ __all__ = ["network_of_topology", "read_hwloc"]
 
 MEMORY = Cable(3e-7, 40e9)
 BETWEEN = Cable(5e-7, 20e9)
-PCI_S, SLOWEST_PCI = 3e-7, 1e9
+PCI_S, UNKNOWN_PCI = 3e-7, 64e9  # a bridge of the host has no speed of its own
 GPUS = re.compile(r"(cuda|opencl\d+d|rsmi|nvml|ze)\d+")
 
 
@@ -107,7 +107,7 @@ class _Topology:
         text = element.text("pci_link_speed", "0")
         if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,9})?", text):
             raise element.error(f"pci_link_speed is {text[:40]!r}, expected gigabytes per second")
-        rate = max(float(text) * 1e9, SLOWEST_PCI)
+        rate = float(text) * 1e9 or UNKNOWN_PCI
         self.connections.append(Connection((above, node), Cable(PCI_S, rate)))
         if gpu:
             self.gpus.append(node)

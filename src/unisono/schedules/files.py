@@ -6,10 +6,11 @@ from pathlib import Path
 
 from unisono.errors import PlanError
 from unisono.plans.plan import Plan
+from unisono.schedules.actions import Action, plan_of_actions
 
-__all__ = ["is_file", "load"]
+__all__ = ["is_file", "load", "read_actions", "save"]
 
-SUFFIXES = (".xml", ".toml")
+SUFFIXES = (".xml", ".goal", ".et", ".toml")
 
 
 def is_file(algorithm: str) -> bool:
@@ -37,6 +38,10 @@ def load(
     file = Path(file)
     if file.suffix not in SUFFIXES:
         raise ValueError(f"{file}: expected a name that ends in {' or '.join(SUFFIXES)}")
+    if file.suffix in (".goal", ".et"):
+        plan = plan_of_actions(str(file), read_actions(file))
+        _check(file, (plan.collective, plan.size, plan.root), (collective, size, root))
+        return plan._replace(algorithm=file.name, hosts=hosts)
     if file.suffix == ".toml":
         from unisono.schedules.recipe import plan_of_recipe, read_recipe
 
@@ -50,6 +55,47 @@ def load(
     found = algorithm.collective or collective
     _check(file, (found, algorithm.size, algorithm.root), (collective, size, root))
     return plan_of(algorithm._replace(collective=found, name=file.name))._replace(hosts=hosts)
+
+
+def read_actions(file: str | Path) -> list[list[Action]]:
+    """What each rank does, from a .goal file, or from the .et files of all ranks, of which `file` is the first.
+
+    Raises:
+        OSError: a file cannot be read.  ValueError: it is wrong; the message names the file and the place.
+    """
+    if Path(file).suffix == ".goal":
+        from unisono.schedules.goal import read_goal
+
+        return read_goal(file)
+    from unisono.schedules.chakra import read_chakra
+
+    return read_chakra(file)
+
+
+def save(plan: Plan, file: str | Path, nbytes: int = 1 << 20) -> None:
+    """Write a plan as MSCCL's XML, GOAL or Chakra, by the suffix of the file; with .0.et a file for each rank.
+
+    Args:
+        nbytes: of the whole buffer, for the formats that name bytes.
+    Raises:
+        OSError: a file cannot be written.  ValueError: another suffix, or the format cannot say it.
+    """
+    file = Path(file)
+    if file.suffix == ".xml":
+        from unisono.schedules.msccl_writer import msccl
+
+        file.write_text(msccl(plan), encoding="utf-8")
+    elif file.suffix == ".goal":
+        from unisono.schedules.goal import goal
+
+        file.write_text(goal(plan, nbytes), encoding="ascii")
+    elif file.name.endswith(".0.et"):
+        from unisono.schedules.chakra import chakra
+
+        for rank, data in enumerate(chakra(plan, nbytes)):
+            file.with_name(f"{file.name.removesuffix('.0.et')}.{rank}.et").write_bytes(data)
+    else:
+        raise ValueError(f"{file}: expected a name that ends in .xml, .goal or .0.et")
 
 
 def _check(file: Path, found: tuple[str, int, int], wanted: tuple[str, int, int | None]) -> None:
