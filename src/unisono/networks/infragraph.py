@@ -173,15 +173,14 @@ class _Graph:
         return node in self.kinds or f"{node}." in self._prefixes()
 
     def _prefixes(self) -> set[str]:
-        known = getattr(self, "_known", (0, set()))
+        known: tuple[int, set[str]] = getattr(self, "_known", (0, set()))
         if known[0] != len(self.kinds):
             found = set()
             for node in self.kinds:
                 parts = node.split(".")
                 found |= {".".join(parts[:at]) + "." for at in range(2, len(parts), 2)}
             self._known = known = (len(self.kinds), found)
-        prefixes: set[str] = known[1]
-        return prefixes
+        return known[1]
 
     def edge(self, edge: Any, where: str, links: dict[str, Cable], nodes: Any) -> None:
         """The cables of an edge."""

@@ -1,8 +1,7 @@
 """NCCL's topology of a host, as NCCL_TOPO_DUMP_FILE writes it: GPUs, NVLinks, PCI switches, CPUs, cards.
 
-Each GPU is a rank. NVLinks are cables; those to NVSwitches end at one switch. The rest is the tree of PCI below
-each CPU, and cables between the CPUs. Cards (net) are switches of the network, so that a file with several
-systems can be joined. The rates are those that NCCL takes, the latencies are estimates.
+Each GPU is a rank. NVLinks are cables; those to NVSwitches end at one switch. The rest is the tree of PCI
+below each CPU, and cables between the CPUs. The rates are those that NCCL takes, the latencies estimates.
 
 Source: NCCL 2.27, src/graph/topo.h and topo.cc, its constants of bandwidth.
 """

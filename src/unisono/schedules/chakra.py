@@ -1,8 +1,8 @@
 """Chakra execution traces: one file per rank, NAME.0.et, NAME.1.et ... Needs the package protobuf.
 
-A file is a sequence of messages, each after its length: GlobalMetadata, then Nodes. Messages between ranks are
-COMM_SEND_NODE and COMM_RECV_NODE with the attributes comm_src, comm_dst, comm_size (bytes) and comm_tag;
-computations are COMP_NODE with a duration. Nodes wait for the nodes in ctrl_deps and data_deps.
+A file is a sequence of messages, each after its length: GlobalMetadata, then Nodes. What ranks send and
+receive are COMM_SEND_NODE and COMM_RECV_NODE with the attributes comm_src, comm_dst, comm_size (bytes) and
+comm_tag; computations are COMP_NODE with a duration. Nodes wait for the nodes in ctrl_deps and data_deps.
 
 Source: MLCommons Chakra, schema/protobuf/et_def.proto (version 0.0.4); its numbers of fields are used here.
 """

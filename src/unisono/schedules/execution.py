@@ -95,7 +95,7 @@ class _Execution:
             return False
         if not _takes(step):
             return True
-        return len(self.channels.get((block.receive, block.rank, block.channel), ())) >= step.count
+        return len(self.channels.get((block.receive, block.rank, block.channel), ())) >= step.units
 
     def _stuck(self, waiting: list[_Block]) -> PlanError:
         lines = []
@@ -114,9 +114,10 @@ class _Execution:
     def _do(self, block: _Block) -> None:
         step = block.steps[block.next]
         if step.depends:
-            np.maximum(block.clock, self.kept[(block.rank, *step.depends)], out=block.clock)
+            before = (block.rank, *step.depends)
+            np.maximum(block.clock, self.kept[before], out=block.clock)
         block.clock[block.at] += 1
-        for unit in range(step.count if step.kind != "nop" else 0):
+        for unit in range(step.units if step.kind != "nop" else 0):
             source = Cell(step.source.buffer, step.source.offset + unit)
             target = Cell(step.target.buffer, step.target.offset + unit)
             self._unit(block, step, source, target)

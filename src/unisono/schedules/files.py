@@ -58,7 +58,7 @@ def load(
 
 
 def read_actions(file: str | Path) -> list[list[Action]]:
-    """What each rank does, from a .goal file, or from the .et files of all ranks, of which `file` is the first.
+    """What each rank does, from a .goal file, or from the .et files of all ranks; `file` is that of rank 0.
 
     Raises:
         OSError: a file cannot be read.  ValueError: it is wrong; the message names the file and the place.
@@ -73,7 +73,7 @@ def read_actions(file: str | Path) -> list[list[Action]]:
 
 
 def save(plan: Plan, file: str | Path, nbytes: int = 1 << 20) -> None:
-    """Write a plan as MSCCL's XML, GOAL or Chakra, by the suffix of the file; with .0.et a file for each rank.
+    """Write a plan as MSCCL's XML, GOAL or Chakra, by the suffix of the file; .0.et: a file for each rank.
 
     Args:
         nbytes: of the whole buffer, for the formats that name bytes.

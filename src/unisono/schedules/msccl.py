@@ -7,9 +7,9 @@ runs its <step>s in order; it sends to one GPU and receives from one, over a cha
     s    send                      rrs   receive, add, send
     r    receive                   rrc   receive, add, store
     rcs  receive, store, send      rrcs  receive, add, store, send
-    cpy  copy within the GPU       re    add within the GPU          nop  wait only
+    cpy  copy within the GPU       re    add within the GPU       nop  wait only
 
-`steps` turns them into a plan.  Source: the MSCCL runtime's reader and interpreter, github.com/microsoft/msccl.
+`translation` makes a plan of them.  Source: the MSCCL runtime's reader, github.com/microsoft/msccl.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Step(NamedTuple):
     kind: str
     source: Cell
     target: Cell
-    count: int
+    units: int
     depends: tuple[int, int] | None
 
 
@@ -126,7 +126,7 @@ def _algorithm(algo: Element) -> Algorithm:
         if number in gpus:
             raise gpu.error(f"is the second one with id {number}")
         gpus[number] = _gpu(gpu, number, size)
-        steps += sum(step.count for block in gpus[number].blocks for step in block.steps)
+        steps += sum(step.units for block in gpus[number].blocks for step in block.steps)
         if steps > MOST_STEPS:
             raise gpu.error(f"there are more than {MOST_STEPS} steps")
     for number in range(size):
@@ -197,16 +197,16 @@ def _step(step: Element, number: int, limits: dict[str, int]) -> Step:
     depends = (block, before) if block >= 0 and before >= 0 else None
     if kind == "nop":
         return Step(step.line, number, kind, Cell("i", 0), Cell("i", 0), 1, depends)
-    count = step.whole("cnt", 1, MOST_CHUNKS, 1)
+    units = step.whole("cnt", 1, MOST_CHUNKS, 1)
     cells = []
     for side, used in (("src", kind != "r"), ("dst", kind not in ("s", "rrs"))):
         buffer = step.text(f"{side}buf", "i")
         if buffer not in limits:
             raise step.error(f"{side}buf is {buffer[:40]!r}, expected i, o or s")
         offset = step.whole(f"{side}off", 0 if used else -1, MOST_CHUNKS - 1, None if used else 0)
-        if used and offset + count > limits[buffer]:
+        if used and offset + units > limits[buffer]:
             raise step.error(
-                f"{buffer}[{offset + count - 1}] is beyond the {limits[buffer]} chunks of {buffer}"
+                f"{buffer}[{offset + units - 1}] is beyond the {limits[buffer]} chunks of {buffer}"
             )
         cells.append(Cell(buffer, offset))
-    return Step(step.line, number, kind, cells[0], cells[1], count, depends)
+    return Step(step.line, number, kind, cells[0], cells[1], units, depends)

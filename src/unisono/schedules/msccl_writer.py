@@ -7,7 +7,7 @@ root= and the names of collectives that MSCCL does not have are our own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 from xml.sax.saxutils import quoteattr
 
@@ -120,5 +120,5 @@ def _cell(side: str, chunk: Chunk, in_place: bool) -> dict[str, object]:
     return {f"{side}buf": buffer, f"{side}off": chunk.index}
 
 
-def _tag(name: str, attributes: dict[str, object], end: str = ">") -> str:
+def _tag(name: str, attributes: Mapping[str, object], end: str = ">") -> str:
     return f"<{name} " + " ".join(f"{key}={quoteattr(str(value))}" for key, value in attributes.items()) + end

@@ -1,51 +1,25 @@
 """From an execution of chunks in buffers to the steps of a plan.
 
 A plan never writes its input, and its scratch chunks are as long as the chunks of the same number. So the
-chunks of the file are renamed: each has the place (Out, In or Tmp) where its value now is. A message that waits
-in scratch memory until it is added is taken when it is added, because a plan adds messages only.
+chunks of the file are renamed: each has the place (Out, In or Tmp) where its value now is. A message that
+waits in scratch memory until it is added is taken when it is added, because a plan adds messages only.
 
-The steps of a rank then run in an order of their own: as early as their data allows, sends first, and the
-messages between two ranks in one order on both.
+`ordering` then gives the steps of each rank their order.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from unisono.engine.costs.price import rounds
 from unisono.errors import PlanError
 from unisono.plans.contracts import CONTRACTS
-from unisono.plans.plan import EDGE_CAPACITY, Chunk, Copy, Plan, Recv, Reduce, Send, Step
-from unisono.plans.proof import Deadlock, run
+from unisono.plans.plan import Chunk, Copy, Plan, Recv, Reduce, Send
 from unisono.schedules.execution import Event, accesses, events, same_memory
 from unisono.schedules.msccl import COLLECTIVES, Algorithm, Cell
+from unisono.schedules.ordering import Operation, ordered
 
 __all__ = ["plan_of"]
-
-
-class Operation:
-    """A step of a plan to be, with the messages that it sends or takes."""
-
-    def __init__(self, rank: int, step: Step, taken: tuple[int, ...] = (), sent: int = -1) -> None:
-        self.rank, self.step, self.taken, self.sent = rank, step, taken, sent
-        self.level = 0
-
-    def reads(self) -> tuple[Chunk, ...]:
-        step = self.step
-        if isinstance(step, Send):
-            return (step.chunk,)
-        if isinstance(step, Copy):
-            return (step.src,)
-        if isinstance(step, Reduce) and self.rank in step.frm:
-            return (step.own or step.chunk,)
-        return ()
-
-    def writes(self) -> tuple[Chunk, ...]:
-        step = self.step
-        return () if isinstance(step, Send) else (step.dst if isinstance(step, Copy) else step.chunk,)
 
 
 class Pending(NamedTuple):
@@ -140,7 +114,8 @@ class _Translation:
                 target = same_memory(self.algorithm, rank.rank, Cell("o", out))
                 if source != target:
                     self._copy(rank, target, source, f"line {gpu.line}")
-        for self.now, event in enumerate(self.order):
+        for now, event in enumerate(self.order):
+            self.now = now
             self._event(self.ranks[event.rank], event)
         self.now += 1
         for rank in self.ranks:
@@ -205,8 +180,8 @@ class _Translation:
             waiting, own = rank.where.get(target), source
         if not isinstance(waiting, Pending):
             raise PlanError(
-                f"{self.algorithm.file}, {at}: rank {rank.rank} adds {source} to {target}, both of which are in "
-                "memory; a plan adds messages only, so one of the two has to be what was received last"
+                f"{self.algorithm.file}, {at}: rank {rank.rank} adds {source} to {target}, both of "
+                "which are in memory; a plan adds messages only, so one of the two has to be what came last"
             )
         held = self._held(rank, own, at)
         if own == source:
@@ -230,7 +205,7 @@ class _Translation:
         found = rank.where.get(cell)
         if found is None:
             raise PlanError(
-                f"{self.algorithm.file}, {at}: rank {rank.rank} reads {cell} before anything was written there"
+                f"{self.algorithm.file}, {at}: rank {rank.rank} reads {cell} before it is written"
             )
         if isinstance(found, Pending):
             rank.put(cell, None)
@@ -255,8 +230,8 @@ class _Translation:
         spare = rank.tmp(sharing[0], chunk.index)
         if spare == chunk or any(rank.lives(cell, self.now) for cell in rank.holders[spare]):
             raise PlanError(
-                f"{self.algorithm.file}: rank {rank.rank} keeps two values of chunk {chunk.index} in scratch memory "
-                "at the same time; a plan has one scratch chunk for each chunk of the buffer"
+                f"{self.algorithm.file}: rank {rank.rank} keeps two values of chunk {chunk.index} in scratch "
+                "memory at the same time; a plan has one scratch chunk for each chunk of the buffer"
             )
         self.operations.append(Operation(rank.rank, Copy(spare, chunk)))
         for cell in list(rank.holders[chunk]):
@@ -267,11 +242,12 @@ class _Translation:
             if isinstance(held, Pending):
                 self._held(rank, cell, "the end")
         for cell, chunk in rank.homes.items():
-            held = rank.where.get(cell)
+            value = rank.where.get(cell)
+            held = value if isinstance(value, Chunk) else None
             if held == chunk and rank.reduces and chunk not in rank.written:
                 step = Reduce(chunk, (rank.rank,))  # the result is the contribution of this rank alone
                 self.operations.append(Operation(rank.rank, step))
-            if isinstance(held, Chunk) and held != chunk:
+            if held is not None and held != chunk:
                 self._save(rank, chunk, cell)
                 self.operations.append(Operation(rank.rank, Copy(chunk, held)))
                 rank.put(cell, chunk)
@@ -294,190 +270,6 @@ def _outputs(algorithm: Algorithm, rank: int, parts: int) -> list[Cell]:
     return [same_memory(algorithm, rank, Cell("o", number)) for number in range(count)]
 
 
-# ---- the order of the steps --------------------------------------------------------------------------
-
-
-def _dependencies(operations: Sequence[Operation]) -> list[list[int]]:
-    """The earlier operations of the same rank that each one has to wait for."""
-    found: list[list[int]] = []
-    written: dict[tuple[int, Chunk], int] = {}
-    read: dict[tuple[int, Chunk], list[int]] = {}
-    for number, operation in enumerate(operations):
-        needs = []
-        for chunk in operation.reads():
-            key = operation.rank, chunk
-            if key in written:
-                needs.append(written[key])
-            read.setdefault(key, []).append(number)
-        for chunk in operation.writes():
-            key = operation.rank, chunk
-            needs += [each for each in read.pop(key, []) if each != number]
-            if key in written:
-                needs.append(written[key])
-            written[key] = number
-        found.append(needs)
-    return found
-
-
-def _sorted(
-    operations: Sequence[Operation], needs: Sequence[Sequence[int]], after: dict[int, list[int]]
-) -> list[int]:
-    """A topological order, by level; [] if there is none. after: further edges, of the order of messages."""
-    sender = {operation.sent: number for number, operation in enumerate(operations) if operation.sent >= 0}
-    edges: list[list[tuple[int, int]]] = [[] for _ in operations]
-    missing = [0] * len(operations)
-
-    def edge(before: int, then: int, weight: int) -> None:
-        edges[before].append((then, weight))
-        missing[then] += 1
-
-    for number, operation in enumerate(operations):
-        for before in needs[number]:
-            edge(before, number, 0)
-        for message in operation.taken:
-            edge(sender[message], number, 1)
-        for then in after.get(number, ()):
-            edge(number, then, 0)
-        operation.level = 0
-    ready = [_priority(operations, number) for number, count in enumerate(missing) if not count]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        number = heapq.heappop(ready)[-1]
-        order.append(number)
-        for then, weight in edges[number]:
-            operations[then].level = max(operations[then].level, operations[number].level + weight)
-            missing[then] -= 1
-            if not missing[then]:
-                heapq.heappush(ready, _priority(operations, then))
-    return order if len(order) == len(operations) else []
-
-
-def _priority(operations: Sequence[Operation], number: int) -> tuple[int, bool, tuple[Chunk, ...], int]:
-    operation = operations[number]
-    return operation.level, not isinstance(operation.step, Send), operation.writes(), number
-
-
-def _one_order(
-    operations: Sequence[Operation], keys: Sequence[Sequence[int]], room: int
-) -> dict[int, list[int]]:
-    """Edges that give the messages between two ranks one order on both, `room` of them at a time.
-
-    keys: of each message; they give the order.
-    """
-    sender = {operation.sent: number for number, operation in enumerate(operations) if operation.sent >= 0}
-    taker = {message: number for number, operation in enumerate(operations) for message in operation.taken}
-    between: dict[tuple[int, int], list[int]] = {}
-    for message, number in sender.items():
-        between.setdefault((operations[number].rank, operations[taker[message]].rank), []).append(message)
-    after: dict[int, list[int]] = {}
-    for messages in between.values():
-        messages.sort(key=lambda message: keys[message])
-        for first, second in zip(messages, messages[1:], strict=False):
-            for side in (sender, taker):
-                if side[first] != side[second]:
-                    after.setdefault(side[first], []).append(side[second])
-        for first, second in zip(messages, messages[room:], strict=False):
-            after.setdefault(taker[first], []).append(sender[second])
-    return after
-
-
-def _keeps_order(operations: Sequence[Operation]) -> bool:
-    """Whether the messages between two ranks are taken in the order in which they are sent."""
-    sent: dict[tuple[int, int], list[int]] = {}
-    sender = {operation.sent: operation.rank for operation in operations if operation.sent >= 0}
-    taken: dict[tuple[int, int], list[int]] = {}
-    for operation in operations:
-        if isinstance(operation.step, Send):
-            sent.setdefault((operation.rank, operation.step.to[0]), []).append(operation.sent)
-        for message in operation.taken:
-            taken.setdefault((sender[message], operation.rank), []).append(message)
-    return sent == taken
-
-
-def _by_level(file: str, operations: list[Operation]) -> list[int]:
-    """The operations as early as their data allows, with one order of the messages between two ranks."""
-    needs = _dependencies(operations)
-    _sorted(operations, needs, {})
-    sender = {operation.sent: number for number, operation in enumerate(operations) if operation.sent >= 0}
-    taker = {message: number for number, operation in enumerate(operations) for message in operation.taken}
-    count = len(sender)
-    level = [(operations[sender[m]].level, operations[taker[m]].level, taker[m]) for m in range(count)]
-    for keys in (level, [(taker[m],) for m in range(count)], [(sender[m],) for m in range(count)]):
-        for room in (EDGE_CAPACITY // 2, EDGE_CAPACITY):
-            order = _sorted(operations, needs, _one_order(operations, keys, room))
-            if order:
-                return order
-    raise PlanError(
-        f"{file}: messages between two ranks overtake each other on different channels; in a plan they keep "
-        "their order"
-    )
-
-
-def _best(algorithm: Algorithm, operations: list[Operation], parts: int) -> Plan:
-    """The plan with the fewest rounds: in the order of the execution, if messages keep theirs in it, or by level."""
-    found = []
-    if _keeps_order(operations):
-        plan = _plan(algorithm, operations, range(len(operations)), parts)
-        try:
-            run(plan)
-        except Deadlock:  # more messages on an edge than it can hold
-            pass
-        else:
-            found.append(plan)
-    try:
-        found.append(_plan(algorithm, operations, _by_level(algorithm.file, operations), parts))
-    except PlanError:
-        if not found:
-            raise
-    return min(found, key=lambda plan: rounds(plan) if len(found) > 1 else 0)
-
-
-def _plan(algorithm: Algorithm, operations: list[Operation], order: Iterable[int], parts: int) -> Plan:
-    lists: list[list[Operation]] = [[] for _ in range(algorithm.size)]
-    for number in order:
-        lists[operations[number].rank].append(operations[number])
-    steps = tuple(tuple(_merged(rank, iter(each))) for rank, each in enumerate(lists))
-    return Plan(algorithm.collective, algorithm.name, algorithm.size, algorithm.root, steps, parts=parts)
-
-
-def _merged(rank: int, operations: Iterator[Operation]) -> Iterator[Step]:
-    """The steps of a rank; sends of one chunk side by side are one step, and additions to one chunk, too."""
-    last: Step | None = None
-    for operation in operations:
-        step = operation.step
-        if isinstance(step, Send) and isinstance(last, Send) and step.chunk == last.chunk:
-            if not set(step.to) & set(last.to):
-                last = Send(last.chunk, last.to + step.to)
-                continue
-        elif (
-            isinstance(step, Reduce)
-            and isinstance(last, Reduce)
-            and step.chunk == last.chunk
-            and step.own is None
-        ):
-            peers = {*step.frm, *last.frm} - {rank}
-            own = {rank} & set(last.frm)
-            if rank in step.frm and len(peers) == len({*step.frm} - {rank}) + len({*last.frm} - {rank}):
-                last = Reduce(last.chunk, tuple(sorted(peers | own)), last.own)
-                continue
-        elif (
-            isinstance(step, Reduce)
-            and isinstance(last, Recv)
-            and step.chunk == last.chunk
-            and step.own is None
-        ):
-            if len(step.frm) == 2 and rank in step.frm and last.frm not in step.frm:
-                peer = sum(step.frm) - rank
-                last = Reduce(last.chunk, tuple(sorted((last.frm, peer))))
-                continue
-        if last is not None:
-            yield last
-        last = step
-    if last is not None:
-        yield last
-
-
 def plan_of(algorithm: Algorithm) -> Plan:
     """The plan of a schedule; it is not proved yet.
 
@@ -492,7 +284,7 @@ def plan_of(algorithm: Algorithm) -> Plan:
         parts, rest = divmod(algorithm.chunks, algorithm.size)
         if rest:
             raise PlanError(
-                f"{algorithm.file}: has {algorithm.chunks} chunks for {algorithm.size} ranks; {algorithm.collective} "
-                "has equal blocks, expected a multiple"
+                f"{algorithm.file}: has {algorithm.chunks} chunks for {algorithm.size} ranks; "
+                f"{algorithm.collective} has equal blocks, expected a multiple"
             )
-    return _best(algorithm, _Translation(algorithm, parts).run(), parts)
+    return ordered(algorithm, _Translation(algorithm, parts).run(), parts)

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="",
         metavar="NET",
-        help="a file (.toml, InfraGraph's .yaml or .json, NCCL's or hwloc's .xml) or a name; none: list the names",
+        help="a file: .toml, .yaml or .json (InfraGraph), .xml (NCCL, hwloc); or a name; none: list them",
     )
     add("-n", "--ranks", type=int, default=0, help="ranks that are needed, where the network can grow")
     add("--route", default="", metavar="A,B", help="also the links from rank A to rank B")
@@ -102,13 +102,15 @@ def _lines(network: Network, route: list[int] | None) -> Iterator[str]:
     for (latency, rate, duplex), count in _kinds(network).items():
         yield f"  {count:>7} links of {written_time(latency)}, {written_rate(rate)}, {duplex} duplex"
     if network.switches:
-        yield f"  {len(network.switches)} switches that add: {', '.join(each.name for each in network.switches[:8])}"
+        names = ", ".join(each.name for each in network.switches[:8])
+        yield f"  {len(network.switches)} switches that add: {names}"
     if network.symmetry is not None and network.symmetry.order > 1:
         axes = ", ".join(f"{axis.name} {axis.size} ({axis.kind})" for axis in network.symmetry.axes)
         yield f"  symmetry: {axes}"
     if network.size > 1:
-        longest = network.route(0, network.size - 1)
-        yield f"  rank 0 to rank {network.size - 1}: {len(longest)} links, {written_time(network.latency_s(0, network.size - 1))}"
+        last = network.size - 1
+        links, whole = len(network.route(0, last)), written_time(network.latency_s(0, last))
+        yield f"  rank 0 to rank {last}: {links} links, {whole}"
     for link in route or ():
         each = network.links[link]
         yield f"  link {link}: {each.name}, {written_time(each.latency_s)}, {written_rate(each.bytes_per_s)}"

@@ -15,6 +15,12 @@ MOST_LINKS = 4000
 SIZE = 900
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#B5A400", "#8A8A8A")
 
+STYLE = (
+    "<style>text{font:10px system-ui,sans-serif;fill:#1b1f24;text-anchor:middle}.t{font-size:16px;"
+    "font-weight:600;text-anchor:start}.n{fill:#f3f5f8;stroke:#5b6570}line{stroke-opacity:.7}"
+    "@media(prefers-color-scheme:dark){text{fill:#e8ebef}.n{fill:#1d2229;stroke:#9aa5b1}}</style>"
+)
+
 
 def svg(network: Network) -> str:
     """The drawing.
@@ -24,19 +30,18 @@ def svg(network: Network) -> str:
     """
     if len(network.links) > MOST_LINKS:
         raise ValueError(
-            f"{network.name} has {len(network.links)} links, at most {MOST_LINKS} can be drawn; draw a smaller one"
+            f"{network.name} has {len(network.links)} links, at most {MOST_LINKS} can be drawn; "
+            "draw a smaller one"
         )
     edges = {tuple(sorted(link.ends)): link for link in reversed(network.links[:])}
     places = _places(sorted({node for ends in edges for node in ends}), list(edges))
     rates = sorted({link.bytes_per_s for link in edges.values()}, reverse=True)
+    title = f"{network.name}: {network.size} ranks, {len(network.links)} links"
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {SIZE} {SIZE + 40}" role="img">',
         f"<title>{escape(network.name)}</title>",
-        "<style>text{font:10px system-ui,sans-serif;fill:#1b1f24;text-anchor:middle}.t{font-size:16px;"
-        "font-weight:600;text-anchor:start}.n{fill:#f3f5f8;stroke:#5b6570}line{stroke-opacity:.7}"
-        "@media(prefers-color-scheme:dark){text{fill:#e8ebef}.n{fill:#1d2229;stroke:#9aa5b1}}</style>",
-        f'<text class="t" x="12" y="22">{escape(network.name)}: {network.size} ranks, '
-        f"{len(network.links)} links</text>",
+        STYLE,
+        f'<text class="t" x="12" y="22">{escape(title)}</text>',
     ]
     for at, rate in enumerate(rates[: len(COLOURS)]):
         lines.append(f'<rect x="{12 + 110 * at}" y="30" width="10" height="10" fill="{COLOURS[at]}"/>')
@@ -63,7 +68,7 @@ def svg(network: Network) -> str:
 
 
 def _places(nodes: list[str], edges: list[tuple[str, ...]]) -> dict[str, tuple[float, float]]:
-    """Rings by the distance from the node with the most neighbours; each node near its neighbour further in."""
+    """Rings by the distance from the node with the most neighbours; a node is near its inner neighbour."""
     neighbours: dict[str, set[str]] = {node: set() for node in nodes}
     for one, other in edges:
         neighbours[one].add(other)

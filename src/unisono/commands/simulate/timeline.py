@@ -25,28 +25,32 @@ COLOURS = {
 }
 OTHER = "#8A8A8A"
 BUSY, LIMITING = "#56B4E9", "#D55E00"
+STYLE = (
+    "<style>text{font:11px system-ui,sans-serif;fill:#1b1f24}.t{font-size:16px;font-weight:600}"
+    ".r{fill:#f3f5f8}@media(prefers-color-scheme:dark){text{fill:#e8ebef}.r{fill:#1d2229}}</style>"
+)
 
 
 def perfetto(result: Result) -> dict[str, Any]:
-    """Events of the Chrome trace format: one process per rank, one thread per stream. Times in microseconds."""
-    events: list[dict[str, Any]] = []
-    streams = sorted({(span.rank, span.stream) for span in result.spans})
-    for rank in sorted({rank for rank, _ in streams}):
-        events.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}})
-    for span in result.spans:
-        events.append(
-            {
-                "ph": "X",
-                "name": span.kind,
-                "pid": span.rank,
-                "tid": span.stream,
-                "ts": span.start * 1e6,
-                "dur": (span.end - span.start) * 1e6,
-                "args": {"step": span.step},
-            }
-        )
+    """Events of the Chrome trace format: a process for each rank, a thread for each stream, microseconds."""
+    names: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
+        for rank in sorted({span.rank for span in result.spans})
+    ]
+    events = [
+        {
+            "ph": "X",
+            "name": span.kind,
+            "pid": span.rank,
+            "tid": span.stream,
+            "ts": span.start * 1e6,
+            "dur": (span.end - span.start) * 1e6,
+            "args": {"step": span.step},
+        }
+        for span in result.spans
+    ]
     return {
-        "traceEvents": events,
+        "traceEvents": names + events,
         "displayTimeUnit": "ns",
         "otherData": {"name": result.name, "network": result.network, "limit": str(result.limit)},
     }
@@ -57,13 +61,13 @@ def svg(result: Result) -> str:
     ranks = sorted({span.rank for span in result.spans})[:MOST_RANKS]
     links = [use for use in result.links if use.busy_s > 0][:MOST_LINKS]
     height = TOP + ROW * len(ranks) + 50 + ROW * len(links) + 40
+    seconds = written_time(float(f"{result.seconds:.4g}"))
+    title = f"{result.name} on {result.network}, {result.size} ranks: {seconds}"
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 120} {height}" role="img">',
         f"<title>{escape(str(result))}</title>",
-        "<style>text{font:11px system-ui,sans-serif;fill:#1b1f24}.t{font-size:16px;font-weight:600}"
-        ".r{fill:#f3f5f8}@media(prefers-color-scheme:dark){text{fill:#e8ebef}.r{fill:#1d2229}}</style>",
-        f'<text class="t" x="12" y="24">{escape(result.name)} on {escape(result.network)}, '
-        f"{result.size} ranks: {written_time(float(f'{result.seconds:.4g}'))}</text>",
+        STYLE,
+        f'<text class="t" x="12" y="24">{escape(title)}</text>',
         *_legend(),
         *_ranks(result, ranks),
         *_links(result, links, TOP + ROW * len(ranks) + 44),
