@@ -7,12 +7,19 @@
 #include <cstring>
 
 #include "python/bindings.hpp"
+#include "simulator/ports.hpp"
 #include "simulator/simulation.hpp"
 
 namespace nb = nanobind;
 namespace simulator = unisono::simulator;  // not `using`: its names are also the engine's
 
 namespace {
+
+std::vector<int32_t> read_codes(const nb::bytes& block) {
+  std::vector<int32_t> codes(block.size() / sizeof(int32_t));
+  std::memcpy(codes.data(), block.c_str(), codes.size() * sizeof(int32_t));
+  return codes;
+}
 
 class PythonWorld final : public simulator::World {
  public:
@@ -22,8 +29,7 @@ class PythonWorld final : public simulator::World {
     const nb::object found = next_(actor);
     if (found.is_none()) return 0;
     const auto [block, runs] = nb::cast<std::tuple<nb::bytes, uint32_t>>(found);
-    codes.resize(block.size() / sizeof(int32_t));
-    std::memcpy(codes.data(), block.c_str(), codes.size() * sizeof(int32_t));
+    codes = read_codes(block);
     return codes.empty() ? 0 : runs;
   }
 
@@ -104,10 +110,32 @@ nb::dict simulate(uint32_t ranks, uint32_t streams, uint32_t extra, const std::v
   return describe(simulator::Simulation(std::move(setup), world).run());
 }
 
+nb::object rounds(const std::vector<nb::bytes>& programs, std::vector<int64_t> hosts, const std::vector<double>& inside,
+                  const std::vector<double>& between, double reduce_s, bool one_at_a_time, bool traced) {
+  simulator::PortsSetup setup;
+  for (const nb::bytes& program : programs) setup.programs.push_back(read_codes(program));
+  if (inside.size() != 2 || (!between.empty() && between.size() != 2)) throw nb::value_error("an edge is two numbers");
+  setup.hosts = std::move(hosts);
+  setup.inside = {inside[0], inside[1]};
+  setup.has_between = !between.empty();
+  if (setup.has_between) setup.between = {between[0], between[1]};
+  setup.reduce_s = reduce_s;
+  setup.one_at_a_time = one_at_a_time;
+  setup.traced = traced;
+  const simulator::PortsOutcome found = simulator::Ports(std::move(setup)).run();
+  nb::list messages;
+  for (const simulator::PortMessage& message : found.messages)
+    messages.append(nb::make_tuple(message.sender, message.receiver, message.step, message.sends, message.end));
+  return nb::make_tuple(found.seconds, found.stuck_rank, found.stuck_step, messages, found.done);
+}
+
 }  // namespace
 
 void bind_simulator(nb::module_& m) {
   m.def("simulate", &simulate, nb::arg("ranks"), nb::arg("streams"), nb::arg("extra"), nb::arg("digits"),
         nb::arg("rates"), nb::arg("costs"), nb::arg("costs_index"), nb::arg("window"), nb::arg("most_spans"),
         nb::arg("next"), nb::arg("route"), "Runs programs on a network; see csrc/simulator/simulation.hpp.");
+  m.def("simulate_ports", &rounds, nb::arg("programs"), nb::arg("hosts"), nb::arg("inside"), nb::arg("between"),
+        nb::arg("reduce_s"), nb::arg("one_at_a_time"), nb::arg("traced"),
+        "(seconds, stuck rank or -1, its step, messages, done) of a plan; see csrc/simulator/ports.hpp.");
 }

@@ -12,66 +12,95 @@ Flows::Flows(std::vector<double> rates) : links_(rates.size()) {
   }
 }
 
-FlowId Flows::add(const std::vector<Crossing>& route) {
-  Flow flow;
-  flow.first = static_cast<uint32_t>(places_.size());
-  flow.count = static_cast<uint32_t>(route.size());
+BundleId Flows::add(const std::vector<Crossing>& route) {
+  std::vector<std::pair<LinkId, uint32_t>> key;
+  key.reserve(route.size());
+  for (const Crossing& crossing : route) key.emplace_back(crossing.link, crossing.weight);
+  std::sort(key.begin(), key.end());
+  const auto [found, added] = known_.try_emplace(std::move(key), static_cast<BundleId>(bundles_.size()));
+  if (!added) return found->second;
+  Bundle bundle;
+  bundle.first = static_cast<uint32_t>(places_.size());
+  bundle.count = static_cast<uint32_t>(route.size());
   for (const Crossing& crossing : route) {
     const Link& link = links_[crossing.link];
-    if (link.rate < flow.bound) {
-      flow.bound = link.rate;
-      flow.narrowest = crossing.link;
+    if (link.rate < bundle.bound) {
+      bundle.bound = link.rate;
+      bundle.narrowest = crossing.link;
     }
-    flow.lost = flow.lost || link.rate <= 0;
+    bundle.lost = bundle.lost || link.rate <= 0;
     places_.push_back({crossing});
   }
-  flow.whole_bound = static_cast<int64_t>(std::ceil(std::min(flow.bound, kUnlimited)));
-  flows_.push_back(flow);
-  return static_cast<FlowId>(flows_.size() - 1);
+  bundle.whole_bound = static_cast<int64_t>(std::ceil(std::min(bundle.bound, kUnlimited)));
+  bundles_.push_back(std::move(bundle));
+  return static_cast<BundleId>(bundles_.size() - 1);
 }
 
-bool Flows::begin(FlowId number, double bytes, double now) {
-  Flow& flow = flows_[number];
-  if (flow.lost) return false;
-  flow.left = flow.bytes = bytes;
-  flow.rate = 0;
-  flow.since = now;
-  flow.active = true;
-  for (uint32_t index = flow.first; index < flow.first + flow.count; ++index) {
-    Place& place = places_[index];
-    Link& link = links_[place.crossing.link];
-    if (link.flows.empty()) link.busy_since = now;
-    place.position = static_cast<uint32_t>(link.flows.size());
-    link.flows.emplace_back(number, index);
-    link.weight += place.crossing.weight;
-    const bool tight = link.tight();
-    link.demand += flow.whole_bound * place.crossing.weight;
-    if (!tight && link.tight()) soil(place.crossing.link);
+bool Flows::begin(BundleId number, uint32_t flow, double bytes, double now) {
+  Bundle& bundle = bundles_[number];
+  if (bundle.lost) return false;
+  if (bundle.members.empty()) attach(number, now);
+  bundle.members.push_back({flow, bytes, now, kForEver});
+  count_flow(bundle, 1);
+  for (uint32_t index = bundle.first; index < bundle.first + bundle.count; ++index) {
+    const Crossing& crossing = places_[index].crossing;
+    links_[crossing.link].usage.bytes += bytes * crossing.weight;
   }
   began_.push_back(number);
   return true;
 }
 
-void Flows::end(FlowId number, double now) {
-  Flow& flow = flows_[number];
-  limited_by(flow, kNoLink, now);
-  detach(flow, now);
-  flow.active = false;
+void Flows::end(BundleId number, double now, std::vector<uint32_t>& ended) {
+  Bundle& bundle = bundles_[number];
+  for (size_t index = 0; index < bundle.members.size();) {
+    if (bundle.members[index].end > now) {
+      ++index;
+      continue;
+    }
+    ended.push_back(bundle.members[index].flow);
+    bundle.members[index] = bundle.members.back();
+    bundle.members.pop_back();
+    count_flow(bundle, -1);
+  }
+  bundle.next_end = kForEver;
+  mark(number);
+  if (bundle.members.empty()) detach(bundle, now);
 }
 
-void Flows::detach(Flow& flow, double now) {
-  for (uint32_t index = flow.first; index < flow.first + flow.count; ++index) {
+// Counts a flow of a bundle in its links.
+void Flows::count_flow(Bundle& bundle, int sign) {
+  for (uint32_t index = bundle.first; index < bundle.first + bundle.count; ++index) {
+    const Crossing& crossing = places_[index].crossing;
+    Link& link = links_[crossing.link];
+    const bool tight = link.tight();
+    link.weight += sign * static_cast<int64_t>(crossing.weight);
+    link.demand += sign * static_cast<Whole>(bundle.whole_bound) * crossing.weight;
+    if (sign > 0 ? !tight && link.tight() : tight) soil(crossing.link);
+  }
+}
+
+void Flows::attach(BundleId number, double now) {
+  Bundle& bundle = bundles_[number];
+  for (uint32_t index = bundle.first; index < bundle.first + bundle.count; ++index) {
+    Place& place = places_[index];
+    Link& link = links_[place.crossing.link];
+    if (link.bundles.empty()) link.busy_since = now;
+    place.position = static_cast<uint32_t>(link.bundles.size());
+    link.bundles.emplace_back(number, index);
+  }
+}
+
+void Flows::detach(Bundle& bundle, double now) {
+  limited_by(bundle, kNoLink, now);
+  bundle.rate = 0;
+  for (uint32_t index = bundle.first; index < bundle.first + bundle.count; ++index) {
     const Place& place = places_[index];
     Link& link = links_[place.crossing.link];
-    if (link.tight()) soil(place.crossing.link);
-    link.demand -= flow.whole_bound * place.crossing.weight;
-    link.weight -= place.crossing.weight;
-    link.usage.bytes += flow.bytes * place.crossing.weight;
-    const auto last = link.flows.back();
-    link.flows[place.position] = last;
+    const auto last = link.bundles.back();
+    link.bundles[place.position] = last;
     places_[last.second].position = place.position;
-    link.flows.pop_back();
-    if (link.flows.empty()) link.usage.busy_s += now - link.busy_since;
+    link.bundles.pop_back();
+    if (link.bundles.empty()) link.usage.busy_s += now - link.busy_since;
   }
 }
 
@@ -81,27 +110,33 @@ void Flows::soil(LinkId number) {
   dirty_.push_back(number);
 }
 
-void Flows::visit(FlowId number) {
-  Flow& flow = flows_[number];
-  if (flow.seen == round_ || !flow.active) return;
-  flow.seen = round_;
-  flow.fixed = false;
+void Flows::mark(BundleId number) {
+  if (bundles_[number].changed) return;
+  bundles_[number].changed = true;
+  changed_.push_back(number);
+}
+
+void Flows::visit(BundleId number) {
+  Bundle& bundle = bundles_[number];
+  if (bundle.seen == round_ || bundle.members.empty()) return;
+  bundle.seen = round_;
+  bundle.fixed = false;
   component_.push_back(number);
 }
 
-// The flows whose rates may change, and the links by which they are connected.
+// The bundles whose rates may change, and the links by which they are connected.
 void Flows::collect() {
   ++round_;
   component_.clear();
   shared_.clear();
-  for (const FlowId flow : began_) visit(flow);
+  for (const BundleId bundle : began_) visit(bundle);
   for (const LinkId number : dirty_) {
     links_[number].dirty = false;
-    for (const auto& [flow, place] : links_[number].flows) visit(flow);
+    for (const auto& [bundle, place] : links_[number].bundles) visit(bundle);
   }
   for (size_t next = 0; next < component_.size(); ++next) {
-    const Flow& flow = flows_[component_[next]];
-    for (uint32_t index = flow.first; index < flow.first + flow.count; ++index) {
+    const Bundle& bundle = bundles_[component_[next]];
+    for (uint32_t index = bundle.first; index < bundle.first + bundle.count; ++index) {
       const LinkId number = places_[index].crossing.link;
       Link& link = links_[number];
       if (link.seen == round_ || !link.tight()) continue;
@@ -110,7 +145,7 @@ void Flows::collect() {
       link.open = link.weight;
       link.closing = 0;
       shared_.push_back(number);
-      for (const auto& [other, place] : link.flows) visit(other);
+      for (const auto& [other, place] : link.bundles) visit(other);
     }
   }
   began_.clear();
@@ -119,57 +154,58 @@ void Flows::collect() {
 
 void Flows::solve(double now) {
   collect();
-  if (shared_.empty()) {
-    for (const FlowId flow : component_) fix(flow, flows_[flow].bound, flows_[flow].narrowest, now);
-    return;
-  }
-  fill(now);
+  if (!shared_.empty()) return fill(now);
+  for (const BundleId bundle : component_) fix(bundle, bundles_[bundle].bound, bundles_[bundle].narrowest, now);
 }
 
-// Progressive filling: all rates rise together; at each level, flows stop that their own links or a full link
-// hold back.
+namespace {
+
+double share(double left, int64_t open) { return left / static_cast<double>(open); }
+
+}  // namespace
+
+// Brings the link with the smallest share to the front of the heap: shares grow while flows are fixed.
+void Flows::refresh_shares() {
+  const auto later = [](const Share& one, const Share& other) { return one.level > other.level; };
+  while (!shares_.empty()) {
+    const Link& link = links_[shares_.front().link];
+    if (link.open > 0 && share(link.left, link.open) == shares_.front().level) return;
+    std::pop_heap(shares_.begin(), shares_.end(), later);
+    if (link.open > 0) {
+      shares_.back().level = share(link.left, link.open);
+      std::push_heap(shares_.begin(), shares_.end(), later);
+    } else {
+      shares_.pop_back();
+    }
+  }
+}
+
+// Progressive filling: all rates rise together; at each level those bundles stop that their own links or a full
+// link hold back.
 void Flows::fill(double now) {
-  const auto slower = [this](FlowId one, FlowId other) { return flows_[one].bound < flows_[other].bound; };
+  const auto slower = [this](BundleId one, BundleId other) {
+    return bundles_[one].bound < bundles_[other].bound;
+  };
   if (!std::is_sorted(component_.begin(), component_.end(), slower))
     std::stable_sort(component_.begin(), component_.end(), slower);
-  const auto later = [](const Share& one, const Share& other) { return other.before(one); };
+  const auto later = [](const Share& one, const Share& other) { return one.level > other.level; };
   shares_.clear();
-  for (const LinkId link : shared_)
-    shares_.push_back({links_[link].left / static_cast<double>(links_[link].open), link});
+  for (const LinkId link : shared_) shares_.push_back({share(links_[link].left, links_[link].open), link});
   std::make_heap(shares_.begin(), shares_.end(), later);
-  size_t next = 0;
-  for (;;) {
-    while (!shares_.empty()) {  // a share that has grown meanwhile goes back into the heap
-      Share& first = shares_.front();
-      const Link& link = links_[first.link];
-      const double share = link.open > 0 ? link.left / static_cast<double>(link.open) : kForEver;
-      if (link.open > 0 && share == first.level) break;
-      std::pop_heap(shares_.begin(), shares_.end(), later);
-      if (link.open > 0) {
-        shares_.back().level = share;
-        std::push_heap(shares_.begin(), shares_.end(), later);
-      } else {
-        shares_.pop_back();
-      }
-    }
-    while (next < component_.size() && flows_[component_[next]].fixed) ++next;
+  for (size_t next = 0;;) {
+    refresh_shares();
+    while (next < component_.size() && bundles_[component_[next]].fixed) ++next;
     if (next == component_.size()) return;
-    const double level = std::min(shares_.empty() ? kForEver : shares_.front().level, flows_[component_[next]].bound);
+    const double bound = bundles_[component_[next]].bound;
+    const double level = shares_.empty() ? bound : std::min(bound, shares_.front().level);
     fixed_.clear();
-    for (size_t each = next; each < component_.size() && flows_[component_[each]].bound <= level; ++each)
-      if (!flows_[component_[each]].fixed) fix(component_[each], level, flows_[component_[each]].narrowest, now);
-    while (!shares_.empty() && shares_.front().level <= level) {
+    for (size_t each = next; each < component_.size() && bundles_[component_[each]].bound <= level; ++each)
+      fix(component_[each], level, bundles_[component_[each]].narrowest, now);
+    for (; !shares_.empty() && shares_.front().level <= level; refresh_shares()) {
       const LinkId full = shares_.front().link;
       std::pop_heap(shares_.begin(), shares_.end(), later);
       shares_.pop_back();
-      const Link& link = links_[full];
-      if (link.open > 0 && link.left / static_cast<double>(link.open) > level) {
-        shares_.push_back({link.left / static_cast<double>(link.open), full});
-        std::push_heap(shares_.begin(), shares_.end(), later);
-        continue;
-      }
-      for (const auto& [flow, place] : link.flows)
-        if (!flows_[flow].fixed) fix(flow, level, full, now);
+      for (const auto& [bundle, place] : links_[full].bundles) fix(bundle, level, full, now);
     }
     close_links(level);
   }
@@ -178,14 +214,14 @@ void Flows::fill(double now) {
 // Takes the rates of the flows that were fixed at this level from their links.
 void Flows::close_links(double level) {
   touched_.clear();
-  for (const FlowId number : fixed_) {
-    const Flow& flow = flows_[number];
-    for (uint32_t index = flow.first; index < flow.first + flow.count; ++index) {
+  for (const BundleId number : fixed_) {
+    const Bundle& bundle = bundles_[number];
+    for (uint32_t index = bundle.first; index < bundle.first + bundle.count; ++index) {
       const Crossing& crossing = places_[index].crossing;
       Link& link = links_[crossing.link];
       if (link.seen != round_) continue;
       if (link.closing == 0) touched_.push_back(crossing.link);
-      link.closing += crossing.weight;
+      link.closing += static_cast<int64_t>(crossing.weight * bundle.members.size());
     }
   }
   for (const LinkId number : touched_) {
@@ -196,31 +232,42 @@ void Flows::close_links(double level) {
   }
 }
 
-void Flows::fix(FlowId number, double rate, LinkId limit, double now) {
-  Flow& flow = flows_[number];
-  flow.fixed = true;
+void Flows::fix(BundleId number, double rate, LinkId limit, double now) {
+  Bundle& bundle = bundles_[number];
+  if (bundle.fixed) return;
+  bundle.fixed = true;
   fixed_.push_back(number);
-  limited_by(flow, limit, now);
-  if (rate == flow.rate) return;
-  flow.left -= flow.rate * (now - flow.since);
-  flow.since = now;
-  flow.rate = rate;
-  rescheduled_.push_back({number, now + std::max(0.0, flow.left) / rate});
+  limited_by(bundle, limit, now);
+  const bool same = rate == bundle.rate;
+  for (Member& member : bundle.members) {
+    if (same && member.end < kForEver) continue;
+    if (member.end < kForEver) member.left -= bundle.rate * (now - member.since);
+    member.since = now;
+    member.end = now + std::max(0.0, member.left) / rate;
+  }
+  bundle.rate = rate;
+  mark(number);
 }
 
-void Flows::limited_by(Flow& flow, LinkId link, double now) {
-  if (flow.limit == link) return;
-  if (flow.limit != kNoLink) {
-    Link& before = links_[flow.limit];
+double Flows::next_end(const Bundle& bundle) {
+  double first = kForEver;
+  for (const Member& member : bundle.members) first = std::min(first, member.end);
+  return first;
+}
+
+void Flows::limited_by(Bundle& bundle, LinkId link, double now) {
+  if (bundle.limit == link) return;
+  if (bundle.limit != kNoLink) {
+    Link& before = links_[bundle.limit];
     if (--before.limits == 0) before.usage.limiting_s += now - before.limits_since;
   }
-  flow.limit = link;
+  bundle.limit = link;
   if (link != kNoLink && links_[link].limits++ == 0) links_[link].limits_since = now;
 }
 
-LinkId Flows::lost_link(FlowId number) const {
-  const Flow& flow = flows_[number];
-  for (uint32_t index = flow.first; flow.lost && index < flow.first + flow.count; ++index)
+LinkId Flows::lost_link(BundleId number) const {
+  const Bundle& bundle = bundles_[number];
+  for (uint32_t index = bundle.first; bundle.lost && index < bundle.first + bundle.count; ++index)
     if (links_[places_[index].crossing.link].rate <= 0) return places_[index].crossing.link;
   return kNoLink;
 }
@@ -230,7 +277,7 @@ std::vector<Usage> Flows::usage(double now) const {
   found.reserve(links_.size());
   for (const Link& link : links_) {
     found.push_back(link.usage);
-    if (!link.flows.empty()) found.back().busy_s += now - link.busy_since;
+    if (!link.bundles.empty()) found.back().busy_s += now - link.busy_since;
     if (link.limits > 0) found.back().limiting_s += now - link.limits_since;
   }
   return found;

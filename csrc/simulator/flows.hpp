@@ -4,15 +4,18 @@
 // leaves is shared by the others (progressive filling). Rates change when a flow begins or ends. Only the
 // flows that are connected with it by links that may be full are computed again.
 //
-// A flow may stand for many (`Crossing::weight`): it is one of an orbit of flows that all do the same.
+// Flows with the same route have the same rate: they are one bundle, and one event. A flow may also stand for
+// many (`Crossing::weight`): it is one of an orbit of flows that all do the same.
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <utility>
 #include <vector>
 
 namespace unisono::simulator {
 
-using FlowId = uint32_t;
+using BundleId = uint32_t;
 using LinkId = uint32_t;
 
 inline constexpr LinkId kNoLink = UINT32_MAX;
@@ -33,36 +36,36 @@ struct Usage {
   double bytes = 0;
 };
 
-// A flow whose end is now known to be at another time.
-struct Rescheduled {
-  FlowId flow;
-  double end;
-};
-
 class Flows {
  public:
   // Rates in bytes per second; 0: the link is lost, and what crosses it never arrives.
   explicit Flows(std::vector<double> rates);
 
-  // A flow with this route; it carries one message at a time.
-  FlowId add(const std::vector<Crossing>& route);
-  // Carries `bytes`, at least one, from `now` on. False: over a lost link, for ever.
-  bool begin(FlowId flow, double bytes, double now);
-  void end(FlowId flow, double now);
-  // Computes the rates after beginnings and ends at `now`; calls `changed(flow, end)`.
-  template <class Changed>
-  void settle(double now, Changed changed) {
-    if (began_.empty() && dirty_.empty()) return;
-    solve(now);
-    for (const auto& [flow, end] : rescheduled_) changed(flow, end);
-    rescheduled_.clear();
+  // The bundle of flows with this route.
+  BundleId add(const std::vector<Crossing>& route);
+  // A flow of a bundle carries `bytes` from `now` on, more than none. False: over a lost link, for ever.
+  bool begin(BundleId bundle, uint32_t flow, double bytes, double now);
+  // Ends the flows of a bundle whose last byte has left by `now`, into `ended`.
+  void end(BundleId bundle, double now, std::vector<uint32_t>& ended);
+  // Computes the rates after beginnings and ends at `now`; calls `next(bundle, time)` with the time of the next
+  // end of a bundle, where it may be another one now.
+  template <class Next>
+  void settle(double now, Next next) {
+    if (!began_.empty() || !dirty_.empty()) solve(now);
+    for (const BundleId number : changed_) {
+      Bundle& bundle = bundles_[number];
+      bundle.changed = false;
+      const double end = next_end(bundle);
+      if (end == bundle.next_end || bundle.members.empty()) continue;
+      bundle.next_end = end;
+      next(number, end);
+    }
+    changed_.clear();
   }
-  bool settled() const { return began_.empty() && dirty_.empty(); }
+  bool settled() const { return began_.empty() && dirty_.empty() && changed_.empty(); }
 
-  // The lost link that a flow waits for, or kNoLink.
-  LinkId lost_link(FlowId flow) const;
-  // The rate of a flow that is alone.
-  double alone(FlowId flow) const { return flows_[flow].bound; }
+  // The lost link that a bundle waits for, or kNoLink.
+  LinkId lost_link(BundleId bundle) const;
   std::vector<Usage> usage(double now) const;
 
  private:
@@ -71,10 +74,10 @@ class Flows {
     double rate = 0;
     Whole whole_rate = 0;  // rounded down
     Whole demand = 0;      // what its flows could ask for; exact, so that it does not depend on their order
-    int64_t weight = 0;      // of all its flows
-    std::vector<std::pair<FlowId, uint32_t>> flows;  // and which crossing of the flow this is
+    int64_t weight = 0;    // of all its flows
+    std::vector<std::pair<BundleId, uint32_t>> bundles;  // and which crossing of the bundle this is
+    uint32_t limits = 0;  // bundles of which it is the slowest link
     bool dirty = false;
-    uint32_t limits = 0;     // flows of which it is the slowest link
     double busy_since = 0, limits_since = 0;
     Usage usage;
     // while rates are computed
@@ -87,42 +90,53 @@ class Flows {
   };
   struct Place {
     Crossing crossing;
-    uint32_t position = 0;  // in Link::flows
+    uint32_t position = 0;  // in Link::bundles
   };
-  struct Flow {
+  struct Member {
+    uint32_t flow;
+    double left, since, end;
+  };
+  struct Bundle {
     uint32_t first = 0, count = 0;  // of its places
     LinkId narrowest = kNoLink, limit = kNoLink;
     double bound = kForEver;  // the rate of its narrowest link
     int64_t whole_bound = 0;  // rounded up
-    double left = 0, rate = 0, since = 0, bytes = 0;
+    double rate = 0;          // of each flow
+    double next_end = kForEver;
+    std::vector<Member> members;
     uint32_t seen = 0;
-    bool lost = false, fixed = false, active = false;
+    bool lost = false, fixed = false, changed = false;
   };
   struct Share {
     double level;
     LinkId link;
-    bool before(const Share& other) const { return level < other.level; }
   };
 
   void solve(double now);
-  void visit(FlowId flow);
+  void visit(BundleId bundle);
   void soil(LinkId link);
+  void mark(BundleId bundle);
   void collect();
   void fill(double now);
-  void fix(FlowId flow, double rate, LinkId limit, double now);
+  void refresh_shares();
   void close_links(double level);
-  void limited_by(Flow& flow, LinkId link, double now);
-  void detach(Flow& flow, double now);
+  void fix(BundleId bundle, double rate, LinkId limit, double now);
+  void limited_by(Bundle& bundle, LinkId link, double now);
+  void attach(BundleId bundle, double now);
+  void detach(Bundle& bundle, double now);
+  void count_flow(Bundle& bundle, int sign);
+  static double next_end(const Bundle& bundle);
 
   std::vector<Link> links_;
-  std::vector<Flow> flows_;
+  std::vector<Bundle> bundles_;
   std::vector<Place> places_;
-  std::vector<FlowId> began_;
+  std::map<std::vector<std::pair<LinkId, uint32_t>>, BundleId> known_;
+  std::vector<BundleId> began_;
   std::vector<LinkId> dirty_;  // whose flows may run faster now, or are coupled no more
-  std::vector<Rescheduled> rescheduled_;
+  std::vector<BundleId> changed_;
   // while rates are computed
   uint32_t round_ = 0;
-  std::vector<FlowId> component_, fixed_;
+  std::vector<BundleId> component_, fixed_;
   std::vector<LinkId> shared_, touched_;
   std::vector<Share> shares_;
 };

@@ -79,7 +79,8 @@ Simulation::EdgeId Simulation::add_edge(uint32_t sender, uint32_t receiver) {
   for (const Crossing& crossing : route_)
     if (crossing.link >= setup_.rates.size()) throw std::invalid_argument("a route names a link that is not there");
   edge.direct = route_.empty();
-  flows_.add(route_);
+  edge.bundle = flows_.add(route_);
+  if (edge.bundle >= versions_.size()) versions_.resize(edge.bundle + 1);
   edges_.push_back(edge);
   return static_cast<EdgeId>(edges_.size() - 1);
 }
@@ -108,39 +109,12 @@ bool Simulation::load(uint32_t place) {
 
 // Replaces the ranks in an actor's codes by edges, and checks the codes.
 void Simulation::connect(Actor& actor) {
-  std::vector<int32_t>& codes = actor.codes;
-  const auto need = [&codes](size_t at, size_t count) {
-    if (codes.size() < at + count) throw std::invalid_argument("a program ends within a step");
-  };
-  const auto to_edge = [&](int32_t& peer, bool sends) {
+  check_codes(actor.codes, [&](int32_t& peer, bool sends) {
     if (peer < 0 || static_cast<uint32_t>(peer) >= places_.size() || static_cast<uint32_t>(peer) == actor.number)
       throw std::invalid_argument("a program names a rank that is not there");
-    const auto number = static_cast<uint32_t>(peer);
-    peer = static_cast<int32_t>(sends ? edge_between(actor.number, number) : edge_between(number, actor.number));
-  };
-  for (size_t at = 0; at < codes.size();) {
-    const auto code = static_cast<Code>(codes[at]);
-    const bool counts = code <= Code::kCopy;
-    if (codes[at] < 0 || code > Code::kSegment) throw std::invalid_argument("a program has an unknown step");
-    if (code != Code::kSegment) need(at, 2);
-    if (counts && codes[at + 1] < 0) throw std::invalid_argument("a program has a negative number of chunks");
-    if (code == Code::kSend || code == Code::kReduce) {
-      const size_t head = code == Code::kSend ? 3 : 4;
-      need(at, head);
-      const int32_t peers = codes[at + head - 1];
-      if (peers < 0) throw std::invalid_argument("a program has a negative number of ranks");
-      need(at, head + static_cast<size_t>(peers));
-      for (int32_t peer = 0; peer < peers; ++peer)
-        to_edge(codes[at + head + static_cast<size_t>(peer)], code == Code::kSend);
-      at += head + static_cast<size_t>(peers);
-    } else if (code == Code::kRecv || code == Code::kChunk || code == Code::kCompute) {
-      need(at, 3);
-      if (code == Code::kRecv) to_edge(codes[at + 2], false);
-      at += 3;
-    } else {
-      at += code == Code::kSegment ? 1 : 2;
-    }
-  }
+    const auto other = static_cast<uint32_t>(peer);
+    peer = static_cast<int32_t>(sends ? edge_between(actor.number, other) : edge_between(other, actor.number));
+  });
 }
 
 void Simulation::wake(uint32_t place) {
@@ -183,19 +157,15 @@ bool Simulation::step(Actor& actor) {
   const int32_t* codes = actor.codes.data() + actor.at;
   const auto code = static_cast<Code>(codes[0]);
   const double start = actor.now;
-  size_t length = 2;
   switch (code) {
     case Code::kSend:
       if (!send(actor, codes[1], codes + 3, codes[2])) return false;
-      length = 3 + static_cast<size_t>(codes[2]);
       break;
     case Code::kRecv:
       if (!take(actor, codes[1], 0, codes + 2, 1)) return false;
-      length = 3;
       break;
     case Code::kReduce:
       if (!take(actor, codes[1], codes[2], codes + 4, codes[3])) return false;
-      length = 4 + static_cast<size_t>(codes[3]);
       break;
     case Code::kCopy:
       work(actor, costs(actor).copy_per_byte * actor.chunk * codes[1], actor.chain.compute);
@@ -203,12 +173,10 @@ bool Simulation::step(Actor& actor) {
       break;
     case Code::kChunk:
       actor.chunk = as_double(codes + 1);
-      length = 3;
       break;
     case Code::kCompute:
       work(actor, as_double(codes + 1), actor.chain.compute);
       ++actor.step;
-      length = 3;
       break;
     case Code::kSignal:
       signal(actor, codes[1]);
@@ -218,10 +186,9 @@ bool Simulation::step(Actor& actor) {
       break;
     case Code::kSegment:
       actor.step = 0;
-      length = 1;
       break;
   }
-  actor.at += length;
+  actor.at += length_of(codes);
   if (spans_.size() < setup_.most_spans) note(actor, code, start);
   return true;
 }
@@ -281,7 +248,7 @@ bool Simulation::all_here(const Actor& actor, const int32_t* edges, int32_t coun
 bool Simulation::take_once(Actor& actor, int32_t additions, const int32_t* edges, int32_t count) {
   if (!all_here(actor, edges, count)) return false;
   const Costs& cost = costs(actor);
-  double overhead = 0;
+  uint32_t fresh = 0, fresh_chunks = 0;  // whole numbers: the sum does not depend on the order
   for (int32_t number = 0; number < count; ++number) {
     const Edge& edge = edges_[static_cast<EdgeId>(edges[number])];
     const Message& message = pool_[edge.first];
@@ -289,9 +256,11 @@ bool Simulation::take_once(Actor& actor, int32_t additions, const int32_t* edges
       actor.now = message.arrives;
       actor.chain = message.chain;
     }
-    if (edge.chunks_taken == 0) overhead += cost.o_recv + cost.o_per_byte * message.bytes;
+    if (edge.chunks_taken > 0) continue;
+    ++fresh;
+    fresh_chunks += message.chunks;
   }
-  work(actor, overhead, actor.chain.overhead);
+  work(actor, cost.o_recv * fresh + cost.o_per_byte * actor.chunk * fresh_chunks, actor.chain.overhead);
   work(actor, cost.reduce_per_byte * actor.chunk * additions, actor.chain.compute);
   for (int32_t number = 0; number < count; ++number) {
     const auto edge = static_cast<EdgeId>(edges[number]);
@@ -425,13 +394,14 @@ void Simulation::release(EdgeId number, const Actor& actor) {
 // ---- the run ------------------------------------------------------------------------------------------
 
 void Simulation::handle(const Event& event) {
-  Edge& edge = edges_[event.edge];
   if (event.version == kBegin) {
-    flows_.begin(event.edge, pool_[edge.flying].bytes, now_);
-  } else if (event.version == edge.version) {
-    ++edge.version;
-    flows_.end(event.edge, now_);
-    arrive(event.edge, now_);
+    const Edge& edge = edges_[event.id];
+    flows_.begin(edge.bundle, event.id, pool_[edge.flying].bytes, now_);
+  } else if (event.version == versions_[event.id]) {
+    ++versions_[event.id];
+    ended_.clear();
+    flows_.end(event.id, now_, ended_);
+    for (const EdgeId edge : ended_) arrive(edge, now_);
   }
 }
 
@@ -440,8 +410,9 @@ Outcome Simulation::run() {
   run_ready();
   for (;;) {
     if (!flows_.settled() && (queue_.empty() || queue_.top().time > now_))
-      flows_.settle(now_, [this](FlowId flow, double end) {
-        queue_.push({end, flow, ++edges_[flow].version});
+      flows_.settle(now_, [this](BundleId bundle, double end) {
+        if (++versions_[bundle] == kBegin) versions_[bundle] = 0;
+        queue_.push({end, bundle, versions_[bundle]});
       });
     if (queue_.empty()) break;
     const Event event = queue_.pop();
@@ -490,7 +461,7 @@ void Simulation::find_stuck(Outcome& outcome) const {
       const uint32_t waits = sends ? edge.sender : edge.receiver, other = sends ? edge.receiver : edge.sender;
       if (!(sends ? edge.sender_waits : edge.receiver_waits) || slots[waits] == kNone) continue;
       Stuck& stuck = outcome.stuck[slots[waits]];
-      const LinkId lost = edge.flying == kNone ? kNoLink : flows_.lost_link(number);
+      const LinkId lost = edge.flying == kNone ? kNoLink : flows_.lost_link(edge.bundle);
       if (stuck.link != kNoLink || (stuck.peer != stuck.actor && lost == kNoLink)) continue;
       stuck.peer = actors_[other].number;
       stuck.sends = sends;

@@ -12,23 +12,11 @@
 #include <unordered_map>
 #include <vector>
 
+#include "simulator/codes.hpp"
 #include "simulator/flows.hpp"
 #include "simulator/queue.hpp"
 
 namespace unisono::simulator {
-
-// What programs consist of. Each code is followed by its arguments; the numbers of a double are its halves.
-enum class Code : int32_t {
-  kSend,     // chunks, number of receivers, receivers
-  kRecv,     // chunks, sender
-  kReduce,   // chunks, additions per chunk, number of senders, senders
-  kCopy,     // chunks
-  kChunk,    // a double: the bytes of a chunk from here on
-  kCompute,  // a double: seconds
-  kSignal,   // event: happens on this rank now
-  kAwait,    // event: waits until it has happened on this rank
-  kSegment,  // the steps of the plan begin again, with the next segment
-};
 
 // What messages cost a rank, in seconds (LogGOPS). `rendezvous_bytes` 0: never.
 struct Costs {
@@ -112,8 +100,8 @@ class Simulation {
 
   struct Event {
     double time;
-    EdgeId edge;
-    uint32_t version;  // of the flow's end, or kBegin
+    uint32_t id;       // of an edge whose message begins, or of a bundle of flows
+    uint32_t version;  // of the bundle's next end, or kBegin
     bool before(const Event& other) const { return time < other.time; }
   };
   static constexpr uint32_t kBegin = UINT32_MAX;
@@ -131,7 +119,8 @@ class Simulation {
     double latency = 0;
     bool direct = false;                                   // no link is crossed
     MessageId first = kNone, flying = kNone, last = kNone;  // to be taken; not arrived; the newest
-    uint32_t outstanding = 0, version = 0;
+    uint32_t outstanding = 0;
+    BundleId bundle = 0;
     uint32_t chunks_taken = 0;  // of the first message
     bool begun = false, scheduled = false;  // the flying message: its flow runs; its beginning is an event
     bool receiver_waits = false, sender_waits = false;
@@ -196,7 +185,9 @@ class Simulation {
 
   Setup setup_;
   World& world_;
-  Flows flows_;  // flow n belongs to edge n
+  Flows flows_;
+  std::vector<uint32_t> versions_;  // of the next end of each bundle
+  std::vector<EdgeId> ended_;
   Queue<Event> queue_;
   double now_ = 0, end_ = 0;
   uint64_t messages_ = 0, events_ = 0;

@@ -3,8 +3,8 @@
 With GPUs (OSDev objects of cuda, opencl, rsmi, nvml ...), each is a rank; PCI links have the file's speed.
 Without, each core is a rank: those of a NUMA node share its memory, and all NUMA nodes are connected.
 
-hwloc knows no rates of memories and between NUMA nodes. They are estimates, as are all latencies. The matrices
-of distances, such as NVLinkBandwidth, are not read.  Source: hwloc 2's hwloc2.dtd.
+hwloc knows no rates of memories and between NUMA nodes. They are estimates, as are all latencies. Matrices of
+distances, such as NVLinkBandwidth, are not read.  Source: hwloc 2's hwloc2.dtd.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Parallel Computing 35 (2009); the second tree is the first one mirrored or shift
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from unisono.plans.plan import Out, Recv, Reduce, Send, Step
 
@@ -25,6 +25,20 @@ def parent(place: int, size: int) -> int:
     return above if above <= size else place ^ bit
 
 
+def children(place: int, size: int) -> list[int]:
+    """The places below `place`, in ascending order: `parent` turned round.
+
+    Example (size=6): below 4 are 2 and 6, below 6 is 5.
+    """
+    bit = place & -place
+    below = [place - bit // 2] if bit > 1 else []
+    above = place + bit // 2
+    while bit > 1 and above > size:  # this place does not exist: one of its left descendants takes its place
+        bit //= 2
+        above = place + bit // 2
+    return below + [above] if bit > 1 else below
+
+
 class Tree:
     """A rank's neighbours in tree 0 or 1 over `ranks`.
 
@@ -32,19 +46,23 @@ class Tree:
         above: its parent, or None.  below: its children.  root: of the tree.
     """
 
-    def __init__(self, number: int, rank: int, ranks: tuple[int, ...]) -> None:
+    def __init__(self, number: int, rank: int, ranks: Sequence[int]) -> None:
         size = len(ranks)
-        order = [*ranks] if number == 0 else [*reversed(ranks)] if size % 2 == 0 else [*ranks[1:], ranks[0]]
-        place = order.index(rank) + 1
+        first, step = (0, 1) if number == 0 else (size - 1, -1) if size % 2 == 0 else (1, 1)
+
+        def order(place: int) -> int:
+            return ranks[(first + step * (place - 1)) % size]
+
+        place = (ranks.index(rank) - first) * step % size + 1
         up = parent(place, size)
-        self.above = order[up - 1] if up else None
-        self.below = tuple(order[child - 1] for child in range(1, size + 1) if parent(child, size) == place)
-        self.root = order[(1 << (size.bit_length() - 1)) - 1]
+        self.above = order(up) if up else None
+        self.below = tuple(order(child) for child in children(place, size))
+        self.root = order(1 << (size.bit_length() - 1))
 
 
 def all_reduce(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
     """Each half of the buffer goes up its tree and down again. Leaves send first, and receive last."""
-    trees = [Tree(number, rank, tuple(range(size))) for number in (0, 1)]
+    trees = [Tree(number, rank, range(size)) for number in (0, 1)]
     leaves_first = sorted((0, 1), key=lambda number: len(trees[number].below))
     for number in leaves_first:
         tree, half = trees[number], Out(number)

@@ -238,13 +238,12 @@ class _Translation:
             rank.put(cell, spare if cell in sharing else None)
 
     def _finish(self, rank: _Rank) -> None:
-        for cell, held in list(rank.where.items()):
-            if isinstance(held, Pending):
-                self._held(rank, cell, "the end")
+        for cell in [cell for cell, held in rank.where.items() if isinstance(held, Pending)]:
+            self._held(rank, cell, "the end")
         for cell, chunk in rank.homes.items():
             value = rank.where.get(cell)
             held = value if isinstance(value, Chunk) else None
-            if held == chunk and rank.reduces and chunk not in rank.written:
+            if held is not None and held == chunk and rank.reduces and chunk not in rank.written:
                 step = Reduce(chunk, (rank.rank,))  # the result is the contribution of this rank alone
                 self.operations.append(Operation(rank.rank, step))
             if held is not None and held != chunk:

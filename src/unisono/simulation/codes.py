@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from unisono.plans import Copy, Recv, Reduce, Send
 from unisono.plans.plan import Step
@@ -23,22 +24,20 @@ __all__ = [
     "SEGMENT",
     "SEND",
     "SIGNAL",
+    "Programs",
     "chunk_code",
     "compute_code",
     "encoded",
-    "same",
+    "translated",
 ]
 
 SEND, RECV, REDUCE, COPY, CHUNK, COMPUTE, SIGNAL, AWAIT, SEGMENT = range(9)
 """The codes, as `simulator::Code` has them."""
 
-Name = Callable[[int], int]
-"""Translates a rank."""
+HEADS = {SEND: 3, RECV: 2, REDUCE: 4, COPY: 2, CHUNK: 3, COMPUTE: 3, SIGNAL: 2, AWAIT: 2, SEGMENT: 1}
+"""How many numbers a code has before its peers."""
 
-
-def same(rank: int) -> int:
-    """The same rank."""
-    return rank
+BLOCK_CODES = 1 << 14
 
 
 def chunk_code(nbytes: float) -> array[int]:
@@ -51,55 +50,82 @@ def compute_code(seconds: float) -> array[int]:
     return array("i", [COMPUTE, *_halves(seconds)])
 
 
-def encoded(
-    rank: int, steps: Iterable[Step], most: int, name: Name = same, *, ordered: bool = True
-) -> Iterator[array[int]]:
-    """The codes of a rank's steps, in blocks of about `most` numbers.
+class Programs:
+    """The programs of ranks in codes, made when they are needed; the first ones are kept."""
 
-    Args:
-        name: translates the peers.  ordered: False: the peers of a reduction in ascending order.
-    """
-    block = array("i")
-    for kind, count, peers, additions in _runs(steps):
-        if kind is Send:
-            block.extend((SEND, count, len(peers), *map(name, peers)))
-        elif kind is Recv:
-            block.extend((RECV, count, name(peers[0])))
-        elif kind is Reduce:
-            others = [name(peer) for peer in peers if peer != rank]
-            block.extend((REDUCE, count, additions, len(others), *(others if ordered else sorted(others))))
-        else:
-            block.extend((COPY, count))
-        if len(block) >= most:
+    def __init__(self, steps: Callable[[int], Iterable[Step]], most: int) -> None:
+        """steps: of a rank.  most: numbers that are kept, over all ranks."""
+        self.steps = steps
+        self._room = most
+        self._kept: dict[int, list[array[int]]] = {}
+
+    def blocks(self, rank: int) -> Iterator[array[int]]:
+        """The codes of a rank, in blocks."""
+        if rank in self._kept:
+            yield from self._kept[rank]
+            return
+        blocks = []
+        for block in encoded(rank, self.steps(rank)):
             yield block
-            block = array("i")
-    if block:
-        yield block
+            self._room -= len(block)
+            if self._room > 0:
+                blocks.append(block)
+        if self._room > 0:
+            self._kept[rank] = blocks
 
 
-def _runs(steps: Iterable[Step]) -> Iterator[tuple[type, int, tuple[int, ...], int]]:
-    """(kind, how many, peers, additions) of steps that stand side by side and have the same peers."""
+def encoded(rank: int, steps: Iterable[Step]) -> Iterator[array[int]]:
+    """The codes of a rank's steps, in blocks of about `BLOCK_CODES` numbers."""
+    block = array("i")
     kind: type = Copy
     count = 0
-    peers: tuple[int, ...] = ()
+    peers: Any = None
     for step in steps:
         now: type = type(step)
-        if now is Send:
-            its = step.to  # type: ignore[union-attr]
-        elif now is Recv:
-            its = (step.frm,)  # type: ignore[union-attr,assignment]
-        elif now is Reduce:
-            its = step.frm  # type: ignore[union-attr,assignment]
-        else:
-            its = ()
+        its: Any = step.to if now is Send else None if now is Copy else step.frm  # type: ignore[union-attr]
         if now is kind and its == peers:
             count += 1
             continue
         if count:
-            yield kind, count, peers, len(peers) - 1
+            block.extend(_code(rank, kind, count, peers))
+            if len(block) >= BLOCK_CODES:
+                yield block
+                block = array("i")
         kind, count, peers = now, 1, its
     if count:
-        yield kind, count, peers, len(peers) - 1
+        block.extend(_code(rank, kind, count, peers))
+    if block:
+        yield block
+
+
+def _code(rank: int, kind: type, count: int, peers: Any) -> tuple[int, ...]:
+    """The code of `count` equal steps; peers: of a Send and a Reduce a tuple, of a Recv one rank."""
+    if kind is Send:
+        return (SEND, count, len(peers), *peers)
+    if kind is Recv:
+        return (RECV, count, peers)
+    if kind is Copy:
+        return (COPY, count)
+    others = [peer for peer in peers if peer != rank]
+    return (REDUCE, count, len(peers) - 1, len(others), *others)
+
+
+def translated(block: array[int], name: Callable[[int], int], *, ordered: bool = True) -> array[int]:
+    """The same codes of a plan with other names of peers.
+
+    ordered: False: the peers of a reduction in ascending order.
+    """
+    found = array("i")
+    at = 0
+    while at < len(block):
+        code = block[at]
+        head = at + HEADS[code]
+        end = head + (block[head - 1] if code in (SEND, REDUCE) else int(code == RECV))
+        found.extend(block[at:head])
+        peers = map(name, block[head:end])
+        found.extend(peers if ordered or code != REDUCE else sorted(peers))
+        at = end
+    return found
 
 
 def _halves(value: float) -> tuple[int, int]:

@@ -12,24 +12,19 @@ one of the catalogue, for which the tests compare folded and unfolded runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from array import array
+from collections.abc import Iterable
 from itertools import zip_longest
 from typing import NamedTuple
 
 from unisono.networks import Network, Symmetry
 from unisono.networks.network import split
-from unisono.plans.plan import Step
-from unisono.simulation.codes import encoded
+from unisono.simulation.codes import Programs, translated
 
 __all__ = ["Folding", "folded", "unfolded"]
 
-Program = Callable[[int], Iterable[Step]]
-"""rank -> its steps"""
-
 COMPARED_CODES = 1 << 21
 """If all programs together have no more numbers than this, all are compared."""
-
-BLOCK_CODES = 1 << 12
 
 
 class Folding(NamedTuple):
@@ -87,7 +82,7 @@ def unfolded() -> Folding:
     return Folding(None, (), 1)
 
 
-def folded(network: Network, program: Program, root: int, *, trusted: bool) -> Folding:
+def folded(network: Network, programs: Programs, root: int, *, trusted: bool) -> Folding:
     """The axes of the network that fold for these programs.
 
     trusted: comparing some ranks is enough.
@@ -95,19 +90,18 @@ def folded(network: Network, program: Program, root: int, *, trusted: bool) -> F
     symmetry = network.symmetry
     if symmetry is None:
         return unfolded()
-    length = sum(map(len, encoded(0, program(0), BLOCK_CODES)))
+    length = sum(map(len, programs.blocks(0)))
     if length * network.size <= COMPARED_CODES:
         ranks: Iterable[int] = range(network.size)
     elif trusted:
-        last = network.size - 1
-        some = {0, last, last // 2, root} if length > COMPARED_CODES // 16 else _spread(network.size, root)
-        ranks = sorted(some)
+        long = length > COMPARED_CODES // 64
+        ranks = sorted({0, network.size - 1, root} if long else _spread(network.size, root))
     else:
         return unfolded()
     digits = []
     for number, axis in enumerate(symmetry.axes):
         folds = axis.kind != "fixed" and axis.size > 1
-        digits.append((axis.size, folds and _invariant(symmetry, number, program, ranks)))
+        digits.append((axis.size, folds and _invariant(symmetry, number, programs, ranks)))
     order = math.prod(size for size, moved in digits if moved)
     return Folding(symmetry, tuple(digits), order) if order > 1 else unfolded()
 
@@ -118,7 +112,7 @@ def _spread(size: int, root: int) -> set[int]:
     return {rank % size for rank in near | {size * k // 7 + k for k in range(7)}}
 
 
-def _invariant(symmetry: Symmetry, axis: int, program: Program, ranks: Iterable[int]) -> bool:
+def _invariant(symmetry: Symmetry, axis: int, programs: Programs, ranks: Iterable[int]) -> bool:
     """Whether the programs of these ranks and of their images under a shift by one are equal."""
     shift = [int(number == axis) for number in range(len(symmetry.axes))]
     images: dict[int, int] = {}
@@ -129,9 +123,10 @@ def _invariant(symmetry: Symmetry, axis: int, program: Program, ranks: Iterable[
         return images[rank]
 
     for rank in ranks:
-        there = image(rank)
-        mine = encoded(rank, program(rank), BLOCK_CODES, image, ordered=False)
-        theirs = encoded(there, program(there), BLOCK_CODES, ordered=False)
-        if any(one != other for one, other in zip_longest(mine, theirs)):
-            return False
+        pairs = zip_longest(programs.blocks(rank), programs.blocks(image(rank)), fillvalue=array("i"))
+        for mine, theirs in pairs:
+            if len(mine) != len(theirs):
+                return False
+            if translated(mine, image, ordered=False) != translated(theirs, int, ordered=False):
+                return False
     return True

@@ -13,7 +13,7 @@ from unisono.networks import Network, find
 from unisono.plans.catalog import steps_of
 from unisono.plans.contracts import CONTRACTS
 from unisono.plans.plan import Copy, Reduce, Step, StepFunction
-from unisono.simulation.codes import SEGMENT, chunk_code, encoded
+from unisono.simulation.codes import SEGMENT, Programs, chunk_code
 from unisono.simulation.folding import Folding, folded, unfolded
 from unisono.simulation.result import Result
 from unisono.simulation.run import Conditions, run
@@ -31,6 +31,11 @@ SLICE_BYTES = 64
 
 KEPT_CODES = 1 << 26
 """Numbers of programs that are kept in memory, over all ranks; longer programs are made again per segment."""
+
+LEAST_BLOCK_CODES = 1 << 12
+
+CHUNK_CODES = 3
+"""Of `chunk_code`."""
 
 
 def simulate(
@@ -82,11 +87,12 @@ def simulate(
     conditions = Conditions.of(network, slow, delay, slow_links, lost_links, timeline)
     named = isinstance(algorithm, str)
     function = _function(collective, algorithm, network)
-    program = partial(_program, function, size, root)
-    folding = _folding(network, program, root, fold, conditions, trusted=named)
-    parts = _parts(collective, program, folding, size)
+    programs = Programs(partial(_program, function, size, root), KEPT_CODES)
+    folding = _folding(network, programs, root, fold, conditions, trusted=named)
+    parts = _parts(collective, programs, size)
     segments = _segments(network, nbytes, parts, segment_bytes)
-    blocks = _Blocks(program, nbytes / parts / segments, segments, KEPT_CODES * folding.order // size)
+    most = max(LEAST_BLOCK_CODES, KEPT_CODES * folding.order // size)
+    blocks = _Blocks(programs, nbytes / parts / segments, segments, most)
     name = algorithm if isinstance(algorithm, str) else str(getattr(algorithm, "__name__", "custom"))
     return run(f"{collective}/{name}", network, blocks.of, folding, conditions)
 
@@ -107,7 +113,7 @@ def _program(function: StepFunction, size: int, root: int, rank: int) -> Iterato
 
 def _folding(
     network: Network,
-    program: Callable[[int], Iterator[Step]],
+    programs: Programs,
     root: int,
     fold: bool | None,
     conditions: Conditions,
@@ -121,16 +127,14 @@ def _folding(
         return unfolded()
     if fold is False:
         return unfolded()
-    return folded(network, program, root, trusted=trusted or bool(fold))
+    return folded(network, programs, root, trusted=trusted or bool(fold))
 
 
-def _parts(collective: str, program: Callable[[int], Iterator[Step]], folding: Folding, size: int) -> int:
-    """The chunks of the whole buffer; where ranks differ, those of all ranks."""
+def _parts(collective: str, programs: Programs, size: int) -> int:
+    """The chunks of the whole buffer. Every rank of a plan mentions all of them (`lowering._header`)."""
     contract = CONTRACTS[collective]
-    if "p" in (contract.out_blocks, contract.in_blocks):
-        return size
-    ranks = [rank for rank in range(size) if folding.standing_rank(rank) == rank]
-    return max(1, *(_chunks(program(rank)) for rank in ranks))
+    blocks = "p" in (contract.out_blocks, contract.in_blocks)
+    return size if blocks else max(1, _chunks(programs.steps(0)))
 
 
 def _chunks(steps: Iterator[Step]) -> int:
@@ -156,30 +160,27 @@ def _segments(network: Network, nbytes: float, parts: int, segment_bytes: int | 
 
 
 class _Blocks(NamedTuple):
-    """The program of each rank in blocks.
+    """The program of each rank in blocks. most: numbers that the simulator keeps of one rank."""
 
-    Attributes:
-        most: numbers of a program that the simulator keeps.
-    """
-
-    program: Callable[[int], Iterator[Step]]
+    programs: Programs
     chunk_bytes: float
     segments: int
     most: int
 
     def of(self, rank: int) -> Iterator[tuple[array[int], int]]:
-        """(block, how often it runs)."""
-        head = chunk_code(self.chunk_bytes)
-        blocks = encoded(rank, self.program(rank), max(self.most, 1 << 12))
-        first, second = next(blocks, None), next(blocks, None)
-        if first is None:
+        """(block, how often it runs). Programs that are not too long are given once for all segments."""
+        whole = chunk_code(self.chunk_bytes)
+        blocks = self.programs.blocks(rank)
+        for block in blocks:
+            whole += block
+            if len(whole) > self.most:
+                break
+        else:
+            if len(whole) > CHUNK_CODES:
+                yield whole, self.segments
             return
-        if second is None:
-            yield head + first, self.segments
-            return
-        yield head + first, 1
-        yield second, 1
+        yield whole, 1
         yield from ((block, 1) for block in blocks)
         for _ in range(self.segments - 1):
             yield array("i", [SEGMENT]), 1
-            yield from ((block, 1) for block in encoded(rank, self.program(rank), max(self.most, 1 << 12)))
+            yield from ((block, 1) for block in self.programs.blocks(rank))

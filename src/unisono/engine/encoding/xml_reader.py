@@ -100,6 +100,8 @@ def parse(data: bytes, root: str, file: str = "schedule.xml") -> Element:
     parser.EntityDeclHandler = lambda *_: refuse("declares an entity, which is not read")
     try:
         parser.Parse(data, True)
+    except (LookupError, UnicodeError) as error:
+        raise ValueError(f"{file}:{parser.CurrentLineNumber}: {error}") from None
     except expat.ExpatError as error:
         raise ValueError(f"{file}:{error.lineno}: {expat.ErrorString(error.code)}") from None
     return top.children[0]

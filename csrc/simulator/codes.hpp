@@ -1,0 +1,61 @@
+// What programs consist of. Each code is followed by its arguments; a double is two of them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <vector>
+
+namespace unisono::simulator {
+
+enum class Code : int32_t {
+  kSend,     // chunks, number of receivers, receivers
+  kRecv,     // chunks, sender
+  kReduce,   // chunks, additions per chunk, number of senders, senders
+  kCopy,     // chunks
+  kChunk,    // a double: the bytes of a chunk from here on
+  kCompute,  // a double: seconds
+  kSignal,   // event: happens on this rank now
+  kAwait,    // event: waits until it has happened on this rank
+  kSegment,  // the steps of the plan begin again, with the next segment
+};
+
+// How many numbers a code has, itself included.
+inline size_t length_of(const int32_t* codes) {
+  switch (static_cast<Code>(codes[0])) {
+    case Code::kSend:
+      return 3 + static_cast<size_t>(codes[2]);
+    case Code::kReduce:
+      return 4 + static_cast<size_t>(codes[3]);
+    case Code::kRecv:
+    case Code::kChunk:
+    case Code::kCompute:
+      return 3;
+    case Code::kSegment:
+      return 1;
+    default:
+      return 2;
+  }
+}
+
+// Checks a program; calls `name(peer, whether this rank sends to it)`, which may replace it.
+template <class Name>
+void check_codes(std::vector<int32_t>& codes, Name name) {
+  for (size_t at = 0; at < codes.size();) {
+    const auto code = static_cast<Code>(codes[at]);
+    const bool sends = code == Code::kSend, reduces = code == Code::kReduce;
+    if (codes[at] < 0 || code > Code::kSegment) throw std::invalid_argument("a program has an unknown step");
+    const size_t left = codes.size() - at, head = sends ? 3 : reduces ? 4 : 1;
+    if (left < head || ((sends || reduces) && codes[at + head - 1] < 0) || left < length_of(&codes[at]))
+      throw std::invalid_argument("a program ends within a step");
+    if (code <= Code::kCopy && codes[at + 1] < 0)
+      throw std::invalid_argument("a program has a negative number of chunks");
+    const size_t length = length_of(&codes[at]);
+    if (sends || reduces)
+      for (size_t peer = at + head; peer < at + length; ++peer) name(codes[peer], sends);
+    if (code == Code::kRecv) name(codes[at + 2], false);
+    at += length;
+  }
+}
+
+}  // namespace unisono::simulator
