@@ -90,11 +90,12 @@ def _child(connection: Connection, network: Network, wish: Wish) -> None:
 
 
 def _simulate(network: Network, wish: Wish, spans: int = 0) -> Result:
+    algorithm = _algorithm(network, wish)
     return simulate(
         wish.collective,
         network,
-        algorithm=_algorithm(network, wish),
-        nbytes=wish.nbytes,
+        algorithm=algorithm,
+        nbytes=wish.nbytes / getattr(algorithm, "parts", 1),  # chunks of a block are counted as blocks
         root=wish.root,
         segment_bytes=wish.segment,
         timeline=spans,
