@@ -27,7 +27,9 @@ NCCL = """<system version="1">
     </pci>
   </cpu>
   <cpu numaid="1" arch="x86_64">
-    <pci busid="0000:90:00.0" class="0x030200" link_speed="8 GT/s" link_width="16"><gpu dev="2" sm="80" rank="2"/></pci>
+    <pci busid="0000:90:00.0" class="0x030200" link_speed="8 GT/s" link_width="16">
+      <gpu dev="2" sm="80" rank="2"/>
+    </pci>
   </cpu>
 </system>
 """
@@ -38,8 +40,8 @@ HWLOC = """<?xml version="1.0" encoding="UTF-8"?>
   <object type="Machine" os_index="0">
     <object type="Package" os_index="0">
       <object type="NUMANode" os_index="0"/>
-      <object type="L2Cache"><object type="Core" os_index="0"><object type="PU" os_index="0"/></object></object>
-      <object type="L2Cache"><object type="Core" os_index="1"><object type="PU" os_index="1"/></object></object>
+      <object type="L2Cache"><object type="Core" os_index="0"><object type="PU"/></object></object>
+      <object type="L2Cache"><object type="Core" os_index="1"><object type="PU"/></object></object>
     </object>
     <object type="Package" os_index="1">
       <object type="NUMANode" os_index="1"/>
@@ -52,15 +54,25 @@ HWLOC = """<?xml version="1.0" encoding="UTF-8"?>
 PCIE = {"name": "pcie", "physical": {"bandwidth": {"gigabytes_per_second": 16}, "latency": {"ns": 300}}}
 SERVER = {
     "name": "server",
-    "components": [{"name": "xpu", "count": 2, "choice": "xpu"}, {"name": "nic", "count": 1, "choice": "nic"}],
+    "components": [
+        {"name": "xpu", "count": 2, "choice": "xpu"},
+        {"name": "nic", "count": 1, "choice": "nic"},
+    ],
     "links": [PCIE],
-    "edges": [{"ep1": {"component": "xpu"}, "ep2": {"component": "nic"}, "scheme": "many2many", "link": "pcie"}],
+    "edges": [
+        {"ep1": {"component": "xpu"}, "ep2": {"component": "nic"}, "scheme": "many2many", "link": "pcie"}
+    ],
 }
 SWITCH = {
     "name": "switch",
-    "components": [{"name": "port", "count": 4, "choice": "port"}, {"name": "asic", "count": 1, "choice": "switch"}],
+    "components": [
+        {"name": "port", "count": 4, "choice": "port"},
+        {"name": "asic", "count": 1, "choice": "switch"},
+    ],
     "links": [{"name": "ic", "physical": {"bandwidth": {"gigabits_per_second": 800}}}],
-    "edges": [{"ep1": {"component": "port"}, "ep2": {"component": "asic"}, "scheme": "many2many", "link": "ic"}],
+    "edges": [
+        {"ep1": {"component": "port"}, "ep2": {"component": "asic"}, "scheme": "many2many", "link": "ic"}
+    ],
 }
 INFRAGRAPH: dict[str, Any] = {
     "name": "rack",
@@ -160,7 +172,9 @@ def test_damaged_files_give_one_clear_error(tmp_path: Path) -> None:
         for _ in range(150):
             damaged = bytearray(text.encode())
             at = choice.randrange(len(damaged))
-            damaged[at : at + choice.randrange(30)] = choice.choice([b"", b"-1", b"999999999999999999999", b"\xff"])
+            damaged[at : at + choice.randrange(30)] = choice.choice(
+                [b"", b"-1", b"999999999999999999999", b"\xff"]
+            )
             (tmp_path / name).write_bytes(damaged)
             try:
                 find(str(tmp_path / name))

@@ -125,7 +125,7 @@ def _algorithm(algo: Element) -> Algorithm:
         number = gpu.whole("id", 0, size - 1)
         if number in gpus:
             raise gpu.error(f"is the second one with id {number}")
-        gpus[number] = _gpu(gpu, number, size)
+        gpus[number] = _gpu(gpu, number, size, chunks)
         steps += sum(step.units for block in gpus[number].blocks for step in block.steps)
         if steps > MOST_STEPS:
             raise gpu.error(f"there are more than {MOST_STEPS} steps")
@@ -139,8 +139,10 @@ def _algorithm(algo: Element) -> Algorithm:
     return Algorithm(algo.file, algo.text("name", "msccl"), collective, size, chunks, in_place, root, ordered)
 
 
-def _gpu(gpu: Element, rank: int, size: int) -> Gpu:
-    limits = {"i": MOST_CHUNKS, "o": MOST_CHUNKS, "s": gpu.whole("s_chunks", 0, MOST_CHUNKS, 0)}
+def _gpu(gpu: Element, rank: int, size: int, chunks: int) -> Gpu:
+    given, out, scratch = (gpu.whole(f"{buffer}_chunks", 0, MOST_CHUNKS, 0) for buffer in "ios")
+    most = max(chunks, given, out)  # in place one of the two is often 0
+    limits = {"i": most, "o": most, "s": scratch}
     blocks: dict[int, Block] = {}
     for tb in gpu.all("tb"):
         block = _block(tb, rank, size, limits)
