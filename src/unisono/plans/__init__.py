@@ -3,6 +3,7 @@
 plan.py       the steps: Send, Recv, Reduce, Copy; Plan
 contracts.py  what each collective promises
 proof.py      shows that a plan keeps the promise, for a given number of ranks
+codes.py      steps as numbers for the simulator
 lowering.py   flattens a plan for the engine
 origins.py    traces one rank's results back, to lower only its code
 exposure.py   which messages may be read in place

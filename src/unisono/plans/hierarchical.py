@@ -242,9 +242,10 @@ class _Piece:
         self.mine = [chunk for chunk in self._order if self._owner(here.place, chunk) == rank]
         self.mine_away = [chunk for chunk in self.mine if chunk % self._count != here.place]
         self.mine_here = [chunk for chunk in self.mine if chunk % self._count == here.place]
+        size = sum(map(len, here.hosts))
         self.up = sorted(
             (Send(Out(chunk), to=(self._owner(chunk % self._count, chunk),)) for chunk in self.mine_away),
-            key=lambda send: send.to,
+            key=lambda send: (send.to[0] - rank) % size,  # hosts begin with different ones
         )
 
     def _owner(self, place: int, chunk: int) -> int:
@@ -252,7 +253,9 @@ class _Piece:
         return ranks[chunk // self._count % len(ranks)]
 
     def _abroad(self, chunk: int) -> tuple[int, ...]:
-        return tuple(self._owner(place, chunk) for place in range(self._count) if place != self._here.place)
+        """The owners on other hosts, the next host first."""
+        places = ((self._here.place + distance) % self._count for distance in range(1, self._count))
+        return tuple(self._owner(place, chunk) for place in places)
 
     def given(self, part: list[int]) -> list[Send]:
         """The sends to the owners on this host."""

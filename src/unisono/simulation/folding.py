@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from unisono.networks import Network, Symmetry
 from unisono.networks.network import split
-from unisono.simulation.codes import Programs, translated
+from unisono.plans.codes import Programs, translated
 
 __all__ = ["Folding", "folded", "unfolded"]
 

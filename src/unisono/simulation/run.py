@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from unisono._native import simulate as simulate_native
 from unisono.engine.base.checking import not_negative, whole
 from unisono.errors import SimulationError
-from unisono.simulation.codes import AWAIT, COMPUTE, COPY, RECV, REDUCE, SEND, SIGNAL
+from unisono.plans.codes import AWAIT, COMPUTE, COPY, RECV, REDUCE, SEND, SIGNAL
 from unisono.simulation.folding import Folding
 from unisono.simulation.result import Breakdown, Limit, LinkUse, Result, Span
 

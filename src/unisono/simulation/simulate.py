@@ -13,7 +13,7 @@ from unisono.networks import Network, find
 from unisono.plans.catalog import steps_of
 from unisono.plans.contracts import CONTRACTS
 from unisono.plans.plan import Copy, Reduce, Step, StepFunction
-from unisono.simulation.codes import SEGMENT, Programs, chunk_code
+from unisono.plans.codes import SEGMENT, Programs, chunk_code
 from unisono.simulation.folding import Folding, folded, unfolded
 from unisono.simulation.result import Result
 from unisono.simulation.run import Conditions, run

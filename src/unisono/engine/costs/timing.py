@@ -1,4 +1,4 @@
-"""When the steps of a plan happen and its messages arrive: a run of the plan, event by event.
+"""When the steps of a plan happen and its messages arrive: a run of the plan in csrc/simulator/ports.hpp.
 
 The model is the usual one: full duplex, every rank sends one message at a time and takes one at a time; a
 message of l bytes takes a + b*l, combining two buffers of l bytes takes g*l, copying takes nothing. Sends
@@ -10,19 +10,16 @@ It does not prove a plan, and it takes chunks as equal parts of the buffer.
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from unisono._native import simulate_ports
 from unisono.errors import PlanError
-from unisono.plans import Copy, Plan, Recv, Reduce, Send
+from unisono.plans import Plan, Send
+from unisono.plans.codes import plan_codes
 from unisono.plans.plan import Step
 
 __all__ = ["Edge", "Message", "Trace", "end", "far", "parts_of", "sends_of", "trace"]
-
-_ARRIVES, _ASKS = 0, 1  # at equal times, a port is freed before it is requested
-
 
 class Edge(NamedTuple):
     """The cost of a message: a seconds, and b seconds per byte."""
@@ -70,9 +67,8 @@ def trace(
         PlanError: the plan deadlocks.
     """
     chunk = nbytes / parts_of(plan)
-    found = Trace([], [[] for _ in range(plan.size)])
-    _Simulation(plan, chunk, Edge(a, b), between, reduce_s=g * chunk, seen=found).finish()
-    return found
+    _, messages, done = _run(plan, chunk, Edge(a, b), between, g * chunk, traced=True)
+    return Trace([Message(*message) for message in messages], done)
 
 
 def end(
@@ -85,7 +81,35 @@ def end(
     Raises:
         PlanError: the plan deadlocks.
     """
-    return _Simulation(plan, chunk, inside, between, reduce_s=reduce_s, one_at_a_time=one_at_a_time).finish()
+    return _run(plan, chunk, inside, between, reduce_s, one_at_a_time=one_at_a_time)[0]
+
+
+def _run(
+    plan: Plan,
+    chunk: float,
+    inside: Edge,
+    between: Edge | None,
+    reduce_s: float,
+    *,
+    one_at_a_time: bool = True,
+    traced: bool = False,
+) -> tuple[float, list[tuple[int, int, int, int, float]], list[list[float]]]:
+    """(when the last rank is done, messages, done) of csrc/simulator/ports.hpp."""
+    seconds, stuck, number, messages, done = simulate_ports(
+        programs=plan_codes(plan),
+        hosts=plan.hosts if between is not None else (),
+        inside=(inside.a, inside.b * chunk),
+        between=() if between is None else (between.a, between.b * chunk),
+        reduce_s=reduce_s,
+        one_at_a_time=one_at_a_time,
+        traced=traced,
+    )
+    if stuck >= 0:
+        step = plan.steps[stuck][number]
+        raise PlanError(
+            f"{plan}: rank {stuck}, step {number}, {step}: waits for ever; prove the plan first"
+        )
+    return seconds, messages, done
 
 
 def parts_of(plan: Plan) -> int:
@@ -120,167 +144,3 @@ def _together(steps: tuple[Step, ...], number: int) -> int:
             break
         end += 1
     return end - number
-
-
-class _Rank:
-    """A rank of the simulation.
-
-    Attributes:
-        next_step, now: how far it has come, and when.
-        outbox: (receiver, when it was ready, step, chunks) of messages not sent yet, in order.
-        taking: whether a message is arriving.  waiting: senders that ask: (since, distance, rank).
-    """
-
-    def __init__(self) -> None:
-        self.next_step = 0
-        self.now: float = 0  # whole numbers and fractions stay exact
-        self.outbox: deque[tuple[int, float, int, int]] = deque()
-        self.taking = False
-        self.waiting: list[tuple[float, int, int]] = []
-
-
-class _Simulation:
-    """Runs a plan event by event. Messages wait in their sender until both ends are free. The sender that has
-    waited longest is first, then the nearest one on the left of the receiver.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        chunk: float,
-        inside: Edge,
-        between: Edge | None,
-        *,
-        reduce_s: float,
-        one_at_a_time: bool = True,
-        seen: Trace | None = None,
-    ) -> None:
-        self._plan = plan
-        self._chunk = chunk
-        self._inside = inside
-        self._between = between
-        self._reduce_s = reduce_s
-        self._one_at_a_time = one_at_a_time
-        self._seen = seen
-        self._ranks = [_Rank() for _ in range(plan.size)]
-        self._arrived: dict[tuple[int, int], deque[float]] = {}
-        self._links: dict[tuple[str, int], float] = {}  # when a host's link is free again
-        self._events: list[tuple[float, int, int, int, int, int]] = []  # time, kind, distance, ends, chunks
-
-    def finish(self) -> float:
-        """Run to the end; when that is."""
-        for rank in range(self._plan.size):
-            self._advance(rank)
-        while self._events:
-            time, kind, _, sender, receiver, count = heapq.heappop(self._events)
-            if kind == _ASKS:
-                self._ask(sender, receiver, time)
-            else:
-                self._arrive(sender, receiver, count, time)
-        self._check_end()
-        return max(rank.now for rank in self._ranks)
-
-    def _check_end(self) -> None:
-        for number, (rank, steps) in enumerate(zip(self._ranks, self._plan.steps, strict=True)):
-            if rank.next_step < len(steps):
-                step = steps[rank.next_step]
-                raise PlanError(
-                    f"{self._plan}: rank {number}, step {rank.next_step}, {step}: waits for ever; "
-                    "prove the plan first"
-                )
-
-    # ---- a rank's program ----------------------------------------------------------------------------
-
-    def _advance(self, number: int) -> None:
-        """Run the steps of a rank that can run now."""
-        rank, steps = self._ranks[number], self._plan.steps[number]
-        while rank.next_step < len(steps):
-            step = steps[rank.next_step]
-            count = 1
-            if isinstance(step, Send):
-                count = _together(steps, rank.next_step)
-                for receiver in step.to:
-                    self._send(number, receiver, count)
-            elif not isinstance(step, Copy) and not self._take(number, step):
-                return
-            rank.next_step += count
-            if self._seen is not None:
-                self._seen.done[number] += [rank.now] * count
-
-    def _take(self, number: int, step: Recv | Reduce) -> bool:
-        """Take what a step waits for, if all of it is here."""
-        sources = (step.frm,) if isinstance(step, Recv) else tuple(r for r in step.frm if r != number)
-        edges = [self._arrived.setdefault((source, number), deque()) for source in sources]
-        if not all(edges):
-            return False
-        rank = self._ranks[number]
-        rank.now = max([rank.now, *(edge.popleft() for edge in edges)])
-        if isinstance(step, Reduce):
-            rank.now += self._reduce_s * (len(step.frm) - 1)
-        return True
-
-    # ---- messages ------------------------------------------------------------------------------------
-
-    def _send(self, sender: int, receiver: int, count: int) -> None:
-        rank = self._ranks[sender]
-        if not self._one_at_a_time:
-            self._start(sender, receiver, count, rank.now)
-            return
-        rank.outbox.append((receiver, rank.now, rank.next_step, count))
-        if len(rank.outbox) == 1:
-            self._push(rank.now, _ASKS, sender, receiver)
-
-    def _ask(self, sender: int, receiver: int, time: float) -> None:
-        """The first message of a sender wants to leave."""
-        target = self._ranks[receiver]
-        if target.taking:
-            heapq.heappush(target.waiting, (time, self._distance(sender, receiver), sender))
-            return
-        target.taking = True
-        self._start_first(sender, time)
-
-    def _start_first(self, sender: int, time: float) -> None:
-        """The first message of a sender leaves."""
-        receiver, _, step, count = self._ranks[sender].outbox[0]
-        arrival = self._start(sender, receiver, count, time)
-        if self._seen is not None:
-            self._seen.messages.append(Message(sender, receiver, step, count, arrival))
-
-    def _start(self, sender: int, receiver: int, count: int, time: float) -> float:
-        """A message leaves; when it will have arrived."""
-        apart = self._between is not None and far(self._plan, sender, receiver)
-        edge = self._between if apart and self._between is not None else self._inside
-        passing = edge.b * self._chunk * count
-        if apart:
-            hosts = self._plan.hosts
-            links = ("out", hosts[sender]), ("in", hosts[receiver])
-            time = max([time, *(self._links.get(link, time) for link in links)])
-            self._links.update(dict.fromkeys(links, time + passing))
-        arrival = time + edge.a + passing
-        self._push(arrival, _ARRIVES, sender, receiver, count)
-        return arrival
-
-    def _arrive(self, sender: int, receiver: int, count: int, time: float) -> None:
-        self._arrived.setdefault((sender, receiver), deque()).extend([time] * count)
-        if self._one_at_a_time:
-            self._free(sender, receiver, time)
-        self._advance(receiver)
-
-    def _free(self, sender: int, receiver: int, time: float) -> None:
-        """A message has arrived: both its ends begin the next one."""
-        outbox, target = self._ranks[sender].outbox, self._ranks[receiver]
-        outbox.popleft()
-        if outbox:
-            following, ready, *_ = outbox[0]
-            self._push(max(time, ready), _ASKS, sender, following)
-        target.taking = bool(target.waiting)
-        if target.waiting:
-            first = heapq.heappop(target.waiting)[2]
-            self._start_first(first, time)
-
-    def _push(self, time: float, kind: int, sender: int, receiver: int, count: int = 0) -> None:
-        distance = self._distance(sender, receiver)
-        heapq.heappush(self._events, (time, kind, distance, sender, receiver, count))
-
-    def _distance(self, sender: int, receiver: int) -> int:
-        return (receiver - sender) % self._plan.size

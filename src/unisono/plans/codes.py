@@ -11,8 +11,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from unisono.plans import Copy, Recv, Reduce, Send
-from unisono.plans.plan import Step
+from unisono.plans.plan import Copy, Plan, Recv, Reduce, Send, Step
 
 __all__ = [
     "AWAIT",
@@ -28,6 +27,7 @@ __all__ = [
     "chunk_code",
     "compute_code",
     "encoded",
+    "plan_codes",
     "translated",
 ]
 
@@ -96,6 +96,11 @@ def encoded(rank: int, steps: Iterable[Step]) -> Iterator[array[int]]:
         block.extend(_code(rank, kind, count, peers))
     if block:
         yield block
+
+
+def plan_codes(plan: Plan) -> list[bytes]:
+    """The codes of each rank."""
+    return [b"".join(block.tobytes() for block in encoded(rank, s)) for rank, s in enumerate(plan.steps)]
 
 
 def _code(rank: int, kind: type, count: int, peers: Any) -> tuple[int, ...]:

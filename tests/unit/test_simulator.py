@@ -1,0 +1,161 @@
+"""The native simulator against a slow exact one, and its arguments."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from fractions import Fraction
+from typing import Any
+
+import max_min
+import pytest
+
+from unisono import _native
+from unisono.plans.codes import RECV, SEND, chunk_code, compute_code
+
+LINKS = 5
+
+
+def native(
+    programs: list[array[int]],
+    routes: dict[tuple[int, int], tuple[int, ...]],
+    latency: list[float],
+    capacity: list[float],
+    **given: Any,
+) -> dict[str, Any]:
+    """Run programs with these routes; a route may cross a link once only."""
+    blocks = {rank: iter([(program.tobytes(), 1)]) for rank, program in enumerate(programs)}
+    arguments: dict[str, Any] = {
+        "ranks": len(programs),
+        "streams": 1,
+        "extra": 0,
+        "digits": [],
+        "rates": capacity,
+        "costs": [[0.0] * 7 + [1.0, 0.0]],
+        "costs_index": [],
+        "window": 1 << 20,
+        "most_spans": 0,
+        "next": lambda rank: next(blocks[rank], None),
+        "route": lambda s, t: (
+            sum([latency[link] for link in routes[s, t]]),
+            [(link, 1) for link in routes[s, t]],
+        ),
+    }
+    return _native.simulate(**{**arguments, **given})
+
+
+def random_programs(draw: random.Random, size: int) -> list[list[max_min.Step]]:
+    """Programs without a deadlock: messages in one order that all ranks keep."""
+    programs: list[list[max_min.Step]] = [[] for _ in range(size)]
+    for _ in range(draw.randint(1, 14)):
+        source, target = draw.sample(range(size), 2)
+        nbytes = Fraction(draw.choice([1, 64, 100, 4096]))
+        programs[source].append(max_min.Step("send", target, nbytes))
+        programs[target].append(max_min.Step("recv", source, nbytes))
+        if draw.random() < 0.4:
+            programs[target].append(max_min.Step("compute", 0, Fraction(draw.randint(1, 60))))
+    return programs
+
+
+def codes(program: list[max_min.Step]) -> array[int]:
+    """The same program for the native simulator: chunks of a byte."""
+    found = chunk_code(1.0)
+    for step in program:
+        if step.kind == "send":
+            found.extend((SEND, int(step.nbytes), 1, step.peer))
+        elif step.kind == "recv":
+            found.extend((RECV, int(step.nbytes), step.peer))
+        else:
+            found.extend(compute_code(float(step.nbytes)))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_random_programs_on_random_networks_take_as_long_as_in_exact_arithmetic(seed: int) -> None:
+    draw = random.Random(seed)
+    size = draw.randint(2, 6)
+    capacity = [Fraction(draw.choice([1, 2, 3, 7, 10])) for _ in range(LINKS)]
+    latency = [Fraction(draw.choice([0, 1, 5])) for _ in range(LINKS)]
+    routes = {
+        (s, t): tuple(draw.sample(range(LINKS), draw.randint(1, 3)))
+        for s in range(size)
+        for t in range(size)
+        if s != t
+    }
+    o_send, o_recv = Fraction(draw.choice([0, 3])), Fraction(draw.choice([0, 2]))
+    programs = random_programs(draw, size)
+    exact = max_min.run(programs, routes, latency, capacity, o_send, o_recv)
+    costs = [[float(o_send), float(o_recv), *([0.0] * 5), 1.0, 0.0]]
+    found = native(
+        [codes(p) for p in programs], routes, [*map(float, latency)], [*map(float, capacity)], costs=costs
+    )
+    assert not found["stuck"]
+    assert found["ends"] == pytest.approx([float(end) for end in exact], rel=1e-12)
+
+
+def test_two_flows_share_a_link_and_the_third_takes_what_the_first_leaves() -> None:
+    """Links of 10 and 2 bytes a second: flow 0 crosses both, flow 1 the first one, flow 2 the second one."""
+    programs = [
+        chunk_code(1.0) + array("i", [SEND, 8, 1, 1, SEND, 8, 1, 2]),
+        chunk_code(1.0) + array("i", [RECV, 8, 0]),
+        chunk_code(1.0) + array("i", [RECV, 8, 0, RECV, 8, 3]),
+        chunk_code(1.0) + array("i", [SEND, 8, 1, 2]),
+    ]
+    routes = {(0, 1): (0,), (0, 2): (0, 1), (3, 2): (1,)}
+    found = native(programs, routes, [0.0, 0.0], [10.0, 2.0])
+    assert found["ends"] == pytest.approx([0.0, 8 / 9, 8.0, 0.0])
+    (busy, limiting, nbytes), (busy_1, limiting_1, nbytes_1) = found["links"]
+    assert (busy, nbytes, nbytes_1) == (8.0, 16.0, 16.0)
+    assert (limiting, busy_1, limiting_1) == pytest.approx((8 / 9, 8.0, 8.0))
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        array("i", [99]),
+        array("i", [SEND]),
+        array("i", [SEND, 1, 5, 1]),
+        array("i", [SEND, 1, -1]),
+        array("i", [SEND, -1, 1, 1]),
+        array("i", [SEND, 1, 1, 0]),
+        array("i", [SEND, 1, 1, 7]),
+        array("i", [RECV, 1, -3]),
+        array("i", [4, 1]),
+    ],
+)
+def test_a_malformed_program_is_an_error(block: array[int]) -> None:
+    with pytest.raises(ValueError, match="program"):
+        native([block, array("i")], {(0, 1): (0,), (1, 0): (0,)}, [0.0], [1.0])
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"rates": [-1.0]}, "rate"),
+        ({"rates": [float("nan")]}, "rate"),
+        ({"costs": []}, "costs"),
+        ({"costs": [[1.0]]}, "costs"),
+        ({"costs": [[-1.0] * 9]}, "cost"),
+        ({"costs_index": [0, 4]}, "costs"),
+        ({"costs_index": [0]}, "costs_index"),
+        ({"digits": [(3, True)]}, "digits"),
+        ({"digits": [(0, True)]}, "digit"),
+        ({"window": 0}, "window"),
+        ({"streams": 0}, "streams"),
+        ({"route": lambda *_: (0.0, [(9, 1)])}, "link"),
+        ({"route": lambda *_: (-1.0, [])}, "latency"),
+    ],
+)
+def test_a_wrong_argument_is_an_error(given: dict[str, Any], text: str) -> None:
+    program = chunk_code(1.0) + array("i", [SEND, 1, 1, 1])
+    with pytest.raises(ValueError, match=text):
+        native([program, array("i", [RECV, 1, 0])], {(0, 1): (0,)}, [0.0], [1.0], **given)
+
+
+def test_an_error_of_a_callback_is_raised() -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("no route")
+
+    program = chunk_code(1.0) + array("i", [SEND, 1, 1, 1])
+    with pytest.raises(KeyError, match="no route"):
+        native([program, array("i")], {}, [], [1.0], route=broken)
