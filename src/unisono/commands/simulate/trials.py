@@ -17,6 +17,7 @@ from unisono.simulation import Result, simulate
 __all__ = ["Trial", "Wish", "run", "timeline"]
 
 MOST_SPANS = 200_000
+DRAWN_RANKS = 256
 
 
 class Wish(NamedTuple):
@@ -99,6 +100,7 @@ def _simulate(network: Network, wish: Wish, spans: int = 0) -> Result:
         root=wish.root,
         segment_bytes=wish.segment,
         timeline=spans,
+        fold=False if spans and network.size <= DRAWN_RANKS else None,  # folded ranks do not appear
         **wish.conditions,
     )
 
