@@ -27,6 +27,7 @@ class Operation:
         self.level = 0
 
     def reads(self) -> tuple[Chunk, ...]:
+        """The chunks that it reads."""
         step = self.step
         if isinstance(step, Send):
             return (step.chunk,)
@@ -37,6 +38,7 @@ class Operation:
         return ()
 
     def writes(self) -> tuple[Chunk, ...]:
+        """The chunk that it writes."""
         step = self.step
         return () if isinstance(step, Send) else (step.dst if isinstance(step, Copy) else step.chunk,)
 

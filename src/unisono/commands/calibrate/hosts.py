@@ -133,15 +133,15 @@ def _pair(world: Group, one: int, other: int) -> Pair:
     found = None
     if group is not None:
         with group:
-            trip = _median(group, lambda: _trip(group)) / 2
+            trip = _median(lambda: _trip(group)) / 2
             send_s, receive_s = _bursts(group)
-            short, long = (_median(group, lambda n=n: _timed(group, n)) for n in LARGE)
+            short, long = (_median(lambda n=n: _timed(group, n)) for n in LARGE)
             rate = (LARGE[1] - LARGE[0]) / max(long - short, 1e-9)
             found = Pair(trip, send_s, receive_s, rate)
     return Pair(*world.all_gather_object(found and tuple(found))[one])
 
 
-def _median(group: Group, work: Callable[[], float]) -> float:
+def _median(work: Callable[[], float]) -> float:
     """The median of repeats on the first rank; the others get theirs, which nobody reads."""
     work()
     return statistics.median(work() for _ in range(REPEATS))
@@ -251,7 +251,7 @@ def _even(measured: Measured) -> bool:
     return max(rates) <= 1.25 * min(rates)
 
 
-def _cable(measured: Measured, pairs: list[Pair]) -> tuple[float, float]:
+def _cable(pairs: list[Pair]) -> tuple[float, float]:
     """Latency of one cable of the two between hosts, and the rate."""
     pair = min(pairs, key=lambda pair: pair.one_way_s)
     latency = max(pair.one_way_s - pair.send_s - pair.receive_s, 1e-7)
@@ -274,7 +274,7 @@ def _star(measured: Measured) -> list[str]:
         lines += ['inside = "memory"', f"inner = {_inner(measured)}"]
     lines += ["", "[fabric]", 'kind = "star"', f"hosts = {len(measured.names)}"]
     if measured.between:
-        latency, rate = _cable(measured, [pair for _, _, pair in measured.between])
+        latency, rate = _cable([pair for _, _, pair in measured.between])
         duplex = ', duplex = "half"' if measured.duplex == "half" else ""
         lines.append(
             f'cable = {{ latency = "{written_time(latency)}", rate = "{written_rate(rate)}"{duplex} }}'
@@ -290,7 +290,7 @@ def _by_name(measured: Measured) -> list[str]:
             lines.append(f"memory = {_inner(measured)}")
     lines += ["", "[[switch]]", 'name = "switch"']
     for at, name in enumerate(measured.names):
-        latency, rate = _cable(measured, [pair for a, b, pair in measured.between if at in (a, b)])
+        latency, rate = _cable([pair for a, b, pair in measured.between if at in (a, b)])
         best = max(pair.rate for a, b, pair in measured.between if at in (a, b))
         lines += ["", "[[cable]]", f'between = [{json.dumps(name)}, "switch"]']
         lines += [f'latency = "{written_time(latency)}"', f'rate = "{written_rate(max(rate, best))}"']
