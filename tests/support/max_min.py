@@ -13,7 +13,7 @@ __all__ = ["Step", "rates", "run"]
 
 
 class Step(NamedTuple):
-    """"send" or "recv" with a peer and bytes, or "compute" for `nbytes` seconds."""
+    """ "send" or "recv" with a peer and bytes, or "compute" for `nbytes` seconds."""
 
     kind: str
     peer: int

@@ -140,7 +140,10 @@ def test_an_own_algorithm_is_drawn_or_refused(capsys: pytest.CaptureFixture[str]
         ("all_reduce --algorithm ring -n 100 -o x.svg", "100 ranks: a picture shows 16 at most; --json"),
         (f"all_reduce -n {MOST_RANKS + 1} --json", f"size is {MOST_RANKS + 1}, expected 1..{MOST_RANKS}"),
         ("all_reduce -n 0 -o x.svg", "-n 0: at least one rank"),
-        ("all_reduce -o x.png", "-o x.png: expected a name that ends in .svg or .html"),
+        (
+            "all_reduce -o x.png",
+            "-o x.png: expected a name that ends in one of .svg, .html, .xml, .goal, .et",
+        ),
         ("all_reduce", "no output: give -o FILE.svg"),
         ("all_reduce --hosts 2y2 -o x.svg", "--hosts 2y2: expected 2x3, 3+2+1, or"),
         ("all_reduce --hosts 2x2 -n 3 -o x.svg", "--hosts 2x2 are 4 ranks, -n says 3"),

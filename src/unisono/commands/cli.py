@@ -21,6 +21,8 @@ __all__ = ["main"]
 COMMANDS = {
     "run": ("unisono.commands.launch", "start the ranks of a script, a module or a program"),
     "bench": ("unisono.commands.bench", "measure collectives: latency, bandwidth, wrong values"),
+    "simulate": ("unisono.commands.simulate", "how long algorithms take on a network, and what limits them"),
+    "network": ("unisono.commands.network", "check and draw a network for the simulator"),
     "draw": ("unisono.commands.drawing", "draw an algorithm: who sends what to whom, round by round"),
     "calibrate": ("unisono.commands.calibrate", "measure this machine, for the choice of algorithms"),
     "demo": ("unisono.commands.demo", "watch several processes train a small language model"),

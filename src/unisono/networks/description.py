@@ -22,17 +22,19 @@ docs/networks.md lists all keys. An error names the file and the line.
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from unisono.networks import generators
 from unisono.networks.fabric import Cable
 from unisono.networks.graph import Connection, Place, network_of
 from unisono.networks.network import Costs, Host, Network
+from unisono.networks.places import At, Refused, line_of
 from unisono.networks.quantities import bytes_per_s, nbytes, seconds
 
 __all__ = ["FABRICS", "parse", "read"]
@@ -56,32 +58,11 @@ FABRICS: dict[str, Callable[..., Network]] = {
 MOST_BYTES = 64 << 20
 
 
-class At(NamedTuple):
-    """A place in the file: the path of keys and numbers to it, such as ("cable", 2, "rate")."""
-
-    path: tuple[str | int, ...]
-
-    def __truediv__(self, key: str | int) -> At:
-        return At((*self.path, key))
-
-    def __str__(self) -> str:
-        text = ""
-        for key in self.path:
-            text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key
-        return text
-
-
-class Refused(ValueError):
-    """What is wrong at a place of the file."""
-
-    def __init__(self, at: At, text: str) -> None:
-        super().__init__(text)
-        self.at = at
-
-
-def read(file: str | Path) -> Network:
+def read(file: str | Path, size: int = 0) -> Network:
     """The network that a TOML file describes.
 
+    Args:
+        size: ranks that are needed; where the file says what `grows`, that is raised until there are as many.
     Raises:
         OSError: the file cannot be read.  ValueError: it is wrong; the message names the file and the line.
     """
@@ -95,11 +76,11 @@ def read(file: str | Path) -> Network:
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise ValueError(f"{file}:{line}: is not UTF-8: {error.reason}") from None
-    return parse(text, str(file))
+    return parse(text, str(file), size)
 
 
-def parse(text: str, file: str = "network.toml") -> Network:
-    """The network that a text in TOML describes; `file` is for messages.
+def parse(text: str, file: str = "network.toml", size: int = 0) -> Network:
+    """The network that a text in TOML describes; `file` is for messages, `size` as for `read`.
 
     Raises:
         ValueError: it is wrong; the message names the file and the line.
@@ -107,7 +88,11 @@ def parse(text: str, file: str = "network.toml") -> Network:
     """
     tables = _tables(text, file)
     try:
-        return _network(tables)
+        found = _network(tables)
+        while found.size < size and "grows" in tables:
+            _grow(tables, size / found.size)
+            found = _network(tables)
+        return found
     except Refused as error:
         raise ValueError(f"{file}:{line_of(text, error.at)}: {error.at}: {error}") from None
 
@@ -132,44 +117,6 @@ def _tables(text: str, file: str) -> dict[str, Any]:
     return found
 
 
-def line_of(text: str, at: At) -> int:
-    """The line of a place in a TOML text; that of the nearest enclosing one where it is not written out.
-
-    Example: the second `rate` of two [[cable]] tables is At(("cable", 1, "rate")).
-    """
-    best, depth = 1, 0
-    table: tuple[str | int, ...] = ()
-    counts: dict[tuple[str, ...], int] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        head = re.match(r"\s*(\[\[?)\s*([\w\-.\"' ]+?)\s*\]", line)
-        key = re.match(r"\s*([\w\-]+|\"[^\"]*\"|'[^']*')\s*(?:\.|=)", line)
-        if head:
-            names = tuple(part.strip(" \"'") for part in head[2].split("."))
-            if head[1] == "[[":
-                counts[names] = counts.get(names, -1) + 1
-            table = _numbered(names, counts)
-            found = table
-        elif key:
-            found = (*table, key[1].strip("\"'"))
-        else:
-            continue
-        common = 0
-        while common < min(len(found), len(at.path)) and found[common] == at.path[common]:
-            common += 1
-        if common > depth and common == len(found):
-            best, depth = number, common
-    return best
-
-
-def _numbered(names: tuple[str, ...], counts: Mapping[tuple[str, ...], int]) -> tuple[str | int, ...]:
-    found: list[str | int] = []
-    for number, name in enumerate(names, 1):
-        found.append(name)
-        if names[:number] in counts:
-            found.append(counts[names[:number]])
-    return tuple(found)
-
-
 # ---- the tables --------------------------------------------------------------------------------------
 
 
@@ -188,7 +135,8 @@ def _network(tables: dict[str, Any]) -> Network:
 
 def _generated(tables: dict[str, Any]) -> Network:
     top = At(())
-    _known(tables, top, {"name", "hosts", "fabric", "costs"})
+    _known(tables, top, {"name", "hosts", "fabric", "costs", "grows"})
+    _grown(tables)
     hosts = _table(tables, "hosts", top, {"ranks", "inside", "inner", "nics", "cores", "memory"})
     arguments: dict[str, Any] = {}
     for key in ("ranks", "nics", "cores"):
@@ -206,6 +154,34 @@ def _generated(tables: dict[str, Any]) -> Network:
         arguments["costs"] = _costs(tables["costs"], top / "costs")
     fabric = _table(tables, "fabric", top, None)
     return _built(fabric, arguments, str(tables.get("name", "")))
+
+
+GROWING = ("hosts.ranks", "fabric.hosts", "fabric.units", "fabric.k")
+
+
+def _grown(tables: dict[str, Any]) -> tuple[dict[str, Any], str] | None:
+    """The table and the key that grow."""
+    if "grows" not in tables:
+        return None
+    at = At(("grows",))
+    if tables["grows"] not in GROWING:
+        raise Refused(at, f"is {tables['grows']!r}, expected one of {', '.join(GROWING)}")
+    table, _, key = tables["grows"].partition(".")
+    if not isinstance(tables.get(table), dict) or key not in tables[table]:
+        raise Refused(at, f"there is no {tables['grows']} in this file")
+    return tables[table], key
+
+
+def _grow(tables: dict[str, Any], factor: float) -> None:
+    """Raise what grows, so that there are about `factor` times as many ranks."""
+    found = _grown(tables)
+    assert found is not None
+    table, key = found
+    value = _whole(table[key], At(tuple(tables["grows"].split("."))), 1)
+    if key == "k":
+        table[key] = 2 * max(value // 2 + 1, math.ceil(value * factor ** (1 / 3) / 2 - 1e-9))
+    else:
+        table[key] = max(value + 1, math.ceil(value * factor))
 
 
 def _built(fabric: dict[str, Any], arguments: dict[str, Any], name: str) -> Network:
@@ -259,21 +235,29 @@ def _by_name(tables: dict[str, Any]) -> Network:
     costs = [common]
     adders: list[tuple[str, float]] = []
     names: set[str] = set()
+    numbers: dict[str, int] = {}
+    written: list[int] = []
     for number, host in enumerate(_list(tables, "host")):
         at = top / "host" / number
-        _known(host, at, {"name", "ranks", "memory", "cores", "memory_rate", "costs"})
+        _known(host, at, {"name", "host", "ranks", "memory", "cores", "memory_rate", "costs"})
         name = _name(host, at, names)
         ranks = _whole(host.get("ranks", 1), at / "ranks", 1)
         if "costs" in host:
             costs.append(_costs(host["costs"], at / "costs", common))
         which = len(costs) - 1 if "costs" in host else 0
-        places += [Place(name, number, which)] * ranks
+        machine = host.get("host", name)
+        if not isinstance(machine, str):
+            raise Refused(at / "host", f"is {machine!r}, expected the name of a host")
+        place = numbers.setdefault(machine, len(numbers))
+        places += [Place(name, place, which)] * ranks
+        written += [number] * ranks
         if ranks > 1:
             memories[name] = _cable(host["memory"], at / "memory") if "memory" in host else generators.MEMORY
         rate = (
             _quantity(bytes_per_s, host["memory_rate"], at / "memory_rate") if "memory_rate" in host else 0.0
         )
-        machines.append(Host(name, _whole(host.get("cores", 0), at / "cores", 0), rate))
+        if place == len(machines):
+            machines.append(Host(machine, _whole(host.get("cores", 0), at / "cores", 0), rate))
     if not places:
         raise Refused(top, "has no [[host]]")
     for number, switch in enumerate(_list(tables, "switch")):
@@ -290,7 +274,7 @@ def _by_name(tables: dict[str, Any]) -> Network:
         )
     except ValueError as error:
         found = re.search(r"to rank (\d+)", str(error))
-        where = top / "host" / places[int(found[1])].host if found and found[1] != "0" else top
+        where = top / "host" / written[int(found[1])] if found and found[1] != "0" else top
         raise Refused(where, str(error)) from None
 
 

@@ -115,7 +115,9 @@ class MemoryInterior:
         self.kind = "symmetric" if ports == 1 else "fixed"
 
     def families(self, host: str, sizes: tuple[int, ...]) -> list[Family]:
-        """One link per host."""
+        """One link per host; a rank alone needs none."""
+        if self.ranks == 1:
+            return []
         axes = tuple(range(len(sizes)))
         memory = self._memory
         ends = f"{host}.ranks".format, f"{host}.memory".format

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from unisono.networks.fabric import Cable
 from unisono.networks.network import FULL, HALF, Costs, Family, Host, Links, Network, Switch, numbered
 
-__all__ = ["Connection", "Place", "network_of"]
+__all__ = ["Connection", "GraphRouter", "Place", "network_of"]
 
 
 class Connection(NamedTuple):
@@ -62,8 +62,12 @@ def network_of(
         )
     numbers = numbered(families)
     inside = {node: numbers[len(families) - len(memories) + n].base for n, node in enumerate(memories)}
-    router = _Router(
-        [place.node for place in places], _neighbours(ways, numbers), inside, [each for each, _ in adders]
+    router = GraphRouter(
+        [place.node for place in places],
+        _neighbours(ways, numbers),
+        inside,
+        [each for each, _ in adders],
+        connections,
     )
     router.check()
     return Network(
@@ -111,8 +115,13 @@ def _neighbours(
     return found
 
 
-class _Router:
-    """Shortest routes; the distances to a node are computed when a route to it is first asked for."""
+class GraphRouter:
+    """Shortest routes; the distances to a node are computed when a route to it is first asked for.
+
+    Attributes:
+        nodes: of each rank.  neighbours: of each node, with the numbers of the links.
+        inside: the link that the ranks of a node share, by node.  connections: all cables.
+    """
 
     def __init__(
         self,
@@ -120,8 +129,10 @@ class _Router:
         neighbours: dict[str, list[tuple[str, int]]],
         inside: dict[str, int],
         adders: Sequence[str],
+        connections: Sequence[Connection],
     ) -> None:
-        self._nodes, self._neighbours, self._inside, self._adders = nodes, neighbours, inside, adders
+        self.nodes, self.neighbours, self.inside, self._adders = nodes, neighbours, inside, adders
+        self.connections = connections
         self._into: dict[str, list[str]] = {}
         for source, targets in neighbours.items():
             for target, _ in targets:
@@ -130,37 +141,37 @@ class _Router:
 
     def path(self, source: int, target: int) -> tuple[int, ...]:
         """The links from a rank to another."""
-        return self._found(self._nodes[source], self._nodes[target], target)
+        return self._found(self.nodes[source], self.nodes[target], target)
 
     def to_switch(self, source: int, switch: int) -> tuple[int, ...]:
         """The links from a rank to a switch that adds."""
-        return self._found(self._nodes[source], self._adders[switch], switch)
+        return self._found(self.nodes[source], self._adders[switch], switch)
 
     def from_switch(self, switch: int, target: int) -> tuple[int, ...]:
         """The links from a switch that adds to a rank."""
-        return self._found(self._adders[switch], self._nodes[target], target)
+        return self._found(self._adders[switch], self.nodes[target], target)
 
     def check(self) -> None:
         """Refuse a network in which rank 0 cannot reach another rank, or the other way round."""
-        for rank, node in enumerate(self._nodes):
-            if node == self._nodes[0]:
+        for rank, node in enumerate(self.nodes):
+            if node == self.nodes[0]:
                 continue
             for source, target in ((0, rank), (rank, 0)):
-                if self._nodes[source] not in self._to(self._nodes[target]):
+                if self.nodes[source] not in self._to(self.nodes[target]):
                     raise ValueError(
-                        f"no route from rank {source} (on {self._nodes[source]}) to rank {target} "
-                        f"(on {self._nodes[target]}): no cables connect the two"
+                        f"no route from rank {source} (on {self.nodes[source]}) to rank {target} "
+                        f"(on {self.nodes[target]}): no cables connect the two"
                     )
 
     def _found(self, here: str, target: str, choice: int) -> tuple[int, ...]:
         if here == target:
-            return (self._inside[here],) if here in self._inside else ()
+            return (self.inside[here],) if here in self.inside else ()
         distances, links = self._to(target), []
         if here not in distances:
             raise ValueError(f"no route from {here} to {target}")
         while here != target:
             nearer = [
-                way for way in self._neighbours[here] if distances.get(way[0], -1) == distances[here] - 1
+                way for way in self.neighbours[here] if distances.get(way[0], -1) == distances[here] - 1
             ]
             here, link = nearer[choice % len(nearer)]
             links.append(link)

@@ -15,7 +15,7 @@ from unisono.errors import PlanError
 from unisono.plans.lowering import lower
 from unisono.plans.plan import Chunk, Copy, Plan, Recv, Reduce, Send, Step, StepFunction
 
-__all__ = ["CustomPlan", "prepare", "write"]
+__all__ = ["CustomPlan", "prepare", "prepare_plan", "write"]
 
 MOST_STEPS = 1 << 16
 """Of one rank: a plan with this many steps takes minutes to prove."""
@@ -29,13 +29,14 @@ class CustomPlan(NamedTuple):
     Attributes:
         name: of the function.  code: of every rank, see `lowering`.
         number: identifies the whole plan when ranks compare their calls; never 0.
-        canonical: see `proof.Proof`.
+        canonical: see `proof.Proof`.  parts: see `Plan`.
     """
 
     name: str
     code: list[list[int]]
     number: int
     canonical: bool
+    parts: int = 1
 
 
 def prepare(
@@ -49,17 +50,25 @@ def prepare(
         PlanError: the plan is wrong; the message shows the rank and the step.
         TypeError: the function yields an object that is no step.
     """
+    return prepare_plan(write(collective, function, size, root, hosts))
+
+
+def prepare_plan(plan: Plan) -> CustomPlan:
+    """Prove a plan that is not of the catalogue, and lower it.
+
+    Raises:
+        PlanError: the plan is wrong; the message shows the rank and the step.
+    """
     from unisono.plans.proof import prove  # imported late: most ranks prove nothing
 
-    plan = write(collective, function, size, root, hosts)
     proof = prove(plan)
     code = lower(plan)
     if len({tuple(each[:2]) for each in code}) > 1:
         raise PlanError(
-            f"{collective}/{plan.algorithm} p={size}: ranks speak of different numbers of chunks; every rank "
-            "must name all of them"
+            f"{plan}: ranks speak of different numbers of chunks; every rank must name all of them"
         )
-    return CustomPlan(plan.algorithm, code, _number(collective, root, code), proof.canonical)
+    number = _number(plan.collective, plan.root, code)
+    return CustomPlan(plan.algorithm, code, number, proof.canonical, plan.parts)
 
 
 def write(collective: str, function: StepFunction, size: int, root: int, hosts: tuple[int, ...] = ()) -> Plan:

@@ -43,7 +43,7 @@ def lower(plan: Plan, *, idempotent: bool = False) -> list[list[int]]:
     for rank, (steps, seen) in enumerate(zip(plan.steps, findings, strict=True)):
         raw = [found.own is not None and found.own.raw for found in seen]
         complete = [found.result is not None and _everybody(plan.size, found.result.ranks) for found in seen]
-        header = _header(plan.collective, plan.algorithm, plan.size, steps, in_flight, lends)
+        header = _header(plan.collective, plan.algorithm, plan.size, steps, in_flight, lends, plan.parts)
         if plan.coding:
             keeps = rounds(plan.collective, rank, plan.root, steps, edges)
             code.append(header + _encode_coded(rank, plan.size, steps, raw, complete, keeps, edges))
@@ -137,7 +137,13 @@ def _own(rank: int, step: Step) -> Chunk | None:
 
 
 def _header(
-    collective: str, algorithm: str, size: int, steps: Iterable[Step], in_flight: int, lends: int
+    collective: str,
+    algorithm: str,
+    size: int,
+    steps: Iterable[Step],
+    in_flight: int,
+    lends: int,
+    parts: int = 1,
 ) -> list[int]:
     """The header before the steps. It is equal on all ranks, except for their scratch memory."""
     names, contract = algorithm_names(), CONTRACTS[collective]
@@ -145,7 +151,7 @@ def _header(
     for step in steps:
         for chunk in _operands(-1, step)[:2]:
             seen[chunk.space] = max(seen[chunk.space], chunk.index + 1)
-    blocks = {"0": 0, "1": 1, "p": size}
+    blocks = {"0": 0, "1": parts, "p": size * parts}
     out = blocks.get(contract.out_blocks, max(seen["out"], 1))
     given = blocks.get(contract.in_blocks, seen["in"])
     number = names.index(algorithm) if algorithm in names else _CUSTOM

@@ -131,6 +131,7 @@ class _Plan(NamedTuple):
     steps: tuple[tuple[Step, ...], ...]
     hosts: tuple[int, ...] = ()
     coding: str = ""
+    parts: int = 1
 
 
 class Plan(_Plan):
@@ -142,6 +143,7 @@ class Plan(_Plan):
         steps: steps[rank] is that rank's list, run in order.
         hosts: the number of the host of each rank; (): one host.
         coding: which edges carry codes, see `coded`: "" none, "between" those between hosts, "all" all.
+        parts: the chunks of each block, where the collective has blocks of its own (all_gather ...).
     """
 
     def __str__(self) -> str:

@@ -395,7 +395,7 @@ def _check_results(running: _Run) -> None:
     orders: dict[int, tuple[int, tuple[object, ...]]] = {}
     for rank in range(plan.size):
         for chunk in range(max(1, plan.chunks("out"))):
-            expected = running.contract.expected(rank, chunk, plan.size, plan.root)
+            expected = _expected(plan, rank, chunk)
             value = running.ranks[rank].chunks.get(Chunk("out", chunk))
             if expected is None:
                 if value is not None:
@@ -417,6 +417,16 @@ def _check_results(running: _Run) -> None:
                 raise running.error(
                     rank, f"Out({chunk}) was combined as {value.order}, on rank {first} as {order}"
                 )
+
+
+def _expected(plan: Plan, rank: int, chunk: int) -> list[Contribution] | None:
+    """What Out(chunk) has to hold: part k of every block is promised as the block is."""
+    contract = CONTRACTS[plan.collective]
+    if plan.parts == 1:
+        return contract.expected(rank, chunk, plan.size, plan.root)
+    block, part = divmod(chunk, plan.parts)
+    expected = contract.expected(rank, block, plan.size, plan.root)
+    return expected and [(peer, given * plan.parts + part) for peer, given in expected]
 
 
 def _check_value(
@@ -441,7 +451,8 @@ def _first(ranks: int) -> int:
 def _check_block_counts(plan: Plan) -> None:
     contract = CONTRACTS[plan.collective]
     for space, blocks in (("in", contract.in_blocks), ("out", contract.out_blocks)):
-        wanted = {"0": 0, "1": 1, "p": plan.size, "any": plan.chunks(space)}[blocks]
+        each = {"0": 0, "1": plan.parts, "p": plan.size * plan.parts}
+        wanted = each.get(blocks, plan.chunks(space))
         found = plan.chunks(space)
         if found != wanted and not (plan.size == 1 and blocks == "any"):
             raise PlanError(f"{plan}: speaks of {found} {space} chunks, expected {wanted}")

@@ -1,6 +1,7 @@
-"""`unisono calibrate`: measure the machine once, keep the figures, show them.
+"""`unisono calibrate`: measure the machine once, keep the figures, show them; or the network of a job's hosts.
 
     measure     the measuring, in threads of this process: under two seconds
+    hosts       --hosts, in every rank of a job: the network between its hosts, as a file
 
 What the figures are and where they are kept: `unisono.engine.costs.machine`. Groups read them when
 they are made.
@@ -24,6 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("--refresh", action="store_true", help="measure again though there are figures")
     parser.add_argument("--json", action="store_true", help="the figures as JSON on standard output")
+    parser.add_argument(
+        "--hosts",
+        action="store_true",
+        help="in every rank of a job: measure the network between its hosts (unisono run ... -m unisono calibrate --hosts)",
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="with --hosts: write the network there, FILE.toml"
+    )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -31,11 +40,16 @@ def main(args: argparse.Namespace) -> int:
     from unisono.engine.costs.machine import recall
     from unisono.engine.environment import env
 
+    if args.output and not args.hosts:
+        print("unisono calibrate: -o needs --hosts", file=sys.stderr)
+        return 2
     try:
         settings = env.read()
     except ValueError as error:
         print(f"unisono calibrate: {error}", file=sys.stderr)
         return 2
+    if args.hosts:
+        return _hosts(args.output)
     found = recall(settings)
     if found.note:
         print(f"unisono calibrate: {found.note}", file=sys.stderr)
@@ -47,6 +61,35 @@ def main(args: argparse.Namespace) -> int:
         print(json.format(json.encode(found.calibration)).decode())
     else:
         print("\n".join(lines(found)))
+    return 0
+
+
+def _hosts(output: str | None) -> int:
+    """Measure the network of this job; rank 0 writes it."""
+    from unisono.commands.calibrate.hosts import measure_hosts, written
+    from unisono.engine.group.init import init_process_group
+    from unisono.errors import UnisonoError
+
+    try:
+        with init_process_group() as world:
+            if world.size < 2:
+                print(
+                    "unisono calibrate: --hosts needs a job of at least two ranks: "
+                    "unisono run -n 2 -m unisono calibrate --hosts",
+                    file=sys.stderr,
+                )
+                return 2
+            text = written(measure_hosts(world))
+            if world.rank == 0 and output:
+                Path(output).write_text(text, encoding="utf-8")
+            if world.rank == 0:
+                print(output or text)
+    except OSError as error:
+        print(f"unisono calibrate: {output}: {error.strerror}", file=sys.stderr)
+        return 1
+    except UnisonoError as error:
+        print(f"unisono calibrate: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -29,6 +29,8 @@ __all__ = ["add_arguments", "main"]
 
 RANKS = 4
 SUFFIXES = (".svg", ".html")
+SCHEDULES = (".xml", ".goal", ".et")
+"""Formats of schedules, see `unisono.schedules`."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--algorithm",
         default="",
         metavar="NAME",
-        help="a name of the catalogue, or file.py:function (default: the cost model's choice)",
+        help="a name of the catalogue, file.py:function or a schedule's file (default: the cost model's choice)",
     )
     add("-n", "--ranks", type=int, help=f"number of ranks (default {RANKS})")
     add(
@@ -55,7 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="size of the whole buffer, for the predicted times (default 1M)",
     )
-    add("-o", "--output", metavar="FILE", help="FILE.svg: all rounds; FILE.html: one by one")
+    add(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="FILE.svg: all rounds; FILE.html: one by one; FILE.xml, .goal, .0.et: schedules",
+    )
     add("--json", action="store_true", help="the picture's data on standard output")
 
 
@@ -65,8 +72,13 @@ def main(args: argparse.Namespace) -> int:
     Exit code: 0; 1: a file cannot be written; 2: wrong usage, or a wrong plan.
     """
     try:
+        if args.output and Path(args.output).suffix in SCHEDULES:
+            return _saved(args)
         text = _drawn(args)
-    except (UnisonoError, ValueError, TypeError) as error:
+    except OSError as error:
+        print(f"unisono draw: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 1
+    except (UnisonoError, ValueError, TypeError, ModuleNotFoundError) as error:
         print(f"unisono draw: {error}", file=sys.stderr)
         return 2
     if args.output:
@@ -79,6 +91,26 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
+def _saved(args: argparse.Namespace) -> int:
+    """Write the plan in a format of schedules."""
+    from unisono.plans import prove
+    from unisono.schedules import save
+
+    nbytes = _bytes(args)
+    plan = _plan(args, nbytes, _machine(), drawn=False)
+    prove(plan)
+    save(plan, args.output, nbytes)
+    print(args.output)
+    return 0
+
+
+def _bytes(args: argparse.Namespace) -> int:
+    try:
+        return parse_size(args.bytes)
+    except ValueError as error:
+        raise ValueError(f"--bytes {args.bytes}: expected {error}") from None
+
+
 def _drawn(args: argparse.Namespace) -> dict[str, str]:
     """The requested outputs: file name or "json" -> text."""
     from unisono.commands.drawing.diagram import svg
@@ -88,14 +120,12 @@ def _drawn(args: argparse.Namespace) -> dict[str, str]:
     writers: dict[str, Callable[[Picture], str]] = {".svg": svg, ".html": html}
     suffix = Path(args.output).suffix if args.output else ""
     if args.output and suffix not in SUFFIXES:
-        raise ValueError(f"-o {args.output}: expected a name that ends in {' or '.join(SUFFIXES)}")
+        names = ", ".join((*SUFFIXES, *SCHEDULES))
+        raise ValueError(f"-o {args.output}: expected a name that ends in one of {names}")
     if not args.output and not args.json:
         raise ValueError("no output: give -o FILE.svg, -o FILE.html or --json")
     machine = _machine()
-    try:
-        nbytes = parse_size(args.bytes)
-    except ValueError as error:
-        raise ValueError(f"--bytes {args.bytes}: expected {error}") from None
+    nbytes = _bytes(args)
     picture = depict(_plan(args, nbytes, machine), nbytes, machine)
     found = {"json": json.dumps(picture.record(), indent=1)} if args.json else {}
     if args.output:
@@ -110,11 +140,12 @@ def _machine() -> Calibration:
     return recall(env.read()).calibration
 
 
-def _plan(args: argparse.Namespace, nbytes: int, machine: Calibration) -> Plan:
+def _plan(args: argparse.Namespace, nbytes: int, machine: Calibration, *, drawn: bool = True) -> Plan:
     from unisono.commands.drawing.diagram import MOST_RANKS, check
     from unisono.engine.costs.choice import Chooser
     from unisono.plans import ALGORITHMS, CONTRACTS, make
     from unisono.plans.custom import write
+    from unisono.schedules import is_file, load
 
     if args.collective not in ALGORITHMS:
         raise ValueError(f"no collective {args.collective!r}: there are {', '.join(ALGORITHMS)}")
@@ -124,7 +155,7 @@ def _plan(args: argparse.Namespace, nbytes: int, machine: Calibration) -> Plan:
         raise ValueError(f"--hosts {args.hosts} are {size} ranks, -n says {args.ranks}")
     if size < 1:
         raise ValueError(f"-n {size}: at least one rank")
-    if args.output:
+    if args.output and drawn:
         check(size, MOST_RANKS, "ranks")
     if not 0 <= args.root < size:
         raise ValueError(f"--root {args.root}: ranks are 0 to {size - 1}")
@@ -138,6 +169,8 @@ def _plan(args: argparse.Namespace, nbytes: int, machine: Calibration) -> Plan:
             raise
         except (Exception, SystemExit) as error:
             raise ValueError(f"--algorithm {args.algorithm}: {type(error).__name__}: {error}") from error
+    if is_file(args.algorithm):
+        return load(args.algorithm, args.collective, size if args.ranks else 0, args.root, hosts)
     algorithm = args.algorithm or Chooser(size, hosts, machine).choose(args.collective, nbytes)
     return make(args.collective, algorithm, size, args.root, hosts)
 

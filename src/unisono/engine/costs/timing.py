@@ -21,6 +21,7 @@ from unisono.plans.plan import Step
 
 __all__ = ["Edge", "Message", "Trace", "end", "far", "parts_of", "sends_of", "trace"]
 
+
 class Edge(NamedTuple):
     """The cost of a message: a seconds, and b seconds per byte."""
 
@@ -106,9 +107,7 @@ def _run(
     )
     if stuck >= 0:
         step = plan.steps[stuck][number]
-        raise PlanError(
-            f"{plan}: rank {stuck}, step {number}, {step}: waits for ever; prove the plan first"
-        )
+        raise PlanError(f"{plan}: rank {stuck}, step {number}, {step}: waits for ever; prove the plan first")
     return seconds, messages, done
 
 

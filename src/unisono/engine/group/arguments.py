@@ -71,9 +71,11 @@ class Transfer(NamedTuple):
 
 
 def check_algorithm(kind: str, algorithm: Any) -> None:
-    """Raises TypeError: it is neither a name nor a function."""
+    """Raises TypeError: it is neither a name, the name of a file, nor a function."""
     if algorithm is not None and not isinstance(algorithm, str) and not callable(algorithm):
-        raise TypeError(f"{kind}: algorithm is a {type(algorithm).__name__}, expected a name or a function")
+        raise TypeError(
+            f"{kind}: algorithm is a {type(algorithm).__name__}, expected a name, a file or a function"
+        )
 
 
 def check_op(kind: str, op: Any) -> None:

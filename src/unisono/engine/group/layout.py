@@ -11,6 +11,8 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from unisono.engine.memory.buffers import DTYPES, ITEMSIZES, view, views
+from unisono.engine.operations.kinds import kind_of
+from unisono.plans import CONTRACTS
 
 __all__ = [
     "SIDES",
@@ -19,6 +21,7 @@ __all__ = [
     "Sides",
     "blocks",
     "check_alike",
+    "in_parts",
     "lay_out",
     "named",
     "spread",
@@ -155,6 +158,34 @@ def check_alike(collective: str, blocks: Extents) -> None:
             f"{collective}: blocks have {min(sizes)} to {max(sizes)} elements; sizes may differ with "
             "algorithm='direct' only"
         )
+
+
+def in_parts(laid: Laid, kind: str, size: int, parts: int) -> Laid:
+    """The buffers of a call whose plan cuts each of the `size` blocks into `parts` chunks.
+
+    Raises:
+        ValueError: a block cannot be cut into equal parts.
+    """
+    if parts == 1:
+        return laid
+    contract = CONTRACTS[kind_of(kind).plan]
+
+    def cut(extents: Extents, blocks: str) -> Extents:
+        several = len(extents) == 1 and blocks == "p"
+        for _, numel in extents:
+            if numel % (parts * size if several else parts):
+                block = numel // size if several else numel
+                raise ValueError(
+                    f"{kind}: a block has {block} elements, which cannot be cut into {parts} equal chunks, "
+                    "as the plan needs"
+                )
+        if len(extents) <= 1:
+            return extents
+        return [each for extent in extents for each in spread([extent], parts, ITEMSIZES[laid.dtype])]
+
+    return laid._replace(
+        target=cut(laid.target, contract.out_blocks), source=cut(laid.source, contract.in_blocks)
+    )
 
 
 def spread(extents: Extents, count: int, item: int) -> Extents:

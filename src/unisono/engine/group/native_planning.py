@@ -16,7 +16,7 @@ from unisono.engine.group.arguments import CallArguments, Transfer, check_op, ch
 from unisono.engine.group.canon import Canon
 from unisono.engine.group.coalesced import Pieces, batches, block_counts, joined, no_calls, shown
 from unisono.engine.group.custom import CustomAlgorithms
-from unisono.engine.group.layout import Laid, check_alike
+from unisono.engine.group.layout import Laid, check_alike, in_parts
 from unisono.engine.group.native_messages import NativeMessage
 from unisono.engine.group.planning import Planner
 from unisono.engine.group.results import Made
@@ -26,6 +26,7 @@ from unisono.engine.operations.reduction import PremulSum, ReduceOp
 from unisono.errors import Aborted, GroupError, message
 from unisono.plans import StepFunction, lower_rank
 from unisono.plans.lowering import lower_agreement
+from unisono.schedules.files import is_file
 
 if TYPE_CHECKING:
     from unisono.engine.group.codec_arguments import CodedAs
@@ -35,12 +36,17 @@ __all__ = ["NativePlanner", "Prepared"]
 
 
 class Prepared(NamedTuple):
-    """An operation of the engine, ready to be bound to buffers. note: a further text for a Mismatch."""
+    """An operation of the engine, ready to be bound to buffers.
+
+    Attributes:
+        note: a further text for a Mismatch.  parts: into how many chunks the plan cuts each block.
+    """
 
     operation: _native.Operation
     name: str
     root: int
     note: str | None = None
+    parts: int = 1
 
 
 class NativePlanner(Planner[_native.Engine]):
@@ -122,7 +128,8 @@ class NativePlanner(Planner[_native.Engine]):
         coded, fed = None, None
         if call.coding is not None:
             coded, fed, laid = self.codings.of_call(call, keep[0], laid)
-        operation, name, root, note = self.prepare(call, laid.dtype, laid.typical, coded)
+        operation, name, root, note, parts = self.prepare(call, laid.dtype, laid.typical, coded)
+        laid = in_parts(laid, call.kind, self.size, parts)
         factor = call.op.factor if type(call.op) is PremulSum else 1.0
         return _native.BoundCall(
             name,
@@ -154,7 +161,9 @@ class NativePlanner(Planner[_native.Engine]):
         calls = []
         for batch in batches(pieces.each):
             dtype, numel = batch[0].dtype, sum(piece.numel for piece in batch)
-            operation, name, root, _ = self.prepare(call, dtype, numel, coded)
+            operation, name, root, _, parts = self.prepare(call, dtype, numel, coded)
+            if parts > 1:
+                raise ValueError(f"{call.kind}: a coalesced call cannot cut each block into {parts} chunks")
             item = ITEMSIZES[dtype]
             calls.append(
                 _native.BoundCall(
@@ -211,7 +220,7 @@ class NativePlanner(Planner[_native.Engine]):
         check_op(kind, op)
         if coded is not None:
             return self._prepare_coded(call, dtype, numel, coded)
-        if callable(algorithm):
+        if callable(algorithm) or (algorithm is not None and is_file(algorithm)):
             return self._prepare_custom(call, algorithm, dtype)
         plan = kind_of(kind).plan
         if algorithm is None:
@@ -233,7 +242,7 @@ class NativePlanner(Planner[_native.Engine]):
     def _prepare_coded(self, call: CallArguments, dtype: int, numel: int, coded: CodedAs) -> Prepared:
         """The operation for a call with codes; a named algorithm is proved."""
         kind, op, root, algorithm = call[:4]
-        if callable(algorithm):
+        if callable(algorithm) or (algorithm is not None and is_file(algorithm)):
             raise ValueError(f"{kind}: codec= needs a named algorithm, or none")
         engine, plan, codec = self.engine, call.plan, coded.codec
         check_reducible(kind, dtype, op)
@@ -259,8 +268,8 @@ class NativePlanner(Planner[_native.Engine]):
         found = self._prepared[key] = Prepared(operation, kind, root, str(coded))
         return found
 
-    def _prepare_custom(self, call: CallArguments, function: StepFunction, dtype: int) -> Prepared:
-        """The operation for the caller's own algorithm, which is proved at its first use."""
+    def _prepare_custom(self, call: CallArguments, function: StepFunction | str, dtype: int) -> Prepared:
+        """The operation for the caller's own algorithm or file, which is proved at its first use."""
         kind, op, root = call[:3]
         engine = self.engine
         check_reducible(kind, dtype, op)
@@ -275,7 +284,7 @@ class NativePlanner(Planner[_native.Engine]):
         if found is None:
             operation = engine.operation(custom.code, KINDS.index(kind), dtype, op.value, custom.number)
             note = f"algorithm {custom.name}, plan {custom.number:016x}"
-            found = self._prepared[key] = Prepared(operation, kind, root, note)
+            found = self._prepared[key] = Prepared(operation, kind, root, note, custom.parts)
         return found
 
     def agree(self, kind: str, ranks: tuple[int, ...]) -> _native.BoundCall:
