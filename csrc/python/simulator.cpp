@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "python/bindings.hpp"
+#include "simulator/loggops.hpp"
 #include "simulator/ports.hpp"
 #include "simulator/simulation.hpp"
 
@@ -129,6 +130,25 @@ nb::object rounds(const std::vector<nb::bytes>& programs, std::vector<int64_t> h
   return nb::make_tuple(found.seconds, found.stuck_rank, found.stuck_step, messages, found.done);
 }
 
+using GoalTuple = std::tuple<uint32_t, uint64_t, uint32_t, uint32_t, uint32_t, uint32_t, std::vector<uint32_t>,
+                             std::vector<uint32_t>>;
+
+nb::object goal(const std::vector<std::vector<GoalTuple>>& ranks, const std::vector<uint64_t>& model) {
+  if (model.size() != 6) throw nb::value_error("the model is six numbers");
+  std::vector<std::vector<simulator::GoalOperation>> operations(ranks.size());
+  for (size_t rank = 0; rank < ranks.size(); ++rank)
+    for (const auto& [kind, size, peer, tag, cpu, nic, done, started] : ranks[rank]) {
+      if (kind < 1 || kind > 3) throw nb::value_error("an operation has an unknown kind");
+      operations[rank].push_back(
+          {static_cast<simulator::GoalOperation::Kind>(kind), size, peer, tag, cpu, nic, done, started});
+    }
+  const simulator::LogGops parameters{model[0], model[1], model[2], model[3], model[4], model[5]};
+  const simulator::GoalOutcome found = simulator::Goal(std::move(operations), parameters).run();
+  std::vector<std::tuple<uint32_t, uint32_t>> stuck;
+  for (const simulator::GoalStuck& each : found.stuck) stuck.emplace_back(each.rank, each.operation);
+  return nb::make_tuple(found.ends, found.messages, stuck);
+}
+
 }  // namespace
 
 void bind_simulator(nb::module_& m) {
@@ -138,4 +158,6 @@ void bind_simulator(nb::module_& m) {
   m.def("simulate_ports", &rounds, nb::arg("programs"), nb::arg("hosts"), nb::arg("inside"), nb::arg("between"),
         nb::arg("reduce_s"), nb::arg("one_at_a_time"), nb::arg("traced"),
         "(seconds, stuck rank or -1, its step, messages, done) of a plan; see csrc/simulator/ports.hpp.");
+  m.def("simulate_goal", &goal, nb::arg("ranks"), nb::arg("model"),
+        "(ends in ns, messages, stuck operations) of a GOAL program; see csrc/simulator/loggops.hpp.");
 }

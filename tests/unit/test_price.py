@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from fractions import Fraction
-from math import ceil, log2
+from math import ceil, lcm, log2
 from typing import Any
 
 import pytest
@@ -17,8 +17,10 @@ from unisono.engine.costs import price
 from unisono.errors import PlanError
 from unisono.plans import ALGORITHMS, CONTRACTS, Out, Plan, Recv, Send, make
 
-A, B, G, L = Fraction(7), Fraction(1, 3), Fraction(1, 5), Fraction(60)
 SIZES = range(1, 18)
+
+# Chunks of a buffer that all of SIZES divide are whole numbers: the simulator's floats are exact.
+A, B, G, L = Fraction(7), Fraction(1, 4), Fraction(1, 8), Fraction(8 * lcm(*SIZES))
 
 
 def levels(p: int) -> int:

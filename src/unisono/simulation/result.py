@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -102,6 +103,33 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     def busy(self) -> list[float]:
         """For how long each rank worked itself, in seconds: its overheads, reducing, copying, computing."""
         return [self.busy_of(rank) for rank in range(self.size)]
+
+    def trace(self, path: str | Path) -> None:
+        """Write the spans as a trace that ui.perfetto.dev and chrome://tracing draw: a row per rank and stream.
+
+        Raises:
+            ValueError: there is no timeline.  OSError: the file cannot be written.
+        """
+        if not self.spans:
+            raise ValueError("the run has no timeline: simulate it with timeline=100000")
+        rows = [
+            {
+                "name": span.kind,
+                "cat": self.name,
+                "ph": "X",
+                "pid": span.rank,
+                "tid": span.stream,
+                "ts": span.start * 1e6,
+                "dur": (span.end - span.start) * 1e6,
+                "args": {"step": span.step},
+            }
+            for span in self.spans
+        ]
+        names = [
+            {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}}
+            for rank in sorted({span.rank for span in self.spans})
+        ]
+        Path(path).write_bytes(msgspec.json.encode({"displayTimeUnit": "ns", "traceEvents": names + rows}))
 
     def __str__(self) -> str:
         return (

@@ -120,11 +120,10 @@ def _numbers(network: Network, names: Iterable[str | int]) -> dict[str | int, in
 class _World:
     """What the native simulator asks for."""
 
-    def __init__(self, network: Network, blocks: Blocks, folding: Folding, endpoints: int) -> None:
+    def __init__(self, network: Network, blocks: Blocks, folding: Folding) -> None:
         self._router, self._size, self._folding = network.router, network.size, folding
         self._latency = network.links.latency_s.tolist()
         self._blocks = blocks
-        self._endpoints = endpoints
         self._running: dict[int, Iterator[tuple[array[int], int]]] = {}
 
     def next(self, actor: int) -> tuple[bytes, int] | None:
@@ -151,11 +150,19 @@ class _World:
 
 
 def run(
-    name: str, network: Network, blocks: Blocks, folding: Folding, conditions: Conditions, streams: int = 1
+    name: str,
+    network: Network,
+    blocks: Blocks,
+    folding: Folding,
+    conditions: Conditions,
+    *,
+    streams: int = 1,
+    switches: bool = False,
 ) -> Result:
     """Run the programs of all ranks.
 
-    blocks: of an actor: rank + stream * (network.size + number of switches); switches come after the ranks.
+    blocks: of an actor: rank + stream * network.size.
+    switches: those that add run programs, too: they come after the ranks.
 
     Raises:
         SimulationError: the run does not end.
@@ -164,9 +171,9 @@ def run(
     for link, factor in conditions.rates.items():
         rates[link] *= factor
     costs, index = conditions.costs(network)
-    extra = len(network.switches) if folding.order == 1 else 0
+    extra = len(network.switches) if switches else 0
     endpoints = network.size + extra
-    world = _World(network, blocks, folding, endpoints)
+    world = _World(network, blocks, folding)
     found = simulate_native(
         ranks=network.size,
         streams=streams,

@@ -12,22 +12,16 @@ from unisono.engine.base.checking import not_negative, instance, whole
 from unisono.networks import Network, find
 from unisono.plans.catalog import steps_of
 from unisono.plans.contracts import CONTRACTS
-from unisono.plans.plan import Copy, Reduce, Step, StepFunction
-from unisono.plans.codes import SEGMENT, Programs, chunk_code
+from unisono.plans.plan import Step, StepFunction
+from unisono.plans.codes import RECV, REDUCE, SEGMENT, SEND, Programs, chunk_code
 from unisono.simulation.folding import Folding, folded, unfolded
 from unisono.simulation.result import Result
 from unisono.simulation.run import Conditions, run
+from unisono.simulation.segments import parts_of, segments_of
 
 __all__ = ["simulate"]
 
-SEGMENT_BYTES = 2 << 20
-"""The engine's segments between hosts (docs/design.md), over all chunks."""
-
-LOCAL_SEGMENT_BYTES = 256 << 10
-"""Those within one host."""
-
-SLICE_BYTES = 64
-"""A segment takes a multiple of it from each chunk."""
+IN_NETWORK = "in_network"
 
 KEPT_CODES = 1 << 26
 """Numbers of programs that are kept in memory, over all ranks; longer programs are made again per segment."""
@@ -61,7 +55,8 @@ def simulate(
 
     Args:
         network: a network, a file or the name of one that is shipped.
-        algorithm: a name of the catalogue, or a function (rank, size, root) -> steps.
+        algorithm: a name of the catalogue, or a function (rank, size, root) -> steps. "in_network": the switches
+            of the network add (all_reduce only); each takes an equal part of the buffer.
         nbytes: of the whole buffer; of the larger one where input and output differ (all_gather: the result).
         size: the number of ranks; None: all of the network.
         segment_bytes: the buffer is cut into segments of so many bytes; None: as the engine does.
@@ -86,15 +81,41 @@ def simulate(
     nbytes = not_negative(nbytes, "nbytes")
     conditions = Conditions.of(network, slow, delay, slow_links, lost_links, timeline)
     named = isinstance(algorithm, str)
+    if algorithm == IN_NETWORK:
+        return _in_network(collective, network, nbytes, segment_bytes, conditions)
     function = _function(collective, algorithm, network)
     programs = Programs(partial(_program, function, size, root), KEPT_CODES)
     folding = _folding(network, programs, root, fold, conditions, trusted=named)
-    parts = _parts(collective, programs, size)
-    segments = _segments(network, nbytes, parts, segment_bytes)
+    parts = parts_of(collective, programs.steps, size)
+    segments = segments_of(network, nbytes, parts, segment_bytes)
     most = max(LEAST_BLOCK_CODES, KEPT_CODES * folding.order // size)
     blocks = _Blocks(programs, nbytes / parts / segments, segments, most)
     name = algorithm if isinstance(algorithm, str) else str(getattr(algorithm, "__name__", "custom"))
     return run(f"{collective}/{name}", network, blocks.of, folding, conditions)
+
+
+def _in_network(
+    collective: str, network: Network, nbytes: float, segment_bytes: int | None, conditions: Conditions
+) -> Result:
+    """All ranks send to the switches that add, and receive the sums; switches come after the ranks."""
+    count, size = len(network.switches), network.size
+    if collective != "all_reduce" or not count:
+        what = collective if count else f"{network.name}, none of whose switches adds"
+        raise ValueError(f"{IN_NETWORK} is an algorithm of all_reduce, got {what}")
+    segments = segments_of(network, nbytes, count, segment_bytes)
+    head = chunk_code(nbytes / count / segments)
+    everyone = range(size)
+    adds = array("i", [REDUCE, 1, size - 1, size, *everyone, SEND, 1, size, *everyone])
+    own = array("i")
+    for switch in range(size, size + count):
+        own.extend((SEND, 1, 1, switch))
+    for switch in range(size, size + count):
+        own.extend((RECV, 1, switch))
+
+    def blocks(actor: int) -> Iterator[tuple[array[int], int]]:
+        yield head + (own if actor < size else adds), segments
+
+    return run(f"{collective}/{IN_NETWORK}", network, blocks, unfolded(), conditions, switches=True)
 
 
 def _function(collective: str, algorithm: str | StepFunction, network: Network) -> StepFunction:
@@ -128,35 +149,6 @@ def _folding(
     if fold is False:
         return unfolded()
     return folded(network, programs, root, trusted=trusted or bool(fold))
-
-
-def _parts(collective: str, programs: Programs, size: int) -> int:
-    """The chunks of the whole buffer. Every rank of a plan mentions all of them (`lowering._header`)."""
-    contract = CONTRACTS[collective]
-    blocks = "p" in (contract.out_blocks, contract.in_blocks)
-    return size if blocks else max(1, _chunks(programs.steps(0)))
-
-
-def _chunks(steps: Iterator[Step]) -> int:
-    """The chunks of Out or In that a program mentions."""
-    most = 0
-    for step in steps:
-        for chunk in (step.dst, step.src) if isinstance(step, Copy) else (step.chunk,):
-            if chunk[0] != "tmp" and chunk[1] >= most:
-                most = chunk[1] + 1
-        if isinstance(step, Reduce) and step.own is not None and step.own.index >= most:
-            most = step.own.index + 1
-    return most
-
-
-def _segments(network: Network, nbytes: float, parts: int, segment_bytes: int | None) -> int:
-    """How many segments the buffer is cut into, as csrc/engine/executor.cpp does."""
-    if segment_bytes is None:
-        segment_bytes = SEGMENT_BYTES if network.hosts[0] != network.hosts[-1] else LOCAL_SEGMENT_BYTES
-    segment = whole(segment_bytes, "segment_bytes", 1) / parts
-    if segment >= SLICE_BYTES:
-        segment = segment // SLICE_BYTES * SLICE_BYTES
-    return max(1, -int(-(nbytes / parts) // segment))
 
 
 class _Blocks(NamedTuple):

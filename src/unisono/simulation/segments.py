@@ -1,0 +1,50 @@
+"""Chunks and segments of a buffer, as the engine cuts it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from unisono.engine.base.checking import whole
+from unisono.networks import Network
+from unisono.plans.contracts import CONTRACTS
+from unisono.plans.plan import Copy, Reduce, Step
+
+__all__ = ["parts_of", "segments_of"]
+
+SEGMENT_BYTES = 2 << 20
+"""The engine's segments between hosts (docs/design.md), over all chunks."""
+
+LOCAL_SEGMENT_BYTES = 256 << 10
+"""Those within one host."""
+
+SLICE_BYTES = 64
+"""A segment takes a multiple of it from each chunk."""
+
+
+def parts_of(collective: str, steps: Callable[[int], Iterable[Step]], size: int) -> int:
+    """The chunks of the whole buffer. Every rank of a plan mentions all of them (`lowering._header`)."""
+    contract = CONTRACTS[collective]
+    blocks = "p" in (contract.out_blocks, contract.in_blocks)
+    return size if blocks else max(1, _chunks(steps(0)))
+
+
+def _chunks(steps: Iterable[Step]) -> int:
+    """The chunks of Out or In that a program mentions."""
+    most = 0
+    for step in steps:
+        for chunk in (step.dst, step.src) if isinstance(step, Copy) else (step.chunk,):
+            if chunk[0] != "tmp" and chunk[1] >= most:
+                most = chunk[1] + 1
+        if isinstance(step, Reduce) and step.own is not None and step.own.index >= most:
+            most = step.own.index + 1
+    return most
+
+
+def segments_of(network: Network, nbytes: float, parts: int, segment_bytes: int | None) -> int:
+    """How many segments the buffer is cut into, as csrc/engine/executor.cpp does."""
+    if segment_bytes is None:
+        segment_bytes = SEGMENT_BYTES if network.hosts[0] != network.hosts[-1] else LOCAL_SEGMENT_BYTES
+    segment = whole(segment_bytes, "segment_bytes", 1) / parts
+    if segment >= SLICE_BYTES:
+        segment = segment // SLICE_BYTES * SLICE_BYTES
+    return max(1, -int(-(nbytes / parts) // segment))

@@ -1,0 +1,355 @@
+"""`simulate`: symmetry, conditions, the cost formulas, programs, switches that add, errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import unisono as un
+from unisono import networks
+from unisono.engine.costs import price
+from unisono.networks import Cable, Costs, Network
+from unisono.plans import ALGORITHMS, Out, Recv, Send, make
+from unisono.plans.plan import Step
+from unisono.simulation import (
+    Call,
+    Compute,
+    Operation,
+    Program,
+    RecvFrom,
+    SendTo,
+    Wait,
+    loggops,
+    read_program,
+    simulate_program,
+    write_program,
+)
+
+CABLE = Cable(2e-6, 1e9)
+FREE = Costs()
+COSTS = Costs(o_send_s=3e-7, o_recv_s=2e-7, o_s_per_byte=1e-12, g_s=4e-7, reduce_s_per_byte=1e-10)
+NAMES = [(collective, name) for collective in ALGORITHMS for name in ALGORITHMS[collective]]
+
+NETWORKS = {
+    "star": lambda: networks.star(4, ranks=4, costs=COSTS),
+    "ring": lambda: networks.ring(6, ranks=2),
+    "torus": lambda: networks.torus(3, 4),
+    "fat_tree": lambda: networks.fat_tree(4, oversubscription=2, ranks=2),
+    "dragonfly": lambda: networks.dragonfly(4, 2, 2),
+    "rails": lambda: networks.rail_optimised(2, 2),
+    "dgx": lambda: networks.dgx(2),
+    "mesh": lambda: networks.full_mesh(4, ranks=2),
+}
+
+
+def star(ranks: int, **given: Any) -> Network:
+    return networks.star(ranks, cable=CABLE, costs=FREE, **given)
+
+
+# ---- symmetry ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_folded_and_unfolded_runs_are_equal_to_the_bit(name: str) -> None:
+    network = NETWORKS[name]()
+    folds = 0
+    for collective, algorithm in NAMES:
+        given: Any = {"algorithm": algorithm, "nbytes": 100_000, "segment_bytes": 1 << 16}
+        one = un.simulate(collective, network, **given)
+        all_ = un.simulate(collective, network, **given, fold=False)
+        assert (one.seconds, one.messages) == (all_.seconds, all_.messages), (collective, algorithm)
+        assert (one.ends, one.busy) == (all_.ends, all_.busy), (collective, algorithm)
+        folds += one.simulated < all_.simulated
+    assert folds > 4
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "torus", "hierarchical", "doubling", "leaders"])
+def test_the_same_for_1024_ranks(algorithm: str) -> None:
+    network = networks.star(128, ranks=8, costs=COSTS)
+    given: Any = {"algorithm": algorithm, "nbytes": 1 << 20, "segment_bytes": 1 << 20}
+    if algorithm in ("hierarchical", "torus"):
+        network = network.first(256)  # unfolded, all flows of a round share the links of all hosts
+    one = un.simulate("all_reduce", network, **given)
+    all_ = un.simulate("all_reduce", network, **given, fold=False)
+    assert (one.seconds, one.messages, one.ends) == (all_.seconds, all_.messages, all_.ends)
+    assert algorithm == "doubling" or one.simulated * 8 <= all_.simulated
+
+
+def test_links_of_a_folded_run_carry_what_those_of_an_unfolded_one_do() -> None:
+    network = networks.star(4, ranks=4)
+    one = un.simulate("all_reduce", network, algorithm="hierarchical", nbytes=1e6)
+    all_ = un.simulate("all_reduce", network, algorithm="hierarchical", nbytes=1e6, fold=False)
+    unfolded = {use.link: use for use in all_.links}
+    for use in one.links:
+        other = unfolded[use.link]
+        assert (use.busy_s, use.limiting_s, use.nbytes) == pytest.approx(
+            (other.busy_s, other.limiting_s, other.nbytes)
+        )
+
+
+# ---- what the model says -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("collective", "algorithm"),
+    [
+        ("all_reduce", "ring"),
+        ("all_gather", "ring"),
+        ("reduce_scatter", "ring"),
+        ("all_reduce", "doubling"),
+        ("all_reduce", "halving_doubling"),
+        ("all_gather", "bruck"),
+        ("all_to_all", "pairwise"),
+        ("barrier", "dissemination"),
+    ],
+)
+def test_where_every_rank_sends_one_message_at_a_time_the_published_formulas_hold(
+    collective: str, algorithm: str
+) -> None:
+    nbytes = 0 if collective == "barrier" else 64_000
+    found = un.simulate(collective, star(8), algorithm=algorithm, nbytes=nbytes, segment_bytes=1 << 30)
+    formula = price.seconds(make(collective, algorithm, 8), nbytes, a=2 * CABLE.latency_s, b=1e-9)
+    assert found.seconds == pytest.approx(formula, rel=1e-12)
+
+
+def test_overheads_are_those_of_loggp() -> None:
+    """Rank 0 sends two messages of 1,000 bytes: o + O s each, g apart; rank 1 receives both."""
+    costs = Costs(o_send_s=1e-6, o_recv_s=2e-6, o_s_per_byte=1e-9, g_s=5e-6)
+    network = networks.star(2, cable=Cable(1e-6, 1e9), costs=costs)
+
+    def twice(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
+        for _ in range(2):
+            yield Send(Out(0), to=(1,)) if rank == 0 else Recv(Out(0), frm=0)
+            if rank == 0:
+                yield Send(Out(0), to=())  # keeps the two apart
+
+    found = un.simulate("broadcast", network, algorithm=twice, nbytes=1000)
+    sent = 5e-6 + 1e-6 + 1e-6  # the second one: g after the first, o, O s
+    assert found.ends == pytest.approx([sent, sent + 1e-6 + 2e-6 + 2e-6 + 1e-6])
+
+
+def test_a_rendezvous_waits_until_its_receiver_asks() -> None:
+    costs = Costs(rendezvous_bytes=1000)
+    network = networks.star(2, cable=Cable(1e-6, 1e9), costs=costs)
+    program = Program(ranks=[[SendTo(1, 1000.0)], [Compute(1e-3), RecvFrom(0)]])
+    found = simulate_program(program, network)
+    assert found.ends == pytest.approx([0.0, 1e-3 + 2e-6 + 1e-6 + 2e-6])  # the answer, the bytes, their latency
+
+
+def test_segments_overlap_along_a_chain() -> None:
+    given: Any = {"algorithm": "hierarchical", "nbytes": 1 << 20}
+    whole = un.simulate("broadcast", star(8), **given, segment_bytes=1 << 20)
+    pieces = un.simulate("broadcast", star(8), **given, segment_bytes=1 << 16)
+    assert pieces.seconds < 0.3 * whole.seconds
+
+
+# ---- what simulators have been blamed for --------------------------------------------------------------
+
+
+def test_the_topology_changes_the_result() -> None:
+    seconds = {
+        make_network.__name__: un.simulate(
+            "all_to_all", make_network(16, cable=CABLE, costs=FREE), algorithm="pairwise", nbytes=1e6
+        ).seconds
+        for make_network in (networks.star, networks.ring, networks.full_mesh)
+    }
+    seconds["fat_tree"] = un.simulate(
+        "all_to_all", networks.fat_tree(4, cable=CABLE, costs=FREE), algorithm="pairwise", nbytes=1e6
+    ).seconds
+    assert len(set(seconds.values())) == 4
+    assert seconds["full_mesh"] < seconds["star"] < seconds["ring"]
+
+
+def test_a_straggler_can_be_given() -> None:
+    network = networks.star(8, cable=CABLE, costs=COSTS)
+    given: Any = {"algorithm": "ring", "nbytes": 8e6}
+    usual = un.simulate("all_reduce", network, **given)
+    slow = un.simulate("all_reduce", network, **given, slow={3: 20.0})
+    late = un.simulate("all_reduce", network, **given, delay={3: 1.0})
+    assert slow.seconds > 1.2 * usual.seconds
+    assert slow.busy[3] == pytest.approx(20 * slow.busy[2])
+    assert late.seconds > 1.0
+    assert late.limit.where == "rank 3"
+
+
+def test_a_slow_link_can_be_given() -> None:
+    network = star(8)
+    given: Any = {"algorithm": "ring", "nbytes": 8e6}
+    usual = un.simulate("all_reduce", network, **given)
+    name = usual.links[0].name
+    slow = un.simulate("all_reduce", network, **given, slow_links={name: 4.0})
+    assert slow.seconds > 2 * usual.seconds
+    assert slow.links[0].name == name == slow.limit.where
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "double_tree", "hierarchical"])
+def test_32_and_64_ranks_differ(algorithm: str) -> None:
+    seconds = [
+        un.simulate("all_reduce", star(ranks), algorithm=algorithm, nbytes=1e6).seconds for ranks in (32, 64)
+    ]
+    assert seconds[0] < seconds[1]
+
+
+def test_a_stuck_run_names_the_rank_the_step_and_the_link() -> None:
+    network = star(4)
+    lost = next(link.name for link in network.links if link.name.startswith("host2"))
+    with pytest.raises(un.SimulationError, match=rf"rank 3, step 1, .* rank 2 sends .* link {lost}"):
+        un.simulate("all_reduce", network, algorithm="ring", nbytes=8e6, lost_links=[lost])
+
+
+def test_a_plan_that_deadlocks_names_the_rank_and_the_step() -> None:
+    def deadlock(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
+        yield Send(Out(0), to=((rank + 1) % size,))
+        yield Recv(Out(0), frm=(rank - 1) % size)
+        yield Recv(Out(0), frm=(rank - 1) % size)
+
+    with pytest.raises(un.SimulationError, match=r"rank 0, step 2, .* until rank 3 sends"):
+        un.simulate("broadcast", star(4), algorithm=deadlock, nbytes=8)
+
+
+# ---- switches that add ---------------------------------------------------------------------------------
+
+
+def test_a_switch_that_adds_halves_the_bytes_of_a_ring() -> None:
+    network = networks.star(16, cable=CABLE, costs=FREE, adds_bytes_per_s=0)
+    ring = un.simulate("all_reduce", network, algorithm="ring", nbytes=64e6)
+    switch = un.simulate("all_reduce", network, algorithm="in_network", nbytes=64e6)
+    assert switch.seconds == pytest.approx(64e6 / 1e9 + (2 << 20) / 1e9, rel=0.05)  # up and down overlap
+    assert switch.seconds < 0.6 * ring.seconds
+
+
+def test_in_network_needs_a_switch_that_adds() -> None:
+    with pytest.raises(ValueError, match="none of whose switches adds"):
+        un.simulate("all_reduce", star(4), algorithm="in_network", nbytes=8)
+
+
+# ---- programs ------------------------------------------------------------------------------------------
+
+
+def test_compute_overlaps_with_a_call_that_has_a_handle() -> None:
+    network = star(8)
+    call = un.simulate("all_reduce", network, algorithm="ring", nbytes=1e7).seconds
+    overlap = [Call("all_reduce", "ring", 1e7, handle="x"), Compute(2 * call), Wait("x")]
+    in_turn = [Call("all_reduce", "ring", 1e7), Compute(2 * call)]
+    assert simulate_program(Program(ranks=[overlap]), network).seconds == pytest.approx(2 * call)
+    assert simulate_program(Program(ranks=[in_turn]), network).seconds == pytest.approx(3 * call)
+
+
+def test_groups_at_once_share_the_links() -> None:
+    """Two groups over one cable: each gets half of it. Alone, one gets all."""
+    network = networks.two_hosts(ranks=2, cable=Cable(0.0, 1e9), costs=FREE)
+    groups = [[0, 2], [1, 3]]
+    both = Program(ranks=[[Call("broadcast", "direct", 1e6, group=rank % 2)] for rank in range(4)], groups=groups)
+    alone = Program(ranks=[[Call("broadcast", "direct", 1e6)]] * 3 + [[]], groups=[[0, 2]])
+    assert simulate_program(both, network).seconds == pytest.approx(2e-3)
+    alone = Program(ranks=[[Call("broadcast", "direct", 1e6)], [], [Call("broadcast", "direct", 1e6)], []], groups=[[0, 2]])
+    assert simulate_program(alone, network).seconds == pytest.approx(1e-3)
+
+
+def test_a_program_survives_json(tmp_path: Path) -> None:
+    items = [Compute(1e-3), Call("all_reduce", "ring", 8.0, handle="x"), Wait("x"), SendTo(1, 4.0), RecvFrom(1)]
+    program = Program(ranks=[items, [RecvFrom(0), SendTo(0, 4.0)]], groups=[[0]], name="step")
+    write_program(program, tmp_path / "program.json")
+    assert read_program(tmp_path / "program.json") == program
+    assert simulate_program(program, star(2)).seconds > 1e-3
+    (tmp_path / "program.json").write_bytes(b"\x00garbage")
+    with pytest.raises(ValueError, match="is no program"):
+        read_program(tmp_path / "program.json")
+
+
+@pytest.mark.parametrize(
+    ("items", "text"),
+    [
+        ([Wait("x")], "rank 0, item 0 waits for 'x'"),
+        ([Compute(-1.0)], "rank 0, item 0: seconds"),
+        ([Call("all_reduce", "ring", 8.0, group=3)], "rank 0, item 0: group"),
+        ([SendTo(99, 8.0)], "rank 0, item 0: peer"),
+        ([Call("all_reduce", "nothing", 8.0)], "no algorithm 'nothing'"),
+    ],
+)
+def test_a_wrong_item_is_named(items: list[Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        simulate_program(Program(ranks=[items]), star(2))
+
+
+# ---- results and arguments -----------------------------------------------------------------------------
+
+
+def test_a_timeline_is_a_trace_for_perfetto(tmp_path: Path) -> None:
+    network = networks.star(4, cable=CABLE, costs=COSTS)
+    found = un.simulate("all_reduce", network, algorithm="ring", nbytes=8e6, timeline=1000, fold=False)
+    found.trace(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_bytes())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert {event["pid"] for event in spans} == {0, 1, 2, 3}
+    assert max(event["ts"] + event["dur"] for event in spans) == pytest.approx(found.seconds * 1e6)
+
+
+def test_the_parts_of_the_longest_chain_add_up() -> None:
+    network = networks.star(8, cable=CABLE, costs=COSTS)
+    for algorithm in ALGORITHMS["all_reduce"]:
+        found = un.simulate("all_reduce", network, algorithm=algorithm, nbytes=1e6)
+        assert sum(found.breakdown) == pytest.approx(found.seconds)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"nbytes": -1}, "nbytes"),
+        ({"nbytes": float("nan")}, "nbytes"),
+        ({"size": 5}, "size"),
+        ({"root": 4}, "root"),
+        ({"segment_bytes": 0}, "segment_bytes"),
+        ({"algorithm": "nothing"}, "no algorithm"),
+        ({"slow": {9: 2.0}}, "slow rank"),
+        ({"slow": {0: -2.0}}, "slow"),
+        ({"delay": {0: float("inf")}}, "delay"),
+        ({"slow_links": {"no such": 2.0}}, "no link 'no such'"),
+        ({"slow_links": {0: 0.0}}, "factor"),
+        ({"lost_links": [1 << 40]}, "a link"),
+        ({"fold": True, "slow": {0: 2.0}}, "symmetry"),
+    ],
+)
+def test_a_wrong_argument_is_an_error(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        un.simulate("all_reduce", star(4), **{"algorithm": "ring", "nbytes": 8, **given})
+
+
+# ---- GOAL ----------------------------------------------------------------------------------------------
+
+
+def test_the_example_of_loggopsims_readme_takes_the_same_nanoseconds() -> None:
+    """A binomial reduction of 1,024 bytes on 8 ranks, with that simulator's default parameters."""
+    schedule = []
+    for rank in range(8):
+        below = [rank + (1 << k) for k in range(3) if (1 << k) < (rank & -rank or 8)]
+        operations = [Operation("recv", 1024, peer) for peer in below]
+        if rank:
+            operations.append(Operation("send", 1024, rank & (rank - 1), requires=tuple(range(len(below)))))
+        schedule.append(operations)
+    assert sorted(loggops(schedule), reverse=True) == [34914, 24776, 13138, 13138, 1500, 1500, 1500, 1500]
+
+
+def test_a_goal_program_that_never_ends_names_the_rank_and_the_operation() -> None:
+    with pytest.raises(un.SimulationError, match="rank 1, operation 0"):
+        loggops([[], [Operation("recv", 8, 0)]])
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        Operation("jump", 8),
+        Operation("send", 8),
+        Operation("send", 8, 7),
+        Operation("send", -8, 0),
+        Operation("calc", 8, cpu=300),
+        Operation("calc", 8, requires=(3,)),
+    ],
+)
+def test_a_wrong_operation_is_an_error(operation: Operation) -> None:
+    with pytest.raises(ValueError, match="operation"):
+        loggops([[operation]])
