@@ -20,6 +20,7 @@ import socket
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -133,9 +134,9 @@ def _pair(world: Group, one: int, other: int) -> Pair:
     found = None
     if group is not None:
         with group:
-            trip = _median(lambda: _trip(group)) / 2
+            trip = _median(partial(_trip, group)) / 2
             send_s, receive_s = _bursts(group)
-            short, long = (_median(lambda n=n: _timed(group, n)) for n in LARGE)
+            short, long = (_median(partial(_timed, group, nbytes)) for nbytes in LARGE)
             rate = (LARGE[1] - LARGE[0]) / max(long - short, 1e-9)
             found = Pair(trip, send_s, receive_s, rate)
     return Pair(*world.all_gather_object(found and tuple(found))[one])
@@ -161,7 +162,8 @@ def _trip(group: Group) -> float:
 def _bursts(group: Group) -> tuple[float, float]:
     """The overhead of a sender, and that of a receiver, by both ranks' clocks."""
     x = np.zeros(SMALL, np.uint8)
-    sent, taken = [], []
+    sent: list[float] = []
+    taken: list[float] = []
     for _ in range(4 * REPEATS):
         group.barrier()
         if group.rank == 1:
@@ -171,7 +173,7 @@ def _bursts(group: Group) -> tuple[float, float]:
             group.broadcast(x, 0)
         (taken if group.rank else sent).append((time.perf_counter() - start) / BURST)
     medians = group.all_gather_object(statistics.median(taken if group.rank else sent))
-    return medians[0], medians[1]
+    return float(medians[0]), float(medians[1])
 
 
 def _timed(group: Group, nbytes: int) -> float:
@@ -187,7 +189,7 @@ def _timed(group: Group, nbytes: int) -> float:
 def _together(world: Group, ways: list[tuple[int, int]]) -> float:
     """Bytes per second of several senders at once, all together."""
     groups = [(way, world.subgroup(way)) for way in ways]
-    spent = []
+    spent: list[float] = []
     for _ in range(REPEATS):
         world.barrier()
         start = time.perf_counter()
