@@ -14,6 +14,7 @@ from unisono.plans.catalog import steps_of
 from unisono.plans.contracts import CONTRACTS
 from unisono.plans.plan import Step, StepFunction
 from unisono.plans.codes import RECV, REDUCE, SEGMENT, SEND, Programs, chunk_code
+from unisono.schedules import is_file, steps_in
 from unisono.simulation.folding import Folding, folded, unfolded
 from unisono.simulation.result import Result
 from unisono.simulation.run import Conditions, run
@@ -55,7 +56,7 @@ def simulate(
 
     Args:
         network: a network, a file or the name of one that is shipped.
-        algorithm: a name of the catalogue, or a function (rank, size, root) -> steps. "in_network": the switches
+        algorithm: a name of the catalogue, a schedule's file, or a function (rank, size, root) -> steps. "in_network": the switches
             of the network add (all_reduce only); each takes an equal part of the buffer.
         nbytes: of the whole buffer; of the larger one where input and output differ (all_gather: the result).
         size: the number of ranks; None: all of the network.
@@ -80,13 +81,13 @@ def simulate(
     root = whole(root, "root", 0, size - 1)
     nbytes = not_negative(nbytes, "nbytes")
     conditions = Conditions.of(network, slow, delay, slow_links, lost_links, timeline)
-    named = isinstance(algorithm, str)
+    named = isinstance(algorithm, str) and not is_file(algorithm)
     if algorithm == IN_NETWORK:
         return _in_network(collective, network, nbytes, segment_bytes, conditions)
-    function = _function(collective, algorithm, network)
+    function = _function(collective, algorithm, network, root)
     programs = Programs(partial(_program, function, size, root), KEPT_CODES)
     folding = _folding(network, programs, root, fold, conditions, trusted=named)
-    parts = parts_of(collective, programs.steps, size)
+    parts = parts_of(collective, programs.steps, size) * getattr(function, "parts", 1)
     segments = segments_of(network, nbytes, parts, segment_bytes)
     most = max(LEAST_BLOCK_CODES, KEPT_CODES * folding.order // size)
     blocks = _Blocks(programs, nbytes / parts / segments, segments, most)
@@ -118,7 +119,11 @@ def _in_network(
     return run(f"{collective}/{IN_NETWORK}", network, blocks, unfolded(), conditions, switches=True)
 
 
-def _function(collective: str, algorithm: str | StepFunction, network: Network) -> StepFunction:
+def _function(
+    collective: str, algorithm: str | StepFunction, network: Network, root: int
+) -> StepFunction:
+    if isinstance(algorithm, str) and is_file(algorithm):
+        return steps_in(algorithm, collective, network.size, root)
     if isinstance(algorithm, str):
         return steps_of(collective, algorithm, network.size, tuple(network.hosts))
     if not callable(algorithm):
