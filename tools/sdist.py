@@ -20,7 +20,7 @@ MOST_BYTES = 2_000_000
 
 # The files that a build needs; the archive contains no others.
 NEEDED = {"CMakeLists.txt", "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"}
-ALLOWED = re.compile(r"csrc/.+\.([ch]pp|c|map)|src/unisono/(.+\.(py|html)|py\.typed)")
+ALLOWED = re.compile(r"csrc/.+\.([ch]pp|c|map)|src/unisono/(.+\.(py|html|toml)|py\.typed)")
 
 
 def main() -> int:

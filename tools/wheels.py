@@ -43,7 +43,7 @@ BACKEND = ("scikit-build-core>=0.11", "nanobind>=2.7", "typing_extensions")
 
 # The files that a wheel may contain; needed() lists those that it must contain.
 ALLOWED = re.compile(
-    r"unisono/(.+\.(pyi?|html)|py\.typed|_native\.[\w.-]+\.so|virtual/csrc/\w+\.[ch]pp)|unisono-[^/]+\.dist-info/.+"
+    r"unisono/(.+\.(pyi?|html|toml)|py\.typed|_native\.[\w.-]+\.so|virtual/csrc/\w+\.[ch]pp)|unisono-[^/]+\.dist-info/.+"
 )
 
 # Zig writes x86-64-v3 as x86_64_v3, makes -O2 of -O3, and keeps frame pointers.

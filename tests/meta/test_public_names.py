@@ -39,6 +39,7 @@ PUBLIC = [
     "ReduceOp",
     "RendezvousError",
     "SendTo",
+    "SimulationError",
     "Status",
     "Store",
     "StoreError",
@@ -53,7 +54,9 @@ PUBLIC = [
     "empty",
     "init_process_group",
     "is_available",
+    "networks",
     "premul_sum",
+    "simulate",
     "wait_all",
     "wait_any",
 ]

@@ -8,7 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+import unisono as un
 from loops import each
+from unisono import networks
 from unisono.commands import cli
 from unisono.plans import ALGORITHMS, prove
 from unisono.schedules import load
@@ -66,6 +68,29 @@ def test_schedules_are_simulated_beside_the_catalogue(
     assert cli.main([*f"{SIMULATE} --bytes 64K --json --algorithm".split(), ",".join(["ring", *names])]) == 0
     results = json.loads(capsys.readouterr().out)["results"]
     assert len({each["seconds"] for each in results}) == 1
+
+
+def test_blocks_in_parts_take_as_long_as_whole_ones(tmp_path: Path) -> None:
+    """Two ranks swap blocks: in two chunks that leave together, or in one."""
+    file = tmp_path / "parts.xml"
+    gpus = "".join(
+        f'<gpu id="{rank}" i_chunks="2" o_chunks="4"><tb id="0" send="{1 - rank}" recv="{1 - rank}" chan="0">'
+        f'<step s="0" type="s" srcbuf="o" srcoff="{2 * rank}" cnt="2"/>'
+        f'<step s="1" type="r" dstbuf="o" dstoff="{2 - 2 * rank}" cnt="2"/></tb></gpu>'
+        for rank in range(2)
+    )
+    file.write_text(f'<algo nchunksperloop="4" ngpus="2" coll="allgather" inplace="1">{gpus}</algo>')
+    network = networks.two_hosts()
+    parts = un.simulate("all_gather", network, algorithm=str(file), nbytes=1 << 20)
+    whole = un.simulate("all_gather", network, algorithm="direct", nbytes=1 << 20)
+    assert parts.seconds == pytest.approx(whole.seconds, rel=1e-3)
+
+
+def test_a_switch_that_adds_is_an_algorithm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "n.toml"
+    file.write_text('[fabric]\nkind = "star"\nhosts = 16\nadds_bytes_per_s = "100 GB/s"\n')
+    assert cli.main(["simulate", "all_reduce", "--network", str(file), "--bytes", "8", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["algorithm"] == "in_network"
 
 
 def test_timelines_for_perfetto_and_as_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

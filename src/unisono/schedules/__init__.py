@@ -9,6 +9,6 @@ files.py        all of them by the suffix of a file
 
 from __future__ import annotations
 
-from unisono.schedules.files import is_file, load, read_actions, save
+from unisono.schedules.files import is_file, load, read_actions, save, steps_in
 
-__all__ = ["is_file", "load", "read_actions", "save"]
+__all__ = ["is_file", "load", "read_actions", "save", "steps_in"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from unisono.errors import PlanError
-from unisono.plans.plan import Plan
+from unisono.plans.plan import Plan, Step
 from unisono.schedules.actions import Action, plan_of_actions
 
-__all__ = ["is_file", "load", "read_actions", "save"]
+__all__ = ["is_file", "load", "read_actions", "save", "steps_in"]
 
 SUFFIXES = (".xml", ".goal", ".et", ".toml")
 
@@ -55,6 +55,32 @@ def load(
     found = algorithm.collective or collective
     _check(file, (found, algorithm.size, algorithm.root), (collective, size, root))
     return plan_of(algorithm._replace(collective=found, name=file.name))._replace(hosts=hosts)
+
+
+class PlannedSteps:
+    """The steps of a plan as a function (rank, size, root) -> steps. parts: see `Plan`."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self.parts = plan.parts
+        self.__name__ = plan.algorithm
+
+    def __call__(self, rank: int, size: int, root: int) -> tuple[Step, ...]:  # noqa: ARG002
+        """The steps of a rank."""
+        return self._plan.steps[rank]
+
+
+def steps_in(file: str | Path, collective: str, size: int, root: int) -> PlannedSteps:
+    """The steps of the plan in a file, proved.
+
+    Raises:
+        OSError: the file cannot be read.  ValueError: it is wrong; see `load`.
+    """
+    from unisono.plans.proof import prove
+
+    plan = load(file, collective, size, root)
+    prove(plan)
+    return PlannedSteps(plan)
 
 
 def read_actions(file: str | Path) -> list[list[Action]]:

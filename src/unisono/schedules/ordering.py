@@ -20,13 +20,19 @@ __all__ = ["Operation", "ordered"]
 
 
 class Operation:
-    """A step of a plan to be, with the messages that it sends or takes."""
+    """A step of a plan to be, with the messages that it sends or takes.
 
-    def __init__(self, rank: int, step: Step, taken: tuple[int, ...] = (), sent: int = -1) -> None:
-        self.rank, self.step, self.taken, self.sent = rank, step, taken, sent
+    early: it may run before the steps above it that do not use its chunks.
+    """
+
+    def __init__(
+        self, rank: int, step: Step, taken: tuple[int, ...] = (), sent: int = -1, *, early: bool = False
+    ) -> None:
+        self.rank, self.step, self.taken, self.sent, self.early = rank, step, taken, sent, early
         self.level = 0
 
     def reads(self) -> tuple[Chunk, ...]:
+        """The chunks that it reads."""
         step = self.step
         if isinstance(step, Send):
             return (step.chunk,)
@@ -37,6 +43,7 @@ class Operation:
         return ()
 
     def writes(self) -> tuple[Chunk, ...]:
+        """The chunk that it writes."""
         step = self.step
         return () if isinstance(step, Send) else (step.dst if isinstance(step, Copy) else step.chunk,)
 
@@ -180,9 +187,23 @@ def ordered(algorithm: Algorithm, operations: list[Operation], parts: int) -> Pl
 def _plan(algorithm: Algorithm, operations: list[Operation], order: Iterable[int], parts: int) -> Plan:
     lists: list[list[Operation]] = [[] for _ in range(algorithm.size)]
     for number in order:
-        lists[operations[number].rank].append(operations[number])
+        listed = lists[operations[number].rank]
+        listed.insert(_place(listed, operations[number]), operations[number])
     steps = tuple(tuple(_merged(rank, iter(each))) for rank, each in enumerate(lists))
     return Plan(algorithm.collective, algorithm.name, algorithm.size, algorithm.root, steps, parts=parts)
+
+
+def _place(listed: list[Operation], operation: Operation) -> int:
+    """Where a step goes: behind all others, or behind those that use its chunks and the sends there."""
+    place = len(listed)
+    if not operation.early:
+        return place
+    used = {*operation.reads(), *operation.writes()}
+    while place and not used & {*listed[place - 1].reads(), *listed[place - 1].writes()}:
+        place -= 1
+    while place < len(listed) and isinstance(listed[place].step, Send):
+        place += 1
+    return place
 
 
 def _merged(rank: int, operations: Iterator[Operation]) -> Iterator[Step]:

@@ -69,7 +69,7 @@ def read_recipe(file: Path) -> Recipe:
     if len(data) > MOST_BYTES:
         raise ValueError(f"{file}: is larger than {MOST_BYTES >> 20} MiB")
     try:
-        found = msgspec.toml.decode(data, type=_File)
+        found = msgspec.convert(msgspec.toml.decode(data), _File)
     except ImportError:
         raise ModuleNotFoundError(
             "reading TOML on Python 3.10 needs the package tomli: pip install 'unisono[networks]'",

@@ -245,10 +245,10 @@ class _Translation:
             held = value if isinstance(value, Chunk) else None
             if held is not None and held == chunk and rank.reduces and chunk not in rank.written:
                 step = Reduce(chunk, (rank.rank,))  # the result is the contribution of this rank alone
-                self.operations.append(Operation(rank.rank, step))
+                self.operations.append(Operation(rank.rank, step, early=True))
             if held is not None and held != chunk:
                 self._save(rank, chunk, cell)
-                self.operations.append(Operation(rank.rank, Copy(chunk, held)))
+                self.operations.append(Operation(rank.rank, Copy(chunk, held), early=True))
                 rank.put(cell, chunk)
 
 

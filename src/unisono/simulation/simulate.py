@@ -14,7 +14,7 @@ from unisono.plans.catalog import steps_of
 from unisono.plans.codes import RECV, REDUCE, SEGMENT, SEND, Programs, chunk_code
 from unisono.plans.contracts import CONTRACTS
 from unisono.plans.plan import Plan, Step, StepFunction
-from unisono.schedules import is_file, load
+from unisono.schedules import is_file, steps_in
 from unisono.simulation.folding import Folding, folded, unfolded
 from unisono.simulation.result import Result
 from unisono.simulation.run import Conditions, run
@@ -56,7 +56,7 @@ def simulate(
 
     Args:
         network: a network, a file or the name of one that is shipped.
-        algorithm: a name of the catalogue, a file with a schedule, a plan, or a function
+        algorithm: a name of the catalogue, a schedule's file (which is proved), a plan, or a function
             (rank, size, root) -> steps. "in_network": the switches of the network add (all_reduce only); each
             takes an equal part of the buffer.
         nbytes: of the whole buffer; of the larger one where input and output differ (all_gather: the result).
@@ -85,7 +85,7 @@ def simulate(
     if algorithm == IN_NETWORK:
         return _in_network(collective, network, nbytes, segment_bytes, conditions)
     name, function, pieces = _function(collective, algorithm, network, root)
-    named = isinstance(algorithm, str)
+    named = isinstance(algorithm, str) and not is_file(algorithm)
     programs = Programs(partial(_program, function, size, root), KEPT_CODES)
     folding = _folding(network, programs, root, fold, conditions, trusted=named)
     parts = parts_of(collective, programs.steps, size) * pieces
@@ -134,7 +134,8 @@ def _function(
     if isinstance(algorithm, str) and not is_file(algorithm):
         return algorithm, steps_of(collective, algorithm, network.size, hosts), 1
     if isinstance(algorithm, str):
-        algorithm = load(algorithm, collective, network.size, root, hosts)
+        planned = steps_in(algorithm, collective, network.size, root)
+        return Path(algorithm).name, planned, planned.parts
     if isinstance(algorithm, Plan):
         return algorithm.algorithm, _steps_of_plan(algorithm, collective, network.size, root), algorithm.parts
     if not callable(algorithm):

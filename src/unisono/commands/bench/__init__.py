@@ -5,7 +5,7 @@
     worker, side    one rank; one set of ranks, which is idle while another one works
     peers, mpi_worker   the libraries to compare with; ranks under an MPI library's own mpiexec
     measure   rounds, medians, ratios       noise     was the machine quiet
-    report    table, JSON, CSV, OSU, plot
+    report    table, JSON, CSV, OSU, plot      foresight   --network: the simulator's prediction
 
 This module is the command: arguments in, table out. How a round is measured: docs/bench.md.
 """
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TextIO
 
 from unisono.commands.bench.cases import OPERATIONS, REDUCE_OPS, Case, dtype_name, numpy_dtype, sweep
+from unisono.commands.bench.foresight import network_for, predicted, remark
 from unisono.commands.bench.measure import Line, measure_sweep
 from unisono.commands.bench.noise import CpuMeter, Pace, ticks_of
 from unisono.commands.bench.peers import choose_peers, choose_side
@@ -45,7 +46,7 @@ __all__ = ["add_arguments", "main"]
 TORCH_LACKS = ("scan", "exclusive_scan")
 SETTINGS = (
     *("operation", "ranks", "min_bytes", "max_bytes", "factor", "dtype", "op", "root", "algorithm"),
-    *("interface", "against", "limit", "rounds", "round_ms"),
+    *("interface", "against", "limit", "rounds", "round_ms", "network"),
 )
 """The bench's own arguments, for the record."""
 EXIT_INTERRUPTED = 130
@@ -68,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--no-limit", dest="limit", action="store_false", help="leave out the machine's own limit")
     add("--rounds", type=int, default=7, help="turns per side and size (default 7)")
     add("--round-ms", type=float, default=50.0, help="length of a side's turn (default 50)")
+    add("--network", default="", metavar="NET", help="predict by the simulator on this network")
     add("--format", choices=["table", "json", "csv", "osu"], default="table", help="of standard output")
     add("--plot", metavar="FILE", help="also draw time over size (needs unisono[plot])")
     add("--json", metavar="FILE", help="also write a JSON record; '-' is standard output")
@@ -98,6 +100,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace, report: TextIO) -> int:
     sweeps = _sweeps(args)
+    network = network_for(args.network, args.ranks)
     if args.plot and (missing := plot_missing()) is not None:
         raise ValueError(missing)
     own_name = choose_side(args.interface)
@@ -115,10 +118,13 @@ def _run(args: argparse.Namespace, report: TextIO) -> int:
             measured = measure_sweep(
                 [*of_operation], own, others, rounds=args.rounds, round_ms=args.round_ms, pace=pace
             )
+            measured = list(predicted(measured, network))
             lines += measured
             print("\n".join(row(line) for line in measured), file=report, flush=True)
         noise = meter.read()
-    for text in [*reasons(lines), noise_line(noise, cores), f"# {pace}"]:
+    for text in filter(
+        None, [*reasons(lines), remark(lines, network), noise_line(noise, cores), f"# {pace}"]
+    ):
         print(text, file=report, flush=True)
     settings = {name: getattr(args, name) for name in SETTINGS}
     _write(args, to_json(lines, settings, noise, cores, pace))

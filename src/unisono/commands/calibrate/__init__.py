@@ -1,4 +1,4 @@
-"""`unisono calibrate`: measure the machine once, keep the figures, show them; or the network of a job's hosts.
+"""`unisono calibrate`: measure the machine once, keep the figures, show them; or a job's network.
 
     measure     the measuring, in threads of this process: under two seconds
     hosts       --hosts, in every rank of a job: the network between its hosts, as a file
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hosts",
         action="store_true",
-        help="in every rank of a job: measure the network between its hosts (unisono run ... -m unisono calibrate --hosts)",
+        help="measure the network of a job; every rank runs it: unisono run ... -m unisono calibrate --hosts",
     )
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="with --hosts: write the network there, FILE.toml"

@@ -20,6 +20,7 @@ import socket
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -133,15 +134,15 @@ def _pair(world: Group, one: int, other: int) -> Pair:
     found = None
     if group is not None:
         with group:
-            trip = _median(group, lambda: _trip(group)) / 2
+            trip = _median(partial(_trip, group)) / 2
             send_s, receive_s = _bursts(group)
-            short, long = (_median(group, lambda n=n: _timed(group, n)) for n in LARGE)
+            short, long = (_median(partial(_timed, group, nbytes)) for nbytes in LARGE)
             rate = (LARGE[1] - LARGE[0]) / max(long - short, 1e-9)
             found = Pair(trip, send_s, receive_s, rate)
     return Pair(*world.all_gather_object(found and tuple(found))[one])
 
 
-def _median(group: Group, work: Callable[[], float]) -> float:
+def _median(work: Callable[[], float]) -> float:
     """The median of repeats on the first rank; the others get theirs, which nobody reads."""
     work()
     return statistics.median(work() for _ in range(REPEATS))
@@ -161,7 +162,8 @@ def _trip(group: Group) -> float:
 def _bursts(group: Group) -> tuple[float, float]:
     """The overhead of a sender, and that of a receiver, by both ranks' clocks."""
     x = np.zeros(SMALL, np.uint8)
-    sent, taken = [], []
+    sent: list[float] = []
+    taken: list[float] = []
     for _ in range(4 * REPEATS):
         group.barrier()
         if group.rank == 1:
@@ -171,7 +173,7 @@ def _bursts(group: Group) -> tuple[float, float]:
             group.broadcast(x, 0)
         (taken if group.rank else sent).append((time.perf_counter() - start) / BURST)
     medians = group.all_gather_object(statistics.median(taken if group.rank else sent))
-    return medians[0], medians[1]
+    return float(medians[0]), float(medians[1])
 
 
 def _timed(group: Group, nbytes: int) -> float:
@@ -187,7 +189,7 @@ def _timed(group: Group, nbytes: int) -> float:
 def _together(world: Group, ways: list[tuple[int, int]]) -> float:
     """Bytes per second of several senders at once, all together."""
     groups = [(way, world.subgroup(way)) for way in ways]
-    spent = []
+    spent: list[float] = []
     for _ in range(REPEATS):
         world.barrier()
         start = time.perf_counter()
@@ -251,7 +253,7 @@ def _even(measured: Measured) -> bool:
     return max(rates) <= 1.25 * min(rates)
 
 
-def _cable(measured: Measured, pairs: list[Pair]) -> tuple[float, float]:
+def _cable(pairs: list[Pair]) -> tuple[float, float]:
     """Latency of one cable of the two between hosts, and the rate."""
     pair = min(pairs, key=lambda pair: pair.one_way_s)
     latency = max(pair.one_way_s - pair.send_s - pair.receive_s, 1e-7)
@@ -274,7 +276,7 @@ def _star(measured: Measured) -> list[str]:
         lines += ['inside = "memory"', f"inner = {_inner(measured)}"]
     lines += ["", "[fabric]", 'kind = "star"', f"hosts = {len(measured.names)}"]
     if measured.between:
-        latency, rate = _cable(measured, [pair for _, _, pair in measured.between])
+        latency, rate = _cable([pair for _, _, pair in measured.between])
         duplex = ', duplex = "half"' if measured.duplex == "half" else ""
         lines.append(
             f'cable = {{ latency = "{written_time(latency)}", rate = "{written_rate(rate)}"{duplex} }}'
@@ -290,7 +292,7 @@ def _by_name(measured: Measured) -> list[str]:
             lines.append(f"memory = {_inner(measured)}")
     lines += ["", "[[switch]]", 'name = "switch"']
     for at, name in enumerate(measured.names):
-        latency, rate = _cable(measured, [pair for a, b, pair in measured.between if at in (a, b)])
+        latency, rate = _cable([pair for a, b, pair in measured.between if at in (a, b)])
         best = max(pair.rate for a, b, pair in measured.between if at in (a, b))
         lines += ["", "[[cable]]", f'between = [{json.dumps(name)}, "switch"]']
         lines += [f'latency = "{written_time(latency)}"', f'rate = "{written_rate(max(rate, best))}"']

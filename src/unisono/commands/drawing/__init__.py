@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--algorithm",
         default="",
         metavar="NAME",
-        help="a name of the catalogue, file.py:function or a schedule's file (default: the cost model's choice)",
+        help="a name of the catalogue, file.py:function or a schedule (default: the cost model's choice)",
     )
     add("-n", "--ranks", type=int, help=f"number of ranks (default {RANKS})")
     add(

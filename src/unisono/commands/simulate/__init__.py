@@ -134,11 +134,12 @@ def _wishes(args: argparse.Namespace, nbytes: int) -> tuple[Network, list[Wish]]
         raise ValueError(f"--root {args.root}: ranks are 0 to {network.size - 1}")
     if args.root and not CONTRACTS[args.collective].rooted:
         raise ValueError(f"--root {args.root}: {args.collective} has no root")
-    names = list(ALGORITHMS[args.collective]) if args.algorithm == "all" else args.algorithm.split(",")
+    known = list(ALGORITHMS[args.collective])
+    known += ["in_network"] if args.collective == "all_reduce" and network.switches else []
+    names = known if args.algorithm == "all" else args.algorithm.split(",")
     for name in names:
-        if not any(mark in name for mark in ".:/") and name not in ALGORITHMS[args.collective]:
-            known = ", ".join(ALGORITHMS[args.collective])
-            raise ValueError(f"--algorithm {name}: {args.collective} has {known}")
+        if not any(mark in name for mark in ".:/") and name not in known:
+            raise ValueError(f"--algorithm {name}: {args.collective} has {', '.join(known)}")
     segment = _sizes(args.segment)[0] if args.segment else None
     conditions = {
         "slow": _pairs(args.slow, "--slow", whole=True),

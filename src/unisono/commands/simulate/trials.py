@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from unisono.networks import Network
 from unisono.plans import StepFunction
-from unisono.schedules import is_file, load
 from unisono.simulation import Result, simulate
 
 __all__ = ["Trial", "Wish", "run", "timeline"]
@@ -91,12 +90,11 @@ def _child(connection: Connection, network: Network, wish: Wish) -> None:
 
 
 def _simulate(network: Network, wish: Wish, spans: int = 0) -> Result:
-    algorithm = _algorithm(network, wish)
     return simulate(
         wish.collective,
         network,
-        algorithm=algorithm,
-        nbytes=wish.nbytes / getattr(algorithm, "parts", 1),  # chunks of a block are counted as blocks
+        algorithm=_algorithm(network, wish),
+        nbytes=wish.nbytes,
         root=wish.root,
         segment_bytes=wish.segment,
         timeline=spans,
@@ -114,27 +112,11 @@ def _algorithm(network: Network, wish: Wish) -> str | StepFunction:
             raise ValueError(f"--algorithm {name}: {file} has no function {function}")
         own: StepFunction = found
         return own
-    if is_file(name):
-        return _planned(network, wish)
     if wish.groups:
         from unisono.plans.catalog import steps_of
 
         return steps_of(wish.collective, name, network.size, wish.groups)
     return name
-
-
-def _planned(network: Network, wish: Wish) -> StepFunction:
-    from unisono.plans import prove
-
-    plan = load(wish.algorithm, wish.collective, network.size, wish.root, tuple(network.hosts))
-    prove(plan)
-
-    def steps(rank: int, size: int, root: int) -> Any:  # noqa: ARG001
-        return plan.steps[rank]
-
-    steps.parts = plan.parts  # type: ignore[attr-defined]
-    steps.__name__ = plan.algorithm
-    return steps
 
 
 def timeline(network: Network, wish: Wish, file: Path) -> None:
