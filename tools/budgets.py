@@ -22,6 +22,7 @@ WHOLE: dict[str, str] = {
     "csrc/python/calls.cpp": "the way of every call: the methods of Group, what they remember, how they run",
     "csrc/engine/engine.cpp": "one rank of one group: it numbers, runs, queues and ends its operations",
     "csrc/engine/executor.cpp": "one interpreter of plans, see docs/adr/0001-one-interpreter.md",
+    "csrc/simulator/simulation.cpp": "one run: what ranks do, the messages between them, one event loop",
     "src/unisono/engine/environment/env.py": "the table of the environment's variables, and what reads it",
     "src/unisono/engine/group/group.py": "Group: every operation of the user; mostly signatures",
     "src/unisono/parallel/swap.py": "one object between forward, backward and update: what is in memory when",

@@ -36,7 +36,8 @@ class PythonWorld final : public simulator::World {
 
   double route(uint32_t source, uint32_t target, std::vector<simulator::Crossing>& links) override {
     const auto [latency_s, crossed] =
-        nb::cast<std::tuple<double, std::vector<std::tuple<simulator::LinkId, uint32_t>>>>(route_(source, target));
+        nb::cast<std::tuple<double, std::vector<std::tuple<simulator::LinkId, uint32_t>>>>(
+            route_(source, target));
     if (!(latency_s >= 0) || std::isinf(latency_s)) throw nb::value_error("a route has no latency");
     for (const auto& [link, weight] : crossed) links.push_back({link, weight});
     return latency_s;
@@ -57,8 +58,8 @@ simulator::Costs read_costs(const std::vector<double>& values) {
   return {values[0], values[1], values[2], values[3], values[4], values[5], values[6], values[7], values[8]};
 }
 
-nb::dict describe(const simulator::Outcome& outcome) {
-  nb::dict found;
+nb::typed<nb::dict, nb::str, nb::any> describe(const simulator::Outcome& outcome) {
+  nb::typed<nb::dict, nb::str, nb::any> found{nb::dict()};
   found["seconds"] = outcome.seconds;
   found["messages"] = outcome.messages;
   found["events"] = outcome.events;
@@ -70,7 +71,8 @@ nb::dict describe(const simulator::Outcome& outcome) {
   found["busy"] = outcome.busy;
   std::vector<std::tuple<double, double, double>> links;
   links.reserve(outcome.links.size());
-  for (const simulator::Usage& usage : outcome.links) links.emplace_back(usage.busy_s, usage.limiting_s, usage.bytes);
+  for (const simulator::Usage& usage : outcome.links)
+    links.emplace_back(usage.busy_s, usage.limiting_s, usage.bytes);
   found["links"] = links;
   nb::list spans;
   for (const simulator::Span& span : outcome.spans)
@@ -84,11 +86,16 @@ nb::dict describe(const simulator::Outcome& outcome) {
   return found;
 }
 
-nb::dict simulate(uint32_t ranks, uint32_t streams, uint32_t extra, const std::vector<std::tuple<uint32_t, bool>>& digits,
-                  std::vector<double> rates, const std::vector<std::vector<double>>& costs,
-                  std::vector<uint32_t> costs_index, uint32_t window, uint64_t most_spans, nb::callable next,
-                  nb::callable route) {
-  simulator::Setup setup{ranks, streams, extra, {}, std::move(rates), {}, std::move(costs_index), window, most_spans};
+using NextFunction = nb::typed<nb::callable, nb::object(uint32_t)>;
+using RouteFunction = nb::typed<nb::callable, nb::object(uint32_t, uint32_t)>;
+using Description = nb::typed<nb::dict, nb::str, nb::any>;
+
+Description simulate(uint32_t ranks, uint32_t streams, uint32_t extra,
+                     const std::vector<std::tuple<uint32_t, bool>>& digits, std::vector<double> rates,
+                     const std::vector<std::vector<double>>& costs, std::vector<uint32_t> costs_index,
+                     uint32_t window, uint64_t most_spans, NextFunction next, RouteFunction route) {
+  simulator::Setup setup{ranks,  streams,   extra, {}, std::move(rates), {}, std::move(costs_index),
+                         window, most_spans};
   uint64_t product = 1;
   for (const auto& [size, moved] : digits) {
     if (size == 0) throw nb::value_error("a digit has no values");
@@ -111,11 +118,17 @@ nb::dict simulate(uint32_t ranks, uint32_t streams, uint32_t extra, const std::v
   return describe(simulator::Simulation(std::move(setup), world).run());
 }
 
-nb::object rounds(const std::vector<nb::bytes>& programs, std::vector<int64_t> hosts, const std::vector<double>& inside,
-                  const std::vector<double>& between, double reduce_s, bool one_at_a_time, bool traced) {
+using PortsTuple = std::tuple<double, int64_t, uint64_t,
+                              std::vector<std::tuple<uint32_t, uint32_t, uint64_t, uint32_t, double>>,
+                              std::vector<std::vector<double>>>;
+
+PortsTuple rounds(const std::vector<nb::bytes>& programs, std::vector<int64_t> hosts,
+                  const std::vector<double>& inside, const std::vector<double>& between, double reduce_s,
+                  bool one_at_a_time, bool traced) {
   simulator::PortsSetup setup;
   for (const nb::bytes& program : programs) setup.programs.push_back(read_codes(program));
-  if (inside.size() != 2 || (!between.empty() && between.size() != 2)) throw nb::value_error("an edge is two numbers");
+  if (inside.size() != 2 || (!between.empty() && between.size() != 2))
+    throw nb::value_error("an edge is two numbers");
   setup.hosts = std::move(hosts);
   setup.inside = {inside[0], inside[1]};
   setup.has_between = !between.empty();
@@ -124,16 +137,17 @@ nb::object rounds(const std::vector<nb::bytes>& programs, std::vector<int64_t> h
   setup.one_at_a_time = one_at_a_time;
   setup.traced = traced;
   const simulator::PortsOutcome found = simulator::Ports(std::move(setup)).run();
-  nb::list messages;
+  std::vector<std::tuple<uint32_t, uint32_t, uint64_t, uint32_t, double>> messages;
   for (const simulator::PortMessage& message : found.messages)
-    messages.append(nb::make_tuple(message.sender, message.receiver, message.step, message.sends, message.end));
-  return nb::make_tuple(found.seconds, found.stuck_rank, found.stuck_step, messages, found.done);
+    messages.emplace_back(message.sender, message.receiver, message.step, message.sends, message.end);
+  return {found.seconds, found.stuck_rank, found.stuck_step, std::move(messages), found.done};
 }
 
-using GoalTuple = std::tuple<uint32_t, uint64_t, uint32_t, uint32_t, uint32_t, uint32_t, std::vector<uint32_t>,
-                             std::vector<uint32_t>>;
+using GoalTuple = std::tuple<uint32_t, uint64_t, uint32_t, uint32_t, uint32_t, uint32_t,
+                             std::vector<uint32_t>, std::vector<uint32_t>>;
 
-nb::object goal(const std::vector<std::vector<GoalTuple>>& ranks, const std::vector<uint64_t>& model) {
+std::tuple<std::vector<uint64_t>, uint64_t, std::vector<std::tuple<uint32_t, uint32_t>>> goal(
+    const std::vector<std::vector<GoalTuple>>& ranks, const std::vector<uint64_t>& model) {
   if (model.size() != 6) throw nb::value_error("the model is six numbers");
   std::vector<std::vector<simulator::GoalOperation>> operations(ranks.size());
   for (size_t rank = 0; rank < ranks.size(); ++rank)
@@ -146,7 +160,7 @@ nb::object goal(const std::vector<std::vector<GoalTuple>>& ranks, const std::vec
   const simulator::GoalOutcome found = simulator::Goal(std::move(operations), parameters).run();
   std::vector<std::tuple<uint32_t, uint32_t>> stuck;
   for (const simulator::GoalStuck& each : found.stuck) stuck.emplace_back(each.rank, each.operation);
-  return nb::make_tuple(found.ends, found.messages, stuck);
+  return {found.ends, found.messages, stuck};
 }
 
 }  // namespace
@@ -155,8 +169,8 @@ void bind_simulator(nb::module_& m) {
   m.def("simulate", &simulate, nb::arg("ranks"), nb::arg("streams"), nb::arg("extra"), nb::arg("digits"),
         nb::arg("rates"), nb::arg("costs"), nb::arg("costs_index"), nb::arg("window"), nb::arg("most_spans"),
         nb::arg("next"), nb::arg("route"), "Runs programs on a network; see csrc/simulator/simulation.hpp.");
-  m.def("simulate_ports", &rounds, nb::arg("programs"), nb::arg("hosts"), nb::arg("inside"), nb::arg("between"),
-        nb::arg("reduce_s"), nb::arg("one_at_a_time"), nb::arg("traced"),
+  m.def("simulate_ports", &rounds, nb::arg("programs"), nb::arg("hosts"), nb::arg("inside"),
+        nb::arg("between"), nb::arg("reduce_s"), nb::arg("one_at_a_time"), nb::arg("traced"),
         "(seconds, stuck rank or -1, its step, messages, done) of a plan; see csrc/simulator/ports.hpp.");
   m.def("simulate_goal", &goal, nb::arg("ranks"), nb::arg("model"),
         "(ends in ns, messages, stuck operations) of a GOAL program; see csrc/simulator/loggops.hpp.");

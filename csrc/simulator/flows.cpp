@@ -125,13 +125,14 @@ void Flows::visit(BundleId number) {
 }
 
 // The bundles whose rates may change, and the links by which they are connected.
-void Flows::collect() {
+void Flows::collect(double now) {
   ++round_;
   component_.clear();
   shared_.clear();
   for (const BundleId bundle : began_) visit(bundle);
   for (const LinkId number : dirty_) {
     links_[number].dirty = false;
+    if (!links_[number].tight()) set_full(links_[number], false, now);
     for (const auto& [bundle, place] : links_[number].bundles) visit(bundle);
   }
   for (size_t next = 0; next < component_.size(); ++next) {
@@ -144,6 +145,7 @@ void Flows::collect() {
       link.left = link.rate;
       link.open = link.weight;
       link.closing = 0;
+      link.filled = false;
       shared_.push_back(number);
       for (const auto& [other, place] : link.bundles) visit(other);
     }
@@ -153,9 +155,14 @@ void Flows::collect() {
 }
 
 void Flows::solve(double now) {
-  collect();
-  if (!shared_.empty()) return fill(now);
-  for (const BundleId bundle : component_) fix(bundle, bundles_[bundle].bound, bundles_[bundle].narrowest, now);
+  collect(now);
+  if (!shared_.empty()) {
+    fill(now);
+    for (const LinkId number : shared_) set_full(links_[number], links_[number].filled, now);
+    return;
+  }
+  for (const BundleId bundle : component_)
+    fix(bundle, bundles_[bundle].bound, bundles_[bundle].narrowest, now);
 }
 
 namespace {
@@ -180,8 +187,8 @@ void Flows::refresh_shares() {
   }
 }
 
-// Progressive filling: all rates rise together; at each level those bundles stop that their own links or a full
-// link hold back.
+// Progressive filling: all rates rise together; at each level those bundles stop that their own links or a
+// full link hold back.
 void Flows::fill(double now) {
   const auto slower = [this](BundleId one, BundleId other) {
     return bundles_[one].bound < bundles_[other].bound;
@@ -205,7 +212,8 @@ void Flows::fill(double now) {
       const LinkId full = shares_.front().link;
       std::pop_heap(shares_.begin(), shares_.end(), later);
       shares_.pop_back();
-      for (const auto& [bundle, place] : links_[full].bundles) fix(bundle, level, full, now);
+      links_[full].filled = true;
+      for (const auto& [bundle, place] : links_[full].bundles) fix(bundle, level, kNoLink, now);
     }
     close_links(level);
   }
@@ -255,14 +263,24 @@ double Flows::next_end(const Bundle& bundle) {
   return first;
 }
 
+// The slowest link of a bundle; kNoLink: one that is full, which counts itself.
 void Flows::limited_by(Bundle& bundle, LinkId link, double now) {
   if (bundle.limit == link) return;
-  if (bundle.limit != kNoLink) {
-    Link& before = links_[bundle.limit];
-    if (--before.limits == 0) before.usage.limiting_s += now - before.limits_since;
-  }
+  if (bundle.limit != kNoLink) count_limit(links_[bundle.limit], -1, now);
   bundle.limit = link;
-  if (link != kNoLink && links_[link].limits++ == 0) links_[link].limits_since = now;
+  if (link != kNoLink) count_limit(links_[link], 1, now);
+}
+
+void Flows::set_full(Link& link, bool full, double now) {
+  if (link.full == full) return;
+  link.full = full;
+  count_limit(link, full ? 1 : -1, now);
+}
+
+void Flows::count_limit(Link& link, int sign, double now) {
+  if (sign > 0 && link.limits == 0) link.limits_since = now;
+  link.limits += static_cast<uint32_t>(sign);
+  if (sign < 0 && link.limits == 0) link.usage.limiting_s += now - link.limits_since;
 }
 
 LinkId Flows::lost_link(BundleId number) const {

@@ -47,8 +47,8 @@ class Flows {
   bool begin(BundleId bundle, uint32_t flow, double bytes, double now);
   // Ends the flows of a bundle whose last byte has left by `now`, into `ended`.
   void end(BundleId bundle, double now, std::vector<uint32_t>& ended);
-  // Computes the rates after beginnings and ends at `now`; calls `next(bundle, time)` with the time of the next
-  // end of a bundle, where it may be another one now.
+  // Computes the rates after beginnings and ends at `now`; calls `next(bundle, time)` with the time of the
+  // next end of a bundle, where it may be another one now.
   template <class Next>
   void settle(double now, Next next) {
     if (!began_.empty() || !dirty_.empty()) solve(now);
@@ -76,14 +76,15 @@ class Flows {
     Whole demand = 0;      // what its flows could ask for; exact, so that it does not depend on their order
     int64_t weight = 0;    // of all its flows
     std::vector<std::pair<BundleId, uint32_t>> bundles;  // and which crossing of the bundle this is
-    uint32_t limits = 0;  // bundles of which it is the slowest link
-    bool dirty = false;
+    uint32_t limits = 0;  // bundles of which it is the slowest link, and one if it is full
+    bool dirty = false, full = false;
     double busy_since = 0, limits_since = 0;
     Usage usage;
     // while rates are computed
     uint32_t seen = 0;
     double left = 0;
     int64_t open = 0, closing = 0;
+    bool filled = false;
 
     // It can be full: what its flows could ask for is more than it carries.
     bool tight() const { return demand > whole_rate && rate < kUnlimited; }
@@ -116,12 +117,14 @@ class Flows {
   void visit(BundleId bundle);
   void soil(LinkId link);
   void mark(BundleId bundle);
-  void collect();
+  void collect(double now);
   void fill(double now);
   void refresh_shares();
   void close_links(double level);
   void fix(BundleId bundle, double rate, LinkId limit, double now);
   void limited_by(Bundle& bundle, LinkId link, double now);
+  void count_limit(Link& link, int sign, double now);
+  void set_full(Link& link, bool full, double now);
   void attach(BundleId bundle, double now);
   void detach(Bundle& bundle, double now);
   void count_flow(Bundle& bundle, int sign);

@@ -7,13 +7,14 @@ namespace unisono::simulator {
 
 namespace {
 
-// What all bytes but the first add. Of a message without bytes it is less than nothing, and the sums still come
-// out right: they wrap around.
+// What all bytes but the first add. Of a message without bytes it is less than nothing, and the sums still
+// come out right: they wrap around.
 uint64_t further(uint64_t size, uint64_t per_byte) { return (size - 1) * per_byte; }
 
 }  // namespace
 
-Goal::Goal(std::vector<std::vector<GoalOperation>> ranks, LogGops model) : ranks_(ranks.size()), model_(model) {
+Goal::Goal(std::vector<std::vector<GoalOperation>> ranks, LogGops model)
+    : ranks_(ranks.size()), model_(model) {
   uint32_t cpus = 1, nics = 1;
   for (size_t number = 0; number < ranks.size(); ++number) {
     ranks_[number].operations = std::move(ranks[number]);
@@ -165,8 +166,7 @@ bool Goal::arrive(Event& event) {
     event.time = busy;
     return false;
   }
-  processor =
-      event.time + model_.o + std::max(further(event.size, model_.O), further(event.size, model_.G));
+  processor = event.time + model_.o + std::max(further(event.size, model_.O), further(event.size, model_.G));
   receives = event.time + model_.g + further(event.size, model_.G);
   Waiting found{};
   if (!match(rank.posted, event.peer, event.tag, found)) {

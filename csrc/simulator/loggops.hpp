@@ -1,7 +1,7 @@
-// LogGOPSim's model (Hoefler, Schneider, Lumsdaine, HPDC 2010): one flat network, whole nanoseconds. A message of
-// s bytes occupies its sender's processor for o + (s-1) O and its network card for g + (s-1) G; its first byte
-// arrives after o + L, and the receiver is then occupied for o + (s-1) max(O, G). The same program gives the
-// same integers as that simulator, in the same order of events.
+// LogGOPSim's model (Hoefler, Schneider, Lumsdaine, HPDC 2010): one flat network, whole nanoseconds. A
+// message of s bytes occupies its sender's processor for o + (s-1) O and its network card for g + (s-1) G;
+// its first byte arrives after o + L, and the receiver is then occupied for o + (s-1) max(O, G). The same
+// program gives the same integers as that simulator, in the same order of events.
 #pragma once
 
 #include <cstdint>
@@ -58,7 +58,7 @@ class Goal {
     std::vector<uint32_t> missing;  // how many operations each one still waits for
     std::vector<std::vector<uint32_t>> after_done, after_started;
     std::vector<bool> done;
-    std::vector<uint32_t> free;  // operations that may begin now
+    std::vector<uint32_t> free;                        // operations that may begin now
     std::vector<uint64_t> processor, sends, receives;  // when they are free again
     std::list<Waiting> posted, unexpected;
   };

@@ -155,8 +155,7 @@ void Ports::arrive(uint32_t sender, uint32_t receiver, uint32_t count, double ti
 void Ports::release(uint32_t sender, uint32_t receiver, double time) {
   std::deque<Outgoing>& outbox = ranks_[sender].outbox;
   outbox.pop_front();
-  if (!outbox.empty())
-    push(std::max(time, outbox.front().ready), kAsks, sender, outbox.front().receiver, 0);
+  if (!outbox.empty()) push(std::max(time, outbox.front().ready), kAsks, sender, outbox.front().receiver, 0);
   Rank& target = ranks_[receiver];
   target.taking = !target.waiting.empty();
   if (target.taking) start_first(target.waiting.pop().rank, time);

@@ -22,7 +22,7 @@ struct PortsSetup {
   std::vector<int64_t> hosts;                  // of each rank; empty: one host
   PortEdge inside, between;
   bool has_between = false;
-  double reduce_s = 0;       // of one more contribution to a chunk
+  double reduce_s = 0;        // of one more contribution to a chunk
   bool one_at_a_time = true;  // false: a rank sends to all others at once
   bool traced = false;
 };
@@ -36,8 +36,8 @@ struct PortMessage {
 
 struct PortsOutcome {
   double seconds = 0;
-  std::vector<PortMessage> messages;       // in the order in which they leave
-  std::vector<std::vector<double>> done;   // done[rank][step]
+  std::vector<PortMessage> messages;      // in the order in which they leave
+  std::vector<std::vector<double>> done;  // done[rank][step]
   int64_t stuck_rank = -1;
   uint64_t stuck_step = 0;
 };

@@ -7,7 +7,8 @@
 
 namespace unisono::simulator {
 
-// `Event` has `bool before(const Event&) const`. Equal insertions give equal sequences: a run is deterministic.
+// `Event` has `bool before(const Event&) const`. Equal insertions give equal sequences: a run is
+// deterministic.
 template <class Event>
 class Queue {
  public:

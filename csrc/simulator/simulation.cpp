@@ -65,7 +65,8 @@ Simulation::EdgeId Simulation::edge_between(uint32_t sender, uint32_t receiver) 
     sender = sender - from + moved_sender;
     receiver = receiver - to + moved_receiver;
   }
-  const auto [found, added] = known_.try_emplace(pair_of(sender, receiver), static_cast<EdgeId>(edges_.size()));
+  const auto [found, added] =
+      known_.try_emplace(pair_of(sender, receiver), static_cast<EdgeId>(edges_.size()));
   return added ? add_edge(sender, receiver) : found->second;
 }
 
@@ -74,10 +75,12 @@ Simulation::EdgeId Simulation::add_edge(uint32_t sender, uint32_t receiver) {
   Edge edge;
   edge.sender = places_[sender - from + (setup_.digits.empty() ? from : image(from, from))];
   edge.receiver = places_[receiver];
+  edge.source = sender;
   route_.clear();
   edge.latency = world_.route(from, to, route_);
   for (const Crossing& crossing : route_)
-    if (crossing.link >= setup_.rates.size()) throw std::invalid_argument("a route names a link that is not there");
+    if (crossing.link >= setup_.rates.size())
+      throw std::invalid_argument("a route names a link that is not there");
   edge.direct = route_.empty();
   edge.bundle = flows_.add(route_);
   if (edge.bundle >= versions_.size()) versions_.resize(edge.bundle + 1);
@@ -110,10 +113,12 @@ bool Simulation::load(uint32_t place) {
 // Replaces the ranks in an actor's codes by edges, and checks the codes.
 void Simulation::connect(Actor& actor) {
   check_codes(actor.codes, [&](int32_t& peer, bool sends) {
-    if (peer < 0 || static_cast<uint32_t>(peer) >= places_.size() || static_cast<uint32_t>(peer) == actor.number)
+    if (peer < 0 || static_cast<uint32_t>(peer) >= places_.size() ||
+        static_cast<uint32_t>(peer) == actor.number)
       throw std::invalid_argument("a program names a rank that is not there");
     const auto other = static_cast<uint32_t>(peer);
-    peer = static_cast<int32_t>(sends ? edge_between(actor.number, other) : edge_between(other, actor.number));
+    peer =
+        static_cast<int32_t>(sends ? edge_between(actor.number, other) : edge_between(other, actor.number));
   });
 }
 
@@ -352,7 +357,8 @@ void Simulation::ask(EdgeId number, double time) {
   Edge& edge = edges_[number];
   edge.receiver_waits = true;
   edge.asked = time;
-  if (edge.flying != kNone && !edge.scheduled && pool_[edge.flying].rendezvous) launch(number, pool_[edge.flying].departs);
+  if (edge.flying != kNone && !edge.scheduled && pool_[edge.flying].rendezvous)
+    launch(number, pool_[edge.flying].departs);
 }
 
 // The last byte of the flying message has left.
@@ -458,12 +464,12 @@ void Simulation::find_stuck(Outcome& outcome) const {
   for (EdgeId number = 0; number < edges_.size() && !outcome.stuck.empty(); ++number) {
     const Edge& edge = edges_[number];
     for (const bool sends : {false, true}) {
-      const uint32_t waits = sends ? edge.sender : edge.receiver, other = sends ? edge.receiver : edge.sender;
+      const uint32_t waits = sends ? edge.sender : edge.receiver;
       if (!(sends ? edge.sender_waits : edge.receiver_waits) || slots[waits] == kNone) continue;
       Stuck& stuck = outcome.stuck[slots[waits]];
       const LinkId lost = edge.flying == kNone ? kNoLink : flows_.lost_link(edge.bundle);
       if (stuck.link != kNoLink || (stuck.peer != stuck.actor && lost == kNoLink)) continue;
-      stuck.peer = actors_[other].number;
+      stuck.peer = sends ? actors_[edge.receiver].number : edge.source;
       stuck.sends = sends;
       stuck.link = lost;
     }

@@ -50,8 +50,8 @@ struct Setup {
   std::vector<double> rates;  // of the links
   std::vector<Costs> costs;
   std::vector<uint32_t> costs_index;  // by rank and extra endpoint; empty: all have the first
-  uint32_t window = 16;       // messages that an edge holds
-  uint64_t most_spans = 0;    // of the timeline; 0: none is kept
+  uint32_t window = 16;               // messages that an edge holds
+  uint64_t most_spans = 0;            // of the timeline; 0: none is kept
 };
 
 // How the seconds of the longest chain divide.
@@ -72,8 +72,8 @@ struct Stuck {
   uint32_t actor, peer;  // peer: whom it waits for
   bool sends;            // it waits until the peer takes a message
   uint64_t step;
-  int64_t event;         // that it waits for, or -1
-  LinkId link;           // that its message waits for, or kNoLink
+  int64_t event;  // that it waits for, or -1
+  LinkId link;    // that its message waits for, or kNoLink
 };
 
 struct Outcome {
@@ -81,7 +81,7 @@ struct Outcome {
   uint64_t messages = 0, events = 0;
   uint32_t last = 0;  // the actor that ended last
   Chain chain;
-  std::vector<uint32_t> actors;  // their numbers: stream * (ranks + extra) + rank
+  std::vector<uint32_t> actors;    // their numbers: stream * (ranks + extra) + rank
   std::vector<double> ends, busy;  // of each: when it ended, and for how long it worked itself
   std::vector<Usage> links;
   std::vector<Span> spans;
@@ -115,13 +115,14 @@ class Simulation {
     Chain chain;
   };
   struct Edge {
-    uint32_t sender = 0, receiver = 0, peer_number = 0;  // actors by place; the receiver as the sender calls it
+    uint32_t sender = 0, receiver = 0;  // actors by place
+    uint32_t source = 0;                // the number of the sender, where another actor stands for it
     double latency = 0;
-    bool direct = false;                                   // no link is crossed
+    bool direct = false;                                    // no link is crossed
     MessageId first = kNone, flying = kNone, last = kNone;  // to be taken; not arrived; the newest
     uint32_t outstanding = 0;
     BundleId bundle = 0;
-    uint32_t chunks_taken = 0;  // of the first message
+    uint32_t chunks_taken = 0;              // of the first message
     bool begun = false, scheduled = false;  // the flying message: its flow runs; its beginning is an event
     bool receiver_waits = false, sender_waits = false;
     double asked = -1;  // since when its receiver waits
@@ -132,7 +133,7 @@ class Simulation {
     double chunk = 0;
     std::vector<int32_t> codes;
     size_t at = 0;
-    uint32_t runs = 0;  // of these codes, this one included
+    uint32_t runs = 0;                     // of these codes, this one included
     uint32_t repeats = 0, peers_done = 0;  // of the current code
     uint64_t step = 0;
     bool ready = false, done = false;

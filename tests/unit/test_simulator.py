@@ -7,9 +7,9 @@ from array import array
 from fractions import Fraction
 from typing import Any
 
-import max_min
 import pytest
 
+import max_min
 from unisono import _native
 from unisono.plans.codes import RECV, SEND, chunk_code, compute_code
 

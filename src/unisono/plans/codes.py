@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from unisono.plans.plan import Copy, Plan, Recv, Reduce, Send, Step
+from unisono.plans.plan import Copy, Plan, Recv, Send, Step
 
 __all__ = [
     "AWAIT",

@@ -36,7 +36,7 @@ def children(place: int, size: int) -> list[int]:
     while bit > 1 and above > size:  # this place does not exist: one of its left descendants takes its place
         bit //= 2
         above = place + bit // 2
-    return below + [above] if bit > 1 else below
+    return [*below, above] if bit > 1 else below
 
 
 class Tree:

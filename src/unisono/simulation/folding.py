@@ -1,9 +1,9 @@
 """Which shifts of a network map a plan onto itself: one rank of each orbit is then simulated.
 
-The network's symmetry (`Network.symmetry`) has an axis for each digit of a rank's number. An axis folds if the
-program of a rank and that of its image under a shift by one are equal, apart from the names of the ranks. As
-shifts of an axis are multiples of one, and axes are shifted by themselves, the plan is then invariant under
-all shifts of all such axes.
+The network's symmetry (`Network.symmetry`) has an axis for each digit of a rank's number. An axis folds if
+the program of a rank and that of its image under a shift by one are equal, apart from the names of the ranks.
+As shifts of an axis are multiples of one, and axes are shifted by themselves, the plan is then invariant
+under all shifts of all such axes.
 
 Programs of many ranks are too long to compare all: a few ranks are compared then, and the algorithm has to be
 one of the catalogue, for which the tests compare folded and unfolded runs.

@@ -67,7 +67,10 @@ def loggops(
     size = len(schedule)
     model = [whole(value, name, 0, 1 << 40) for value, name in zip((L, o, g, G, O, S), "LogGOS", strict=True)]
     ranks = [
-        [_checked(operation, f"rank {rank}, operation {number}", size) for number, operation in enumerate(given)]
+        [
+            _checked(operation, f"rank {rank}, operation {number}", size)
+            for number, operation in enumerate(given)
+        ]
         for rank, given in enumerate(schedule)
     ]
     ends, _, stuck = simulate_goal(ranks, model)
@@ -80,7 +83,10 @@ def loggops(
     return list(ends)
 
 
-def _checked(operation: Operation, where: str, size: int) -> tuple[object, ...]:
+_Numbers = tuple[int, int, int, int, int, int, list[int], list[int]]
+
+
+def _checked(operation: Operation, where: str, size: int) -> _Numbers:
     kind = KINDS.get(operation.kind)
     if kind is None:
         raise ValueError(f"{where}: kind is {operation.kind!r}, expected {', '.join(KINDS)}")

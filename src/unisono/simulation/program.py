@@ -10,8 +10,8 @@ A program is data. It is written by hand or read from JSON, and runs on any netw
     ]
     simulate_program(Program(ranks=[step]), network)
 
-The calls of a group run in their order, on a stream of the group beside the program. Calls of different groups
-share the links, not the processor of a rank.
+The calls of a group run in their order, on a stream of the group beside the program. Calls of different
+groups share the links, not the processor of a rank.
 """
 
 from __future__ import annotations
@@ -140,9 +140,10 @@ def simulate_program(
     """How long a program takes on a network; the arguments are those of `simulate`.
 
     Raises:
-        SimulationError: it does not end.  ValueError: an item is wrong; the message names the rank and the item.
+        SimulationError: it does not end.
+        ValueError: an item is wrong; the message names the rank and the item.
     """
-    network = network if isinstance(network, Network) else find(network)
+    network = network if isinstance(network, Network) else find(network, size or 0)
     several = len(instance(program, Program, "program").ranks) > 1
     least = len(program.ranks) if several else 1
     size = whole(least if several and size is None else size or network.size, "size", least, network.size)
@@ -175,7 +176,9 @@ def _check(program: Program, groups: Sequence[Sequence[int]], size: int) -> None
                 handles.add(item.handle)
             elif isinstance(item, Wait):
                 if item.handle not in handles:
-                    raise ValueError(f"{where} waits for {item.handle!r}, which no call before has as its handle")
+                    raise ValueError(
+                        f"{where} waits for {item.handle!r}, which no call before has as its handle"
+                    )
             else:
                 whole(item.peer, f"{where}: peer", 0, size - 1)
                 if isinstance(item, SendTo):
@@ -202,7 +205,8 @@ class _Lowered:
         return self._calls(rank, stream - 1) if stream else self._items(rank)
 
     def _items(self, rank: int) -> Iterator[tuple[array[int], int]]:
-        calls, latest = 0, {}
+        calls = 0
+        latest: dict[str, int] = {}
         for item in self._program.of(rank):
             codes = array("i")
             if isinstance(item, Compute):
@@ -247,7 +251,9 @@ class _Lowered:
             whole_program += translated(block, lambda peer: base + members[peer])
         yield whole_program, segments
 
-    def _steps_of(self, collective: str, algorithm: str, group: int, root: int) -> tuple[partial[Iterable[Step]], int]:
+    def _steps_of(
+        self, collective: str, algorithm: str, group: int, root: int
+    ) -> tuple[partial[Iterable[Step]], int]:
         members = self._groups[group]
         hosts = tuple(self._network.hosts[rank] for rank in members)
         function = steps_of(collective, algorithm, len(members), hosts)

@@ -29,7 +29,8 @@ class LinkUse(NamedTuple):
     """What a link has done. Under a symmetry one link stands for `links` equal ones.
 
     Attributes:
-        busy_s: for how long it carried something.  limiting_s: for how long it was the slowest link of a message.
+        busy_s: for how long it carried something.
+        limiting_s: for how long it was full, or the slowest link of a message.
         nbytes: that crossed it.
     """
 
@@ -105,7 +106,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return [self.busy_of(rank) for rank in range(self.size)]
 
     def trace(self, path: str | Path) -> None:
-        """Write the spans as a trace that ui.perfetto.dev and chrome://tracing draw: a row per rank and stream.
+        """Write the spans as a trace that ui.perfetto.dev draws: a row per rank and stream.
 
         Raises:
             ValueError: there is no timeline.  OSError: the file cannot be written.

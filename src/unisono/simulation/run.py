@@ -24,7 +24,7 @@ Blocks = Callable[[int], Iterator[tuple["array[int]", int]]]
 """The number of an actor -> blocks of its codes, and how often each runs."""
 
 WINDOW = 16
-"""Messages that an edge holds until its receiver takes them, as an edge of the engine (`plan.EDGE_CAPACITY`)."""
+"""Messages that an edge holds until its receiver takes them: `plan.EDGE_CAPACITY`, as the engine's."""
 
 KINDS = {
     SEND: "send",
@@ -188,11 +188,11 @@ def run(
         route=world.route,
     )
     if found["stuck"]:
-        raise SimulationError(_stuck(name, network, found["stuck"], endpoints))
+        raise SimulationError(_stuck(name, network, found["stuck"], endpoints, folding.order))
     return _result(name, network, folding, found, endpoints)
 
 
-def _stuck(name: str, network: Network, stuck: list[Any], endpoints: int) -> str:
+def _stuck(name: str, network: Network, stuck: list[Any], endpoints: int, order: int) -> str:
     """The first rank whose message waits for a link, or else the first that waits."""
     actor, peer, sends, step, event, link = next((each for each in stuck if each[5] >= 0), stuck[0])
     who = _who(network, actor % endpoints)
@@ -204,7 +204,7 @@ def _stuck(name: str, network: Network, stuck: list[Any], endpoints: int) -> str
         text += f" until {_who(network, peer % endpoints)} {what}"
     if link >= 0:
         text += f"; a message is stuck on the link {network.links[link].name}, which is lost"
-    return text + f" ({len(stuck)} of {network.size} ranks wait)"
+    return text + f" ({len(stuck) * order} of {network.size} ranks wait)"
 
 
 def _who(network: Network, endpoint: int) -> str:

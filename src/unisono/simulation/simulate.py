@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from unisono.engine.base.checking import not_negative, instance, whole
+from unisono.engine.base.checking import instance, not_negative, whole
 from unisono.networks import Network, find
 from unisono.plans.catalog import steps_of
-from unisono.plans.contracts import CONTRACTS
-from unisono.plans.plan import Step, StepFunction
 from unisono.plans.codes import RECV, REDUCE, SEGMENT, SEND, Programs, chunk_code
+from unisono.plans.contracts import CONTRACTS
+from unisono.plans.plan import Plan, Step, StepFunction
 from unisono.schedules import is_file, steps_in
 from unisono.simulation.folding import Folding, folded, unfolded
 from unisono.simulation.result import Result
@@ -37,7 +37,7 @@ def simulate(
     collective: str,
     network: Network | str | Path,
     *,
-    algorithm: str | StepFunction,
+    algorithm: str | StepFunction | Plan,
     nbytes: float,
     size: int | None = None,
     root: int = 0,
@@ -51,13 +51,14 @@ def simulate(
 ) -> Result:
     """How long a collective takes on a network, and what limits it.
 
-    A rank runs its steps in their order. A message takes the links of its route: it shares each with all others
-    that cross it, max-min fairly. docs/simulate.md says what is modelled and what is not.
+    A rank runs its steps in their order. A message takes the links of its route: it shares each with all
+    others that cross it, max-min fairly. docs/simulate.md says what is modelled and what is not.
 
     Args:
         network: a network, a file or the name of one that is shipped.
-        algorithm: a name of the catalogue, a schedule's file, or a function (rank, size, root) -> steps. "in_network": the switches
-            of the network add (all_reduce only); each takes an equal part of the buffer.
+        algorithm: a name of the catalogue, a schedule's file (which is proved), a plan, or a function
+            (rank, size, root) -> steps. "in_network": the switches of the network add (all_reduce only); each
+            takes an equal part of the buffer.
         nbytes: of the whole buffer; of the larger one where input and output differ (all_gather: the result).
         size: the number of ranks; None: all of the network.
         segment_bytes: the buffer is cut into segments of so many bytes; None: as the engine does.
@@ -75,23 +76,22 @@ def simulate(
         >>> un.simulate("all_reduce", network, algorithm="ring", nbytes=8).seconds
         7.0014e-05
     """
-    network = network if isinstance(network, Network) else find(network)
+    network = network if isinstance(network, Network) else find(network, size or 0)
     size = network.size if size is None else whole(size, "size", 1, network.size)
     network = network.first(size)
     root = whole(root, "root", 0, size - 1)
     nbytes = not_negative(nbytes, "nbytes")
     conditions = Conditions.of(network, slow, delay, slow_links, lost_links, timeline)
-    named = isinstance(algorithm, str) and not is_file(algorithm)
     if algorithm == IN_NETWORK:
         return _in_network(collective, network, nbytes, segment_bytes, conditions)
-    function = _function(collective, algorithm, network, root)
+    name, function, pieces = _function(collective, algorithm, network, root)
+    named = isinstance(algorithm, str) and not is_file(algorithm)
     programs = Programs(partial(_program, function, size, root), KEPT_CODES)
     folding = _folding(network, programs, root, fold, conditions, trusted=named)
-    parts = parts_of(collective, programs.steps, size) * getattr(function, "parts", 1)
+    parts = parts_of(collective, programs.steps, size) * pieces
     segments = segments_of(network, nbytes, parts, segment_bytes)
     most = max(LEAST_BLOCK_CODES, KEPT_CODES * folding.order // size)
     blocks = _Blocks(programs, nbytes / parts / segments, segments, most)
-    name = algorithm if isinstance(algorithm, str) else str(getattr(algorithm, "__name__", "custom"))
     return run(f"{collective}/{name}", network, blocks.of, folding, conditions)
 
 
@@ -107,30 +107,52 @@ def _in_network(
     head = chunk_code(nbytes / count / segments)
     everyone = range(size)
     adds = array("i", [REDUCE, 1, size - 1, size, *everyone, SEND, 1, size, *everyone])
-    own = array("i")
+    gives, takes = array("i"), array("i")
     for switch in range(size, size + count):
-        own.extend((SEND, 1, 1, switch))
-    for switch in range(size, size + count):
-        own.extend((RECV, 1, switch))
+        gives.extend((SEND, 1, 1, switch))
+        takes.extend((RECV, 1, switch))
 
     def blocks(actor: int) -> Iterator[tuple[array[int], int]]:
-        yield head + (own if actor < size else adds), segments
+        if actor >= size:
+            yield head + adds, segments
+            return
+        yield head + gives, 1  # a segment ahead: the way up and the way down overlap
+        if segments > 1:
+            yield gives + takes, segments - 1
+        yield takes, 1
 
     return run(f"{collective}/{IN_NETWORK}", network, blocks, unfolded(), conditions, switches=True)
 
 
 def _function(
-    collective: str, algorithm: str | StepFunction, network: Network, root: int
-) -> StepFunction:
-    if isinstance(algorithm, str) and is_file(algorithm):
-        return steps_in(algorithm, collective, network.size, root)
-    if isinstance(algorithm, str):
-        return steps_of(collective, algorithm, network.size, tuple(network.hosts))
-    if not callable(algorithm):
-        raise TypeError(f"algorithm is a {type(algorithm).__name__}, expected a name or a function")
+    collective: str, algorithm: str | StepFunction | Plan, network: Network, root: int
+) -> tuple[str, StepFunction, int]:
+    """(name, steps, chunks per block) of an algorithm."""
     if instance(collective, str, "collective") not in CONTRACTS:
         raise ValueError(f"no collective {collective!r}: there are {', '.join(CONTRACTS)}")
-    return algorithm
+    hosts = tuple(network.hosts)
+    if isinstance(algorithm, str) and not is_file(algorithm):
+        return algorithm, steps_of(collective, algorithm, network.size, hosts), 1
+    if isinstance(algorithm, str):
+        planned = steps_in(algorithm, collective, network.size, root)
+        return Path(algorithm).name, planned, planned.parts
+    if isinstance(algorithm, Plan):
+        return algorithm.algorithm, _steps_of_plan(algorithm, collective, network.size, root), algorithm.parts
+    if not callable(algorithm):
+        raise TypeError(f"algorithm is a {type(algorithm).__name__}, expected a name, a function or a plan")
+    return str(getattr(algorithm, "__name__", "custom")), algorithm, 1
+
+
+def _steps_of_plan(plan: Plan, collective: str, size: int, root: int) -> StepFunction:
+    """The steps of a plan of this collective.
+
+    Raises:
+        ValueError: it is of another collective, size or root.
+    """
+    wanted, given = (collective, size, root), (plan.collective, plan.size, plan.root)
+    if wanted != given:
+        raise ValueError(f"{plan} is a plan of {given}, expected {wanted}: collective, size, root")
+    return lambda rank, _size, _root: plan.steps[rank]
 
 
 def _program(function: StepFunction, size: int, root: int, rank: int) -> Iterator[Step]:
