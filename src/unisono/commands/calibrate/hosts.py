@@ -4,7 +4,7 @@ Every rank of the job runs it: unisono run --nnodes 2 ... -m unisono calibrate -
 
 Measured with collectives of two ranks, the engine's own messages:
 
-    latency     an exchange of 8 bytes, less the overheads. Both ranks send and then wait, as in most algorithms;
+    latency     an exchange of 8 bytes, less the overheads: both ranks send, then wait, as in most algorithms;
                 in a ping-pong a rank that only waits would also pay for its wake-up
     overheads   of a sender whose messages do not wait, and of a receiver whose messages have come
     rate        the further bytes of a large message, over the further time
