@@ -13,7 +13,7 @@ import unisono
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(unisono.__file__).parent
 WINGS = ("engine", "commands")  # their rooms are named without them
-LEFT_OUT = ("bench", "calibrate", "demo", "costs", "networks", "simulation")  # they bound no wait, see the page
+LEFT_OUT = ("bench", "calibrate", "demo", "costs", "networks", "simulation")  # they bound no wait
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 NATIVE = re.compile(r"^ *constexpr (Nanoseconds|auto|int|int64_t) (k\w+) = (.+?);", re.MULTILINE)
 
