@@ -331,6 +331,8 @@ def test_the_parts_of_the_longest_chain_add_up() -> None:
         ({"size": 5}, "size"),
         ({"root": 4}, "root"),
         ({"segment_bytes": 0}, "segment_bytes"),
+        ({"segment_bytes": 1, "nbytes": 1e12}, "segments"),
+        ({"nbytes": 1e300}, "segments"),
         ({"algorithm": "nothing"}, "no algorithm"),
         ({"slow": {9: 2.0}}, "slow rank"),
         ({"slow": {0: -2.0}}, "slow"),

@@ -123,6 +123,9 @@ class Program(msgspec.Struct, frozen=True):
         return self.ranks[rank if len(self.ranks) > 1 else 0]
 
 
+_decode = msgspec.json.Decoder(Program).decode
+
+
 def read_program(path: str | Path) -> Program:
     """A program from JSON, as `write_program` writes it.
 
@@ -130,7 +133,7 @@ def read_program(path: str | Path) -> Program:
         ValueError: it is no program.  OSError: it cannot be read.
     """
     try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=Program)
+        return _decode(Path(path).read_bytes())
     except msgspec.DecodeError as error:
         raise ValueError(f"{path} is no program: {error}") from None
 
