@@ -51,7 +51,6 @@ def segments_of(network: Network, nbytes: float, parts: int, segment_bytes: int 
         segment = segment // SLICE_BYTES * SLICE_BYTES
     segments = max(1, -int(-(nbytes / parts) // segment))
     if segments > MOST_SEGMENTS:
-        raise ValueError(
-            f"{nbytes:g} bytes in segments of {segment_bytes} are {segments}, expected {MOST_SEGMENTS} at most"
-        )
+        limit = f"expected {MOST_SEGMENTS} at most"
+        raise ValueError(f"{nbytes:g} bytes in segments of {segment_bytes} are {segments}, {limit}")
     return segments
