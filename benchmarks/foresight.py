@@ -30,7 +30,7 @@ LOGGOPSIM = {
     "ends_ns": [34914, 24776, 13138, 13138, 1500, 1500, 1500, 1500],
 }
 SUMMIT = {
-    "source": 'NVIDIA, "Massively Scale Your Deep Learning Training with NCCL 2.4", figure 3, read off the picture',
+    "source": 'NVIDIA, "Massively Scale Your Deep Learning Training with NCCL 2.4", figure 3, read off it',
     "gpus_per_node": 6,
     "gpus": [96, 192, 384, 768],
     "latency_8B_us": {
@@ -111,7 +111,8 @@ def scale(sizes: Sequence[int]) -> None:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / MIB
             print(
                 f"  {network.size:7} ranks  {algorithm:13} {found.seconds:9.4f} s simulated, "
-                f"{used:6.1f} s CPU, {found.messages:14,} messages, {found.simulated:9,} of them run, peak {peak:4.2f} GiB",
+                f"{used:6.1f} s CPU, {found.messages:14,} messages, {found.simulated:9,} run, "
+                f"peak {peak:4.2f} GiB",
                 flush=True,
             )
 

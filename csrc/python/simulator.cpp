@@ -16,6 +16,8 @@ namespace simulator = unisono::simulator;  // not `using`: its names are also th
 
 namespace {
 
+constexpr uint32_t kMostWindow = 1 << 12;  // messages without bytes arrive within each other's call
+
 std::vector<int32_t> read_codes(const nb::bytes& block) {
   std::vector<int32_t> codes(block.size() / sizeof(int32_t));
   std::memcpy(codes.data(), block.c_str(), codes.size() * sizeof(int32_t));
@@ -104,8 +106,8 @@ Description simulate(uint32_t ranks, uint32_t streams, uint32_t extra,
     if (product > ranks) break;
   }
   if (!digits.empty() && product != ranks) throw nb::value_error("the digits are not those of all ranks");
-  if (static_cast<uint64_t>(ranks) + extra == 0 || streams == 0 || window == 0 || costs.empty() ||
-      (static_cast<uint64_t>(ranks) + extra) * streams > INT32_MAX)
+  if (static_cast<uint64_t>(ranks) + extra == 0 || streams == 0 || window == 0 || window > kMostWindow ||
+      costs.empty() || (static_cast<uint64_t>(ranks) + extra) * streams > INT32_MAX)
     throw nb::value_error("too few or too many ranks or streams, no costs, or no window");
   for (const auto& each : costs) setup.costs.push_back(read_costs(each));
   for (const uint32_t index : setup.costs_index)

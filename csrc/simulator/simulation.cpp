@@ -153,6 +153,7 @@ void Simulation::advance(uint32_t place) {
       }
       continue;
     }
+    if (++steps_ % kPollEvents == 0) world_.poll();
     if (!step(actor)) return;
   }
 }

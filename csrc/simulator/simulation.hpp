@@ -191,7 +191,7 @@ class Simulation {
   std::vector<EdgeId> ended_;
   Queue<Event> queue_;
   double now_ = 0, end_ = 0;
-  uint64_t messages_ = 0, events_ = 0;
+  uint64_t messages_ = 0, events_ = 0, steps_ = 0;
   uint32_t endpoints_ = 0;
   std::vector<Actor> actors_;
   std::vector<uint32_t> places_;  // of an actor's number; kNone where another rank stands for it

@@ -257,6 +257,20 @@ def test_groups_at_once_share_the_links() -> None:
     assert simulate_program(alone, network).seconds == pytest.approx(1e-3)
 
 
+def test_a_program_folds_where_all_its_calls_do() -> None:
+    network = networks.star(8, ranks=2, cable=CABLE, costs=COSTS)
+    items = [
+        Compute(1e-4),
+        Call("all_reduce", "ring", 1e5, handle="x"),
+        Call("all_reduce", "hierarchical", 1e6),
+        Wait("x"),
+    ]
+    same = simulate_program(Program(ranks=[items]), network)
+    each = simulate_program(Program(ranks=[items] * 16), network)
+    assert (same.seconds, same.messages, same.ends) == (each.seconds, each.messages, each.ends)
+    assert same.simulated * 8 == each.simulated
+
+
 def test_a_program_survives_json(tmp_path: Path) -> None:
     items = [
         Compute(1e-3),
@@ -317,6 +331,8 @@ def test_the_parts_of_the_longest_chain_add_up() -> None:
         ({"size": 5}, "size"),
         ({"root": 4}, "root"),
         ({"segment_bytes": 0}, "segment_bytes"),
+        ({"segment_bytes": 1, "nbytes": 1e12}, "segments"),
+        ({"nbytes": 1e300}, "segments"),
         ({"algorithm": "nothing"}, "no algorithm"),
         ({"slow": {9: 2.0}}, "slow rank"),
         ({"slow": {0: -2.0}}, "slow"),

@@ -33,7 +33,7 @@ def native(
         "rates": capacity,
         "costs": [[0.0] * 7 + [1.0, 0.0]],
         "costs_index": [],
-        "window": 1 << 20,
+        "window": 1 << 12,
         "most_spans": 0,
         "next": lambda rank: next(blocks[rank], None),
         "route": lambda s, t: (
@@ -141,6 +141,7 @@ def test_a_malformed_program_is_an_error(block: array[int]) -> None:
         ({"digits": [(3, True)]}, "digits"),
         ({"digits": [(0, True)]}, "digit"),
         ({"window": 0}, "window"),
+        ({"window": 1 << 20}, "window"),
         ({"streams": 0}, "streams"),
         ({"route": lambda *_: (0.0, [(9, 1)])}, "link"),
         ({"route": lambda *_: (-1.0, [])}, "latency"),
@@ -150,6 +151,41 @@ def test_a_wrong_argument_is_an_error(given: dict[str, Any], text: str) -> None:
     program = chunk_code(1.0) + array("i", [SEND, 1, 1, 1])
     with pytest.raises(ValueError, match=text):
         native([program, array("i", [RECV, 1, 0])], {(0, 1): (0,)}, [0.0], [1.0], **given)
+
+
+def any_step(draw: random.Random) -> list[int]:
+    """A step with arguments that may be wrong."""
+    count, peer = draw.choice([0, 1, 1, 3]), draw.choice([0, 1, 2, 2, draw.choice([-1, 3])])
+    steps = [
+        [0, count, 1, peer],
+        [1, count, peer],
+        [2, count, 1, 1, peer],
+        [3, count],
+        [6, 5],
+        [7, 5],
+        [8],
+        [9],
+    ]
+    return draw.choice(steps[: draw.choice([7, 7, 7, 8])])
+
+
+def test_any_programs_end_or_are_an_error() -> None:
+    draw = random.Random(7)
+    routes = {(s, t): (draw.randrange(2),) for s in range(3) for t in range(3)}
+    ended = stuck = wrong = 0
+    for _ in range(5000):
+        programs = [
+            array("i", [number for _ in range(draw.randint(0, 4)) for number in any_step(draw)])
+            for _ in range(3)
+        ]
+        try:
+            found = native(programs, routes, [0.0, 1.0], [1.0, 0.0], costs=[[1.0] * 9])
+        except ValueError:
+            wrong += 1
+        else:
+            stuck += bool(found["stuck"])
+            ended += not found["stuck"]
+    assert min(ended, stuck, wrong) > 100
 
 
 def test_an_error_of_a_callback_is_raised() -> None:

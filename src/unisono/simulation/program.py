@@ -16,6 +16,7 @@ groups share the links, not the processor of a rank.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
@@ -26,9 +27,19 @@ import msgspec
 from unisono.engine.base.checking import instance, not_negative, whole
 from unisono.networks import Network, find
 from unisono.plans.catalog import steps_of
-from unisono.plans.codes import AWAIT, RECV, SEND, SIGNAL, chunk_code, compute_code, encoded, translated
+from unisono.plans.codes import (
+    AWAIT,
+    RECV,
+    SEND,
+    SIGNAL,
+    Programs,
+    chunk_code,
+    compute_code,
+    encoded,
+    translated,
+)
 from unisono.plans.plan import Step, StepFunction
-from unisono.simulation.folding import unfolded
+from unisono.simulation.folding import Folding, folded, unfolded
 from unisono.simulation.result import Result
 from unisono.simulation.run import Conditions, run
 from unisono.simulation.segments import parts_of, segments_of
@@ -44,6 +55,10 @@ __all__ = [
     "simulate_program",
     "write_program",
 ]
+
+
+KEPT_CODES = 1 << 24
+"""Numbers of programs that are kept while ranks are compared."""
 
 
 class Compute(msgspec.Struct, frozen=True, tag="compute"):
@@ -108,6 +123,9 @@ class Program(msgspec.Struct, frozen=True):
         return self.ranks[rank if len(self.ranks) > 1 else 0]
 
 
+_decode = msgspec.json.Decoder(Program).decode
+
+
 def read_program(path: str | Path) -> Program:
     """A program from JSON, as `write_program` writes it.
 
@@ -115,7 +133,7 @@ def read_program(path: str | Path) -> Program:
         ValueError: it is no program.  OSError: it cannot be read.
     """
     try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=Program)
+        return _decode(Path(path).read_bytes())
     except msgspec.DecodeError as error:
         raise ValueError(f"{path} is no program: {error}") from None
 
@@ -154,7 +172,8 @@ def simulate_program(
     _check(program, groups, size)
     lowered = _Lowered(program, groups, network, segment_bytes)
     conditions = Conditions.of(network, slow, delay, slow_links, lost_links, timeline)
-    return run(program.name, network, lowered.blocks, unfolded(), conditions, streams=1 + len(groups))
+    folding = unfolded() if several or conditions.uneven else lowered.folding()
+    return run(program.name, network, lowered.blocks, folding, conditions, streams=1 + len(groups))
 
 
 def _check(program: Program, groups: Sequence[Sequence[int]], size: int) -> None:
@@ -198,6 +217,27 @@ class _Lowered:
         self._segment_bytes = segment_bytes
         self._places = [{rank: place for place, rank in enumerate(group)} for group in groups]
         self._steps = lru_cache(maxsize=256)(self._steps_of)
+
+    def folding(self) -> Folding:
+        """How ranks fold that all do the same: by the axes that all calls fold by."""
+        items = self._program.of(0)
+        network = self._network
+        whole = all(group == tuple(range(network.size)) for group in self._groups)
+        if not whole or any(isinstance(item, (SendTo, RecvFrom)) for item in items):
+            return unfolded()
+        calls = {(item.collective, item.algorithm, item.root) for item in items if isinstance(item, Call)}
+        found = []
+        for collective, algorithm, root in sorted(calls):
+            steps, _ = self._steps(collective, algorithm, 0, root)
+            found.append(folded(network, Programs(steps, KEPT_CODES), root, trusted=True))
+        if not found or any(each.order == 1 for each in found):
+            return unfolded()
+        digits = tuple(
+            (axis[0][0], all(moved for _, moved in axis))
+            for axis in zip(*(f.digits for f in found), strict=True)
+        )
+        order = math.prod(size for size, moved in digits if moved)
+        return Folding(network.symmetry, digits, order) if order > 1 else unfolded()
 
     def blocks(self, actor: int) -> Iterator[tuple[array[int], int]]:
         """The blocks of an actor."""

@@ -20,6 +20,8 @@ LOCAL_SEGMENT_BYTES = 256 << 10
 SLICE_BYTES = 64
 """A segment takes a multiple of it from each chunk."""
 
+MOST_SEGMENTS = 1 << 24
+
 
 def parts_of(collective: str, steps: Callable[[int], Iterable[Step]], size: int) -> int:
     """The chunks of the whole buffer. Every rank of a plan mentions all of them (`lowering._header`)."""
@@ -47,4 +49,8 @@ def segments_of(network: Network, nbytes: float, parts: int, segment_bytes: int 
     segment = whole(segment_bytes, "segment_bytes", 1) / parts
     if segment >= SLICE_BYTES:
         segment = segment // SLICE_BYTES * SLICE_BYTES
-    return max(1, -int(-(nbytes / parts) // segment))
+    segments = max(1, -int(-(nbytes / parts) // segment))
+    if segments > MOST_SEGMENTS:
+        limit = f"expected {MOST_SEGMENTS} at most"
+        raise ValueError(f"{nbytes:g} bytes in segments of {segment_bytes} are {segments}, {limit}")
+    return segments
