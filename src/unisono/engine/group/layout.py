@@ -166,8 +166,6 @@ def in_parts(laid: Laid, kind: str, size: int, parts: int) -> Laid:
     Raises:
         ValueError: a block cannot be cut into equal parts.
     """
-    if parts == 1:
-        return laid
     contract = CONTRACTS[kind_of(kind).plan]
 
     def cut(extents: Extents, blocks: str) -> Extents:
