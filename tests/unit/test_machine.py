@@ -32,7 +32,8 @@ def settings(place: Path) -> env.Settings:
 
 
 def command(*words: str) -> int:
-    return calibrate.main(Namespace(refresh="--refresh" in words, json="--json" in words))
+    options = {"refresh": "--refresh" in words, "json": "--json" in words}
+    return calibrate.main(Namespace(**options, hosts=False, output=None))
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 msccl.py        MSCCL's XML; execution.py runs it, translation.py makes a plan of it
 msccl_writer.py writes it
 goal.py, chakra.py   GOAL and Chakra, both by actions.py
+teccl.py        what TE-CCL's solver writes
 recipe.py       an algorithm of the catalogue with groups
 files.py        all of them by the suffix of a file
 """

@@ -10,7 +10,7 @@ from unisono.schedules.actions import Action, plan_of_actions
 
 __all__ = ["is_file", "load", "read_actions", "save", "steps_in"]
 
-SUFFIXES = (".xml", ".goal", ".et", ".toml")
+SUFFIXES = (".xml", ".goal", ".et", ".json", ".toml")
 
 
 def is_file(algorithm: str) -> bool:
@@ -42,6 +42,12 @@ def load(
         plan = plan_of_actions(str(file), read_actions(file))
         _check(file, (plan.collective, plan.size, plan.root), (collective, size, root))
         return plan._replace(algorithm=file.name, hosts=hosts)
+    if file.suffix == ".json":
+        from unisono.schedules.teccl import read_teccl
+
+        plan = read_teccl(file)
+        _check(file, (plan.collective, plan.size, 0), (collective, size, root))
+        return plan._replace(hosts=hosts)
     if file.suffix == ".toml":
         from unisono.schedules.recipe import plan_of_recipe, read_recipe
 
