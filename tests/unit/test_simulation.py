@@ -348,6 +348,36 @@ def test_a_wrong_argument_is_an_error(given: dict[str, Any], text: str) -> None:
         un.simulate("all_reduce", star(4), **{"algorithm": "ring", "nbytes": 8, **given})
 
 
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"nbytes": "x"}, "nbytes"),
+        ({"algorithm": 3}, "algorithm"),
+        ({"slow": [1]}, "slow is a list"),
+        ({"slow_links": {0: "a"}}, "slow link 0"),
+        ({"lost_links": 5}, "lost_links"),
+        ({"timeline": "a"}, "timeline"),
+        ({"fold": "a"}, "fold"),
+        ({"segment_bytes": 1.5}, "segment_bytes"),
+        ({"network": 5}, "network"),
+        ({"collective": 5}, "collective"),
+        ({"algorithm": lambda *_: [5]}, "rank 0, step 0: got a int"),
+        ({"algorithm": lambda *_: None}, "it gives rank 0 a NoneType"),
+        ({"algorithm": lambda *_: [Send(Out(1 << 70), to=(1,))]}, "rank 0, step 0: .* is no chunk"),
+    ],
+)
+def test_an_argument_of_another_type_is_an_error(given: dict[str, Any], text: str) -> None:
+    arguments = {"collective": "all_reduce", "network": star(4), "algorithm": "ring", "nbytes": 8, **given}
+    with pytest.raises(TypeError, match=text):
+        un.simulate(**arguments)
+
+
+@pytest.mark.parametrize("to", [99, -1, 1 << 70])
+def test_a_rank_that_is_not_there_is_named(to: int) -> None:
+    with pytest.raises(ValueError, match="rank 0, step 0: a rank"):
+        un.simulate("broadcast", star(4), algorithm=lambda *_: [Send(Out(0), to=(to,))], nbytes=8)
+
+
 # ---- GOAL ----------------------------------------------------------------------------------------------
 
 
