@@ -63,7 +63,7 @@ def simulate(
         nbytes: of the whole buffer; of the larger one where input and output differ (all_gather: the result).
         size: the number of ranks; None: all of the network.
         segment_bytes: the buffer is cut into segments of so many bytes; None: as the engine does.
-        fold: simulate one rank of each orbit of the network's symmetry. None: where that changes nothing.
+        fold: simulate one rank of each orbit of the symmetry. None: where that changes nothing.
         slow: rank -> factor of all it does itself.  delay: rank -> seconds until it begins.
         slow_links: name or number of a link -> factor of the time that a byte takes.
         lost_links: names or numbers of links on which nothing arrives.
@@ -72,10 +72,9 @@ def simulate(
         SimulationError: the run does not end; the message names the rank, the step and the link.
         PlanError: there is no such algorithm.  ValueError: an argument is out of range.
     Example:
-        >>> import unisono as un
         >>> network = un.networks.star(8, cable=un.networks.Cable(5e-6, 1e9))
-        >>> un.simulate("all_reduce", network, algorithm="ring", nbytes=8).seconds
-        7.0014e-05
+        >>> round(un.simulate("all_reduce", network, algorithm="ring", nbytes=8).seconds, 6)
+        0.000168
     """
     network = network_of(network, size)
     fold = fold if fold is None else flag(fold, "fold")
