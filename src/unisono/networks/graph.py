@@ -153,15 +153,22 @@ class GraphRouter:
 
     def check(self) -> None:
         """Refuse a network in which rank 0 cannot reach another rank, or the other way round."""
+        first = self.nodes[0]
+        reached = {first}
+        waiting = deque(reached)
+        while waiting:
+            for node, _ in self.neighbours.get(waiting.popleft(), ()):
+                if node not in reached:
+                    reached.add(node)
+                    waiting.append(node)
+        back = self._to(first)
         for rank, node in enumerate(self.nodes):
-            if node == self.nodes[0]:
-                continue
-            for source, target in ((0, rank), (rank, 0)):
-                if self.nodes[source] not in self._to(self.nodes[target]):
-                    raise ValueError(
-                        f"no route from rank {source} (on {self.nodes[source]}) to rank {target} "
-                        f"(on {self.nodes[target]}): no cables connect the two"
-                    )
+            if node not in reached or node not in back:
+                source, target = (0, rank) if node not in reached else (rank, 0)
+                raise ValueError(
+                    f"no route from rank {source} (on {self.nodes[source]}) to rank {target} "
+                    f"(on {self.nodes[target]}): no cables connect the two"
+                )
 
     def _found(self, here: str, target: str, choice: int) -> tuple[int, ...]:
         if here == target:

@@ -97,6 +97,7 @@ class _Graph:
         }
         self.links = _links(top, "")
         self.kinds: dict[str, str] = {}
+        self.devices_within: set[str] = set()
         self.hosts: dict[str, str] = {}
         self.connections: list[Connection] = []
         self.instances: dict[str, tuple[str, int]] = {}
@@ -123,6 +124,7 @@ class _Graph:
                 if kind == "device":
                     if component not in self.devices:
                         raise _Wrong(f"{device.where}: there is no device {component!r}")
+                    self.devices_within.add(node)
                     self.device(node, component, host, (*within, name))
                     continue
                 self.kinds[node], self.hosts[node] = kind, host
@@ -170,17 +172,7 @@ class _Graph:
         return prefixes
 
     def _exists(self, node: str) -> bool:
-        return node in self.kinds or f"{node}." in self._prefixes()
-
-    def _prefixes(self) -> set[str]:
-        known: tuple[int, set[str]] = getattr(self, "_known", (0, set()))
-        if known[0] != len(self.kinds):
-            found = set()
-            for node in self.kinds:
-                parts = node.split(".")
-                found |= {".".join(parts[:at]) + "." for at in range(2, len(parts), 2)}
-            self._known = known = (len(self.kinds), found)
-        return known[1]
+        return node in self.kinds or node in self.devices_within
 
     def edge(self, edge: Any, where: str, links: dict[str, Cable], nodes: Any) -> None:
         """The cables of an edge."""

@@ -13,6 +13,7 @@ made in less than a second and takes a few megabytes.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Protocol, overload
@@ -230,6 +231,7 @@ class Links(Sequence[Link]):
 
     def __init__(self, families: tuple[Family, ...]) -> None:
         self.families = tuple(family for family in families if not family.repeats)
+        self._bases = [family.base for family in self.families]
 
     def __len__(self) -> int:
         return self.families[-1].base + self.families[-1].total if self.families else 0
@@ -245,7 +247,7 @@ class Links(Sequence[Link]):
         number = number + len(self) if number < 0 else number
         if not 0 <= number < len(self):
             raise IndexError(f"no link {number}: there are {len(self)}")
-        return _family_of(self.families, number).link(number)
+        return self.families[bisect_right(self._bases, number) - 1].link(number)
 
     def __iter__(self) -> Iterator[Link]:
         for family in self.families:
