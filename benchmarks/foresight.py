@@ -1,6 +1,6 @@
 """The simulator: its speed, its scale, and its results beside published figures.
 
-    python benchmarks/foresight.py [speed] [scale] [loggopsim] [summit] [--ranks 24576,100000]
+    python benchmarks/foresight.py [speed] [scale] [loggopsim] [summit] [bandwidth] [--ranks 24576,100000]
 
 Times are CPU seconds of one core (`time.process_time`), making programs and routes included except under
 `speed`. Each published figure has its source beside it.
@@ -21,7 +21,7 @@ from unisono.plans import Out, Recv, Reduce, Send
 from unisono.plans.codes import RECV, SEND, chunk_code
 from unisono.plans.double_tree import Tree
 from unisono.plans.plan import Step
-from unisono.simulation import Operation, loggops
+from unisono.simulation import Call, Compute, Operation, Program, Wait, loggops, simulate_program
 
 MIB = 1 << 20
 
@@ -37,6 +37,7 @@ SUMMIT = {
         "ring": [179.5, 362.4, 653.3, 1337.3],
         "double_tree": [126.6, 140.3, 155.7, 169.2],
     },
+    "busbw_64MB_ring_MBps": [19077, 17842, 13081, 7449],  # figure 4
     "predicted_gpus": [1536, 3072, 6144, 12288, 24576],
 }
 NVLINK_HOP_S = 0.6e-6
@@ -136,7 +137,7 @@ def loggopsim() -> None:
 
 def tree_of_nodes(rank: int, size: int, root: int) -> Iterator[Step]:  # noqa: ARG001
     """NCCL's trees: a chain within each node, two trees over the nodes, each for one half."""
-    each = int(SUMMIT["gpus_per_node"])  # type: ignore[call-overload]
+    each = int(SUMMIT["gpus_per_node"])
     node, local = divmod(rank, each)
     trees = [Tree(number, node, range(size // each)) for number in (0, 1)]
     for number, tree in enumerate(trees):
@@ -178,9 +179,9 @@ def summit() -> None:
 
         def seconds(gpus: int, hop_s: float, algorithm: object = algorithm) -> float:
             network = summit_network(gpus, hop_s)
-            return un.simulate("all_reduce", network, algorithm=algorithm, nbytes=8).seconds  # type: ignore[arg-type]
+            return un.simulate("all_reduce", network, algorithm=algorithm, nbytes=8).seconds
 
-        gpus, measured = SUMMIT["gpus"], SUMMIT["latency_8B_us"][name]  # type: ignore[index]
+        gpus, measured = SUMMIT["gpus"], SUMMIT["latency_8B_us"][name]
         hop_s, constant_s = fit(gpus, [us * 1e-6 for us in measured], seconds, constant=name != "ring")
         print(
             f"  {name}: a hop between nodes takes {hop_s * 1e6:.2f} us, a call {constant_s * 1e6:.1f} us more"
@@ -190,9 +191,46 @@ def summit() -> None:
             print(
                 f"    {count:6} GPUs {us:9.1f} us published {predicted:9.1f} us ({predicted / us - 1:+.1%})"
             )
-        for count in SUMMIT["predicted_gpus"]:  # type: ignore[attr-defined]
+        for count in SUMMIT["predicted_gpus"]:
             predicted = (seconds(count, hop_s) + constant_s) * 1e6
             print(f"    {count:6} GPUs {'':9}    predicted {predicted:9.1f} us", flush=True)
+
+
+def ring_bandwidth(gpus: int, hop_s: float, rate: float, rings: int = 2) -> float:
+    """Bus bandwidth of 64 MiB in MB/s: two rings, half a step apart, as there are two cards per node."""
+    network = networks.star(
+        gpus // 6, ranks=6, cable=Cable(hop_s / 2, rate), inner=Cable(3.4e-6, 250e9), costs=Costs()
+    )
+    nbytes = 64 * MIB
+    step_s = (5 * 3.4e-6 + hop_s + nbytes / gpus / rings / rate) / 6
+    items: list[Call | Compute | Wait] = []
+    for ring in range(rings):
+        items.append(Call("all_reduce", "ring", nbytes / rings, group=ring, handle=str(ring)))
+        items.append(Compute(step_s / rings))
+    items += [Wait(str(ring)) for ring in range(rings)]
+    program = Program(ranks=[items], groups=[()] * rings)
+    seconds = simulate_program(program, network, segment_bytes=nbytes).seconds
+    return 2 * (gpus - 1) / gpus * nbytes / seconds / 1e6
+
+
+def summit_bandwidth() -> None:
+    """The hop with NCCL's protocol for large messages, and the rate of a node: the best of a grid."""
+    gpus, measured = SUMMIT["gpus"], SUMMIT["busbw_64MB_ring_MBps"]
+
+    def worst(point: tuple[float, float]) -> float:
+        return max(
+            abs(ring_bandwidth(count, *point) / rate - 1) for count, rate in zip(gpus, measured, strict=True)
+        )
+
+    grid = [(hop * 1e-6, rate * 1e9) for hop in (44, 47, 50, 53, 56) for rate in (18.0, 18.5, 19.0)]
+    hop_s, rate = min(grid, key=worst)
+    print(f"Summit, ring, all_reduce of 64 MiB: a hop {hop_s * 1e6:.0f} us, a node {rate / 1e9} GB/s")
+    for count, published in zip(gpus, measured, strict=True):
+        found = ring_bandwidth(count, hop_s, rate)
+        print(f"    {count:6} GPUs {published:7} MB/s published {found:7.0f} ({found / published - 1:+.1%})")
+    for count in SUMMIT["predicted_gpus"]:
+        found = ring_bandwidth(count, hop_s, rate)
+        print(f"    {count:6} GPUs              predicted {found:7.0f} MB/s", flush=True)
 
 
 def fit(
@@ -215,15 +253,15 @@ def fit(
 def main() -> None:
     """Run what was asked for, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("parts", nargs="*", help="speed, scale, loggopsim, summit (default: all)")
+    parser.add_argument("parts", nargs="*", help="speed, scale, loggopsim, summit, bandwidth (default: all)")
     parser.add_argument("--ranks", default="24576,100002", help="sizes for `scale`, a multiple of six each")
     args = parser.parse_args()
-    parts = args.parts or ["speed", "loggopsim", "summit", "scale"]
+    parts = args.parts or ["speed", "loggopsim", "summit", "bandwidth", "scale"]
     for part in parts:
         if part == "scale":
             scale([int(size) for size in args.ranks.split(",")])
         else:
-            {"speed": speed, "loggopsim": loggopsim, "summit": summit}[part]()
+            {"speed": speed, "loggopsim": loggopsim, "summit": summit, "bandwidth": summit_bandwidth}[part]()
 
 
 if __name__ == "__main__":

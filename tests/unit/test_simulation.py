@@ -18,12 +18,10 @@ from unisono.plans.plan import Step
 from unisono.simulation import (
     Call,
     Compute,
-    Operation,
     Program,
     RecvFrom,
     SendTo,
     Wait,
-    loggops,
     read_program,
     simulate_program,
     write_program,
@@ -348,37 +346,31 @@ def test_a_wrong_argument_is_an_error(given: dict[str, Any], text: str) -> None:
         un.simulate("all_reduce", star(4), **{"algorithm": "ring", "nbytes": 8, **given})
 
 
-# ---- GOAL ----------------------------------------------------------------------------------------------
-
-
-def test_the_example_of_loggopsims_readme_takes_the_same_nanoseconds() -> None:
-    """A binomial reduction of 1,024 bytes on 8 ranks, with that simulator's default parameters."""
-    schedule = []
-    for rank in range(8):
-        below = [rank + (1 << k) for k in range(3) if (1 << k) < (rank & -rank or 8)]
-        operations = [Operation("recv", 1024, peer) for peer in below]
-        if rank:
-            operations.append(Operation("send", 1024, rank & (rank - 1), requires=tuple(range(len(below)))))
-        schedule.append(operations)
-    assert sorted(loggops(schedule), reverse=True) == [34914, 24776, 13138, 13138, 1500, 1500, 1500, 1500]
-
-
-def test_a_goal_program_that_never_ends_names_the_rank_and_the_operation() -> None:
-    with pytest.raises(un.SimulationError, match="rank 1, operation 0"):
-        loggops([[], [Operation("recv", 8, 0)]])
-
-
 @pytest.mark.parametrize(
-    "operation",
+    ("given", "text"),
     [
-        Operation("jump", 8),
-        Operation("send", 8),
-        Operation("send", 8, 7),
-        Operation("send", -8, 0),
-        Operation("calc", 8, cpu=300),
-        Operation("calc", 8, requires=(3,)),
+        ({"nbytes": "x"}, "nbytes"),
+        ({"algorithm": 3}, "algorithm"),
+        ({"slow": [1]}, "slow is a list"),
+        ({"slow_links": {0: "a"}}, "slow link 0"),
+        ({"lost_links": 5}, "lost_links"),
+        ({"timeline": "a"}, "timeline"),
+        ({"fold": "a"}, "fold"),
+        ({"segment_bytes": 1.5}, "segment_bytes"),
+        ({"network": 5}, "network"),
+        ({"collective": 5}, "collective"),
+        ({"algorithm": lambda *_: [5]}, "rank 0, step 0: got a int"),
+        ({"algorithm": lambda *_: None}, "it gives rank 0 a NoneType"),
+        ({"algorithm": lambda *_: [Send(Out(1 << 70), to=(1,))]}, "rank 0, step 0: .* is no chunk"),
     ],
 )
-def test_a_wrong_operation_is_an_error(operation: Operation) -> None:
-    with pytest.raises(ValueError, match="operation"):
-        loggops([[operation]])
+def test_an_argument_of_another_type_is_an_error(given: dict[str, Any], text: str) -> None:
+    arguments = {"collective": "all_reduce", "network": star(4), "algorithm": "ring", "nbytes": 8, **given}
+    with pytest.raises(TypeError, match=text):
+        un.simulate(**arguments)
+
+
+@pytest.mark.parametrize("to", [99, -1, 1 << 70])
+def test_a_rank_that_is_not_there_is_named(to: int) -> None:
+    with pytest.raises(ValueError, match="rank 0, step 0: a rank"):
+        un.simulate("broadcast", star(4), algorithm=lambda *_: [Send(Out(0), to=(to,))], nbytes=8)

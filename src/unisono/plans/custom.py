@@ -15,7 +15,7 @@ from unisono.errors import PlanError
 from unisono.plans.lowering import lower
 from unisono.plans.plan import Chunk, Copy, Plan, Recv, Reduce, Send, Step, StepFunction
 
-__all__ = ["CustomPlan", "prepare", "prepare_plan", "write"]
+__all__ = ["CustomPlan", "checked", "prepare", "prepare_plan", "write"]
 
 MOST_STEPS = 1 << 16
 """Of one rank: a plan with this many steps takes minutes to prove."""
@@ -86,10 +86,10 @@ def write(collective: str, function: StepFunction, size: int, root: int, hosts: 
 def _steps(what: str, rank: int, function: StepFunction, size: int, root: int) -> Iterator[Step]:
     given = function(rank, size, root)
     for number, step in enumerate(listed(given, f"{what}: what it gives rank {rank}", MOST_STEPS)):
-        yield _checked(f"{what}: rank {rank}, step {number}", step)
+        yield checked(f"{what}: rank {rank}, step {number}", step)
 
 
-def _checked(where: str, step: object) -> Step:
+def checked(where: str, step: object) -> Step:
     """The step with plain integers.
 
     Raises:

@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 
 from unisono.engine.base.checking import instance, not_negative, whole
-from unisono.networks import Network, find
+from unisono.networks import Network
 from unisono.plans.catalog import steps_of
 from unisono.plans.codes import (
     AWAIT,
@@ -41,7 +41,7 @@ from unisono.plans.codes import (
 from unisono.plans.plan import Step, StepFunction
 from unisono.simulation.folding import Folding, folded, unfolded
 from unisono.simulation.result import Result
-from unisono.simulation.run import Conditions, run
+from unisono.simulation.run import Conditions, network_of, run
 from unisono.simulation.segments import parts_of, segments_of
 
 __all__ = [
@@ -161,7 +161,7 @@ def simulate_program(
         SimulationError: it does not end.
         ValueError: an item is wrong; the message names the rank and the item.
     """
-    network = network if isinstance(network, Network) else find(network, size or 0)
+    network = network_of(network, size)
     several = len(instance(program, Program, "program").ranks) > 1
     least = len(program.ranks) if several else 1
     size = whole(least if several and size is None else size or network.size, "size", least, network.size)

@@ -5,20 +5,22 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from unisono._native import simulate as simulate_native
-from unisono.engine.base.checking import not_negative, whole
+from unisono.engine.base.checking import instance, listed, not_negative, positive, whole
 from unisono.errors import SimulationError
+from unisono.networks import Network, find
 from unisono.plans.codes import AWAIT, COMPUTE, COPY, RECV, REDUCE, SEND, SIGNAL
+from unisono.plans.plan import MOST_RANKS
 from unisono.simulation.folding import Folding
 from unisono.simulation.result import Breakdown, Limit, LinkUse, Result, Span
 
 if TYPE_CHECKING:
-    from unisono.networks import Network
     from unisono.networks.network import Costs
 
-__all__ = ["Blocks", "Conditions", "run"]
+__all__ = ["Blocks", "Conditions", "network_of", "run"]
 
 Blocks = Callable[[int], Iterator[tuple["array[int]", int]]]
 """The number of an actor -> blocks of its codes, and how often each runs."""
@@ -35,6 +37,10 @@ KINDS = {
     SIGNAL: "signal",
     AWAIT: "await",
 }
+
+
+MOST_SPANS = 1 << 26
+"""Of a timeline: some gigabytes."""
 
 
 class Conditions(NamedTuple):
@@ -62,17 +68,19 @@ class Conditions(NamedTuple):
     ) -> Conditions:
         """Checked arguments of `simulate`."""
         last = network.size - 1
+        for what, mapping in (("slow", slow), ("delay", delay), ("slow_links", slow_links)):
+            if mapping is not None and not isinstance(mapping, Mapping):
+                raise TypeError(f"{what} is a {type(mapping).__name__}, expected a dict")
+        lost_links = listed([lost_links] if isinstance(lost_links, str) else lost_links, "lost_links")
         slow = {whole(r, "a slow rank", 0, last): not_negative(f, "slow") for r, f in (slow or {}).items()}
         delay = {whole(r, "a late rank", 0, last): not_negative(s, "delay") for r, s in (delay or {}).items()}
         rates = {}
         given = {**dict.fromkeys(lost_links, math.inf), **(slow_links or {})}
         numbers = _numbers(network, given)
         for name, factor in (slow_links or {}).items():
-            if not factor > 0:
-                raise ValueError(f"the link {name!r} is slow by the factor {factor!r}, expected one above 0")
-            rates[numbers[name]] = 1 / factor
+            rates[numbers[name]] = 1 / positive(factor, f"the factor of the slow link {name!r}")
         rates.update({numbers[name]: 0.0 for name in lost_links})
-        return cls(slow, delay, rates, whole(int(spans), "timeline", 0))
+        return cls(slow, delay, rates, whole(spans, "timeline", 0, MOST_SPANS))
 
     @property
     def uneven(self) -> bool:
@@ -115,6 +123,14 @@ def _numbers(network: Network, names: Iterable[str | int]) -> dict[str | int, in
         first = network.links[0].name if len(network.links) else "none"
         raise ValueError(f"{network.name} has no link {min(map(str, missing))!r}; its first one is {first!r}")
     return found
+
+
+def network_of(network: Network | str | Path, size: int | None) -> Network:
+    """The network, or that of a file or a name."""
+    if isinstance(network, Network):
+        return network
+    name = instance(network, (str, Path), "network")
+    return find(name, 0 if size is None else whole(size, "size", 1, MOST_RANKS))
 
 
 class _World:
