@@ -50,13 +50,13 @@ def test_the_rate_of_shaped_links_is_found(count: int, ranks: int, rate: int, tm
     assert network.size == count * ranks
     route = [network.links[link] for link in network.route(0, network.size - 1)]
     assert len(route) == 2  # up to the switch, and down
-    assert rate * 1e6 / 8 * 0.8 < route[0].bytes_per_s < rate * 1e6 / 8 * 1.15
+    assert rate * 1e6 / 8 * 0.7 < route[0].bytes_per_s < rate * 1e6 / 8 * 1.3
     assert route[0].duplex == "full"
     assert find(str(file), 64).size >= 64  # it grows
     if count > 2:
         shared = [line for line in file.read_text().splitlines() if "of the rate of one, together" in line]
         assert len(shared) == 2
-        assert all(0.8 < float(line.split(": ")[1].split()[0]) < 1.2 for line in shared)
+        assert all(0.6 < float(line.split(": ")[1].split()[0]) < 1.4 for line in shared)
 
 
 def test_one_rank_is_refused(tmp_path: Path) -> None:

@@ -152,8 +152,6 @@ def in_parts(laid: BufferLayout, kind: str, size: int, parts: int) -> BufferLayo
     Raises:
         ValueError: a block cannot be cut into equal parts.
     """
-    if parts == 1:
-        return laid
     contract = CONTRACTS[kind_of(kind).plan]
 
     def cut(extents: Extents, blocks: str) -> Extents:

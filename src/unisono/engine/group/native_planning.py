@@ -155,7 +155,8 @@ class NativePlanner(Planner[_native.Engine]):
         if call.coding is not None:
             coded, fed, laid = self.codings.of_call(call, keep[0], laid)
         operation, name, root, note, parts = self.prepare(call, laid.dtype, laid.typical, coded)
-        laid = in_parts(laid, call.kind, self.size, parts)
+        if parts > 1:
+            laid = in_parts(laid, call.kind, self.size, parts)
         factor = call.op.factor if type(call.op) is PremulSum else 1.0
         return _native.BoundCall(
             name,
