@@ -519,6 +519,15 @@ void Engine::leave() {
     if (control_) control_->leave(true);
     return;
   }
+  stop();
+  channels_.leave(false);
+  if (tcp_) tcp_->finish();
+  if (control_) control_->leave(false);
+  world_.wake_all();
+}
+
+// Ends the calls and the thread that runs them.
+void Engine::stop() {
   {
     const std::lock_guard lock(queue_mutex_);
     stopping_ = true;
@@ -527,10 +536,46 @@ void Engine::leave() {
   if (in_call() || !done(queued_.load(std::memory_order_acquire)))
     abort(Fault{FaultKind::kPeerLeft, rank_, rank_});
   if (thread_.joinable()) thread_.join();
-  channels_.leave(false);
-  if (tcp_) tcp_->finish();
-  if (control_) control_->leave(false);
+}
+
+// ---- the next membership ---------------------------------------------------------------------------
+
+void Engine::propose(std::span<const unsigned char> bytes) {
+  check_process();
+  world_.propose(rank_, bytes);
+  if (control_) control_->propose();
+}
+
+Control::State Engine::state(int rank) const {
+  if (!world_.near(rank)) return control_->contact(rank).state;
+  return peers_.dead(rank) ? Control::State::kEnded : Control::State::kOpen;
+}
+
+Nanoseconds Engine::heard(int rank) const {
+  const Nanoseconds at = world_.near(rank) ? 0 : control_->contact(rank).heard;
+  return at == 0 ? -1 : now_ns() - at;
+}
+
+void Engine::ask() {
+  if (control_) control_->ask();
+}
+
+std::array<Descriptors, 3> Engine::hand_over(const std::vector<bool>& kept, Nanoseconds deadline) {
+  check_process();
+  throw_if_within();
+  if (kept.size() != static_cast<size_t>(size())) throw std::invalid_argument("kept names every rank once");
+  std::array<Descriptors, 3> sockets;
+  if (left_.exchange(true)) throw std::runtime_error("the group was closed");
+  stop();
+  Descriptors messages = channels_.hand_over();
+  if (control_) {
+    sockets = {control_->hand_over(kept, deadline), tcp_->take(), std::move(messages)};
+    for (Descriptors& each : sockets)
+      for (size_t rank = 0; rank < kept.size(); ++rank)
+        if (!kept[rank]) each[rank].reset();
+  }
   world_.wake_all();
+  return sockets;
 }
 
 }  // namespace unisono

@@ -5,6 +5,7 @@
 
 #include <sys/types.h>
 
+#include <array>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -167,6 +168,17 @@ class Engine {
   // Announces that this rank has left, and ends the thread. Idempotent.
   void leave();
 
+  // ---- the next membership; see docs/protocol.md
+  // Publishes what this rank proposes.
+  void propose(std::span<const unsigned char> bytes);
+  // What is known of another rank: of one of this host, whether its process has ended.
+  Control::State state(int rank) const;
+  Nanoseconds heard(int rank) const;  // since its newest frame came, from a rank of another host; -1: none did
+  int pidfd(int rank) const { return peers_.pidfd(rank); }
+  void ask();
+  // Leaves, and passes on the connections to the ranks that the next membership keeps: control, data, messages.
+  std::array<Descriptors, 3> hand_over(const std::vector<bool>& kept, Nanoseconds deadline);
+
   // Called while a caller's thread waits, with no lock held; true: stop waiting.
   void set_interrupt(std::function<bool()> interrupted) { interrupted_ = std::move(interrupted); }
   const std::function<bool()>* interrupt() const { return &interrupted_; }
@@ -186,6 +198,7 @@ class Engine {
   void run_up_to(uint64_t ticket, HeldLock* held);
   void throw_if_within() const;
   bool in_call();
+  void stop();
   bool await_queued();
   bool lock_executing(std::unique_lock<std::timed_mutex>& executing);
   void serve();

@@ -305,7 +305,16 @@ void Channels::leave(bool forked) {
     abandoned_ = true;
     if (thread_.joinable()) thread_.detach();
   }
-  if (abandoned_) return;
+  if (!abandoned_) stop(nullptr);
+}
+
+Descriptors Channels::hand_over() {
+  Descriptors taken;
+  stop(&taken);
+  return taken;
+}
+
+void Channels::stop(Descriptors* taken) {
   {
     const std::lock_guard lock(mutex_);
     if (stopping_) return;
@@ -315,7 +324,10 @@ void Channels::leave(bool forked) {
     world_.cell(rank_).left.store(1, std::memory_order_seq_cst);
     std::atomic_thread_fence(std::memory_order_release);  // R3
     fail_all(FaultKind::kAborted);
-    streams_.finish();
+    if (taken == nullptr)
+      streams_.finish();
+    else
+      *taken = streams_.take();
     work_came_.notify_all();
   }
   streams_.wake();

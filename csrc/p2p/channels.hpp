@@ -118,6 +118,8 @@ class Channels {
   // Ends all requests and the thread. `forked`: this is a forked child's copy; thread and lock are the
   // parent's.
   void leave(bool forked);
+  // The same, but the connections stay open: they are the caller's.
+  Descriptors hand_over();
   bool unsettled() const { return unsettled_; }     // see Executor
   void close_copies() { streams_.close_copies(); }  // see Control
 
@@ -178,6 +180,7 @@ class Channels {
   void begin_wait(Waiter& waiter, int& awaited);
 
   Waiter waiter(WaitPolicy patience);
+  void stop(Descriptors* taken);
   void serve();
 
   World& world_;

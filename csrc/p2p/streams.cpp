@@ -195,6 +195,17 @@ void Streams::close_copies() {
   for (Far& far : far_) far.fd.reset();
 }
 
+Descriptors Streams::take() {
+  Descriptors taken(far_.size());
+  for (size_t peer = 0; peer < far_.size(); ++peer) {
+    if (far_[peer].fd < 0) continue;
+    epoll_ctl(poll_, EPOLL_CTL_DEL, far_[peer].fd, nullptr);  // closing does not, where others keep it open
+    taken[peer] = std::move(far_[peer].fd);
+    far_[peer].ended = true;
+  }
+  return taken;
+}
+
 void Streams::finish() {
   for (const Far& far : far_)
     if (far.fd >= 0) shutdown(far.fd, SHUT_WR);

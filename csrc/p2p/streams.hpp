@@ -49,6 +49,8 @@ class Streams final : public Sockets {
   void hang_up(int peer);
   // Ends the writing side of all connections.
   void finish();
+  // Gives up the connections; every peer then counts as ended.
+  Descriptors take();
   void close_copies();  // see Control
 
   void flush() override {}  // a waiting thread moves all bytes itself

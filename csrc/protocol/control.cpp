@@ -76,6 +76,36 @@ void Control::announce() {
   world_.wake_control();
 }
 
+void Control::propose() {
+  const std::lock_guard lock(mutex_);
+  propose_ = true;
+  world_.wake_control();
+}
+
+Control::Contact Control::contact(int peer) {
+  const std::lock_guard lock(mutex_);
+  const Link& link = links_[static_cast<size_t>(peer)];
+  const State ending = link.silent ? State::kSilent : link.reset ? State::kReset : State::kEnded;
+  return {link.next_came ? State::kNext : link.ended ? ending : State::kOpen, link.heard};
+}
+
+Descriptors Control::hand_over(const std::vector<bool>& kept, Nanoseconds deadline) {
+  {
+    const std::lock_guard lock(mutex_);
+    kept_ = kept;
+    hand_over_until_ = deadline;
+    answers_came_.notify_all();
+  }
+  world_.wake_control();
+  if (thread_.joinable()) thread_.join();
+  Descriptors sockets(links_.size());
+  for (size_t peer = 0; peer < links_.size(); ++peer) {
+    if (kept_[peer] && links_[peer].next_came) sockets[peer] = std::move(links_[peer].fd);
+    links_[peer].fd.reset();
+  }
+  return sockets;
+}
+
 void Control::doubt(int peer) {
   const std::lock_guard lock(mutex_);
   lost(peer, kDoubtGrace);
@@ -136,6 +166,7 @@ void Control::serve_to_the_end() {
     for (int peer : deaths) reported_dead_[static_cast<size_t>(peer)] = true;
     send_due_frames();
     if (leaving_) return drain_goodbyes(lock);
+    if (handed_over()) return;
   }
 }
 
@@ -164,7 +195,11 @@ void Control::wait(std::unique_lock<std::mutex>& lock) {
   for (int peer = 0; peer < world_.ranks(); ++peer) {
     const Link& link = links_[static_cast<size_t>(peer)];
     const short events = static_cast<short>(POLLIN | (link.out.empty() ? 0 : POLLOUT));
-    if (link.open()) polled.push_back({link.fd, events, 0});
+    const short last = static_cast<short>(link.out.empty() ? 0 : POLLOUT);
+    if (link.open())
+      polled.push_back({link.fd, events, 0});
+    else if (link.writable() && last != 0)
+      polled.push_back({link.fd, last, 0});
     if (peers_.pidfd(peer) >= 0 && !reported_dead_[static_cast<size_t>(peer)])
       polled.push_back({peers_.pidfd(peer), POLLIN, 0});
   }
@@ -182,6 +217,7 @@ Nanoseconds Control::patience() const {
   Nanoseconds first = INT64_MAX;
   for (const Link& link : links_)
     if (link.lost_at != 0) first = std::min(first, link.lost_at);
+  if (!kept_.empty()) first = std::min(first, hand_over_until_);
   return first == INT64_MAX ? first : std::clamp<Nanoseconds>(first - now_ns(), 0, kLongest);
 }
 
@@ -213,25 +249,49 @@ void Control::send_due_frames() {
   abort_sent_ = abort_sent_ || tell;
   for (int peer = 0; peer < world_.ranks(); ++peer) {
     Link& link = links_[static_cast<size_t>(peer)];
-    if (!link.open()) continue;
+    if (!link.writable()) continue;
     flush(link);
+    if (link.next_sent) continue;
     if (tell) send_to(peer, Kind::kAbort);
     if (announce_) send_to(peer, Kind::kAnswer);
+    if (propose_) send_to(peer, Kind::kProposal);
     if (ask_ && link.asked) send_to(peer, Kind::kAsk);
+    if (!kept_.empty() && kept_[static_cast<size_t>(peer)]) {
+      send_to(peer, Kind::kNext);
+      link.next_sent = true;
+    }
     if (!leaving_) continue;
     send_to(peer, Kind::kLeft);
     shutdown(link.fd, SHUT_WR);
   }
-  ask_ = announce_ = false;
+  ask_ = announce_ = propose_ = false;
 }
 
 // ---- frames ----------------------------------------------------------------------------------------
 
+// Whether the connections can be passed on: all bytes have been sent, and each kept rank's last frame has come.
+bool Control::handed_over() const {
+  if (kept_.empty()) return false;
+  bool done = true;
+  for (size_t peer = 0; peer < links_.size(); ++peer) {
+    const Link& link = links_[peer];
+    if (link.writable()) done = done && link.out.empty() && (!kept_[peer] || link.next_came);
+  }
+  return done || now_ns() >= hand_over_until_;
+}
+
 void Control::send_to(int peer, Kind kind) {
   Link& link = links_[static_cast<size_t>(peer)];
+  if (link.next_sent) return;
   if (kind == Kind::kAnswer && link.out.size() > kMostKept) return;
   ControlFrame frame{kind, {}, read_status(world_.cell(rank_))};
   if (kind == Kind::kAbort) frame.fault = world_.fault();
+  if (kind == Kind::kProposal) {
+    std::vector<unsigned char> proposal;
+    world_.proposal_of(rank_, proposal);
+    frame.proposal.nbytes = static_cast<uint32_t>(proposal.size());
+    std::copy(proposal.begin(), proposal.end(), frame.proposal.bytes);
+  }
   const ControlBytes bytes = encode(frame);
   link.out.insert(link.out.end(), bytes.begin(), bytes.end());
   flush(link);
@@ -253,6 +313,7 @@ void Control::read_from(int peer) {
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
     if (got <= 0) {
       link.silent = got < 0 && unanswered(errno);
+      link.reset = got < 0;
       link.ended = true;
       return lost(peer, kMatesGrace);
     }
@@ -285,8 +346,17 @@ void Control::refuse(int peer, const BadFrame& bad) {
 
 void Control::handle(int peer, const ControlFrame& frame) {
   RankCell& cell = world_.cell(peer);
-  world_.take_status(peer, frame.status);
   Link& link = links_[static_cast<size_t>(peer)];
+  link.heard = now_ns();
+  if (frame.kind == Kind::kProposal)
+    return world_.propose(peer, {frame.proposal.bytes, frame.proposal.nbytes});
+  world_.take_status(peer, frame.status);
+  if (frame.kind == Kind::kNext) {
+    answered(link);
+    link.next_came = true;
+    link.lost_at = INT64_MAX;  // its end, too, belongs to the next membership
+    return;
+  }
   if (frame.kind == Kind::kAsk) send_to(peer, Kind::kAnswer);
   if (frame.kind == Kind::kAnswer) answered(link);
   if (frame.kind == Kind::kAbort) world_.abort_with(frame.fault);

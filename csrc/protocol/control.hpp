@@ -28,6 +28,18 @@ class Control {
   void refresh(Nanoseconds patience);
   // Sends this rank's status to all remote ranks.
   void announce();
+  // Sends this rank's proposal to all remote ranks.
+  void propose();
+  // How the connection to a rank of another host is, and when its newest frame came; 0: none did.
+  enum class State { kOpen, kEnded, kReset, kSilent, kNext };
+  struct Contact {
+    State state;
+    Nanoseconds heard;
+  };
+  Contact contact(int peer);
+  // Ends the thread, and passes on the connections to the ranks that the next membership keeps: nothing of this
+  // one is left in them. The others end, also those to ranks that have not done the same by `deadline`.
+  Descriptors hand_over(const std::vector<bool>& kept, Nanoseconds deadline);
   // Call when another connection to `peer` broke: the control connection may not show it yet.
   void doubt(int peer);
   // Whether nothing more will come from a rank of another host.
@@ -43,12 +55,17 @@ class Control {
     Descriptor fd;
     bool ended = false;       // nothing more will come
     bool silent = false;      // it ended because the peer's host did not answer
+    bool reset = false;       // it ended, but not by the end of the peer's bytes
+    bool next_came = false;   // what follows belongs to the next membership: it is not read here
+    bool next_sent = false;   // nothing more is sent here
+    Nanoseconds heard = 0;    // when the newest frame came
     bool asked = false;       // an answer is due
     Nanoseconds lost_at = 0;  // when to report its rank as lost; 0: alive; INT64_MAX: reported, or has left
     size_t have = 0;          // bytes of `in`
     ControlBytes in;
     std::vector<unsigned char> out;  // bytes that the kernel did not accept
-    bool open() const { return fd >= 0 && !ended; }
+    bool open() const { return fd >= 0 && !ended && !next_came; }
+    bool writable() const { return fd >= 0 && !ended; }
   };
 
   void serve();
@@ -62,6 +79,7 @@ class Control {
   void refuse(int peer, const BadFrame& bad);
   void send_to(int peer, Kind kind);
   void flush(Link& link);
+  bool handed_over() const;
   void lost(int peer, Nanoseconds grace);
   void report(int peer, Fault fault);
   bool nobody_tells(int peer) const;
@@ -75,7 +93,9 @@ class Control {
   std::condition_variable answers_came_;
   std::vector<Link> links_;  // guarded by mutex_
   bool leaving_ = false, abort_sent_ = false;
-  bool ask_ = false, announce_ = false;
+  bool ask_ = false, announce_ = false, propose_ = false;
+  std::vector<bool> kept_;         // by the next membership; empty: there is none yet
+  Nanoseconds hand_over_until_ = 0;
   size_t due_ = 0;                   // answers that have not arrived
   std::vector<bool> reported_dead_;  // ranks of this host whose death was seen
   std::thread thread_;

@@ -21,6 +21,7 @@ class Descriptor {
   }
 
   operator int() const { return number_; }
+  int release() { return std::exchange(number_, -1); }
   void reset() {
     if (number_ >= 0) close(std::exchange(number_, -1));
   }

@@ -62,9 +62,14 @@ void move_all(Move& move, Fields&... fields) {
 // The fields of a control frame in order. Encoding and parsing both use this list.
 template <class Move, class Frame>
 void move_frame(Move& move, Frame& frame) {
-  auto& [kind, fault, status] = frame;
+  auto& [kind, fault, status, proposal] = frame;
+  move(kind);
+  if (kind == ControlFrame::Kind::kProposal) {
+    move(proposal.nbytes);
+    return move.text(proposal.bytes);
+  }
   auto& misfit = fault.misfit;
-  move_all(move, kind, fault.kind, fault.by, fault.about, fault.signal, fault.exit_code, fault.seq);
+  move_all(move, fault.kind, fault.by, fault.about, fault.signal, fault.exit_code, fault.seq);
   move_all(move, misfit.tag, misfit.wanted_form, misfit.got_form, misfit.wanted_nbytes, misfit.got_nbytes);
   move_all(move, misfit.seq, misfit.more, misfit.scratch);
   move_all(move, fault.frame.wire, fault.frame.flaw, fault.frame.value);
@@ -141,7 +146,7 @@ BadFrame check(const MessageHeader& header, bool lending) {
 }
 
 ControlBytes encode(const ControlFrame& frame) {
-  ControlBytes bytes;
+  ControlBytes bytes{};
   Mover<true> mover(bytes.data());
   move_frame(mover, frame);
   return bytes;
@@ -151,8 +156,10 @@ BadFrame parse(const ControlBytes& bytes, int ranks, ControlFrame& frame) {
   Mover<false> mover(bytes.data());
   move_frame(mover, frame);
   using Kind = ControlFrame::Kind;
-  if (frame.kind < Kind::kAsk || frame.kind > Kind::kLeft)
+  if (frame.kind < Kind::kAsk || frame.kind > Kind::kNext)
     return bad_control(Flaw::kKind, static_cast<int64_t>(frame.kind));
+  if (frame.kind == Kind::kProposal)
+    return frame.proposal.nbytes <= kProposalBytes ? BadFrame{} : bad_control(Flaw::kLength, frame.proposal.nbytes);
   if (frame.kind == Kind::kAbort)
     if (const BadFrame found = check(frame.fault, ranks); found.flaw != Flaw::kNone) return found;
   return check(frame.status);

@@ -77,12 +77,20 @@ BadFrame check(const MessageHeader& header, bool lending);
 
 // ---- `control` ---------------------------------------------------------------------------------------
 
-// All frames have the same size, and each carries the status of its sender.
+// The bytes of a proposal; see region.hpp.
+struct ProposalBytes {
+  uint32_t nbytes;
+  unsigned char bytes[kProposalBytes];
+};
+
+// All frames have the same size. kProposal carries a proposal, kNext says that what follows belongs to the next
+// membership, and all others carry the status of their sender.
 struct ControlFrame {
-  enum class Kind : uint32_t { kAsk = 1, kAnswer, kAbort, kLeft };
+  enum class Kind : uint32_t { kAsk = 1, kAnswer, kAbort, kLeft, kProposal, kNext };
   Kind kind;
   Fault fault;  // kAbort
   RankStatus status;
+  ProposalBytes proposal{};
 };
 constexpr size_t kControlBytes = 1000;
 using ControlBytes = std::array<unsigned char, kControlBytes>;

@@ -17,7 +17,7 @@
 
 namespace unisono {
 
-constexpr uint32_t kMeaning = 13;
+constexpr uint32_t kMeaning = 14;
 
 // A name, its offset or value, and its size.
 struct Fact {
@@ -44,7 +44,7 @@ constexpr uint32_t digest(std::initializer_list<Fact> facts) {
 
 constexpr uint32_t kFacts = digest(
     {VALUE(kLineBytes), VALUE(kPageBytes), VALUE(kHistory), VALUE(kLaneEntries), VALUE(kInlineBytes),
-     VALUE(kChannelBytes), VALUE(kRemarkBytes), VALUE(kLandmark), VALUE(kUnitBytes), VALUE(kMostUnits),
+     VALUE(kChannelBytes), VALUE(kRemarkBytes), VALUE(kProposalBytes), VALUE(kLandmark), VALUE(kUnitBytes), VALUE(kMostUnits),
      VALUE(kClosed), VALUE(kMostBytes), VALUE(kControlBytes), VALUE(kLeaving),
      // Shared memory.
      WHOLE(RegionHeader), FIELD(RegionHeader, magic), FIELD(RegionHeader, ranks),
@@ -53,8 +53,10 @@ constexpr uint32_t kFacts = digest(
      FIELD(RankCell, started), FIELD(RankCell, finished), FIELD(RankCell, token_address),
      FIELD(RankCell, token), FIELD(RankCell, moved_ns), FIELD(RankCell, core), FIELD(RankCell, arena_fd),
      FIELD(RankCell, arena_base), FIELD(RankCell, arena_bytes), FIELD(RankCell, collective_event),
-     FIELD(RankCell, message_event), FIELD(RankCell, history), FIELD(RankCell, remark),
-     FIELD(RankCell, fault), WHOLE(CallRecord), FIELD(CallRecord, seq), FIELD(CallRecord, fingerprint),
+     FIELD(RankCell, message_event), FIELD(RankCell, membership_event), FIELD(RankCell, history), FIELD(RankCell, remark),
+     FIELD(RankCell, fault), FIELD(RankCell, fate), FIELD(RankCell, proposal), WHOLE(Proposal),
+     FIELD(Proposal, version), FIELD(Proposal, nbytes), FIELD(Proposal, words), VALUE(Fate::kOpen),
+     VALUE(Fate::kDecided), VALUE(Fate::kEvicted), WHOLE(CallRecord), FIELD(CallRecord, seq), FIELD(CallRecord, fingerprint),
      FIELD(CallRecord, numel), FIELD(CallRecord, root), FIELD(CallRecord, kind), FIELD(CallRecord, dtype),
      FIELD(CallRecord, op), FIELD(CallRecord, algorithm), FIELD(CallRecord, block), FIELD(CallRecord, coding),
      WHOLE(EventCount), FIELD(EventCount, epoch), FIELD(EventCount, sleepers), WHOLE(Remark),
@@ -78,7 +80,7 @@ constexpr uint32_t kFacts = digest(
      FIELD(RankStatus, started), FIELD(RankStatus, finished), FIELD(RankStatus, history),
      FIELD(RankStatus, remarked), FIELD(RankStatus, remark_seq), FIELD(RankStatus, remark),
      VALUE(ControlFrame::Kind::kAsk), VALUE(ControlFrame::Kind::kAnswer), VALUE(ControlFrame::Kind::kAbort),
-     VALUE(ControlFrame::Kind::kLeft), VALUE(FaultKind::kNone), VALUE(FaultKind::kTimeout),
+     VALUE(ControlFrame::Kind::kLeft), VALUE(ControlFrame::Kind::kProposal), VALUE(ControlFrame::Kind::kNext), VALUE(FaultKind::kNone), VALUE(FaultKind::kTimeout),
      VALUE(FaultKind::kPeerLost), VALUE(FaultKind::kPeerLeft), VALUE(FaultKind::kMismatch),
      VALUE(FaultKind::kInterrupted), VALUE(FaultKind::kAborted), VALUE(FaultKind::kNoMemory),
      VALUE(FaultKind::kBadFrame), VALUE(FaultKind::kHostSilent), VALUE(Wire::kControl), VALUE(Wire::kData),

@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include "protocol/layout.hpp"
 
@@ -49,12 +50,18 @@ int back(int fd, size_t start, size_t nbytes) {
   return 0;
 }
 
-// Sets the length of the file and allocates its pages, except those of the point-to-point buffers: see
-// back_channel.
-void allocate(int fd, const Layout& layout) {
-  if (ftruncate(fd, static_cast<off_t>(layout.end)) != 0)
+// Lengthens the file and allocates its pages, except those of the point-to-point buffers: see back_channel.
+// Several ranks may do so at once: a file never becomes shorter.
+void allocate(int fd, size_t start, const Layout& layout) {
+  struct stat info;
+  if (fstat(fd, &info) != 0)
     throw std::system_error(errno, std::generic_category(), "cannot size the shared memory");
-  if (const int failed = back(fd, 0, layout.channel_bytes); failed != 0)
+  const auto end = static_cast<off_t>(start + layout.end);
+  // Not ftruncate, which could shorten it again behind another rank's next region.
+  if (const int failed = info.st_size >= end ? 0 : back(fd, start + layout.end - kPageBytes, kPageBytes);
+      failed != 0)
+    throw std::system_error(failed, std::generic_category(), "cannot size the shared memory");
+  if (const int failed = back(fd, start, layout.channel_bytes); failed != 0)
     throw std::system_error(failed, std::generic_category(),
                             "cannot allocate " + std::to_string(layout.channel_bytes) +
                                 " bytes of shared memory; lower UNISONO_STAGING_BYTES");
@@ -65,19 +72,22 @@ void allocate(int fd, const Layout& layout) {
 size_t Region::bytes_needed(uint32_t ranks, size_t staging_bytes) { return Layout(ranks, staging_bytes).end; }
 
 Region::Region(int fd, uint32_t ranks, size_t staging_bytes, bool create)
-    : fd_(fd), ranks_(ranks), staging_bytes_(staging_bytes) {
+    : Region(Descriptor(fd), 0, ranks, staging_bytes, create ? Maker::kFirst : Maker::kNone) {}
+
+Region::Region(Descriptor fd, size_t start, uint32_t ranks, size_t staging_bytes, Maker maker)
+    : fd_(std::move(fd)), start_(start), ranks_(ranks), staging_bytes_(staging_bytes) {
   if (ranks == 0 || ranks > kMostRanks)
     throw std::invalid_argument("a group has 1 to " + std::to_string(kMostRanks) + " ranks on a host");
   if (staging_bytes < 16 * kPageBytes || staging_bytes > kMostStaging || staging_bytes % kPageBytes != 0)
     throw std::invalid_argument("staging memory must be a multiple of 4096, from 65536 bytes to 2^40");
   const Layout layout(ranks, staging_bytes);
   bytes_ = layout.end;
-  if (fd >= 0 && create) allocate(fd, layout);
+  if (fd_ >= 0 && maker != Maker::kNone) allocate(fd_, start, layout);
   struct stat info;
-  if (fd >= 0 && (fstat(fd, &info) != 0 || static_cast<size_t>(info.st_size) < bytes_))
+  if (fd_ >= 0 && (fstat(fd_, &info) != 0 || static_cast<size_t>(info.st_size) < start + bytes_))
     throw std::invalid_argument("the shared memory is smaller than the group needs");
-  const int flags = fd >= 0 ? MAP_SHARED : MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE;
-  void* const base = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, flags, fd, 0);
+  const int flags = fd_ >= 0 ? MAP_SHARED : MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE;
+  void* const base = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, flags, fd_, static_cast<off_t>(start));
   if (base == MAP_FAILED)
     throw std::system_error(errno, std::generic_category(), "cannot map the shared memory");
   base_ = static_cast<unsigned char*>(base);
@@ -87,7 +97,8 @@ Region::Region(int fd, uint32_t ranks, size_t staging_bytes, bool create)
   channels_ = reinterpret_cast<Channel*>(base_ + layout.channels);
   staging_ = base_ + layout.staging;
   channel_bytes_ = base_ + layout.channel_bytes;
-  if (create) {  // a new memfd reads as zeros, which is every counter's first value
+  if (maker == Maker::kAll) return;  // the ranks know its numbers from their decision
+  if (maker == Maker::kFirst) {  // a new memfd reads as zeros, which is every counter's first value
     header_->ranks = ranks;
     header_->staging_bytes = staging_bytes;
     header_->magic = kMagic;
@@ -95,6 +106,26 @@ Region::Region(int fd, uint32_t ranks, size_t staging_bytes, bool create)
     munmap(base_, bytes_);
     throw std::invalid_argument("the shared memory was made for another group or by another version");
   }
+}
+
+std::shared_ptr<Region> Region::next(const Region& former, uint32_t ranks) {
+  Descriptor copy;
+  if (former.fd_ >= 0) {
+    copy = Descriptor(fcntl(former.fd_, F_DUPFD_CLOEXEC, 0));
+    if (copy < 0) throw std::system_error(errno, std::generic_category(), "cannot keep the shared memory");
+  } else if (ranks != 1) {
+    throw std::invalid_argument("memory without a file cannot be shared by the next membership");
+  }
+  const size_t start = former.fd_ >= 0 ? former.start_ + former.bytes_ : 0;
+  return std::shared_ptr<Region>(
+      new Region(std::move(copy), start, ranks, former.staging_bytes_, Maker::kAll));
+}
+
+void Region::discard() {
+  if (fd_ < 0) return;
+  const Layout layout(ranks_, staging_bytes_);
+  (void)fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(start_ + layout.lanes),
+                  static_cast<off_t>(layout.end - layout.lanes));
 }
 
 Region::~Region() { munmap(base_, bytes_); }
@@ -107,7 +138,7 @@ int Region::member(int64_t place) const {
 
 bool Region::back_channel(int sender, int receiver) {
   if (fd_ < 0) return true;
-  const size_t start = static_cast<size_t>(channel_bytes(sender, receiver) - base_);
+  const size_t start = start_ + static_cast<size_t>(channel_bytes(sender, receiver) - base_);
   return back(fd_, start, kChannelBytes) == 0;
 }
 

@@ -30,6 +30,7 @@ constexpr uint32_t kLaneEntries = 16;         // messages in flight on one edge
 constexpr size_t kInlineBytes = 40;           // a message this small travels inside its lane entry
 constexpr size_t kChannelBytes = 128 * 1024;  // point-to-point buffer of one ordered pair
 constexpr size_t kRemarkBytes = 240;
+constexpr size_t kProposalBytes = 896;  // the longest proposal of a membership
 
 // What went wrong; also the values that reach Python.
 enum class FaultKind : uint32_t {
@@ -101,6 +102,18 @@ struct alignas(kLineBytes) Remark {
   char text[kRemarkBytes];      // ends with a zero
 };
 
+// What a rank proposes as the next membership, for the other ranks. Two slots, used in turn, so that a rank
+// that dies while it writes leaves its newest proposal whole. The engine does not read the bytes.
+struct alignas(kLineBytes) Proposal {
+  std::atomic<uint64_t> version;  // counted from 1; it is in slot `version % 2`; 0: none
+  std::atomic<uint64_t> nbytes[2];
+  std::atomic<uint64_t> words[2][kProposalBytes / sizeof(uint64_t)];
+};
+
+// Whether a rank may still decide on the next membership. One exchange from kOpen: either the rank decides, or
+// another rank of its host evicts it.
+enum class Fate : uint32_t { kOpen, kDecided, kEvicted };
+
 struct alignas(kLineBytes) RankCell {
   std::atomic<int32_t> pid;       // of its process, as are `token_address` and `token`: see Identity
   std::atomic<uint32_t> left;     // closed the group in an orderly way
@@ -113,9 +126,12 @@ struct alignas(kLineBytes) RankCell {
   std::atomic<uint64_t> arena_base, arena_bytes;
   EventCount collective_event;  // notified by peers for the thread that runs collectives
   EventCount message_event;     // ... and for the one that moves point-to-point messages
+  EventCount membership_event;  // ... and for the one that agrees on the next membership
   std::atomic<uint64_t> history[kHistory][sizeof(CallRecord) / sizeof(uint64_t)];
   Remark remark;
   alignas(kLineBytes) Fault fault;  // found by this rank; constant once the abort cell names this rank
+  alignas(kLineBytes) std::atomic<uint32_t> fate;  // a Fate
+  Proposal proposal;
 
   Identity process() const {
     return {pid.load(std::memory_order_relaxed), token_address.load(std::memory_order_relaxed),
@@ -179,8 +195,11 @@ struct alignas(kLineBytes) RegionHeader {
 
 class Region {
  public:
-  // Maps `fd` (a memfd of `bytes_needed`), or, with fd < 0, private memory for ranks that are threads.
+  // Maps `fd` (a memfd), or, with fd < 0, private memory for ranks that are threads.
   Region(int fd, uint32_t ranks, size_t staging_bytes, bool create);
+  // The region of the next membership: behind `former` in the same file, so that each rank can make it, and
+  // nothing is handed from one rank to another. Every rank calls this, in any order.
+  static std::shared_ptr<Region> next(const Region& former, uint32_t ranks);
   ~Region();
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
@@ -204,12 +223,18 @@ class Region {
   // Allocates the pages of a channel before they are used: running out of memory must be an error, never a
   // SIGBUS. Returns false when there is no memory.
   bool back_channel(int sender, int receiver);
+  // Frees the memory of a former membership, except the cells, which tell evicted ranks what happened.
+  void discard();
   // Whether its ranks may lend each other memory: each can read the memory of all others.
   bool lending() const { return lending_; }
   void allow_lending() { lending_ = true; }
 
  private:
+  enum class Maker { kFirst, kNone, kAll };  // who lays out the memory: its first rank, another one, every rank
+  Region(Descriptor fd, size_t start, uint32_t ranks, size_t staging_bytes, Maker maker);
+
   const Descriptor fd_;  // first: closed also when the rest of the constructor throws
+  const size_t start_;   // in the file
   uint32_t ranks_;
   size_t staging_bytes_;
   size_t bytes_;

@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <stdexcept>
@@ -120,7 +121,57 @@ void World::wake_all() {
     if (!near(rank)) continue;
     notify_sleepers(cell(rank).collective_event);
     notify_sleepers(cell(rank).message_event);
+    notify_sleepers(cell(rank).membership_event);
   }
+}
+
+void World::propose(int rank, std::span<const unsigned char> bytes) {
+  if (bytes.size() > kProposalBytes) throw std::invalid_argument("a proposal has at most 896 bytes");
+  Proposal& proposal = cell(rank).proposal;
+  const uint64_t version = proposal.version.load(std::memory_order_relaxed) + 1;  // R4
+  auto& words = proposal.words[version % 2];
+  std::atomic_thread_fence(std::memory_order_release);  // R3: the proposal before the last becomes invalid
+  proposal.nbytes[version % 2].store(bytes.size(), std::memory_order_relaxed);
+  for (size_t at = 0; at < bytes.size(); at += sizeof(uint64_t)) {
+    uint64_t word = 0;
+    std::memcpy(&word, bytes.data() + at, std::min(sizeof word, bytes.size() - at));
+    words[at / sizeof word].store(word, std::memory_order_relaxed);
+  }
+  proposal.version.store(version, std::memory_order_seq_cst);  // R1; R2
+  if (!near(rank)) return notify_sleepers(own_cell().membership_event);
+  for (int other = 0; other < ranks(); ++other)
+    if (other != rank && near(other)) notify_sleepers(cell(other).membership_event);
+}
+
+uint64_t World::proposal_of(int rank, std::vector<unsigned char>& bytes) {
+  const Proposal& proposal = cell(rank).proposal;
+  for (;;) {
+    const uint64_t version = proposal.version.load(std::memory_order_seq_cst);
+    const size_t nbytes =
+        std::min<size_t>(proposal.nbytes[version % 2].load(std::memory_order_relaxed), kProposalBytes);
+    uint64_t words[kProposalBytes / sizeof(uint64_t)];
+    for (size_t i = 0; i * sizeof(uint64_t) < nbytes; ++i)
+      words[i] = proposal.words[version % 2][i].load(std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (proposal.version.load(std::memory_order_relaxed) != version) continue;  // R3
+    const auto* const first = reinterpret_cast<const unsigned char*>(words);
+    bytes.assign(first, first + nbytes);
+    return version;
+  }
+}
+
+Fate World::settle(int rank, Fate fate) {
+  auto found = static_cast<uint32_t>(Fate::kOpen);
+  std::atomic<uint32_t>& held = cell(rank).fate;
+  if (fate == Fate::kOpen) return static_cast<Fate>(held.load(std::memory_order_seq_cst));
+  if (held.compare_exchange_strong(found, static_cast<uint32_t>(fate), std::memory_order_seq_cst)) return fate;
+  return static_cast<Fate>(found);
+}
+
+void World::await_proposal(uint32_t epoch, int64_t slice) {
+  const timespec timeout{slice / 1'000'000'000LL, slice % 1'000'000'000LL};
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&own_cell().membership_event.epoch), FUTEX_WAIT, epoch, &timeout,
+          nullptr, 0);
 }
 
 void World::wake_control() {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -48,6 +49,7 @@ class World {
   int place(int rank) const { return places_[static_cast<size_t>(rank)]; }
   RankCell& cell(int rank) { return *cells_[static_cast<size_t>(rank)]; }
   Region& region() { return *region_; }
+  const std::shared_ptr<Region>& shared_region() const { return region_; }
 
   bool aborted() const { return region_->abort().state.load(std::memory_order_seq_cst) != 0; }
   // The fault that aborted the group; kind kNone: it is not aborted.
@@ -64,6 +66,16 @@ class World {
   // Stores the status that a rank of another host sent; several threads of this process receive them.
   void take_status(int rank, const RankStatus& status);
   RankStatus status_of(int rank);
+  // Stores a proposal of `rank`: of this one, or, in the control thread, of one of another host; wakes the
+  // ranks that wait for it.
+  void propose(int rank, std::span<const unsigned char> bytes);
+  // Reads the newest proposal of `rank` and returns its version; 0: it has made none.
+  uint64_t proposal_of(int rank, std::vector<unsigned char>& bytes);
+  // What became of a rank of this host, after an attempt to change it from kOpen.
+  Fate settle(int rank, Fate fate);
+  uint32_t membership_epoch() { return own_cell().membership_event.epoch.load(std::memory_order_seq_cst); }
+  // Sleeps until a proposal comes that `epoch` does not know, or `slice` has passed.
+  void await_proposal(uint32_t epoch, int64_t slice);
   // How this process accesses the memory of a rank of this host; maps its arena once that is published.
   PeerMemory memory_of(int rank);
   // Publishes this process's arena, if it has one. Call before a message, or a target for one, is published.
@@ -73,6 +85,8 @@ class World {
   void wake_control();
 
  private:
+  RankCell& own_cell() { return region_->cell(own_place_); }
+
   const std::shared_ptr<Region> region_;
   const std::vector<int> places_, hosts_;
   const int own_place_;

@@ -17,6 +17,7 @@ using Address = uintptr_t;
 void bind_engine(nanobind::module_& m);
 void bind_calls(nanobind::module_& m);
 void bind_faults(nanobind::module_& m, nanobind::class_<unisono::Engine>& engine);
+void bind_membership(nanobind::module_& m, nanobind::class_<unisono::Engine>& engine);
 void bind_calibrate(nanobind::module_& m);
 void bind_codecs(nanobind::module_& m);
 // The index of the first value below zero, or `numel`. -0 and NaN are not below zero.

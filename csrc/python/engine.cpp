@@ -256,6 +256,7 @@ void bind_engine(nb::module_& m) {
   bind_calls(m);
   bind_messages(engine);
   bind_faults(m, engine);
+  bind_membership(m, engine);
   engine
       .def(
           "__init__",

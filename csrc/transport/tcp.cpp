@@ -52,6 +52,13 @@ void TcpTransport::finish() {
     if (edge.fd >= 0) shutdown(edge.fd, SHUT_WR);
 }
 
+Descriptors TcpTransport::take() {
+  drop();
+  Descriptors taken(edges_.size());
+  for (size_t peer = 0; peer < edges_.size(); ++peer) taken[peer] = std::move(edges_[peer].fd);
+  return taken;
+}
+
 void TcpTransport::broke(int peer) {
   forget(edge(peer));
   edge(peer).broken = true;

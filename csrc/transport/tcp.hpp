@@ -28,6 +28,8 @@ class TcpTransport final : public Transport, public Sockets {
   void drop();
   // Ends the sending side of all connections.
   void finish();
+  // Gives up the connections.
+  Descriptors take();
   void close_copies();  // see Control
 
   void* reserve(std::span<const int> peers, size_t nbytes) override;

@@ -20,6 +20,7 @@ _HOMES = {
     "unisono.engine.memory.arrays": ("empty",),
     "unisono.engine.group": (
         "ANY_TAG",
+        "Departure",
         "Group",
         "RecvFrom",
         "SendTo",
@@ -35,6 +36,7 @@ _HOMES = {
     "unisono.errors": (
         "Aborted",
         "AuthenticationError",
+        "Evicted",
         "GroupClosed",
         "GroupError",
         "LaunchError",
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from unisono.engine.backends import is_available
     from unisono.engine.group import (
         ANY_TAG,
+        Departure,
         Group,
         RecvFrom,
         SendTo,
@@ -72,6 +75,7 @@ if TYPE_CHECKING:
     from unisono.errors import (
         Aborted,
         AuthenticationError,
+        Evicted,
         GroupClosed,
         GroupError,
         LaunchError,
@@ -101,6 +105,8 @@ __all__ = [
     "SUM",
     "Aborted",
     "AuthenticationError",
+    "Departure",
+    "Evicted",
     "FileStore",
     "Group",
     "GroupClosed",

@@ -8,6 +8,7 @@
     ├── GroupError           an operation failed; the group is aborted and stays so
     │   ├── Timeout          (also TimeoutError) a rank did not arrive in time
     │   ├── PeerLost         (also ConnectionError) a rank died or left
+    │   ├── Evicted          the other ranks went on without this one
     │   ├── Mismatch         ranks made different calls, or sizes do not fit
     │   └── Aborted          this group was aborted by this process (interrupt, abort())
     ├── GroupClosed          the group was used after close()
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Aborted",
     "AuthenticationError",
+    "Evicted",
     "GroupClosed",
     "GroupError",
     "LaunchError",
@@ -128,6 +130,24 @@ class PeerLost(GroupError, ConnectionError):
         self.host = host
         self.signal = signal
         self.exit_code = exit_code
+
+
+class Evicted(GroupError):
+    """The other ranks went on without this one, or this side of a split group may not go on.
+
+    This rank can never disturb their group. It may join it again, see `join`.
+
+    Attributes:
+        why: the reason: "stopped", "late", "excluded", "cut off: its host does not answer".
+        generation: of the group that this rank was in.
+    """
+
+    def __init__(
+        self, *args: object, why: str = "", generation: int = 0, report: FaultReport | None = None
+    ) -> None:
+        super().__init__(*args, report=report)
+        self.why = why
+        self.generation = generation
 
 
 class Mismatch(GroupError):

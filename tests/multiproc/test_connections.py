@@ -52,7 +52,7 @@ def open_two(store: HashStore, **options: Any) -> list[Any]:
 
     def opened(rank: int) -> Any:
         try:
-            engine, hosts, _ = open_engine(store, rank, 2, timeout_s=20, settings=settings)
+            engine, hosts, *_ = open_engine(store, rank, 2, timeout_s=20, settings=settings)
         except un.RendezvousError as error:
             return error
         return NativeGroup(engine, rank, 2, "test", 20.0, store, hosts=hosts)

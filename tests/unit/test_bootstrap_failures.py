@@ -35,7 +35,7 @@ def made(ranks: int | list[int], *, per_host: int = 0, timeout_s: float = 60.0, 
     def opened(rank: int) -> Any:
         threading.current_thread().name = str(rank)
         try:
-            engine, hosts, _ = open_engine(store, rank, size, timeout_s=timeout_s, settings=settings)
+            engine, hosts, *_ = open_engine(store, rank, size, timeout_s=timeout_s, settings=settings)
         except BaseException as error:
             return error
         return NativeGroup(engine, rank, size, "test", 60.0, store, hosts=hosts)

@@ -205,7 +205,7 @@ def test_all_ranks_take_the_figures_of_the_first(per_host: int):
 
     def opened(rank: int) -> float:
         made = EngineSettings(1 << 16, -1.0, -1, per_host, machine=own[rank])
-        engine, hosts, found = open_engine(store, rank, 3, timeout_s=20, settings=made)
+        engine, hosts, found, _ = open_engine(store, rank, 3, timeout_s=20, settings=made)
         with NativeGroup(engine, rank, 3, "test", 20.0, store, hosts=hosts, machine=found) as group:
             group.barrier()
             return group.choice("all_reduce", 1 << 20).seconds, found.flag_s

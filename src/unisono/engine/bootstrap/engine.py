@@ -21,7 +21,7 @@ from unisono.errors import StoreError
 if TYPE_CHECKING:
     from unisono.engine.bootstrap.sockets import Sockets
 
-__all__ = ["EngineSettings", "Opened", "open_engine"]
+__all__ = ["EngineSettings", "Opened", "connections_of", "open_engine"]
 
 
 class EngineSettings(msgspec.Struct, frozen=True):
@@ -71,11 +71,12 @@ class EngineSettings(msgspec.Struct, frozen=True):
 
 
 class Opened(NamedTuple):
-    """An engine, the name of every rank's host, and the calibration that all ranks use."""
+    """An engine, the name of every rank's host, the calibration that all ranks use, and who the ranks are."""
 
     engine: _native.Engine
     hosts: tuple[str, ...]
     machine: Calibration
+    membership: Membership
 
 
 def open_engine(store: Store, rank: int, size: int, *, timeout_s: float, settings: EngineSettings) -> Opened:
@@ -137,9 +138,11 @@ def _opened(
             waits = settings.spin_us, segment_bytes, settings.placement
             options = (liveness.detach(), settings.status_fd, cores, *waits)
             if sockets is None:
-                return Opened(_native.Engine(region, rank, *options), membership.names(), membership.machine)
-            engine = _native.Engine(region, rank, *options, _connections(membership, rank, sockets))
-            return Opened(engine, membership.names(), membership.machine)
+                engine = _native.Engine(region, rank, *options)
+            else:
+                held = [sockets.detach(kind) for kind in ("control", "data", "messages")]
+                engine = _native.Engine(region, rank, *options, connections_of(membership, rank, *held))
+            return Opened(engine, membership.names(), membership.machine, membership)
         finally:
             if sockets is not None:
                 sockets.close()  # those that the engine has not taken over
@@ -173,7 +176,10 @@ def _reaches_all(membership: Membership, local_ranks: list[int]) -> bool:
     return all(card.landmark and _native.reaches(card.pid, card.landmark) for card in cards)
 
 
-def _connections(membership: Membership, rank: int, sockets: Sockets) -> _native.Connections:
+def connections_of(
+    membership: Membership, rank: int, control: list[int], data: list[int], messages: list[int]
+) -> _native.Connections:
+    """How `rank` is connected with the others, by the descriptors of its connections; it takes them over."""
     local_ranks = membership.local_ranks(rank)
     homes = [card.home for card in membership.cards]
     return _native.Connections(
@@ -182,7 +188,7 @@ def _connections(membership: Membership, rank: int, sockets: Sockets) -> _native
         ],
         hosts=[homes.index(home) for home in homes],
         pids=[card.pid for card in membership.cards],
-        control=sockets.detach("control"),
-        data=sockets.detach("data"),
-        messages=sockets.detach("messages"),
+        control=control,
+        data=data,
+        messages=messages,
     )

@@ -13,10 +13,11 @@ from unisono.engine.diagnosis import report
 from unisono.engine.diagnosis.calls import KIND_SHIFT, called, kind_name, message_text
 from unisono.engine.diagnosis.report import Called, FaultReport, MessageFault, RankState, SizeFault, Waiting
 from unisono.engine.diagnosis.site import site
+from unisono.engine.membership.eviction import Eviction, eviction
 from unisono.engine.memory.buffers import ITEMSIZES
 from unisono.engine.operations.kinds import KINDS, kind_of
 
-__all__ = ["Scene", "last_seen", "read", "read_late", "read_nothing_came", "tell_cause"]
+__all__ = ["Scene", "last_seen", "read", "read_eviction", "read_late", "read_nothing_came", "tell_cause"]
 
 REMARK_PATIENCE_S = 0.5
 """How long a rank that reports a mismatch waits for the others' source lines."""
@@ -63,6 +64,9 @@ class Scene(NamedTuple):
 
 def read(scene: Scene, record: FaultRecord | None = None) -> FaultReport:
     """The report of the fault that aborted the group, or of the fault in `record`."""
+    evicted = eviction(scene.engine, scene.rank, scene.size) if record is None else None
+    if evicted is not None:
+        return read_eviction(scene, evicted)
     fault = scene.engine.read_fault(refresh=True) if record is None else record
     own_end = fault.kind == FaultKind.PEER_LEFT and fault.about == scene.rank
     if own_end or fault.kind == FaultKind.NONE:
@@ -85,6 +89,12 @@ def read(scene: Scene, record: FaultRecord | None = None) -> FaultReport:
         return _report(scene, "no_memory", fault, rank=fault.by, detail=detail)
     cause = _cause(fault.ranks[fault.by])
     return _report(scene, _NAMES[fault.kind], fault, rank=fault.by, cause=cause)
+
+
+def read_eviction(scene: Scene, evicted: Eviction) -> FaultReport:
+    """The report of a rank without which the others go on."""
+    record = scene.engine.read_fault(refresh=False)
+    return _report(scene, "evicted", record, found_by=evicted.by, rank=scene.rank, cause=evicted.why)
 
 
 def read_late(scene: Scene, waited_s: float) -> FaultReport:

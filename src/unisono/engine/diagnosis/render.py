@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from unisono.engine.diagnosis.calls import OWN, odd_ones
 from unisono.engine.diagnosis.report import FaultReport, RankState, SizeFault
-from unisono.errors import Aborted, GroupError, Mismatch, PeerLost, Timeout, message
+from unisono.errors import Aborted, Evicted, GroupError, Mismatch, PeerLost, Timeout, message
 
 __all__ = ["error", "signal_name", "text"]
 
@@ -26,6 +26,8 @@ def error(report: FaultReport) -> GroupError:
             host=report.host,
             report=report,
         )
+    if report.kind == "evicted":
+        return Evicted(headline, why=report.cause, report=report)
     kinds: dict[str, type[GroupError]] = {
         "mismatch": Mismatch,
         "timeout": Timeout,
@@ -74,6 +76,15 @@ def _because(cause: str) -> str:
 
 def _closed(report: FaultReport, where: str) -> str:
     return message(f"{_doing(report)} failed: this rank closed the group during the call", where=where)
+
+
+def _evicted(report: FaultReport, where: str) -> str:
+    why = f": {report.cause}" if report.cause else ""
+    return message(
+        f"{_doing(report)} failed: rank {report.reporter} was evicted{why}",
+        where=where,
+        remedy="The other ranks go on without it. Join their group again (unisono.join), or end this rank.",
+    )
 
 
 def _interrupted(report: FaultReport, where: str) -> str:
@@ -267,6 +278,7 @@ _WRITERS: dict[str, Callable[[FaultReport, str], str]] = {
     "aborted": _aborted,
     "bad_frame": _bad_frame,
     "closed": _closed,
+    "evicted": _evicted,
     "host_silent": _peer,
     "interrupted": _interrupted,
     "late": _late,

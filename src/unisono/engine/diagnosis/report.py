@@ -24,6 +24,7 @@ FaultKind = Literal[
     "aborted",
     "bad_frame",
     "closed",
+    "evicted",
     "host_silent",
     "interrupted",
     "late",

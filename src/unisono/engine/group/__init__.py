@@ -11,6 +11,7 @@ The engine's groups:
 native.py           NativeGroup, connect               native_planning.py   choose, lower and bind a call
 native_messages.py  messages under way                 canon.py             reproducible order
 custom.py           algorithms of the caller           parent.py            while a subgroup is made
+shrink.py           the next group, of the living ranks
 codec_arguments.py  the codec of a call                codec_planning.py    proof, error bound, choice
 codec_error.py      the error of a plan                codec_messages.py    messages with encoded values
 
@@ -26,11 +27,13 @@ from unisono.engine.group.group import Group
 from unisono.engine.group.init import init_process_group
 from unisono.engine.group.messages import ANY_TAG, RecvFrom, SendTo
 from unisono.engine.group.native import connect
+from unisono.engine.group.shrink import Departure
 from unisono.engine.group.waiting import wait_all, wait_any
 from unisono.engine.group.work import DoneWork, MessageWork, Work
 
 __all__ = [
     "ANY_TAG",
+    "Departure",
     "DoneWork",
     "Group",
     "MessageWork",

@@ -7,6 +7,7 @@ runs a checked call. What it cannot do raises `NotSupported` before a byte moves
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from threading import Lock
 from typing import Any, SupportsIndex
 
@@ -102,6 +103,9 @@ class ExternalGroup(Group):
         with self._planner.translating("subgroup"):
             driver = self._planner.driver.subgroup(chosen, self._subgroups)
         return None if driver is None else ExternalGroup(driver, name, self.timeout_s, members)
+
+    def _shrink(self, exclude: Sequence[int], timeout_s: float) -> Group:  # noqa: ARG002
+        self._planner.refuse("shrink()", "its ranks cannot go on without one of them")
 
     def _last_seen(self, rank: int) -> str:  # noqa: ARG002
         self._planner.refuse("last_seen()", "its ranks keep no record of their calls")

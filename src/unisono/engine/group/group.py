@@ -33,6 +33,8 @@ from unisono.plans import StepFunction
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from unisono.engine.group.shrink import Departure
+
     from unisono.codecs.codec import Codec
     from unisono.engine.group.codec_arguments import CodecChoice
 
@@ -182,6 +184,51 @@ class Group(_native.Calls):
     def members(self) -> tuple[int, ...]:
         """The world ranks of this group: members[i] is the world rank of rank i of the group."""
         return self._members
+
+    # ---- the membership -----------------------------------------------------------------------------
+
+    @property
+    def generation(self) -> int:
+        """0 for a group that met; each group that `shrink` or `admit` makes of it has the next number."""
+        return 0
+
+    @property
+    def left(self) -> tuple[Departure, ...]:
+        """The ranks of the group before that are not in this one: who, why, and their newest calls.
+
+        Ranks are numbered as in the group that they left.
+        """
+        return ()
+
+    @property
+    def previous_ranks(self) -> tuple[int | None, ...]:
+        """previous_ranks[i] is the number that rank i had in the group before; None: it is new."""
+        return tuple(range(self.size))
+
+    def shrink(self, exclude: Sequence[int] = (), *, timeout: Seconds = None) -> Group:
+        """The next group, of the ranks that are left; this group is closed.
+
+        Every living rank calls it, after a `PeerLost`, a `Timeout` or any other fault, or when the ranks agree
+        to exclude some. The ranks agree on who is left over the memory and the connections that they have. They
+        keep their order; `previous_ranks`, `left` and `generation` tell what has changed.
+
+        Out are ranks that have ended, closed the group, are stopped, are cut off, or have not called it within
+        the timeout. Such a rank gets `Evicted` at its next call. If a group is split, the side with more than
+        half of its ranks goes on, or with half and the lowest rank; the other one gets `Evicted`.
+
+        Args:
+            exclude: ranks to evict, the same list on every rank. An excluded rank need not call it.
+            timeout: seconds that a running rank has to call it.
+        Raises:
+            Evicted: the others go on without this rank.
+            ValueError, TypeError: no ranks of this group; or ranks gave different lists: then all raise it.
+            Timeout: no agreement came about.  NotSupported: a group of another backend.
+        Example (p=4, rank 2 was killed): group.shrink() is a group of 3 with previous_ranks (0, 1, 3)
+        """
+        return self._shrink(exclude, self._planner.seconds(timeout))
+
+    @abstractmethod
+    def _shrink(self, exclude: Sequence[int], timeout_s: float) -> Group: ...
 
     # ---- collectives: every rank calls them, in the same order --------------------------------------
 

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 from unisono.engine.base.checking import flag, instance, text, whole
 from unisono.engine.bootstrap.engine import EngineSettings, open_engine
+from unisono.engine.bootstrap.forming import Identity
 from unisono.engine.bootstrap.rendezvous import rendezvous
 from unisono.engine.bootstrap.target import Target
 from unisono.engine.diagnosis import uncaught
@@ -129,12 +130,13 @@ def form(
             where, store=store, rank=rank, world_size=world_size, timeout_s=timeout_s, settings=settings
         )
         try:
+            engine_settings = EngineSettings.of(settings, meeting.master)
             opened = open_engine(
                 meeting.store,
                 meeting.rank,
                 meeting.world_size,
                 timeout_s=timeout_s,
-                settings=EngineSettings.of(settings, meeting.master),
+                settings=engine_settings,
             )
         except BaseException:
             meeting.close()
@@ -151,6 +153,7 @@ def form(
         hosts=opened.hosts,
         machine=opened.machine,
         settings=settings,
+        identity=Identity(opened.membership, engine_settings),
     )
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Any, SupportsIndex
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple, SupportsIndex
 
 from unisono import _native
 from unisono._native import FaultKind, Status
 from unisono.engine.bootstrap.engine import EngineSettings, open_engine
+from unisono.engine.bootstrap.forming import Identity
 from unisono.engine.bootstrap.rendezvous import Rendezvous
 from unisono.engine.costs.machine import DEFAULTS, Calibration
 from unisono.engine.diagnosis import uncaught
@@ -21,12 +25,20 @@ from unisono.engine.group.group import Group, Seconds
 from unisono.engine.group.messages import ANY_RANK, addressed, begin, checked, run
 from unisono.engine.group.native_planning import NativePlanner
 from unisono.engine.group.parent import Parent, making, watching
+from unisono.engine.group.shrink import Departure, agree, departures, excluded_ranks, form
 from unisono.engine.group.work import MessageWork, seconds
 from unisono.engine.store import PrefixStore, Store
 from unisono.engine.store.base import close_in_children
-from unisono.errors import GroupClosed, GroupError, RendezvousError
+from unisono.errors import Evicted, GroupClosed, GroupError, NotSupported, RendezvousError
 
 __all__ = ["NativeGroup", "connect"]
+
+
+class Former(NamedTuple):
+    """The group before: who of it is not in this one, and the former rank of each rank; none: new ranks."""
+
+    left: tuple[Departure, ...] = ()
+    ranks: tuple[int | None, ...] = ()
 
 
 class NativeGroup(Group):
@@ -48,15 +60,57 @@ class NativeGroup(Group):
         hosts: tuple[str, ...] = (),
         machine: Calibration = DEFAULTS,
         settings: env.Settings | None = None,
+        identity: Identity | None = None,
+        former: Former = Former(),
     ) -> None:
-        """settings: by which its subgroups meet, which may have a token that the environment has not."""
+        """settings: by which its subgroups meet, which may have a token that the environment has not.
+
+        identity: from which the next group can be made.  former: what became of the group before.
+        """
         hosts = hosts or (os.uname().nodename,) * size
         planner = NativePlanner(engine, name, rank, size, timeout_s, hosts, reproducible, machine)
         self._store = store
         self._settings = settings
+        self._identity = identity
+        self._former = former
+        self._attempts = 0
+        self._changing = threading.Lock()
         if len(set(hosts)) > 1:
             close_in_children(planner.close_copies)
         super().__init__(planner, engine, hosts, members, meeting)
+
+    @property
+    def generation(self) -> int:
+        """See `Group.generation`."""
+        return 0 if self._identity is None else self._identity.generation
+
+    @property
+    def left(self) -> tuple[Departure, ...]:
+        """See `Group.left`."""
+        return self._former.left
+
+    @property
+    def previous_ranks(self) -> tuple[int | None, ...]:
+        """See `Group.previous_ranks`."""
+        return self._former.ranks or tuple(range(self.size))
+
+    def _shrink(self, exclude: Sequence[int], timeout_s: float) -> NativeGroup:
+        excluded = excluded_ranks(self, exclude)
+        if not self._changing.acquire(blocking=False):
+            raise RuntimeError(f"group {self.name!r} is already being shrunk by another thread")
+        try:
+            return shrunk(self, excluded, time.monotonic() + timeout_s)
+        finally:
+            self._changing.release()
+
+    def _succeed(self) -> Rendezvous | None:
+        """End this group, whose next one is made; returns its rendezvous, which the next one keeps."""
+        alive = self._finalizer.detach()
+        self._close()
+        self._planner.leave("")
+        self._release()
+        meeting: Rendezvous | None = None if alive is None else alive[2][1]
+        return meeting
 
     def _probe(self, rank: int, tag: int, timeout_s: float) -> Status:
         planner, engine = self._planner, self._planner.engine
@@ -161,9 +215,10 @@ def connect(
     settings = settings or env.read(strict=False)
     uncaught.install(settings)
     timeout_s = seconds(timeout_s, settings.timeout_s)
+    engine_settings = EngineSettings.of(settings)
     keys = PrefixStore(name, store)
     with making(size), watching(parent, keys) as meeting:
-        opened = open_engine(meeting, rank, size, timeout_s=timeout_s, settings=EngineSettings.of(settings))
+        opened = open_engine(meeting, rank, size, timeout_s=timeout_s, settings=engine_settings)
     return NativeGroup(
         opened.engine,
         rank,
@@ -176,4 +231,53 @@ def connect(
         hosts=opened.hosts,
         machine=opened.machine,
         settings=settings,
+        identity=Identity(opened.membership, engine_settings),
     )
+
+
+def shrunk(group: NativeGroup, excluded: tuple[int, ...], deadline: float) -> NativeGroup:
+    """The next group, of the living ranks; this one is closed.
+
+    A rank that is lost after the decision is in the next group, which finds that and shrinks again.
+    """
+    if group._identity is None:
+        raise NotSupported("shrink: this group has no memory that a next one could continue in")
+    group._attempts += 1
+    try:
+        agreement = agree(group, excluded, deadline, group._attempts)
+    except Evicted as error:
+        group._leave(error)  # ends the connections: no other rank waits for this one
+        raise
+    left = departures(group, agreement, group.generation)
+    engine = group._planner.engine
+    made, identity, kept = form(group, group._identity, agreement, deadline)
+    members = tuple(group._members[former] for former in kept)
+    hosts = tuple(group._hosts[former] for former in kept)
+    store = None if group._store is None else PrefixStore(f"generation/{identity.generation}", group._store)
+    following = NativeGroup(
+        made,
+        kept.index(group.rank),
+        len(kept),
+        group.name,
+        group.timeout_s,
+        store,
+        group._succeed(),
+        members,
+        group.reproducible,
+        hosts,
+        group._planner.machine,
+        group._settings,
+        identity,
+        Former(left, tuple(kept)),
+    )
+    try:
+        following.barrier(timeout=max(1.0, deadline - time.monotonic()))
+    except GroupError:
+        if time.monotonic() > deadline:
+            raise
+        later = shrunk(following, (), deadline)
+        ranks = tuple(None if each is None else kept[each] for each in later.previous_ranks)
+        later._former = Former((*left, *later.left), ranks)
+        return later
+    engine.discard_region()
+    return following

@@ -9,7 +9,7 @@ from unisono import _native
 from unisono.engine.costs.choice import Choice, Chooser
 from unisono.engine.costs.machine import DEFAULTS, Calibration
 from unisono.engine.diagnosis.calls import number_of_list, number_of_ranks
-from unisono.engine.diagnosis.read import Scene, read, read_late, tell_cause
+from unisono.engine.diagnosis.read import Scene, read, read_eviction, read_late, tell_cause
 from unisono.engine.diagnosis.render import error
 from unisono.engine.diagnosis.site import site
 from unisono.engine.group.arguments import CallArguments, Transfer, check_op, check_reducible
@@ -20,10 +20,11 @@ from unisono.engine.group.layout import Laid, check_alike
 from unisono.engine.group.native_messages import NativeMessage
 from unisono.engine.group.planning import Planner
 from unisono.engine.group.results import Made
+from unisono.engine.membership.eviction import Eviction
 from unisono.engine.memory.buffers import DTYPES, ITEMSIZES
 from unisono.engine.operations.kinds import KINDS, kind_of
 from unisono.engine.operations.reduction import PremulSum, ReduceOp
-from unisono.errors import Aborted, GroupError, message
+from unisono.errors import Aborted, Evicted, GroupError, message
 from unisono.plans import StepFunction, lower_rank
 from unisono.plans.lowering import lower_agreement
 
@@ -316,6 +317,14 @@ class NativePlanner(Planner[_native.Engine]):
         """The error for what aborted the group; `engine` is its engine, when the group may be closed."""
         self.reported = True
         return error(read(self.scene(engine or self.engine, operation, timeout_s, where)))
+
+    def evicted(self, operation: str, why: str) -> Evicted:
+        """The error of a rank without which the others go on."""
+        self.reported = True
+        report = read_eviction(self.scene(self.engine, operation, 0.0), Eviction(self.rank, why))
+        found = error(report)
+        assert isinstance(found, Evicted)
+        return found
 
     def fail(self, operation: str, timeout_s: float, note: str | None) -> NoReturn:
         """Raise the error for what aborted the group. note: a further text for a Mismatch."""

@@ -1,0 +1,113 @@
+// Binds what the ranks need to agree on their next membership. No logic: bytes in, bytes out.
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "python/bindings.hpp"
+#include "transport/marker.hpp"
+
+namespace nb = nanobind;
+using namespace unisono;
+
+namespace {
+
+std::span<const unsigned char> view(const nb::bytes& bytes) {
+  return {static_cast<const unsigned char*>(bytes.data()), bytes.size()};
+}
+
+std::pair<uint64_t, nb::bytes> proposal_of(Engine& engine, int rank) {
+  std::vector<unsigned char> bytes;
+  const uint64_t version = engine.world().proposal_of(engine.member(rank), bytes);
+  return {version, nb::bytes(bytes.data(), bytes.size())};
+}
+
+// Of a rank of this host; kOpen for the others, whose own host settles it.
+Fate settle(Engine& engine, int rank, Fate fate) {
+  return engine.world().near(engine.member(rank)) ? engine.world().settle(rank, fate) : Fate::kOpen;
+}
+
+std::tuple<std::vector<int>, std::vector<int>, std::vector<int>> hand_over(Engine& engine,
+                                                                           const std::vector<bool>& kept,
+                                                                           double timeout_s) {
+  std::array<Descriptors, 3> sockets;
+  {
+    const NoGil no_gil;
+    sockets = engine.hand_over(kept, deadline_after(timeout_s));
+  }
+  std::array<std::vector<int>, 3> numbers;
+  for (size_t wire = 0; wire < sockets.size(); ++wire)
+    for (Descriptor& each : sockets[wire]) numbers[wire].push_back(each.release());
+  return {numbers[0], numbers[1], numbers[2]};
+}
+
+}  // namespace
+
+void bind_membership(nb::module_& m, nb::class_<Engine>& engine) {
+  nb::enum_<Fate>(m, "Fate", "Whether a rank may still decide on the next membership.")
+      .value("OPEN", Fate::kOpen)
+      .value("DECIDED", Fate::kDecided)
+      .value("EVICTED", Fate::kEvicted);
+  nb::enum_<Control::State>(m, "Contact", "The connection to a rank of another host, or a process of this one.")
+      .value("OPEN", Control::State::kOpen)
+      .value("ENDED", Control::State::kEnded)
+      .value("RESET", Control::State::kReset)
+      .value("SILENT", Control::State::kSilent)
+      .value("NEXT", Control::State::kNext);
+  engine
+      .def(
+          "propose", [](Engine& self, const nb::bytes& bytes) { self.propose(view(bytes)); }, nb::arg("bytes"),
+          "Publishes what this rank proposes as the next membership.")
+      .def("proposal_of", &proposal_of, nb::arg("rank"), "(version, bytes) of a rank's newest; 0: it has none.")
+      .def("settle", &settle, nb::arg("rank"), nb::arg("fate"),
+           "What became of a rank of this host, after an attempt to change it from OPEN.")
+      .def_prop_ro("membership_epoch", [](Engine& self) { return self.world().membership_epoch(); })
+      .def(
+          "await_proposal",
+          [](Engine& self, uint32_t epoch, double slice_s) {
+            self.world().await_proposal(epoch, duration(slice_s));
+          },
+          nb::arg("epoch"), nb::arg("slice_s"), nb::call_guard<NoGil>(),
+          "Sleeps until a proposal comes that `epoch` does not know, or the slice has passed.")
+      .def(
+          "near", [](Engine& self, int rank) { return self.world().near(self.member(rank)); }, nb::arg("rank"))
+      .def(
+          "state", [](Engine& self, int rank) { return self.state(self.member(rank)); }, nb::arg("rank"),
+          nb::call_guard<NoGil>(), "How the connection to a rank is; of this host: whether its process ended.")
+      .def(
+          "heard",
+          [](Engine& self, int rank) {
+            const Nanoseconds ago = self.heard(self.member(rank));
+            return ago < 0 ? -1.0 : static_cast<double>(ago) / 1e9;
+          },
+          nb::arg("rank"), nb::call_guard<NoGil>(),
+          "Seconds since the newest frame of a rank of another host; -1: none came.")
+      .def("ask", &Engine::ask, nb::call_guard<NoGil>(), "Asks all ranks of other hosts for a frame.")
+      .def(
+          "pidfd", [](Engine& self, int rank) { return self.pidfd(self.member(rank)); }, nb::arg("rank"),
+          "The descriptor of a process of this host; -1: it has none. The engine owns it.")
+      .def_prop_ro("unsettled", &Engine::unsettled,
+                   "Whether another rank may still write to the buffers of a failed call.")
+      .def(
+          "next_region",
+          [](Engine& self, uint32_t ranks) { return Region::next(self.world().region(), ranks); },
+          nb::arg("ranks"), nb::call_guard<NoGil>(),
+          "The memory of the next membership on this host. Every rank of it calls this.")
+      .def(
+          "discard_region", [](Engine& self) { self.world().region().discard(); }, nb::call_guard<NoGil>(),
+          "Frees the memory of this membership, which no rank uses any more.")
+      .def_prop_ro("lending", [](Engine& self) { return self.world().region().lending(); })
+      .def("hand_over", &hand_over, nb::arg("kept"), nb::arg("timeout_s"),
+           "Leaves the group, and returns the connections (control, data, messages) to the ranks of other hosts "
+           "for which `kept` is true: -1 for all others. The caller owns them.");
+  m.def(
+      "pass_markers",
+      [](const std::vector<int>& sockets, const nb::bytes& marker, double timeout_s) {
+        const std::span<const unsigned char> bytes = view(marker);
+        const NoGil no_gil;
+        pass_markers(sockets, bytes, deadline_after(timeout_s));
+      },
+      nb::arg("sockets"), nb::arg("marker"), nb::arg("timeout_s"),
+      "Sends the marker on each connection, and drops what comes before the other end's.");
+  m.attr("PROPOSAL_BYTES") = kProposalBytes;
+}

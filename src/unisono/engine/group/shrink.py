@@ -1,0 +1,235 @@
+"""`Group.shrink`: the living ranks agree on who is left, and make their next group from the former one's memory and
+connections. docs/adr/0013-membership.md gives the reasons.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from unisono import _native
+from unisono._native import Fate, FaultKind
+from unisono.engine.bootstrap.forming import Identity, next_engine, next_identity
+from unisono.engine.diagnosis.read import last_seen
+from unisono.engine.diagnosis.render import signal_name
+from unisono.engine.membership.agreement import Agreement, Outcome
+from unisono.engine.membership.contact import GRACE_S, Contacts, overdue
+from unisono.engine.membership.eviction import eviction
+from unisono.engine.membership.proposal import Phase, Proposal, decode, encode, ranks_of
+from unisono.errors import Evicted, Timeout, message
+
+if TYPE_CHECKING:
+    from unisono.engine.group.native import NativeGroup
+
+__all__ = ["Departure", "agree", "departures", "excluded_ranks", "form"]
+
+SLICE_S = 0.002
+"""How long a rank sleeps between two looks at the others' processes; a proposal ends the sleep."""
+
+OVERTIME_S = 5.0
+"""After its deadline, in which ranks that are late are counted out, an agreement has this time to end."""
+
+
+class Departure(msgspec.Struct, frozen=True):
+    """A rank that is not in the next group.
+
+    Attributes:
+        rank, host, pid: as in the group that it left.
+        why: "ended by SIGKILL", "left because of ValueError: bad loss", "stopped", "late", "excluded",
+            "cut off: its host does not answer".
+        last_seen: its newest call: "in all_reduce #41", "after barrier #40".
+        generation: of the group that it left.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    why: str
+    last_seen: str
+    generation: int
+
+
+def excluded_ranks(group: NativeGroup, exclude: Sequence[int]) -> tuple[int, ...]:
+    """The checked list of ranks to exclude.
+
+    Raises:
+        ValueError, TypeError: no list of ranks, one twice, or all.
+    """
+    if isinstance(exclude, (str, bytes)) or not hasattr(exclude, "__iter__"):
+        raise TypeError(f"shrink: exclude is {exclude!r}, expected a list of ranks")
+    ranks = [group._planner.member("shrink", rank, "an excluded rank") for rank in exclude]
+    if len(set(ranks)) != len(ranks):
+        raise ValueError(f"shrink: exclude={ranks} names a rank twice")
+    if len(ranks) == group.size:
+        raise ValueError(f"shrink: exclude={ranks} leaves no rank in the group")
+    return tuple(sorted(ranks))
+
+
+class _Agreeing:
+    """One call of shrink, up to the decision."""
+
+    def __init__(self, group: NativeGroup, excluded: tuple[int, ...], deadline: float, attempt: int) -> None:
+        self._group = group
+        self._engine = group._planner.engine
+        self._rank, self._size = group.rank, group.size
+        self._deadline = deadline
+        self._agreement = Agreement(self._rank, self._size, attempt, excluded)
+        late = overdue(self._engine)
+        self._contacts = Contacts(self._engine, self._rank, self._size, deadline, late)
+        self._seen: dict[int, tuple[int, Proposal]] = {}
+        self._published: Proposal | None = None
+        self._began = time.monotonic()
+
+    def decide(self) -> Agreement:
+        """Agree with the other ranks.
+
+        Raises:
+            Evicted: they go on without this rank.  ValueError: the ranks' calls do not fit.
+            Timeout: no agreement came about.
+        """
+        self._publish()
+        while True:
+            epoch = self._engine.membership_epoch
+            outcome = self._advance()
+            if outcome is Outcome.DECIDING:
+                if self._engine.settle(self._rank, Fate.DECIDED) != Fate.DECIDED:
+                    raise self._evicted()
+                self._agreement.decide()
+                outcome = Outcome.DECIDED
+            self._publish()
+            if outcome is Outcome.DECIDED:
+                self._engine.settle(self._rank, Fate.DECIDED)
+                return self._agreement
+            if outcome is Outcome.REFUSED:
+                raise ValueError(self._refusal())
+            if outcome is Outcome.EVICTED:
+                raise self._evicted()
+            self._check()
+            self._engine.await_proposal(epoch, SLICE_S)
+
+    def _advance(self) -> Outcome:
+        behind = self._agreement.behind(self._proposals())
+        findings = self._contacts.find(self._agreement, behind)
+        proposals = self._proposals()  # after the findings: a rank that has ended may have decided before
+        if self._engine.settle(self._rank, Fate.OPEN) == Fate.EVICTED:
+            return Outcome.EVICTED
+        return self._agreement.advance(proposals, findings, self._contacts.decided)
+
+    def _proposals(self) -> dict[int, Proposal]:
+        for rank in range(self._size):
+            if rank == self._rank:
+                continue
+            version, encoded = self._engine.proposal_of(rank)
+            if version == self._seen.get(rank, (0, None))[0]:
+                continue
+            one = decode(encoded)
+            if one is not None:
+                self._seen[rank] = version, one
+                self._contacts.moved(rank)
+        return {rank: one for rank, (_, one) in self._seen.items()}
+
+    def _publish(self) -> None:
+        mine = self._agreement.proposal()
+        if mine != self._published:
+            self._engine.propose(encode(mine, self._size))
+            self._published = mine
+
+    def _check(self) -> None:
+        """Wake ranks that wait for this one in another call, and end an agreement that does not."""
+        now = time.monotonic()
+        if now > self._deadline + OVERTIME_S:
+            behind = self._agreement.behind(self._proposals())
+            self._agreement.resign(f"rank {self._rank} gave up: no agreement within its timeout")
+            self._publish()
+            where = f"group={self._group.name} rank={self._rank}/{self._size}"
+            raise Timeout(message(f"shrink: no agreement with rank {', '.join(map(str, behind))}", where=where))
+        if now > self._began + GRACE_S and not self._engine.faulted:
+            mine = self._engine.record_of(self._rank).started
+            if any(self._engine.record_of(rank).started > mine for rank in range(self._size)):
+                self._engine.remark(2**64 - 1, "its call of shrink")
+                self._engine.abort()
+
+    def _refusal(self) -> str:
+        return message(
+            f"shrink: the ranks of group {self._group.name!r} disagree",
+            observed=self._agreement.why,
+            remedy="Every rank that stays calls shrink with the same list.",
+        )
+
+    def _evicted(self) -> Evicted:
+        if self._agreement.phase is not Phase.RESIGNED:
+            self._agreement.resign("evicted")
+        why = self._agreement.why
+        if why in ("", "evicted"):
+            found = eviction(self._engine, self._rank, self._size)
+            why = found.why if found else ""
+        self._publish()
+        return self._group._planner.evicted("shrink", why)
+
+
+def agree(group: NativeGroup, excluded: tuple[int, ...], deadline: float, attempt: int) -> Agreement:
+    """Agree on the next membership; see `_Agreeing.decide`."""
+    return _Agreeing(group, excluded, deadline, attempt).decide()
+
+
+def form(
+    group: NativeGroup, identity: Identity, agreement: Agreement, deadline: float
+) -> tuple[_native.Engine, Identity, list[int]]:
+    """The engine of the next group, its identity, and its ranks as they were numbered."""
+    engine = group._planner.engine
+    kept = ranks_of(agreement.alive)
+    if not engine.faulted:  # ranks that were left out learn it at their next call
+        engine.remark(2**64 - 1, "its call of shrink")
+        engine.abort()
+    if engine.unsettled:
+        _end_writers(engine, agreement)
+    following = next_identity(identity, kept)
+    left_s = max(1.0, deadline - time.monotonic())
+    made = next_engine(engine, following, kept, kept.index(group.rank), group.size, left_s)
+    return made, following, kept
+
+
+def departures(group: NativeGroup, agreement: Agreement, generation: int) -> tuple[Departure, ...]:
+    """The ranks of a group that are not in the next one."""
+    engine = group._planner.engine
+    fault = engine.read_fault(refresh=False)
+    found = []
+    for rank in range(group.size):
+        if agreement.alive >> rank & 1:
+            continue
+        why = agreement.reasons.get(rank, "")
+        if why == "ended" and fault.kind == FaultKind.PEER_LOST and fault.about == rank:
+            why = _how(fault.signal, fault.exit_code)
+        record = engine.record_of(rank)
+        found.append(
+            Departure(rank, group._hosts[rank], record.pid, why, last_seen(record), generation)
+        )
+    return tuple(found)
+
+
+def _how(ended_by: int, exit_code: int) -> str:
+    if ended_by:
+        return f"ended by {signal_name(ended_by)}"
+    return f"ended with exit code {exit_code}" if exit_code >= 0 else "ended"
+
+
+def _end_writers(engine: _native.Engine, agreement: Agreement) -> None:
+    """End the evicted processes of this host that may hold a piece of a copy into this rank's memory.
+
+    A process that was stopped inside such a copy would write when it continues, into an array that its owner uses
+    again. Nothing else keeps it from that.
+    """
+    for rank in range(agreement.size):
+        if agreement.alive >> rank & 1:
+            continue
+        fd = engine.pidfd(rank)
+        if fd >= 0 and engine.record_of(rank).pid != os.getpid():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+

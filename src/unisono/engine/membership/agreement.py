@@ -1,0 +1,212 @@
+"""The rules by which the living ranks of a group decide on one membership: model/membership.pml is their model.
+
+Each rank proposes the set of ranks that it holds alive. A set only becomes smaller. A rank acknowledges its set
+when every rank of it proposes the same set, and decides when every rank of it has acknowledged the same set. A rank
+that sees a decision of a rank of its set takes it over. So no two ranks of one set decide differently, also when
+ranks die in between.
+
+A decision needs a quorum: more than half of the ranks that may still decide, or half of them with the lowest one.
+Otherwise the rank resigns. Ranks that have ended, and those that their own host has evicted, can never decide,
+and do not count.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from unisono.engine.membership.proposal import MOST_TEXT, Phase, Proposal, members, ranks_of
+
+__all__ = ["Agreement", "Finding", "Outcome", "has_quorum"]
+
+
+class Outcome(enum.Enum):
+    """What an agreement has come to."""
+
+    OPEN = enum.auto()
+    DECIDING = enum.auto()  # this rank may decide: `Agreement.decide`
+    DECIDED = enum.auto()
+    EVICTED = enum.auto()
+    REFUSED = enum.auto()
+
+
+class Finding(NamedTuple):
+    """Why a rank is out, as this rank has found by itself. gone: it can never decide."""
+
+    why: str
+    gone: bool
+
+
+class Agreement:
+    """One rank's part.
+
+    Attributes:
+        alive, gone: sets of ranks, see `Proposal`.
+        reasons: why each rank is out.
+        why: why this rank is evicted, or why the calls do not fit.
+    """
+
+    def __init__(self, rank: int, size: int, attempt: int, excluded: tuple[int, ...] = ()) -> None:
+        self.rank = rank
+        self.size = size
+        self.attempt = attempt
+        self.excluded = excluded
+        self.alive = members(range(size)) & ~members(excluded)
+        self.gone = 0
+        self.reasons = dict.fromkeys(excluded, "excluded")
+        self.phase = Phase.PROPOSED
+        self.why = ""
+        self._decision: Proposal | None = None
+        self._by = -1
+        if rank in excluded:
+            self._resign(f"rank {rank} was excluded by its own call of shrink")
+
+    def proposal(self) -> Proposal:
+        """What to publish now."""
+        reasons = tuple(self.reasons.items())
+        return Proposal(
+            self.attempt, self.phase, self.alive, self.gone, self.excluded, reasons, self.why[:MOST_TEXT]
+        )
+
+    def advance(
+        self,
+        proposals: Mapping[int, Proposal],
+        findings: Mapping[int, Finding],
+        decided: frozenset[int] = frozenset(),
+    ) -> Outcome:
+        """Take what has come, and go on as far as possible. Publish `proposal` after it if it has changed.
+
+        Args:
+            proposals: the newest of each other rank. They must have been read after the findings were made.
+            decided: the ranks of this host that have decided, though their proposals may not say so yet.
+        """
+        if self.phase is Phase.RESIGNED:
+            return Outcome.EVICTED
+        current = {
+            rank: one
+            for rank, one in proposals.items()
+            if one.attempt >= self.attempt and self.alive >> rank & 1 and rank != self.rank
+        }
+        if (outcome := self._follow(current, decided)) is not Outcome.OPEN:
+            return outcome
+        if self._refuse(current):
+            return Outcome.REFUSED
+        before = self.alive, self.gone
+        for rank, finding in findings.items():
+            self._remove(rank, finding.why, finding.gone)
+        for rank, one in proposals.items():
+            if one.phase is Phase.RESIGNED:
+                self._remove(rank, one.text or "it took no part", gone=True)
+        for rank, one in sorted(current.items()):
+            if self.alive >> rank & 1:
+                self._take(rank, one)
+        if (self.alive, self.gone) != before:
+            self.phase = Phase.PROPOSED
+        if self.phase is Phase.PROPOSED and self._all(current, Phase.PROPOSED):
+            self.phase = Phase.ACKNOWLEDGED
+        if self.phase is Phase.ACKNOWLEDGED and self._all(current, Phase.ACKNOWLEDGED):
+            if has_quorum(self.alive, self.gone, self.size):
+                return Outcome.DECIDING
+            self._resign(self._no_quorum())
+            return Outcome.EVICTED
+        return Outcome.OPEN
+
+    def decide(self) -> None:
+        """Decide, after `advance` has returned DECIDING."""
+        self.phase = Phase.DECIDED
+
+    def behind(self, proposals: Mapping[int, Proposal]) -> list[int]:
+        """The ranks for which this rank waits."""
+        waits = []
+        for rank in ranks_of(self.alive & ~(1 << self.rank)):
+            one = proposals.get(rank)
+            if one is None or not self._agrees(one, self.phase):
+                waits.append(rank)
+        return waits
+
+    def resign(self, why: str) -> None:
+        """Take no part any more."""
+        self._resign(why)
+
+    # ---- rules -----------------------------------------------------------------------------------------
+
+    def _follow(self, current: Mapping[int, Proposal], decided: frozenset[int]) -> Outcome:
+        """Take over the decision of a rank of this rank's set."""
+        for rank, one in sorted(current.items()):
+            if one.phase is not Phase.DECIDED and rank not in decided:
+                continue
+            if not one.alive >> self.rank & 1:
+                why = dict(one.reasons).get(self.rank, "the other ranks went on without it")
+                self._resign(f"rank {rank} decided: {why}")
+                return Outcome.EVICTED
+            self.alive, self.gone = one.alive, one.gone
+            self.reasons = {**self.reasons, **dict(one.reasons)}
+            self.phase = Phase.DECIDED
+            return Outcome.DECIDED
+        return Outcome.OPEN
+
+    def _refuse(self, current: Mapping[int, Proposal]) -> bool:
+        """Whether the calls of this attempt do not fit: then every rank raises the same error."""
+        for rank, one in sorted(current.items()):
+            if one.attempt > self.attempt or one.phase is Phase.REFUSED:
+                self.why = one.text or f"rank {rank} has given up this attempt"
+            elif one.phase is not Phase.RESIGNED and set(one.excluded) != set(self.excluded):
+                first, second = sorted([(self.rank, self.excluded), (rank, one.excluded)])
+                self.why = (
+                    f"rank {first[0]} excludes {sorted(first[1])}, rank {second[0]} {sorted(second[1])}"
+                )
+            else:
+                continue
+            self.phase = Phase.REFUSED
+            return True
+        return False
+
+    def _take(self, rank: int, one: Proposal) -> None:
+        """The set of another rank: ranks that one of the two holds out are out for both."""
+        if not one.alive >> self.rank & 1:  # the two cannot be in one membership: a quorum chooses one
+            self._remove(rank, dict(one.reasons).get(self.rank, "it does not hold this rank alive"), gone=False)
+        else:
+            told = dict(one.reasons)
+            for out in ranks_of(self.alive & ~one.alive):
+                self._remove(out, told.get(out, f"rank {rank} held it out"), gone=False)
+            self.gone |= one.gone
+
+    def _remove(self, rank: int, why: str, gone: bool) -> None:
+        if rank == self.rank:
+            return
+        self.reasons.setdefault(rank, why)
+        self.alive &= ~(1 << rank)
+        self.gone |= int(gone) << rank
+
+    def _all(self, current: Mapping[int, Proposal], phase: Phase) -> bool:
+        return all(
+            rank in current and self._agrees(current[rank], phase)
+            for rank in ranks_of(self.alive & ~(1 << self.rank))
+        )
+
+    def _agrees(self, one: Proposal, phase: Phase) -> bool:
+        same = (one.alive, one.gone) == (self.alive, self.gone)
+        return one.attempt == self.attempt and same and phase <= one.phase <= Phase.DECIDED
+
+    def _resign(self, why: str) -> None:
+        self.phase = Phase.RESIGNED
+        self.why = why
+
+    def _no_quorum(self) -> str:
+        may_decide = ranks_of(members(range(self.size)) & ~self.gone)
+        return (
+            f"this side has the ranks {ranks_of(self.alive)} of {may_decide}: neither more than half of them, nor "
+            f"half with rank {may_decide[0]}"
+        )
+
+
+def has_quorum(alive: int, gone: int, size: int) -> bool:
+    """Whether these ranks may go on: more than half of those that may still decide, or half with the lowest.
+
+    Example: of ranks 0 to 3, {0, 1} may, {2, 3} may not; once rank 0 has ended, {2, 3} may: two of three.
+    """
+    may_decide = members(range(size)) & ~gone
+    twice, of = 2 * (alive & may_decide).bit_count(), may_decide.bit_count()
+    lowest = may_decide & -may_decide
+    return twice > of or (twice == of and alive & lowest != 0)

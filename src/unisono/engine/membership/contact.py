@@ -1,0 +1,132 @@
+"""What a rank knows about the others by itself: who has ended, left, stopped, is late, or is cut off.
+
+The evidence is the kernel's: a process that has ended (pidfd), the end of a connection, the state of a process. No
+rank is out because it is slow, before the deadline of the call. A rank of this host that is out is evicted in the
+memory that both share, so it can never decide; of another host, its own host does that.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+
+from unisono._native import Contact, Engine, Fate, FaultKind
+from unisono.engine.membership.agreement import Agreement, Finding
+from unisono.engine.membership.proposal import Phase, ranks_of
+
+__all__ = ["GRACE_S", "SILENT_S", "Contacts", "overdue"]
+
+GRACE_S = 0.05
+"""How long a rank may be behind before its state is read; then a stopped one is out, a running one is not."""
+
+SILENT_S = 1.0
+"""How long a rank of another host may leave a question unanswered. Its control thread answers at all times; a lost
+packet is sent again after 0.2 s."""
+
+HOST_LATE_S = 0.25
+"""A rank that is late is evicted by its own host; this much later the other hosts count it out, too."""
+
+_LEAVING = 2**64 - 1  # of a remark: why a rank leaves
+
+_LOST = {
+    Contact.RESET: "cut off: its connection was reset",
+    Contact.SILENT: "cut off: its host does not answer",
+}
+
+
+class Contacts:
+    """Watches the other ranks during one agreement."""
+
+    def __init__(self, engine: Engine, rank: int, size: int, deadline: float, late: Iterable[int]) -> None:
+        self._engine = engine
+        self._others = [each for each in range(size) if each != rank]
+        self._near = {each for each in self._others if engine.near(each)}
+        self._began = time.monotonic()
+        self._deadline = deadline
+        self._late = frozenset(late)
+        self._since: dict[int, float] = {}
+        self._asked = 0.0
+        self._decided: set[int] = set()
+
+    @property
+    def decided(self) -> frozenset[int]:
+        """The ranks of this host that have decided."""
+        return frozenset(self._decided)
+
+    def moved(self, rank: int) -> None:
+        """Note that a rank has published something."""
+        self._since[rank] = time.monotonic()
+
+    def find(self, agreement: Agreement, behind: list[int]) -> dict[int, Finding]:
+        """The ranks that are out, as far as this rank sees. behind: those for which it waits."""
+        found = {}
+        now = time.monotonic()
+        for rank in ranks_of(agreement.alive & ~(1 << agreement.rank)):
+            near = rank in self._near
+            why, ended = self._ended(rank, near)
+            if not why and rank in behind:
+                why = self._stopped(rank, now) if near else self._silent(rank, now)
+                why = why or self._overdue(rank, near, now)
+            if why:
+                self._add(found, rank, near, Finding(why, ended))
+        if agreement.phase is Phase.ACKNOWLEDGED:  # all agree on whom they exclude
+            for rank in agreement.excluded:
+                if rank in self._near and not agreement.gone >> rank & 1:
+                    self._add(found, rank, True, Finding("excluded", True))
+        return found
+
+    def _add(self, found: dict[int, Finding], rank: int, near: bool, finding: Finding) -> None:
+        if not near:
+            found[rank] = finding
+        elif self._engine.settle(rank, Fate.EVICTED) == Fate.DECIDED:
+            self._decided.add(rank)  # its decision counts, whatever became of it
+        else:
+            found[rank] = finding._replace(gone=True)
+
+    def _ended(self, rank: int, near: bool) -> tuple[str, bool]:
+        state = self._engine.state(rank)
+        record = self._engine.record_of(rank)
+        if record.left:
+            cause = record.remark if record.remarked and record.remark_seq == _LEAVING else ""
+            return (f"left because of {cause}" if cause else "left"), True
+        if state == Contact.ENDED:
+            return "ended", True
+        return _LOST.get(state, ""), False
+
+    def _stopped(self, rank: int, now: float) -> str:
+        if now < self._since.get(rank, self._began) + GRACE_S:
+            return ""
+        pid = self._engine.record_of(rank).pid
+        return "stopped" if pid != os.getpid() and _state(pid) in "Tt" else ""
+
+    def _silent(self, rank: int, now: float) -> str:
+        if not self._asked:
+            self._asked = now
+        if now < self._asked + GRACE_S:
+            return ""
+        self._engine.ask()
+        heard = self._engine.heard(rank)
+        quiet = now - self._asked if heard < 0 else min(heard, now - self._asked)
+        return "cut off: its host does not answer" if quiet > SILENT_S else ""
+
+    def _overdue(self, rank: int, near: bool, now: float) -> str:
+        limit = self._began + GRACE_S if rank in self._late else self._deadline
+        return "late" if now > limit + (0.0 if near else HOST_LATE_S) else ""
+
+
+def overdue(engine: Engine) -> list[int]:
+    """The ranks that missed the deadline of the operation that ended the group, if one did."""
+    fault = engine.read_fault(refresh=False)
+    if fault.kind != FaultKind.TIMEOUT or not fault.seq:
+        return []
+    return [each.rank for each in fault.ranks if each.started < fault.seq]
+
+
+def _state(pid: int) -> str:
+    """The state of a process, as in proc(5); X where there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return stat.read().rpartition(b")")[2].split()[0].decode()
+    except (OSError, IndexError):
+        return "X"
