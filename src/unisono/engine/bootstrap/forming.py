@@ -1,7 +1,7 @@
 """Makes the engine of the next membership from that of the former one: no store, no listening socket.
 
-On a host every rank maps the next part of the same memory file. Between hosts the connections are passed on: a
-control frame and a marker in each stream separate the bytes of the two memberships.
+On a host every rank maps the next part of the same memory file. Between hosts the connections are passed on:
+a control frame and a marker in each stream separate the bytes of the two memberships.
 """
 
 from __future__ import annotations
@@ -52,15 +52,17 @@ def next_engine(
     """The engine of this rank in the next membership; the former one is left.
 
     Args:
-        identity: of the next membership.  kept: its ranks, as they were numbered.  rank: of this process in it.
-        size: of the former one.
+        identity: of the next membership.  kept: its ranks, as they were numbered.
+        rank: of this process in it.  size: of the former one.
         timeout_s: for the other ranks to pass on their ends of the connections.
     """
     membership, settings = identity.membership, identity.settings
     local_ranks = membership.local_ranks(rank)
     region = _region(former, membership, local_ranks)
     for place, other in enumerate(local_ranks):
-        if former.settle(kept[other], Fate.OPEN) == Fate.EVICTED:  # by a rank that then took over the decision
+        if (
+            former.settle(kept[other], Fate.OPEN) == Fate.EVICTED
+        ):  # by a rank that then took over the decision
             region.give_up(place, "it was evicted")
     pidfds = [_copy(former.pidfd(each)) if other in local_ranks else -1 for other, each in enumerate(kept)]
     options = (
@@ -139,4 +141,3 @@ def _lost(ended: bool, fd: int) -> int:
     theirs.close()
     ours.setblocking(False)
     return ours.detach()
-

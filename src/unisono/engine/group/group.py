@@ -33,10 +33,9 @@ from unisono.plans import StepFunction
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from unisono.engine.group.shrink import Departure
-
     from unisono.codecs.codec import Codec
     from unisono.engine.group.codec_arguments import CodecChoice
+    from unisono.engine.group.shrink import Departure
 
     CodecName = Codec | str | None
 
@@ -208,13 +207,13 @@ class Group(_native.Calls):
     def shrink(self, exclude: Sequence[int] = (), *, timeout: Seconds = None) -> Group:
         """The next group, of the ranks that are left; this group is closed.
 
-        Every living rank calls it, after a `PeerLost`, a `Timeout` or any other fault, or when the ranks agree
-        to exclude some. The ranks agree on who is left over the memory and the connections that they have. They
-        keep their order; `previous_ranks`, `left` and `generation` tell what has changed.
+        Every living rank calls it, after a `PeerLost`, a `Timeout` or any other fault, or when the ranks
+        agree to exclude some. The ranks agree on who is left over the memory and the connections that they
+        have. They keep their order; `previous_ranks`, `left` and `generation` tell what has changed.
 
-        Out are ranks that have ended, closed the group, are stopped, are cut off, or have not called it within
-        the timeout. Such a rank gets `Evicted` at its next call. If a group is split, the side with more than
-        half of its ranks goes on, or with half and the lowest rank; the other one gets `Evicted`.
+        Out are ranks that have ended, closed the group, are stopped, are cut off, or have not called it
+        within the timeout. Such a rank gets `Evicted` at its next call. If a group is split, the side with
+        more than half of its ranks goes on, or with half and the lowest rank; the other one gets `Evicted`.
 
         Args:
             exclude: ranks to evict, the same list on every rank. An excluded rank need not call it.

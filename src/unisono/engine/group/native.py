@@ -61,7 +61,7 @@ class NativeGroup(Group):
         machine: Calibration = DEFAULTS,
         settings: env.Settings | None = None,
         identity: Identity | None = None,
-        former: Former = Former(),
+        former: Former | None = None,
     ) -> None:
         """settings: by which its subgroups meet, which may have a token that the environment has not.
 
@@ -72,7 +72,7 @@ class NativeGroup(Group):
         self._store = store
         self._settings = settings
         self._identity = identity
-        self._former = former
+        self._former = former or Former()
         self._attempts = 0
         self._changing = threading.Lock()
         if len(set(hosts)) > 1:

@@ -1,5 +1,5 @@
-"""`Group.shrink`: the living ranks agree on who is left, and make their next group from the former one's memory and
-connections. docs/adr/0013-membership.md gives the reasons.
+"""`Group.shrink`: the living ranks agree on who is left, and make their next group from the former one's memory
+and connections. docs/adr/0013-membership.md gives the reasons.
 """
 
 from __future__ import annotations
@@ -148,7 +148,9 @@ class _Agreeing:
             self._agreement.resign(f"rank {self._rank} gave up: no agreement within its timeout")
             self._publish()
             where = f"group={self._group.name} rank={self._rank}/{self._size}"
-            raise Timeout(message(f"shrink: no agreement with rank {', '.join(map(str, behind))}", where=where))
+            raise Timeout(
+                message(f"shrink: no agreement with rank {', '.join(map(str, behind))}", where=where)
+            )
         if now > self._began + GRACE_S and not self._engine.faulted:
             mine = self._engine.record_of(self._rank).started
             if any(self._engine.record_of(rank).started > mine for rank in range(self._size)):
@@ -207,9 +209,7 @@ def departures(group: NativeGroup, agreement: Agreement, generation: int) -> tup
         if why == "ended" and fault.kind == FaultKind.PEER_LOST and fault.about == rank:
             why = _how(fault.signal, fault.exit_code)
         record = engine.record_of(rank)
-        found.append(
-            Departure(rank, group._hosts[rank], record.pid, why, last_seen(record), generation)
-        )
+        found.append(Departure(rank, group._hosts[rank], record.pid, why, last_seen(record), generation))
     return tuple(found)
 
 
@@ -222,8 +222,8 @@ def _how(ended_by: int, exit_code: int) -> str:
 def _end_writers(engine: _native.Engine, agreement: Agreement) -> None:
     """End the evicted processes of this host that may hold a piece of a copy into this rank's memory.
 
-    A process that was stopped inside such a copy would write when it continues, into an array that its owner uses
-    again. Nothing else keeps it from that.
+    A process that was stopped inside such a copy would write when it continues, into an array that its owner
+    uses again. Nothing else keeps it from that.
     """
     for rank in range(agreement.size):
         if agreement.alive >> rank & 1:
@@ -232,4 +232,3 @@ def _end_writers(engine: _native.Engine, agreement: Agreement) -> None:
         if fd >= 0 and engine.record_of(rank).pid != os.getpid():
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(fd, signal.SIGKILL)
-

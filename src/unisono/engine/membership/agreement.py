@@ -1,13 +1,13 @@
-"""The rules by which the living ranks of a group decide on one membership: model/membership.pml is their model.
+"""The rules by which the living ranks of a group decide on one membership. Their model: model/membership.pml.
 
 Each rank proposes the set of ranks that it holds alive. A set only becomes smaller. A rank acknowledges its set
-when every rank of it proposes the same set, and decides when every rank of it has acknowledged the same set. A rank
-that sees a decision of a rank of its set takes it over. So no two ranks of one set decide differently, also when
-ranks die in between.
+when every rank of it proposes the same set, and decides when every rank of it has acknowledged the same set. A
+rank that sees a decision of a rank of its set takes it over. So no two ranks of one set decide differently,
+also when ranks die in between.
 
-A decision needs a quorum: more than half of the ranks that may still decide, or half of them with the lowest one.
-Otherwise the rank resigns. Ranks that have ended, and those that their own host has evicted, can never decide,
-and do not count.
+A decision needs a quorum: more than half of the ranks that may still decide, or half of them with the lowest
+one. Otherwise the rank resigns. Ranks that have ended, and those that their own host has evicted, can never
+decide, and do not count.
 """
 
 from __future__ import annotations
@@ -165,7 +165,9 @@ class Agreement:
     def _take(self, rank: int, one: Proposal) -> None:
         """The set of another rank: ranks that one of the two holds out are out for both."""
         if not one.alive >> self.rank & 1:  # the two cannot be in one membership: a quorum chooses one
-            self._remove(rank, dict(one.reasons).get(self.rank, "it does not hold this rank alive"), gone=False)
+            self._remove(
+                rank, dict(one.reasons).get(self.rank, "it does not hold this rank alive"), gone=False
+            )
         else:
             told = dict(one.reasons)
             for out in ranks_of(self.alive & ~one.alive):
@@ -196,8 +198,8 @@ class Agreement:
     def _no_quorum(self) -> str:
         may_decide = ranks_of(members(range(self.size)) & ~self.gone)
         return (
-            f"this side has the ranks {ranks_of(self.alive)} of {may_decide}: neither more than half of them, nor "
-            f"half with rank {may_decide[0]}"
+            f"this side has the ranks {ranks_of(self.alive)} of {may_decide}: neither more than half of them, "
+            f"nor half with rank {may_decide[0]}"
         )
 
 

@@ -1,8 +1,8 @@
 """What a rank knows about the others by itself: who has ended, left, stopped, is late, or is cut off.
 
-The evidence is the kernel's: a process that has ended (pidfd), the end of a connection, the state of a process. No
-rank is out because it is slow, before the deadline of the call. A rank of this host that is out is evicted in the
-memory that both share, so it can never decide; of another host, its own host does that.
+The evidence is the kernel's: a process that has ended (pidfd), the end of a connection, the state of a
+process. No rank is out because it is slow, before the deadline of the call. A rank of this host that is out
+is evicted in the memory that both share, so it can never decide; of another host, its own host does that.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ GRACE_S = 0.05
 """How long a rank may be behind before its state is read; then a stopped one is out, a running one is not."""
 
 SILENT_S = 1.0
-"""How long a rank of another host may leave a question unanswered. Its control thread answers at all times; a lost
-packet is sent again after 0.2 s."""
+"""How long a rank of another host may leave a question unanswered. Its control thread answers at all times; a
+lost packet is sent again after 0.2 s."""
 
 HOST_LATE_S = 0.25
 """A rank that is late is evicted by its own host; this much later the other hosts count it out, too."""
@@ -60,11 +60,11 @@ class Contacts:
 
     def find(self, agreement: Agreement, behind: list[int]) -> dict[int, Finding]:
         """The ranks that are out, as far as this rank sees. behind: those for which it waits."""
-        found = {}
+        found: dict[int, Finding] = {}
         now = time.monotonic()
         for rank in ranks_of(agreement.alive & ~(1 << agreement.rank)):
             near = rank in self._near
-            why, ended = self._ended(rank, near)
+            why, ended = self._ended(rank)
             if not why and rank in behind:
                 why = self._stopped(rank, now) if near else self._silent(rank, now)
                 why = why or self._overdue(rank, near, now)
@@ -84,7 +84,7 @@ class Contacts:
         else:
             found[rank] = finding._replace(gone=True)
 
-    def _ended(self, rank: int, near: bool) -> tuple[str, bool]:
+    def _ended(self, rank: int) -> tuple[str, bool]:
         state = self._engine.state(rank)
         record = self._engine.record_of(rank)
         if record.left:

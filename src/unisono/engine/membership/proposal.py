@@ -28,7 +28,8 @@ MOST_TEXT = 160
 class Phase(enum.IntEnum):
     """How far a rank's agreement is.
 
-    Each phase is left for the next one, or, after a change of the set, for PROPOSED. The last three are final.
+    Each phase is left for the next one, or, after a change of the set, for PROPOSED. The last three are
+    final.
     """
 
     PROPOSED = 1
