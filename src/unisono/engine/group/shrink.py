@@ -1,5 +1,6 @@
-"""`Group.shrink`: the living ranks agree on who is left, and make their next group from the former one's memory
-and connections. docs/adr/0013-membership.md gives the reasons.
+"""`Group.shrink`: the living ranks agree on who is left, and make their next group of the former one's parts.
+
+docs/adr/0013-membership.md gives the reasons.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The rules by which the living ranks of a group decide on one membership. Their model: model/membership.pml.
 
-Each rank proposes the set of ranks that it holds alive. A set only becomes smaller. A rank acknowledges its set
-when every rank of it proposes the same set, and decides when every rank of it has acknowledged the same set. A
-rank that sees a decision of a rank of its set takes it over. So no two ranks of one set decide differently,
-also when ranks die in between.
+Each rank proposes the set of ranks that it holds alive. A set only becomes smaller. A rank acknowledges its
+set when every rank of it proposes the same set, and decides when every rank of it has acknowledged the same
+set. A rank that sees a decision of a rank of its set takes it over. So no two ranks of one set decide
+differently, also when ranks die in between.
 
 A decision needs a quorum: more than half of the ranks that may still decide, or half of them with the lowest
 one. Otherwise the rank resigns. Ranks that have ended, and those that their own host has evicted, can never
@@ -197,9 +197,10 @@ class Agreement:
 
     def _no_quorum(self) -> str:
         may_decide = ranks_of(members(range(self.size)) & ~self.gone)
+        own = ranks_of(self.alive)
         return (
-            f"this side has the ranks {ranks_of(self.alive)} of {may_decide}: neither more than half of them, "
-            f"nor half with rank {may_decide[0]}"
+            f"this side has the ranks {own} of {may_decide}: neither more than half of them, nor half with "
+            f"rank {may_decide[0]}"
         )
 
 
