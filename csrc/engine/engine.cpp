@@ -546,9 +546,13 @@ void Engine::propose(std::span<const unsigned char> bytes) {
   if (control_) control_->propose();
 }
 
+// A process that ends with unread bytes resets a connection; the end of another one then shows its end. A living
+// one ends none, see docs/protocol.md. So a reset alone, which a cut can cause too, says nothing.
 Control::State Engine::state(int rank) const {
-  if (!world_.near(rank)) return control_->contact(rank).state;
-  return peers_.dead(rank) ? Control::State::kEnded : Control::State::kOpen;
+  if (world_.near(rank)) return peers_.dead(rank) ? Control::State::kEnded : Control::State::kOpen;
+  const Control::State state = control_->contact(rank).state;
+  if (state != Control::State::kReset || !(tcp_->finished(rank) || channels_.finished(rank))) return state;
+  return Control::State::kEnded;
 }
 
 Nanoseconds Engine::heard(int rank) const {
@@ -570,9 +574,6 @@ std::array<Descriptors, 3> Engine::hand_over(const std::vector<bool>& kept, Nano
   Descriptors messages = channels_.hand_over();
   if (control_) {
     sockets = {control_->hand_over(kept, deadline), tcp_->take(), std::move(messages)};
-    for (Descriptors& each : sockets)
-      for (size_t rank = 0; rank < kept.size(); ++rank)
-        if (!kept[rank]) each[rank].reset();
   }
   world_.wake_all();
   return sockets;

@@ -176,7 +176,7 @@ class Engine {
   Nanoseconds heard(int rank) const;  // since its newest frame came, from a rank of another host; -1: none did
   int pidfd(int rank) const { return peers_.pidfd(rank); }
   void ask();
-  // Leaves, and passes on the connections to the ranks that the next membership keeps: control, data, messages.
+  // Leaves, and returns all connections, see Control: control, data, messages. `kept`: by the next membership.
   std::array<Descriptors, 3> hand_over(const std::vector<bool>& kept, Nanoseconds deadline);
 
   // Called while a caller's thread waits, with no lock held; true: stop waiting.

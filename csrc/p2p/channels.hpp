@@ -118,6 +118,7 @@ class Channels {
   // Ends all requests and the thread. `forked`: this is a forked child's copy; thread and lock are the
   // parent's.
   void leave(bool forked);
+  bool finished(int peer) const { return streams_.finished(peer); }
   // The same, but the connections stay open: they are the caller's.
   Descriptors hand_over();
   bool unsettled() const { return unsettled_; }     // see Executor

@@ -49,6 +49,8 @@ class Streams final : public Sockets {
   void hang_up(int peer);
   // Ends the writing side of all connections.
   void finish();
+  // Whether the peer has ended its side in order.
+  bool finished(int peer) const { return has_finished(far_[static_cast<size_t>(peer)].fd); }
   // Gives up the connections; every peer then counts as ended.
   Descriptors take();
   void close_copies();  // see Control

@@ -1,6 +1,8 @@
 #include "protocol/control.hpp"
 
 #include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -35,6 +37,13 @@ bool unanswered(int error) {
 }
 
 }  // namespace
+
+bool has_finished(int socket) {
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  if (socket < 0 || getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return false;
+  return info.tcpi_state == TCP_CLOSE_WAIT || info.tcpi_state == TCP_LAST_ACK || info.tcpi_state == TCP_CLOSING;
+}
 
 Control::Control(World& world, const Peers& peers, int rank, Descriptors sockets)
     : world_(world),
@@ -99,10 +108,7 @@ Descriptors Control::hand_over(const std::vector<bool>& kept, Nanoseconds deadli
   world_.wake_control();
   if (thread_.joinable()) thread_.join();
   Descriptors sockets(links_.size());
-  for (size_t peer = 0; peer < links_.size(); ++peer) {
-    if (kept_[peer] && links_[peer].next_came) sockets[peer] = std::move(links_[peer].fd);
-    links_[peer].fd.reset();
-  }
+  for (size_t peer = 0; peer < links_.size(); ++peer) sockets[peer] = std::move(links_[peer].fd);
   return sockets;
 }
 
@@ -269,13 +275,13 @@ void Control::send_due_frames() {
 
 // ---- frames ----------------------------------------------------------------------------------------
 
-// Whether the connections can be passed on: all bytes have been sent, and each kept rank's last frame has come.
+// Whether the connections to the kept ranks can be passed on: all bytes have been sent, and their last frames came.
 bool Control::handed_over() const {
   if (kept_.empty()) return false;
   bool done = true;
   for (size_t peer = 0; peer < links_.size(); ++peer) {
     const Link& link = links_[peer];
-    if (link.writable()) done = done && link.out.empty() && (!kept_[peer] || link.next_came);
+    if (kept_[peer] && link.writable()) done = done && link.out.empty() && link.next_came;
   }
   return done || now_ns() >= hand_over_until_;
 }

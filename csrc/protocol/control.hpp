@@ -37,8 +37,8 @@ class Control {
     Nanoseconds heard;
   };
   Contact contact(int peer);
-  // Ends the thread, and passes on the connections to the ranks that the next membership keeps: nothing of this
-  // one is left in them. The others end, also those to ranks that have not done the same by `deadline`.
+  // Ends the thread, and returns all connections. In those to the ranks that the next membership keeps nothing of
+  // this one is left, where `contact` says kNext; a rank may not have done the same by `deadline`.
   Descriptors hand_over(const std::vector<bool>& kept, Nanoseconds deadline);
   // Call when another connection to `peer` broke: the control connection may not show it yet.
   void doubt(int peer);

@@ -60,6 +60,9 @@ class Peers {
 
 class Control;
 
+// Whether the other end has ended its side of a connection in order, and not by a reset or by silence.
+bool has_finished(int socket);
+
 // What a waiting thread does with the sockets of its rank: it sends queued bytes, and sleeps on them.
 class Sockets {
  public:

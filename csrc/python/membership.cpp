@@ -98,8 +98,8 @@ void bind_membership(nb::module_& m, nb::class_<Engine>& engine) {
           "Frees the memory of this membership, which no rank uses any more.")
       .def_prop_ro("lending", [](Engine& self) { return self.world().region().lending(); })
       .def("hand_over", &hand_over, nb::arg("kept"), nb::arg("timeout_s"),
-           "Leaves the group, and returns the connections (control, data, messages) to the ranks of other hosts "
-           "for which `kept` is true: -1 for all others. The caller owns them.");
+           "Leaves the group, and returns its connections (control, data, messages), -1 for ranks of this host. "
+           "The caller owns them. Those to ranks for which `kept` and `state` (NEXT) hold can be passed on.");
   m.def(
       "pass_markers",
       [](const std::vector<int>& sockets, const nb::bytes& marker, double timeout_s) {

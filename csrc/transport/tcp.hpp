@@ -28,6 +28,8 @@ class TcpTransport final : public Transport, public Sockets {
   void drop();
   // Ends the sending side of all connections.
   void finish();
+  // Whether the peer has ended its side in order.
+  bool finished(int peer) const { return has_finished(edges_[static_cast<size_t>(peer)].fd); }
   // Gives up the connections.
   Descriptors take();
   void close_copies();  // see Control

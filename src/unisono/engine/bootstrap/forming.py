@@ -6,10 +6,10 @@ a control frame and a marker in each stream separate the bytes of the two member
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import socket
+from collections.abc import Iterable
 
 import msgspec
 
@@ -18,7 +18,7 @@ from unisono._native import Contact, Fate
 from unisono.engine.bootstrap.engine import EngineSettings, connections_of
 from unisono.engine.bootstrap.membership import Membership
 
-__all__ = ["Identity", "next_engine", "next_identity"]
+__all__ = ["Identity", "Kept", "next_engine", "next_identity"]
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -31,6 +31,27 @@ class Identity(msgspec.Struct, frozen=True):
     membership: Membership
     settings: EngineSettings
     generation: int = 0
+
+
+class Kept:
+    """Connections to ranks that are out. They stay open as long as this rank takes part in a membership.
+
+    Their end tells the other side that this rank never decides any more, as the end of its process does.
+    """
+
+    def __init__(self, descriptors: Iterable[int] = ()) -> None:
+        self._descriptors = list(descriptors)
+
+    def add(self, other: Kept) -> None:
+        """Take over those of another one."""
+        self._descriptors += other._descriptors
+        other._descriptors = []
+
+    def close(self) -> None:
+        """End them."""
+        descriptors, self._descriptors = self._descriptors, []
+        for fd in descriptors:
+            os.close(fd)
 
 
 def next_identity(identity: Identity, kept: list[int]) -> Identity:
@@ -48,8 +69,8 @@ def next_identity(identity: Identity, kept: list[int]) -> Identity:
 
 def next_engine(
     former: _native.Engine, identity: Identity, kept: list[int], rank: int, size: int, timeout_s: float
-) -> _native.Engine:
-    """The engine of this rank in the next membership; the former one is left.
+) -> tuple[_native.Engine, Kept]:
+    """The engine of this rank in the next membership, and the connections that stay open; the former is left.
 
     Args:
         identity: of the next membership.  kept: its ranks, as they were numbered.
@@ -60,9 +81,8 @@ def next_engine(
     local_ranks = membership.local_ranks(rank)
     region = _region(former, membership, local_ranks)
     for place, other in enumerate(local_ranks):
-        if (
-            former.settle(kept[other], Fate.OPEN) == Fate.EVICTED
-        ):  # by a rank that then took over the decision
+        # Evicted by a rank that then took over the decision of another one.
+        if former.settle(kept[other], Fate.OPEN) == Fate.EVICTED:
             region.give_up(place, "it was evicted")
     pidfds = [_copy(former.pidfd(each)) if other in local_ranks else -1 for other, each in enumerate(kept)]
     options = (
@@ -73,10 +93,11 @@ def next_engine(
         membership.machine.segment_bytes,
         settings.placement,
     )
-    held = _hand_over(former, membership, kept, size, local_ranks, timeout_s)
+    wires = former.hand_over([each in kept for each in range(size)], timeout_s)
+    held, rest = _sort(former, membership, kept, local_ranks, wires, timeout_s)
     if membership.on_one_host():
-        return _native.Engine(region, rank, *options)
-    return _native.Engine(region, rank, *options, connections_of(membership, rank, *held))
+        return _native.Engine(region, rank, *options), rest
+    return _native.Engine(region, rank, *options, connections_of(membership, rank, *held)), rest
 
 
 def _region(former: _native.Engine, membership: Membership, local_ranks: list[int]) -> _native.Region:
@@ -92,49 +113,38 @@ def _copy(fd: int) -> int:
     return os.dup(fd) if fd >= 0 else -1
 
 
-def _hand_over(
+def _sort(
     former: _native.Engine,
     membership: Membership,
     kept: list[int],
-    size: int,
     local_ranks: list[int],
+    wires: tuple[list[int], list[int], list[int]],
     timeout_s: float,
-) -> tuple[list[int], list[int], list[int]]:
-    """The connections by rank, with nothing of the former membership in them."""
-    wires = former.hand_over([each in kept for each in range(size)], timeout_s)
-    size = len(kept)
-    if membership.on_one_host():
-        return [], [], []
-    far = [rank for rank in range(size) if rank not in local_ranks]
-    held = [[-1] * size for _ in wires]
-    try:
-        for wire, found in zip(held, wires, strict=True):
-            for rank in far:
-                wire[rank] = found[kept[rank]]
-        marker = hashlib.sha256(membership.nonce + b"marker").digest()
-        alive = [rank for rank in far if held[0][rank] >= 0]
-        _native.pass_markers([wire[rank] for wire in held[1:] for rank in alive], marker, timeout_s)
-        for rank in far:
-            if held[0][rank] < 0:
-                ended = former.state(kept[rank]) == Contact.ENDED
-                for wire in held:
-                    wire[rank] = _lost(ended, wire[rank])
-    except BaseException:
+) -> tuple[list[list[int]], Kept]:
+    """The connections by kind and rank, with nothing of the former membership in them; and those that are left.
+
+    A rank may not have passed on its ends, if it was lost since the decision.
+    """
+    held = [[-1] * len(kept) for _ in wires]
+    far = [rank for rank in range(len(kept)) if rank not in local_ranks]
+    passed = [rank for rank in far if former.state(kept[rank]) == Contact.NEXT]
+    for wire, found in zip(held, wires, strict=True):
+        for rank in passed:
+            wire[rank], found[kept[rank]] = found[kept[rank]], -1
+    marker = hashlib.sha256(membership.nonce + b"marker").digest()
+    _native.pass_markers([wire[rank] for wire in held[1:] for rank in passed], marker, timeout_s)
+    for rank in set(far) - set(passed):
+        ended = former.state(kept[rank]) == Contact.ENDED
         for wire in held:
-            for fd in wire:
-                with contextlib.suppress(OSError):
-                    os.close(fd)
-        raise
-    return held[0], held[1], held[2]
+            wire[rank] = _lost(ended)
+    return held, Kept(fd for found in wires for fd in found if fd >= 0)
 
 
-def _lost(ended: bool, fd: int) -> int:
+def _lost(ended: bool) -> int:
     """A connection that has ended, for the place of one to a rank that was lost since the decision.
 
     ended: its process has; otherwise it is only cut off, which reads as a reset.
     """
-    if fd >= 0:
-        os.close(fd)
     ours, theirs = socket.socketpair()
     if not ended:
         ours.send(b"\0")  # a Unix socket that is closed with unread bytes resets its other end

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, SupportsIndex
 from unisono import _native
 from unisono._native import FaultKind, Status
 from unisono.engine.bootstrap.engine import EngineSettings, open_engine
-from unisono.engine.bootstrap.forming import Identity
+from unisono.engine.bootstrap.forming import Identity, Kept
 from unisono.engine.bootstrap.rendezvous import Rendezvous
 from unisono.engine.costs.machine import DEFAULTS, Calibration
 from unisono.engine.diagnosis import uncaught
@@ -245,12 +245,15 @@ def shrunk(group: NativeGroup, excluded: tuple[int, ...], deadline: float) -> Na
     group._attempts += 1
     try:
         agreement = agree(group, excluded, deadline, group._attempts)
-    except Evicted as error:
-        group._leave(error)  # ends the connections: no other rank waits for this one
+    except Evicted:
+        engine = group._planner.engine
+        wires = engine.hand_over([False] * group.size, 0.0)  # no other rank waits for this one
+        Kept(fd for wire in wires for fd in wire if fd >= 0).close()
         raise
     left = departures(group, agreement, group.generation)
     engine = group._planner.engine
-    made, identity, kept = form(group, group._identity, agreement, deadline)
+    made, identity, kept, rest = form(group, group._identity, agreement, deadline)
+    rest.add(group._planner.rest)  # before the group is closed
     members = tuple(group._members[former] for former in kept)
     hosts = tuple(group._hosts[former] for former in kept)
     store = None if group._store is None else PrefixStore(f"generation/{identity.generation}", group._store)
@@ -270,6 +273,7 @@ def shrunk(group: NativeGroup, excluded: tuple[int, ...], deadline: float) -> Na
         identity,
         Former(left, tuple(kept)),
     )
+    following._planner.rest.add(rest)
     try:
         following.barrier(timeout=max(1.0, deadline - time.monotonic()))
     except GroupError:

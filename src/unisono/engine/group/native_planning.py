@@ -6,6 +6,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from unisono import _native
+from unisono.engine.bootstrap.forming import Kept
 from unisono.engine.costs.choice import Choice, Chooser
 from unisono.engine.costs.machine import DEFAULTS, Calibration
 from unisono.engine.diagnosis.calls import number_of_list, number_of_ranks
@@ -49,6 +50,7 @@ class NativePlanner(Planner[_native.Engine]):
 
     Attributes:
         reported: whether a call has raised what aborted the group.
+        rest: connections to ranks that were in former groups; they end with this one.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class NativePlanner(Planner[_native.Engine]):
     ) -> None:
         super().__init__(engine, name, rank, size, timeout_s, host_names, reproducible, machine)
         self.reported = False
+        self.rest = Kept()
         self._host_names = host_names
 
     def place(self, hosts: tuple[int, ...]) -> None:
@@ -101,6 +104,7 @@ class NativePlanner(Planner[_native.Engine]):
                 tell_cause(engine, cause)
         finally:
             engine.leave()
+            self.rest.close()
             self.kept.close()  # not earlier: a thread may still move bytes of these buffers
 
     def drop(self) -> _native.Engine | None:
@@ -113,6 +117,7 @@ class NativePlanner(Planner[_native.Engine]):
         """In a forked child: close its copies of connections, which would hide the parent's death."""
         if self._runner is not None:
             self._runner.close_copies()
+            self.rest.close()
 
     # ---- plans -----------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ import msgspec
 
 from unisono import _native
 from unisono._native import Fate, FaultKind
-from unisono.engine.bootstrap.forming import Identity, next_engine, next_identity
+from unisono.engine.bootstrap.forming import Identity, Kept, next_engine, next_identity
 from unisono.engine.diagnosis.read import last_seen
 from unisono.engine.diagnosis.render import signal_name
 from unisono.engine.membership.agreement import Agreement, Outcome
@@ -183,8 +183,8 @@ def agree(group: NativeGroup, excluded: tuple[int, ...], deadline: float, attemp
 
 def form(
     group: NativeGroup, identity: Identity, agreement: Agreement, deadline: float
-) -> tuple[_native.Engine, Identity, list[int]]:
-    """The engine of the next group, its identity, and its ranks as they were numbered."""
+) -> tuple[_native.Engine, Identity, list[int], Kept]:
+    """The engine of the next group, its identity, its ranks as they were numbered, and further connections."""
     engine = group._planner.engine
     kept = ranks_of(agreement.alive)
     if not engine.faulted:  # ranks that were left out learn it at their next call
@@ -194,8 +194,8 @@ def form(
         _end_writers(engine, agreement)
     following = next_identity(identity, kept)
     left_s = max(1.0, deadline - time.monotonic())
-    made = next_engine(engine, following, kept, kept.index(group.rank), group.size, left_s)
-    return made, following, kept
+    made, rest = next_engine(engine, following, kept, kept.index(group.rank), group.size, left_s)
+    return made, following, kept, rest
 
 
 def departures(group: NativeGroup, agreement: Agreement, generation: int) -> tuple[Departure, ...]:
