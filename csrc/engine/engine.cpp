@@ -546,8 +546,8 @@ void Engine::propose(std::span<const unsigned char> bytes) {
   if (control_) control_->propose();
 }
 
-// A process that ends with unread bytes resets a connection; the end of another one then shows its end. A living
-// one ends none, see docs/protocol.md. So a reset alone, which a cut can cause too, says nothing.
+// A process that ends with unread bytes resets a connection; the end of another one then shows its end. A
+// living one ends none, see docs/protocol.md. So a reset alone, which a cut can cause too, says nothing.
 Control::State Engine::state(int rank) const {
   if (world_.near(rank)) return peers_.dead(rank) ? Control::State::kEnded : Control::State::kOpen;
   const Control::State state = control_->contact(rank).state;

@@ -173,10 +173,12 @@ class Engine {
   void propose(std::span<const unsigned char> bytes);
   // What is known of another rank: of one of this host, whether its process has ended.
   Control::State state(int rank) const;
-  Nanoseconds heard(int rank) const;  // since its newest frame came, from a rank of another host; -1: none did
+  Nanoseconds heard(
+      int rank) const;  // since its newest frame came, from a rank of another host; -1: none did
   int pidfd(int rank) const { return peers_.pidfd(rank); }
   void ask();
-  // Leaves, and returns all connections, see Control: control, data, messages. `kept`: by the next membership.
+  // Leaves, and returns all connections, see Control: control, data, messages. `kept`: by the next
+  // membership.
   std::array<Descriptors, 3> hand_over(const std::vector<bool>& kept, Nanoseconds deadline);
 
   // Called while a caller's thread waits, with no lock held; true: stop waiting.

@@ -42,7 +42,8 @@ bool has_finished(int socket) {
   tcp_info info{};
   socklen_t size = sizeof info;
   if (socket < 0 || getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return false;
-  return info.tcpi_state == TCP_CLOSE_WAIT || info.tcpi_state == TCP_LAST_ACK || info.tcpi_state == TCP_CLOSING;
+  return info.tcpi_state == TCP_CLOSE_WAIT || info.tcpi_state == TCP_LAST_ACK ||
+         info.tcpi_state == TCP_CLOSING;
 }
 
 Control::Control(World& world, const Peers& peers, int rank, Descriptors sockets)
@@ -51,7 +52,10 @@ Control::Control(World& world, const Peers& peers, int rank, Descriptors sockets
       rank_(rank),
       links_(sockets.size()),
       reported_dead_(sockets.size(), false) {
-  for (size_t peer = 0; peer < sockets.size(); ++peer) links_[peer].fd = std::move(sockets[peer]);
+  for (size_t peer = 0; peer < sockets.size(); ++peer) {
+    links_[peer].fd = std::move(sockets[peer]);
+    links_[peer].reached_at = now_ns();  // the two ends have just exchanged bytes
+  }
   thread_ = std::thread([this] { serve(); });
 }
 
@@ -68,6 +72,7 @@ void Control::ask() {
   for (Link& link : links_) {
     if (!link.open() || link.asked) continue;
     link.asked = true;
+    link.asked_at = now_ns();
     ++due_;
   }
   world_.wake_control();
@@ -116,6 +121,17 @@ void Control::doubt(int peer) {
   const std::lock_guard lock(mutex_);
   lost(peer, kDoubtGrace);
   world_.wake_control();
+}
+
+int Control::find_silent(Nanoseconds limit) {
+  const std::lock_guard lock(mutex_);
+  const Nanoseconds now = now_ns();
+  for (size_t peer = 0; peer < links_.size(); ++peer) {
+    const Link& link = links_[peer];
+    if (link.open() && link.asked && now - link.asked_at > limit && now - link.heard > limit)
+      return static_cast<int>(peer);
+  }
+  return -1;
 }
 
 bool Control::ended(int peer) {
@@ -275,7 +291,8 @@ void Control::send_due_frames() {
 
 // ---- frames ----------------------------------------------------------------------------------------
 
-// Whether the connections to the kept ranks can be passed on: all bytes have been sent, and their last frames came.
+// Whether the connections to the kept ranks can be passed on: all bytes have been sent, and their last frames
+// came.
 bool Control::handed_over() const {
   if (kept_.empty()) return false;
   bool done = true;
@@ -319,7 +336,7 @@ void Control::read_from(int peer) {
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
     if (got <= 0) {
       link.silent = got < 0 && unanswered(errno);
-      link.reset = got < 0;
+      link.reset = got < 0 && proves_nothing(link);
       link.ended = true;
       return lost(peer, kMatesGrace);
     }
@@ -334,6 +351,15 @@ void Control::read_from(int peer) {
     if (bad.flaw != Flaw::kNone) return refuse(peer, bad);
     handle(peer, frame);
   }
+}
+
+// Whether a reset may come from a living process: its kernel drops a connection that was cut for so long that
+// nothing came from here. A process that ends with unread bytes resets its connections at once.
+bool Control::proves_nothing(const Link& link) {
+  unsigned timeout_ms = 0;
+  socklen_t size = sizeof timeout_ms;
+  if (getsockopt(link.fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, &size) != 0) return true;
+  return now_ns() - link.reached_at >= Nanoseconds{timeout_ms} * kMillisecond / 2;
 }
 
 // Ends the group and, once its sender has the report, the connection.
@@ -391,6 +417,7 @@ bool Control::nobody_tells(int peer) const {
 void Control::answered(Link& link) {
   if (!link.asked) return;
   link.asked = false;
+  if (!link.ended) link.reached_at = link.asked_at;
   if (--due_ == 0) answers_came_.notify_all();
 }
 

@@ -37,11 +37,13 @@ class Control {
     Nanoseconds heard;
   };
   Contact contact(int peer);
-  // Ends the thread, and returns all connections. In those to the ranks that the next membership keeps nothing of
-  // this one is left, where `contact` says kNext; a rank may not have done the same by `deadline`.
+  // Ends the thread, and returns all connections. In those to the ranks that the next membership keeps
+  // nothing of this one is left, where `contact` says kNext; a rank may not have done the same by `deadline`.
   Descriptors hand_over(const std::vector<bool>& kept, Nanoseconds deadline);
   // Call when another connection to `peer` broke: the control connection may not show it yet.
   void doubt(int peer);
+  // A rank of another host that has left a question unanswered for so long, or -1.
+  int find_silent(Nanoseconds limit);
   // Whether nothing more will come from a rank of another host.
   bool ended(int peer);
   // Sends the close message and ends the thread. `forked`: a forked child's copy; the thread is the parent's.
@@ -53,13 +55,14 @@ class Control {
   using Kind = ControlFrame::Kind;
   struct Link {
     Descriptor fd;
-    bool ended = false;       // nothing more will come
-    bool silent = false;      // it ended because the peer's host did not answer
-    bool reset = false;       // it ended, but not by the end of the peer's bytes
-    bool next_came = false;   // what follows belongs to the next membership: it is not read here
-    bool next_sent = false;   // nothing more is sent here
-    Nanoseconds heard = 0;    // when the newest frame came
-    bool asked = false;       // an answer is due
+    bool ended = false;      // nothing more will come
+    bool silent = false;     // it ended because the peer's host did not answer
+    bool reset = false;      // it ended, but not by the end of the peer's bytes
+    bool next_came = false;  // what follows belongs to the next membership: it is not read here
+    bool next_sent = false;  // nothing more is sent here
+    Nanoseconds heard = 0;   // when the newest frame came
+    Nanoseconds asked_at = 0, reached_at = 0;  // when it was asked, and when it was for an answer that came
+    bool asked = false;                        // an answer is due
     Nanoseconds lost_at = 0;  // when to report its rank as lost; 0: alive; INT64_MAX: reported, or has left
     size_t have = 0;          // bytes of `in`
     ControlBytes in;
@@ -81,6 +84,7 @@ class Control {
   void flush(Link& link);
   bool handed_over() const;
   void lost(int peer, Nanoseconds grace);
+  static bool proves_nothing(const Link& link);
   void report(int peer, Fault fault);
   bool nobody_tells(int peer) const;
   void answered(Link& link);
@@ -94,7 +98,7 @@ class Control {
   std::vector<Link> links_;  // guarded by mutex_
   bool leaving_ = false, abort_sent_ = false;
   bool ask_ = false, announce_ = false, propose_ = false;
-  std::vector<bool> kept_;         // by the next membership; empty: there is none yet
+  std::vector<bool> kept_;  // by the next membership; empty: there is none yet
   Nanoseconds hand_over_until_ = 0;
   size_t due_ = 0;                   // answers that have not arrived
   std::vector<bool> reported_dead_;  // ranks of this host whose death was seen

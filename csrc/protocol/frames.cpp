@@ -89,7 +89,7 @@ BadFrame bad_control(Flaw flaw, int64_t value) {
 
 BadFrame check(const Fault& fault, int ranks) {
   const SizeMismatch& misfit = fault.misfit;
-  if (fault.kind == FaultKind::kNone || fault.kind > FaultKind::kHostSilent)
+  if (fault.kind == FaultKind::kNone || fault.kind > FaultKind::kStopped)
     return bad_control(Flaw::kFault, static_cast<int64_t>(fault.kind));
   if (fault.by < 0 || fault.by >= ranks) return bad_control(Flaw::kRank, fault.by);
   // A receive from any rank names no rank in its Timeout.
@@ -159,7 +159,8 @@ BadFrame parse(const ControlBytes& bytes, int ranks, ControlFrame& frame) {
   if (frame.kind < Kind::kAsk || frame.kind > Kind::kNext)
     return bad_control(Flaw::kKind, static_cast<int64_t>(frame.kind));
   if (frame.kind == Kind::kProposal)
-    return frame.proposal.nbytes <= kProposalBytes ? BadFrame{} : bad_control(Flaw::kLength, frame.proposal.nbytes);
+    return frame.proposal.nbytes <= kProposalBytes ? BadFrame{}
+                                                   : bad_control(Flaw::kLength, frame.proposal.nbytes);
   if (frame.kind == Kind::kAbort)
     if (const BadFrame found = check(frame.fault, ranks); found.flaw != Flaw::kNone) return found;
   return check(frame.status);

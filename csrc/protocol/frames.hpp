@@ -83,8 +83,8 @@ struct ProposalBytes {
   unsigned char bytes[kProposalBytes];
 };
 
-// All frames have the same size. kProposal carries a proposal, kNext says that what follows belongs to the next
-// membership, and all others carry the status of their sender.
+// All frames have the same size. kProposal carries a proposal, kNext says that what follows belongs to the
+// next membership, and all others carry the status of their sender.
 struct ControlFrame {
   enum class Kind : uint32_t { kAsk = 1, kAnswer, kAbort, kLeft, kProposal, kNext };
   Kind kind;

@@ -98,7 +98,7 @@ Region::Region(Descriptor fd, size_t start, uint32_t ranks, size_t staging_bytes
   staging_ = base_ + layout.staging;
   channel_bytes_ = base_ + layout.channel_bytes;
   if (maker == Maker::kAll) return;  // the ranks know its numbers from their decision
-  if (maker == Maker::kFirst) {  // a new memfd reads as zeros, which is every counter's first value
+  if (maker == Maker::kFirst) {      // a new memfd reads as zeros, which is every counter's first value
     header_->ranks = ranks;
     header_->staging_bytes = staging_bytes;
     header_->magic = kMagic;

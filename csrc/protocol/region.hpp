@@ -43,7 +43,8 @@ enum class FaultKind : uint32_t {
   kAborted,
   kNoMemory,
   kBadFrame,
-  kHostSilent
+  kHostSilent,
+  kStopped
 };
 
 // A message that differs from what its receiver expected. `seq`: the collective in which only sizes differ;
@@ -110,8 +111,8 @@ struct alignas(kLineBytes) Proposal {
   std::atomic<uint64_t> words[2][kProposalBytes / sizeof(uint64_t)];
 };
 
-// Whether a rank may still decide on the next membership. One exchange from kOpen: either the rank decides, or
-// another rank of its host evicts it.
+// Whether a rank may still decide on the next membership. One exchange from kOpen: either the rank decides,
+// or another rank of its host evicts it.
 enum class Fate : uint32_t { kOpen, kDecided, kEvicted };
 
 struct alignas(kLineBytes) RankCell {
@@ -230,7 +231,11 @@ class Region {
   void allow_lending() { lending_ = true; }
 
  private:
-  enum class Maker { kFirst, kNone, kAll };  // who lays out the memory: its first rank, another one, every rank
+  enum class Maker {
+    kFirst,
+    kNone,
+    kAll
+  };  // who lays out the memory: its first rank, another one, every rank
   Region(Descriptor fd, size_t start, uint32_t ranks, size_t staging_bytes, Maker maker);
 
   const Descriptor fd_;  // first: closed also when the rest of the constructor throws

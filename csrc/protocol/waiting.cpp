@@ -1,5 +1,6 @@
 #include "protocol/waiting.hpp"
 
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -8,7 +9,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <cstring>
 #include <ctime>
+#include <utility>
 
 #include "protocol/control.hpp"
 #include "protocol/frames.hpp"
@@ -22,6 +26,10 @@ constexpr Nanoseconds kSocketSlice = 10 * kMillisecond;   // the same on sockets
 constexpr Nanoseconds kBusySlice = kMillisecond;          // the same while queued bytes wait for the kernel
 constexpr Nanoseconds kFirstAsk = 5 * kMillisecond;
 constexpr Nanoseconds kLongestAsk = 640 * kMillisecond;
+// In an elastic group: how often the states of the processes are read, and how long a question may stay
+// unanswered.
+constexpr Nanoseconds kStateInterval = 25 * kMillisecond;
+constexpr Nanoseconds kSilence = 1000 * kMillisecond;
 constexpr Nanoseconds kAskPatience = 50 * kMillisecond;
 constexpr Nanoseconds kDyingPatience = 3000 * kMillisecond;
 constexpr Nanoseconds kStatusPatience = 2000 * kMillisecond;
@@ -87,6 +95,22 @@ int Peers::find_dead(World& world, Fault& fault) const {
     if (world.cell(rank).left.load(std::memory_order_acquire) != 0) continue;
     look_up(world.cell(rank).pid.load(std::memory_order_relaxed), fault);
     return rank;
+  }
+  return -1;
+}
+
+int Peers::find_stopped(World& world) const {
+  for (const int rank : watched_ranks_) {
+    if (world.cell(rank).left.load(std::memory_order_acquire) != 0) continue;
+    char path[32], text[512];
+    std::snprintf(path, sizeof path, "/proc/%d/stat", world.cell(rank).pid.load(std::memory_order_relaxed));
+    const Descriptor file(open(path, O_RDONLY | O_CLOEXEC));
+    const ssize_t got = file < 0 ? -1 : read(file, text, sizeof text - 1);
+    if (got <= 0) continue;
+    text[got] = '\0';
+    const char* const name_end = std::strrchr(text, ')');  // the name may contain anything
+    if (name_end != nullptr && (name_end[1] == ' ') && (name_end[2] == 'T' || name_end[2] == 't'))
+      return rank;
   }
   return -1;
 }
@@ -221,6 +245,7 @@ void Waiter::check_for_faults(int awaited, bool gone) {
     fault.kind = FaultKind::kMismatch;
     fail(fault);
   }
+  if (world_.elastic()) check_for_silence();
   if (gone) {
     fault.kind = FaultKind::kPeerLeft;
     fault.about = awaited >= 0 ? awaited : (rank_ == 0 ? 1 : 0);
@@ -238,6 +263,23 @@ void Waiter::check_for_faults(int awaited, bool gone) {
     if (fault.about < 0) fault.about = awaited;
     fail(fault);
   }
+}
+
+// A stopped rank, found twice; or a rank of another host that does not answer.
+void Waiter::check_for_silence() {
+  Fault fault;
+  if (control_ != nullptr && (fault.about = control_->find_silent(kSilence)) >= 0) {
+    fault.kind = FaultKind::kHostSilent;
+    fail(fault);
+  }
+  if (now_ns() < looked_ + kStateInterval) return;
+  const int before = std::exchange(stopped_, peers_.find_stopped(world_));
+  const bool again = looked_ != 0 && now_ns() < looked_ + 4 * kStateInterval;
+  looked_ = now_ns();
+  if (stopped_ < 0 || stopped_ != before || !again) return;
+  fault.kind = FaultKind::kStopped;
+  fault.about = stopped_;
+  fail(fault);
 }
 
 // A rank whose operation of this number differs from ours, or -1. This finds ranks that wait for each other

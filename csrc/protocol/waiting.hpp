@@ -43,6 +43,8 @@ class Peers {
 
   // A rank that has ended, or -1. Stores how it ended in `fault` when the launcher knows.
   int find_dead(World& world, Fault& fault) const;
+  // A rank of this host that is stopped (SIGSTOP, a debugger), or -1.
+  int find_stopped(World& world) const;
   int pidfd(int rank) const { return pidfds_[static_cast<size_t>(rank)]; }
   bool dead(int rank) const;
   // Waits until the rank's process has ended; a signal ends the wait, too.
@@ -168,6 +170,7 @@ class Waiter {
   // Whether the awaited message comes through a socket.
   bool far(int awaited) const { return sockets_ != nullptr && (awaited < 0 || !world_.near(awaited)); }
   [[noreturn]] void rethrow();
+  void check_for_silence();
   int find_mismatch();
   int find_absent();
 
@@ -186,6 +189,8 @@ class Waiter {
   uint64_t fingerprint_ = 0;
   Nanoseconds deadline_ = INT64_MAX;
   Nanoseconds timeout_ = INT64_MAX;
+  Nanoseconds looked_ = 0;  // when it last looked for stopped ranks
+  int stopped_ = -1;        // the one that it found then
 };
 
 }  // namespace unisono

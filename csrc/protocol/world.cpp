@@ -164,14 +164,15 @@ Fate World::settle(int rank, Fate fate) {
   auto found = static_cast<uint32_t>(Fate::kOpen);
   std::atomic<uint32_t>& held = cell(rank).fate;
   if (fate == Fate::kOpen) return static_cast<Fate>(held.load(std::memory_order_seq_cst));
-  if (held.compare_exchange_strong(found, static_cast<uint32_t>(fate), std::memory_order_seq_cst)) return fate;
+  if (held.compare_exchange_strong(found, static_cast<uint32_t>(fate), std::memory_order_seq_cst))
+    return fate;
   return static_cast<Fate>(found);
 }
 
 void World::await_proposal(uint32_t epoch, int64_t slice) {
   const timespec timeout{slice / 1'000'000'000LL, slice % 1'000'000'000LL};
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&own_cell().membership_event.epoch), FUTEX_WAIT, epoch, &timeout,
-          nullptr, 0);
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&own_cell().membership_event.epoch), FUTEX_WAIT, epoch,
+          &timeout, nullptr, 0);
 }
 
 void World::wake_control() {

@@ -56,6 +56,9 @@ class World {
   Fault fault() const;
   // Aborts the group, unless another rank has, and wakes all ranks of this host.
   void abort_with(const Fault& fault);
+  // Whether a wait also ends because a rank is stopped, or does not answer: the group can go on without it.
+  bool elastic() const { return elastic_.load(std::memory_order_relaxed); }
+  void set_elastic(bool elastic) { elastic_.store(elastic, std::memory_order_relaxed); }
   // Wakes every sleeper on this host.
   void wake_all();
   // The record of an operation of `rank`. For ranks of this host it may be torn: half of it belongs to
@@ -90,6 +93,7 @@ class World {
   const std::shared_ptr<Region> region_;
   const std::vector<int> places_, hosts_;
   const int own_place_;
+  std::atomic<bool> elastic_{false};
   std::mutex aborting_;  // guards this rank's `fault` until the abort cell names it
   std::unique_ptr<RankCell[]> far_;
   std::vector<RankCell*> cells_;

@@ -48,7 +48,8 @@ void bind_membership(nb::module_& m, nb::class_<Engine>& engine) {
       .value("OPEN", Fate::kOpen)
       .value("DECIDED", Fate::kDecided)
       .value("EVICTED", Fate::kEvicted);
-  nb::enum_<Control::State>(m, "Contact", "The connection to a rank of another host, or a process of this one.")
+  nb::enum_<Control::State>(m, "Contact",
+                            "The connection to a rank of another host, or a process of this one.")
       .value("OPEN", Control::State::kOpen)
       .value("ENDED", Control::State::kEnded)
       .value("RESET", Control::State::kReset)
@@ -56,9 +57,10 @@ void bind_membership(nb::module_& m, nb::class_<Engine>& engine) {
       .value("NEXT", Control::State::kNext);
   engine
       .def(
-          "propose", [](Engine& self, const nb::bytes& bytes) { self.propose(view(bytes)); }, nb::arg("bytes"),
-          "Publishes what this rank proposes as the next membership.")
-      .def("proposal_of", &proposal_of, nb::arg("rank"), "(version, bytes) of a rank's newest; 0: it has none.")
+          "propose", [](Engine& self, const nb::bytes& bytes) { self.propose(view(bytes)); },
+          nb::arg("bytes"), "Publishes what this rank proposes as the next membership.")
+      .def("proposal_of", &proposal_of, nb::arg("rank"),
+           "(version, bytes) of a rank's newest; 0: it has none.")
       .def("settle", &settle, nb::arg("rank"), nb::arg("fate"),
            "What became of a rank of this host, after an attempt to change it from OPEN.")
       .def_prop_ro("membership_epoch", [](Engine& self) { return self.world().membership_epoch(); })
@@ -70,10 +72,12 @@ void bind_membership(nb::module_& m, nb::class_<Engine>& engine) {
           nb::arg("epoch"), nb::arg("slice_s"), nb::call_guard<NoGil>(),
           "Sleeps until a proposal comes that `epoch` does not know, or the slice has passed.")
       .def(
-          "near", [](Engine& self, int rank) { return self.world().near(self.member(rank)); }, nb::arg("rank"))
+          "near", [](Engine& self, int rank) { return self.world().near(self.member(rank)); },
+          nb::arg("rank"))
       .def(
           "state", [](Engine& self, int rank) { return self.state(self.member(rank)); }, nb::arg("rank"),
-          nb::call_guard<NoGil>(), "How the connection to a rank is; of this host: whether its process ended.")
+          nb::call_guard<NoGil>(),
+          "How the connection to a rank is; of this host: whether its process ended.")
       .def(
           "heard",
           [](Engine& self, int rank) {
@@ -86,6 +90,10 @@ void bind_membership(nb::module_& m, nb::class_<Engine>& engine) {
       .def(
           "pidfd", [](Engine& self, int rank) { return self.pidfd(self.member(rank)); }, nb::arg("rank"),
           "The descriptor of a process of this host; -1: it has none. The engine owns it.")
+      .def_prop_rw(
+          "elastic", [](Engine& self) { return self.world().elastic(); },
+          [](Engine& self, bool elastic) { self.world().set_elastic(elastic); },
+          "Whether a wait also ends because a rank is stopped, or does not answer.")
       .def_prop_ro("unsettled", &Engine::unsettled,
                    "Whether another rank may still write to the buffers of a failed call.")
       .def(
@@ -98,7 +106,8 @@ void bind_membership(nb::module_& m, nb::class_<Engine>& engine) {
           "Frees the memory of this membership, which no rank uses any more.")
       .def_prop_ro("lending", [](Engine& self) { return self.world().region().lending(); })
       .def("hand_over", &hand_over, nb::arg("kept"), nb::arg("timeout_s"),
-           "Leaves the group, and returns its connections (control, data, messages), -1 for ranks of this host. "
+           "Leaves the group, and returns its connections (control, data, messages), -1 for ranks of this "
+           "host. "
            "The caller owns them. Those to ranks for which `kept` and `state` (NEXT) hold can be passed on.");
   m.def(
       "pass_markers",

@@ -128,7 +128,8 @@ void bind_tables(nb::module_& m) {
       .value("ABORTED", FaultKind::kAborted)
       .value("NO_MEMORY", FaultKind::kNoMemory)
       .value("BAD_FRAME", FaultKind::kBadFrame)
-      .value("HOST_SILENT", FaultKind::kHostSilent);
+      .value("HOST_SILENT", FaultKind::kHostSilent)
+      .value("STOPPED", FaultKind::kStopped);
   m.attr("LANE_ENTRIES") = kLaneEntries;
   m.attr("HISTORY") = kHistory;
   m.attr("LAYOUT") = kLayout;

@@ -81,7 +81,8 @@ void pass_markers(std::span<const int> sockets, std::span<const unsigned char> m
       send_more(one, marker);
       read_more(one, marker, into);
       if (one.done(marker.size())) continue;
-      // Fewer bytes than a marker have arrived: more must come before the next attempt, and poll would not wait.
+      // Fewer bytes than a marker have arrived: more must come before the next attempt, and poll would not
+      // wait.
       polled.push_back({one.fd, static_cast<short>(one.sent < marker.size() ? POLLIN | POLLOUT : POLLIN), 0});
     }
     const Nanoseconds left = deadline - now_ns();

@@ -70,7 +70,7 @@ def next_identity(identity: Identity, kept: list[int]) -> Identity:
 def next_engine(
     former: _native.Engine, identity: Identity, kept: list[int], rank: int, size: int, timeout_s: float
 ) -> tuple[_native.Engine, Kept]:
-    """The engine of this rank in the next membership, and the connections that stay open; the former is left.
+    """The engine of this rank in the next membership, and connections that stay open; the former is left.
 
     Args:
         identity: of the next membership.  kept: its ranks, as they were numbered.

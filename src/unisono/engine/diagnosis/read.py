@@ -41,6 +41,7 @@ _NAMES: dict[int, report.FaultKind] = {
     FaultKind.NO_MEMORY: "no_memory",
     FaultKind.BAD_FRAME: "bad_frame",
     FaultKind.HOST_SILENT: "host_silent",
+    FaultKind.STOPPED: "stopped",
 }
 
 
@@ -71,7 +72,7 @@ def read(scene: Scene, record: FaultRecord | None = None) -> FaultReport:
     own_end = fault.kind == FaultKind.PEER_LEFT and fault.about == scene.rank
     if own_end or fault.kind == FaultKind.NONE:
         return _report(scene, "closed", fault, found_by=scene.rank)
-    if fault.kind in (FaultKind.PEER_LOST, FaultKind.PEER_LEFT, FaultKind.HOST_SILENT):
+    if fault.kind in (FaultKind.PEER_LOST, FaultKind.PEER_LEFT, FaultKind.HOST_SILENT, FaultKind.STOPPED):
         return _peer(scene, fault)
     if fault.kind == FaultKind.MISMATCH:
         return _mismatch(scene, fault) if fault.seq else _message_mismatch(scene, fault)

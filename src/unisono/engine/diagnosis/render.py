@@ -15,7 +15,7 @@ __all__ = ["error", "signal_name", "text"]
 def error(report: FaultReport) -> GroupError:
     """The exception for a fault; it carries the report."""
     headline = text(report)
-    if report.kind in ("peer_lost", "peer_left", "host_silent"):
+    if report.kind in ("peer_lost", "peer_left", "host_silent", "stopped"):
         assert report.rank is not None
         return PeerLost(
             headline,
@@ -124,6 +124,8 @@ def _peer(report: FaultReport, where: str) -> str:
         how = f"has closed the group{_because(report.cause)}"
         if not report.cause:
             remedy = f"Rank {rank} must make the same calls before it closes the group or ends."
+    elif report.kind == "stopped":
+        how, remedy = "is stopped", "See what has stopped it (SIGSTOP, a debugger)."
     elif report.kind == "host_silent":
         how = "is lost: its host no longer answers"
         remedy = "Look at that host, and at the network to it; UNISONO_PEER_TIMEOUT_S bounds such a silence."
@@ -287,5 +289,6 @@ _WRITERS: dict[str, Callable[[FaultReport, str], str]] = {
     "nothing_came": _nothing_came,
     "peer_left": _peer,
     "peer_lost": _peer,
+    "stopped": _peer,
     "timeout": _timeout,
 }

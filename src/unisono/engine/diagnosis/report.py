@@ -33,6 +33,7 @@ FaultKind = Literal[
     "nothing_came",
     "peer_left",
     "peer_lost",
+    "stopped",
     "timeout",
 ]
 _KINDS = get_args(FaultKind)
