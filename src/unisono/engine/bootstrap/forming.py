@@ -70,7 +70,7 @@ def next_identity(identity: Identity, kept: list[int]) -> Identity:
 def next_engine(
     former: _native.Engine, identity: Identity, kept: list[int], rank: int, size: int, timeout_s: float
 ) -> tuple[_native.Engine, Kept]:
-    """The engine of this rank in the next membership, and connections that stay open; the former is left.
+    """This rank's engine in the next membership, and connections to keep open; the former one is left.
 
     Args:
         identity: of the next membership.  kept: its ranks, as they were numbered.
@@ -121,7 +121,7 @@ def _sort(
     wires: tuple[list[int], list[int], list[int]],
     timeout_s: float,
 ) -> tuple[list[list[int]], Kept]:
-    """The connections by kind and rank, with nothing of the former membership in them; and those that are left.
+    """The connections by kind and rank, with nothing of the former group in them; and all others.
 
     A rank may not have passed on its ends, if it was lost since the decision.
     """

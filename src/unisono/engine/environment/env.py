@@ -169,6 +169,7 @@ VARIABLES = _table(
     Variable("UNISONO_PLACEMENT", "placement", _flag, "0: waiting threads do not move to other cores"),
     Variable("UNISONO_SPIN_US", "spin_us", _whole_number(-1, INT32_MAX), "microseconds to spin; -1: chosen"),
     Variable("UNISONO_PEER_TIMEOUT_S", "peer_timeout_s", _seconds, "seconds until a silent host is lost"),
+    Variable("UNISONO_JOIN", "join", _text, "HOST:PORT of a running group that `unisono.elastic` joins"),
     Variable(
         "UNISONO_RANKS_PER_HOST",
         "ranks_per_host",

@@ -24,6 +24,7 @@ class _Values(NamedTuple):
     placement: bool = True
     spin_us: int = -1
     peer_timeout_s: float = 10.0
+    join: str = ""
     ranks_per_host: int = 0
     calibration: str = ""
     cache_home: str = ""

@@ -12,6 +12,7 @@ native.py           NativeGroup, connect               native_planning.py   choo
 native_messages.py  messages under way                 canon.py             reproducible order
 custom.py           algorithms of the caller           parent.py            while a subgroup is made
 shrink.py           the next group, of the living ranks
+admission.py        the next group, with newcomers     turns.py             a program whose group changes
 codec_arguments.py  the codec of a call                codec_planning.py    proof, error bound, choice
 codec_error.py      the error of a plan                codec_messages.py    messages with encoded values
 
@@ -28,6 +29,7 @@ from unisono.engine.group.init import init_process_group
 from unisono.engine.group.messages import ANY_TAG, RecvFrom, SendTo
 from unisono.engine.group.native import connect
 from unisono.engine.group.shrink import Departure
+from unisono.engine.group.turns import elastic, join
 from unisono.engine.group.waiting import wait_all, wait_any
 from unisono.engine.group.work import DoneWork, MessageWork, Work
 
@@ -42,7 +44,9 @@ __all__ = [
     "Status",
     "Work",
     "connect",
+    "elastic",
     "init_process_group",
+    "join",
     "wait_all",
     "wait_any",
 ]

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 import msgspec
 
@@ -28,6 +28,7 @@ from unisono.engine.group.planning import Planner
 from unisono.engine.group.signature import collective
 from unisono.engine.group.work import MessageWork, Work, seconds
 from unisono.engine.operations.reduction import Op, ReduceOp
+from unisono.errors import NotSupported
 from unisono.plans import StepFunction
 
 if TYPE_CHECKING:
@@ -228,6 +229,66 @@ class Group(_native.Calls):
 
     @abstractmethod
     def _shrink(self, exclude: Sequence[int], timeout_s: float) -> Group: ...
+
+    @property
+    def elastic(self) -> bool:
+        """Whether an operation also ends because a rank is stopped, or does not answer for a second.
+
+        Otherwise only its timeout ends it: a job that is stopped as a whole then continues. Set it on all
+        ranks.
+        """
+        return False
+
+    @elastic.setter
+    def elastic(self, value: bool) -> None:  # noqa: ARG002
+        self._refuse_membership("elastic")
+
+    def listen(self, address: str = "", port: int = 0) -> tuple[str, ...]:
+        """Let newcomers come: the first rank of each host listens. Returns all addresses; all ranks call it.
+
+        Args:
+            address: of this host, for other hosts to reach; "": as when the group met.
+            port: 0 picks a free one.
+        Raises:
+            StoreError: the address cannot be bound.
+        """
+        return self._listen(address, port)
+
+    def waiting(self, maximum: int | None = None) -> int:
+        """How many newcomers wait for `admit`; the same number on every rank, and all of them call it.
+
+        Args:
+            maximum: newcomers that would make the group larger are not counted.
+        """
+        return self._waiting(None if maximum is None else whole(maximum, "maximum", 1))
+
+    def admit(self, *, maximum: int | None = None, timeout: Seconds = None) -> Group:
+        """Take in the newcomers that wait, see `join`: the next group, whose last ranks they are.
+
+        Every rank calls it, between other calls. If nobody waits, it returns this group. Otherwise this
+        group is closed once all ranks have made the next one.
+
+        Args:
+            maximum: the largest size of the next group; further newcomers wait for the next call.
+        Raises:
+            RendezvousError: the next group could not be made; this one goes on.
+            PeerLost, Timeout: a rank was lost before.
+        Example: group = group.admit()
+        """
+        maximum = None if maximum is None else whole(maximum, "maximum", 1)
+        return self._admit(maximum, self._planner.seconds(timeout))
+
+    def _listen(self, address: str, port: int) -> tuple[str, ...]:  # noqa: ARG002
+        self._refuse_membership("listen()")
+
+    def _waiting(self, maximum: int | None) -> int:  # noqa: ARG002
+        self._refuse_membership("waiting()")
+
+    def _admit(self, maximum: int | None, timeout_s: float) -> Group:  # noqa: ARG002
+        self._refuse_membership("admit()")
+
+    def _refuse_membership(self, what: str) -> NoReturn:
+        raise NotSupported(f"a group of this backend has no {what}: its membership is fixed", what=what)
 
     # ---- collectives: every rank calls them, in the same order --------------------------------------
 
@@ -892,12 +953,13 @@ class Group(_native.Calls):
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    ) -> bool | None:
         """Close. If the block raised nothing, raise the error of asynchronous work that no wait raised."""
         unheard = self._unreported() if kind is None else None
         self._leave(error)  # not what a handler around the block has caught before
         if unheard is not None:
             raise unheard
+        return None
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"rank {self.rank} of {self.size}"

@@ -6,10 +6,12 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple, SupportsIndex
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 from unisono import _native
 from unisono._native import FaultKind, Status
+from unisono.engine.base.checking import flag
 from unisono.engine.bootstrap.engine import EngineSettings, open_engine
 from unisono.engine.bootstrap.forming import Identity, Kept
 from unisono.engine.bootstrap.rendezvous import Rendezvous
@@ -21,6 +23,7 @@ from unisono.engine.diagnosis.render import error
 from unisono.engine.diagnosis.site import site
 from unisono.engine.environment import env
 from unisono.engine.group import objects
+from unisono.engine.group.admission import Newcomers, addresses_of, admit, look_for_newcomers
 from unisono.engine.group.group import Group, Seconds
 from unisono.engine.group.messages import ANY_RANK, addressed, begin, checked, run
 from unisono.engine.group.native_planning import NativePlanner
@@ -30,6 +33,9 @@ from unisono.engine.group.work import MessageWork, seconds
 from unisono.engine.store import PrefixStore, Store
 from unisono.engine.store.base import close_in_children
 from unisono.errors import Evicted, GroupClosed, GroupError, NotSupported, RendezvousError
+
+if TYPE_CHECKING:
+    from unisono.engine.group.turns import Turns
 
 __all__ = ["NativeGroup", "connect"]
 
@@ -74,6 +80,7 @@ class NativeGroup(Group):
         self._identity = identity
         self._former = former or Former()
         self._attempts = 0
+        self._loop: Turns | None = None
         self._changing = threading.Lock()
         if len(set(hosts)) > 1:
             close_in_children(planner.close_copies)
@@ -93,6 +100,50 @@ class NativeGroup(Group):
     def previous_ranks(self) -> tuple[int | None, ...]:
         """See `Group.previous_ranks`."""
         return self._former.ranks or tuple(range(self.size))
+
+    @property
+    def elastic(self) -> bool:
+        """See `Group.elastic`."""
+        return self._planner.engine.elastic
+
+    @elastic.setter
+    def elastic(self, value: bool) -> None:
+        self._planner.engine.elastic = flag(value, "elastic")
+
+    def _listen(self, address: str, port: int) -> tuple[str, ...]:
+        self._check_identity("listen")
+        return addresses_of(self, address, port)
+
+    def _waiting(self, maximum: int | None) -> int:
+        self._check_identity("waiting")
+        if self._loop is not None and maximum is None:
+            maximum = self._loop.maximum
+        number = len(look_for_newcomers(self, maximum).taken)
+        if self._loop is not None:
+            self._loop.newcomers = number
+        return number
+
+    def _admit(self, maximum: int | None, timeout_s: float) -> NativeGroup:
+        self._check_identity("admit")
+        newcomers = look_for_newcomers(self, maximum)
+        if not newcomers.taken:
+            return self
+        return admitted(self, newcomers, time.monotonic() + timeout_s)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        """See `Group`. In a loop of `elastic`, keep the group open for the next turn, and take its faults."""
+        if self._loop is None:
+            return super().__exit__(kind, error, trace)
+        taken: bool = self._loop.leave(error or self._unreported())
+        if not taken:
+            super().__exit__(kind, error, trace)
+        return taken
+
+    def _check_identity(self, operation: str) -> None:
+        if self._identity is None:
+            raise NotSupported(f"{operation}: this group was made without a membership")
 
     def _shrink(self, exclude: Sequence[int], timeout_s: float) -> NativeGroup:
         excluded = excluded_ranks(self, exclude)
@@ -236,10 +287,7 @@ def connect(
 
 
 def shrunk(group: NativeGroup, excluded: tuple[int, ...], deadline: float) -> NativeGroup:
-    """The next group, of the living ranks; this one is closed.
-
-    A rank that is lost after the decision is in the next group, which finds that and shrinks again.
-    """
+    """The next group, of the living ranks; this one is closed."""
     if group._identity is None:
         raise NotSupported("shrink: this group has no memory that a next one could continue in")
     group._attempts += 1
@@ -253,9 +301,6 @@ def shrunk(group: NativeGroup, excluded: tuple[int, ...], deadline: float) -> Na
     left = departures(group, agreement, group.generation)
     engine = group._planner.engine
     made, identity, kept, rest = form(group, group._identity, agreement, deadline)
-    rest.add(group._planner.rest)  # before the group is closed
-    members = tuple(group._members[former] for former in kept)
-    hosts = tuple(group._hosts[former] for former in kept)
     store = None if group._store is None else PrefixStore(f"generation/{identity.generation}", group._store)
     following = NativeGroup(
         made,
@@ -264,24 +309,70 @@ def shrunk(group: NativeGroup, excluded: tuple[int, ...], deadline: float) -> Na
         group.name,
         group.timeout_s,
         store,
-        group._succeed(),
-        members,
+        None,
+        tuple(group._members[former] for former in kept),
         group.reproducible,
-        hosts,
+        tuple(group._hosts[former] for former in kept),
         group._planner.machine,
         group._settings,
         identity,
         Former(left, tuple(kept)),
     )
     following._planner.rest.add(rest)
+    succeed(group, following)
+    following = begun(following, deadline)
+    engine.discard_region()
+    return following
+
+
+def succeed(group: NativeGroup, following: NativeGroup) -> None:
+    """Close a group whose next one is made, which takes over what both need."""
+    planner, after = group._planner, following._planner
+    after.rest.add(planner.rest)
+    after.listener, planner.listener = planner.listener, None
+    after.listening = planner.listening
+    after.ends, planner.ends = planner.ends + after.ends, []
+    following.elastic = group.elastic
+    following._loop = group._loop
+    meeting = group._succeed()
+    if meeting is not None:
+        after.ends.append(meeting.close)
+
+
+def begun(group: NativeGroup, deadline: float) -> NativeGroup:
+    """The group, once all its ranks have come. If one is lost before, the next group without it."""
     try:
-        following.barrier(timeout=max(1.0, deadline - time.monotonic()))
+        group.barrier(timeout=max(1.0, deadline - time.monotonic()))
+        return group
     except GroupError:
         if time.monotonic() > deadline:
             raise
-        later = shrunk(following, (), deadline)
-        ranks = tuple(None if each is None else kept[each] for each in later.previous_ranks)
-        later._former = Former((*left, *later.left), ranks)
-        return later
-    engine.discard_region()
-    return following
+    later = shrunk(group, (), deadline)
+    own = group.previous_ranks
+    ranks = tuple(None if each is None else own[each] for each in later.previous_ranks)
+    later._former = Former((*group.left, *later.left), ranks)
+    return later
+
+
+def admitted(group: NativeGroup, newcomers: Newcomers, deadline: float) -> NativeGroup:
+    """The next group, with the newcomers; this one is closed."""
+    opened, identity, base, keys, members = admit(group, newcomers, deadline)
+    following = NativeGroup(
+        opened.engine,
+        group.rank,
+        len(members),
+        group.name,
+        group.timeout_s,
+        PrefixStore("group", keys),
+        None,
+        members,
+        group.reproducible,
+        opened.hosts,
+        opened.machine,
+        group._settings,
+        identity,
+        Former((), (*range(group.size), *(None for _ in newcomers.taken))),
+    )
+    following._planner.ends.append(base.close)
+    succeed(group, following)
+    return begun(following, deadline)

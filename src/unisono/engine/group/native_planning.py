@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -30,6 +31,7 @@ from unisono.plans import StepFunction, lower_rank
 from unisono.plans.lowering import lower_agreement
 
 if TYPE_CHECKING:
+    from unisono.engine.group.admission import Listener
     from unisono.engine.group.codec_arguments import CodedAs
     from unisono.engine.group.codec_planning import Codings
 
@@ -51,6 +53,8 @@ class NativePlanner(Planner[_native.Engine]):
     Attributes:
         reported: whether a call has raised what aborted the group.
         rest: connections to ranks that were in former groups; they end with this one.
+        listening, listener: whether newcomers may come, and where, if they may at this rank.
+        ends: what else ends with the group.
     """
 
     def __init__(
@@ -67,6 +71,9 @@ class NativePlanner(Planner[_native.Engine]):
         super().__init__(engine, name, rank, size, timeout_s, host_names, reproducible, machine)
         self.reported = False
         self.rest = Kept()
+        self.listener: Listener | None = None
+        self.listening = False
+        self.ends: list[Callable[[], None]] = []
         self._host_names = host_names
 
     def place(self, hosts: tuple[int, ...]) -> None:
@@ -105,6 +112,8 @@ class NativePlanner(Planner[_native.Engine]):
         finally:
             engine.leave()
             self.rest.close()
+            for end in self.ends if self.listener is None else [self.listener.close, *self.ends]:
+                end()
             self.kept.close()  # not earlier: a thread may still move bytes of these buffers
 
     def drop(self) -> _native.Engine | None:

@@ -75,12 +75,14 @@ def excluded_ranks(group: NativeGroup, exclude: Sequence[int]) -> tuple[int, ...
 class _Agreeing:
     """One call of shrink, up to the decision."""
 
-    def __init__(self, group: NativeGroup, excluded: tuple[int, ...], deadline: float, attempt: int) -> None:
+    def __init__(
+        self, group: NativeGroup, excluded: tuple[int, ...], deadline: float, attempt: int, following: str
+    ) -> None:
         self._group = group
         self._engine = group._planner.engine
         self._rank, self._size = group.rank, group.size
         self._deadline = deadline
-        self._agreement = Agreement(self._rank, self._size, attempt, excluded)
+        self._agreement = Agreement(self._rank, self._size, attempt, excluded, following)
         late = overdue(self._engine)
         self._contacts = Contacts(self._engine, self._rank, self._size, deadline, late)
         self._seen: dict[int, tuple[int, Proposal]] = {}
@@ -176,15 +178,17 @@ class _Agreeing:
         return self._group._planner.evicted("shrink", why)
 
 
-def agree(group: NativeGroup, excluded: tuple[int, ...], deadline: float, attempt: int) -> Agreement:
+def agree(
+    group: NativeGroup, excluded: tuple[int, ...], deadline: float, attempt: int, following: str = ""
+) -> Agreement:
     """Agree on the next membership; see `_Agreeing.decide`."""
-    return _Agreeing(group, excluded, deadline, attempt).decide()
+    return _Agreeing(group, excluded, deadline, attempt, following).decide()
 
 
 def form(
     group: NativeGroup, identity: Identity, agreement: Agreement, deadline: float
 ) -> tuple[_native.Engine, Identity, list[int], Kept]:
-    """The engine of the next group, its identity, its ranks as they were numbered, and further connections."""
+    """The next engine, its identity, its ranks as they were numbered, and connections to keep open."""
     engine = group._planner.engine
     kept = ranks_of(agreement.alive)
     if not engine.faulted:  # ranks that were left out learn it at their next call

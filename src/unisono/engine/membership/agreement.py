@@ -47,11 +47,14 @@ class Agreement:
         why: why this rank is evicted, or why the calls do not fit.
     """
 
-    def __init__(self, rank: int, size: int, attempt: int, excluded: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, rank: int, size: int, attempt: int, excluded: tuple[int, ...] = (), following: str = ""
+    ) -> None:
         self.rank = rank
         self.size = size
         self.attempt = attempt
         self.excluded = excluded
+        self.following = following[:MOST_TEXT]
         self.alive = members(range(size)) & ~members(excluded)
         self.gone = 0
         self.reasons = dict.fromkeys(excluded, "excluded")
@@ -66,7 +69,14 @@ class Agreement:
         """What to publish now."""
         reasons = tuple(self.reasons.items())
         return Proposal(
-            self.attempt, self.phase, self.alive, self.gone, self.excluded, reasons, self.why[:MOST_TEXT]
+            self.attempt,
+            self.phase,
+            self.alive,
+            self.gone,
+            self.excluded,
+            reasons,
+            self.why[:MOST_TEXT],
+            self.following,
         )
 
     def advance(
@@ -156,6 +166,9 @@ class Agreement:
                 self.why = (
                     f"rank {first[0]} excludes {sorted(first[1])}, rank {second[0]} {sorted(second[1])}"
                 )
+            elif one.phase is not Phase.RESIGNED and one.following != self.following:
+                calls = one.following or "called shrink", self.following or "called shrink"
+                self.why = f"rank {rank} has {calls[0]}, rank {self.rank} has {calls[1]}"
             else:
                 continue
             self.phase = Phase.REFUSED

@@ -49,6 +49,7 @@ class Proposal(msgspec.Struct, frozen=True, array_like=True):
         excluded: the ranks that its caller excludes.
         reasons: (rank, why it is out).
         text: of a refusal.
+        following: identifies a next group that this rank has made already; "": it is made after the decision.
     """
 
     attempt: int
@@ -58,6 +59,7 @@ class Proposal(msgspec.Struct, frozen=True, array_like=True):
     excluded: tuple[int, ...] = ()
     reasons: tuple[tuple[int, str], ...] = ()
     text: str = ""
+    following: str = ""
 
 
 class _Wire(msgspec.Struct, array_like=True):
@@ -68,6 +70,7 @@ class _Wire(msgspec.Struct, array_like=True):
     excluded: list[int]
     reasons: list[tuple[int, str]]
     text: str
+    following: str
 
 
 _decode = msgspec.msgpack.Decoder(_Wire).decode
@@ -103,6 +106,7 @@ def encode(proposal: Proposal, size: int) -> bytes:
         list(proposal.excluded),
         list(proposal.reasons[:MOST_REASONS]),
         proposal.text[:MOST_TEXT],
+        proposal.following[:MOST_TEXT],
     )
     while len(encoded := msgspec.msgpack.encode(wire)) > _native.PROPOSAL_BYTES:
         if wire.reasons:
@@ -120,5 +124,12 @@ def decode(encoded: bytes) -> Proposal | None:
         return None
     alive, gone = int.from_bytes(wire.alive, "little"), int.from_bytes(wire.gone, "little")
     return Proposal(
-        wire.attempt, wire.phase, alive, gone, tuple(wire.excluded), tuple(wire.reasons), wire.text
+        wire.attempt,
+        wire.phase,
+        alive,
+        gone,
+        tuple(wire.excluded),
+        tuple(wire.reasons),
+        wire.text,
+        wire.following,
     )
