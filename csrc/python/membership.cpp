@@ -41,9 +41,7 @@ std::tuple<std::vector<int>, std::vector<int>, std::vector<int>> hand_over(Engin
   return {numbers[0], numbers[1], numbers[2]};
 }
 
-}  // namespace
-
-void bind_membership(nb::module_& m, nb::class_<Engine>& engine) {
+void bind_enums(nb::module_& m) {
   nb::enum_<Fate>(m, "Fate", "Whether a rank may still decide on the next membership.")
       .value("OPEN", Fate::kOpen)
       .value("DECIDED", Fate::kDecided)
@@ -55,6 +53,9 @@ void bind_membership(nb::module_& m, nb::class_<Engine>& engine) {
       .value("RESET", Control::State::kReset)
       .value("SILENT", Control::State::kSilent)
       .value("NEXT", Control::State::kNext);
+}
+
+void bind_proposals(nb::class_<Engine>& engine) {
   engine
       .def(
           "propose", [](Engine& self, const nb::bytes& bytes) { self.propose(view(bytes)); },
@@ -89,7 +90,11 @@ void bind_membership(nb::module_& m, nb::class_<Engine>& engine) {
       .def("ask", &Engine::ask, nb::call_guard<NoGil>(), "Asks all ranks of other hosts for a frame.")
       .def(
           "pidfd", [](Engine& self, int rank) { return self.pidfd(self.member(rank)); }, nb::arg("rank"),
-          "The descriptor of a process of this host; -1: it has none. The engine owns it.")
+          "The descriptor of a process of this host; -1: it has none. The engine owns it.");
+}
+
+void bind_next(nb::class_<Engine>& engine) {
+  engine
       .def_prop_rw(
           "elastic", [](Engine& self) { return self.world().elastic(); },
           [](Engine& self, bool elastic) { self.world().set_elastic(elastic); },
@@ -109,6 +114,14 @@ void bind_membership(nb::module_& m, nb::class_<Engine>& engine) {
            "Leaves the group, and returns its connections (control, data, messages), -1 for ranks of this "
            "host. "
            "The caller owns them. Those to ranks for which `kept` and `state` (NEXT) hold can be passed on.");
+}
+
+}  // namespace
+
+void bind_membership(nb::module_& m, nb::class_<Engine>& engine) {
+  bind_enums(m);
+  bind_proposals(engine);
+  bind_next(engine);
   m.def(
       "pass_markers",
       [](const std::vector<int>& sockets, const nb::bytes& marker, double timeout_s) {

@@ -11,10 +11,10 @@ The engine's groups:
 native.py           NativeGroup, connect               native_planning.py   choose, lower and bind a call
 native_messages.py  messages under way                 canon.py             reproducible order
 custom.py           algorithms of the caller           parent.py            while a subgroup is made
-shrink.py           the next group, of the living ranks
-admission.py        the next group, with newcomers     turns.py             a program whose group changes
-codec_arguments.py  the codec of a call                codec_planning.py    proof, error bound, choice
-codec_error.py      the error of a plan                codec_messages.py    messages with encoded values
+membership.py       a group that has a next one         departure.py        a rank that is lost
+shrink.py           agree on the next group, make it    admission.py        newcomers, seen by the members
+succession.py       from a group to the next one        joining.py          newcomers, seen by themselves
+listening.py        where newcomers come to            turns.py            a program whose group changes
 
 Groups over another library:
 external.py         ExternalGroup                      external_planning.py what a library refuses; its calls
@@ -24,11 +24,11 @@ external_work.py    operations under way               external_init.py     init
 from __future__ import annotations
 
 from unisono._native import Status
+from unisono.engine.group.departure import Departure
 from unisono.engine.group.group import Group
 from unisono.engine.group.init import init_process_group
 from unisono.engine.group.messages import ANY_TAG, RecvFrom, SendTo
 from unisono.engine.group.native import connect
-from unisono.engine.group.shrink import Departure
 from unisono.engine.group.turns import elastic, join
 from unisono.engine.group.waiting import wait_all, wait_any
 from unisono.engine.group.work import DoneWork, MessageWork, Work

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from unisono.codecs.codec import Codec
     from unisono.engine.group.codec_arguments import CodecChoice
-    from unisono.engine.group.shrink import Departure
+    from unisono.engine.group.departure import Departure
 
     CodecName = Codec | str | None
 

@@ -7,13 +7,13 @@ import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
+from typing import Any, SupportsIndex
 
 from unisono import _native
 from unisono._native import FaultKind, Status
 from unisono.engine.base.checking import flag
 from unisono.engine.bootstrap.engine import EngineSettings, open_engine
-from unisono.engine.bootstrap.forming import Identity, Kept
+from unisono.engine.bootstrap.forming import Identity
 from unisono.engine.bootstrap.rendezvous import Rendezvous
 from unisono.engine.costs.machine import DEFAULTS, Calibration
 from unisono.engine.diagnosis import uncaught
@@ -23,31 +23,24 @@ from unisono.engine.diagnosis.render import error
 from unisono.engine.diagnosis.site import site
 from unisono.engine.environment import env
 from unisono.engine.group import objects
-from unisono.engine.group.admission import Newcomers, addresses_of, admit, look_for_newcomers
+from unisono.engine.group.admission import addresses_of, look_for_newcomers
+from unisono.engine.group.departure import Departure
 from unisono.engine.group.group import Group, Seconds
+from unisono.engine.group.membership import Former, Loop, MembershipGroup
 from unisono.engine.group.messages import ANY_RANK, addressed, begin, checked, run
 from unisono.engine.group.native_planning import NativePlanner
 from unisono.engine.group.parent import Parent, making, watching
-from unisono.engine.group.shrink import Departure, agree, departures, excluded_ranks, form
+from unisono.engine.group.shrink import excluded_ranks
+from unisono.engine.group.succession import admitted, shrunk
 from unisono.engine.group.work import MessageWork, seconds
 from unisono.engine.store import PrefixStore, Store
 from unisono.engine.store.base import close_in_children
-from unisono.errors import Evicted, GroupClosed, GroupError, NotSupported, RendezvousError
-
-if TYPE_CHECKING:
-    from unisono.engine.group.turns import Turns
+from unisono.errors import GroupClosed, GroupError, NotSupported, RendezvousError
 
 __all__ = ["NativeGroup", "connect"]
 
 
-class Former(NamedTuple):
-    """The group before: who of it is not in this one, and the former rank of each rank; none: new ranks."""
-
-    left: tuple[Departure, ...] = ()
-    ranks: tuple[int | None, ...] = ()
-
-
-class NativeGroup(Group):
+class NativeGroup(MembershipGroup):
     """A `Group` of the engine; made by `init_process_group` or `connect`."""
 
     _planner: NativePlanner
@@ -80,7 +73,7 @@ class NativeGroup(Group):
         self._identity = identity
         self._former = former or Former()
         self._attempts = 0
-        self._loop: Turns | None = None
+        self._loop: Loop | None = None
         self._changing = threading.Lock()
         if len(set(hosts)) > 1:
             close_in_children(planner.close_copies)
@@ -123,7 +116,7 @@ class NativeGroup(Group):
             self._loop.newcomers = number
         return number
 
-    def _admit(self, maximum: int | None, timeout_s: float) -> NativeGroup:
+    def _admit(self, maximum: int | None, timeout_s: float) -> Group:
         self._check_identity("admit")
         newcomers = look_for_newcomers(self, maximum)
         if not newcomers.taken:
@@ -145,7 +138,7 @@ class NativeGroup(Group):
         if self._identity is None:
             raise NotSupported(f"{operation}: this group was made without a membership")
 
-    def _shrink(self, exclude: Sequence[int], timeout_s: float) -> NativeGroup:
+    def _shrink(self, exclude: Sequence[int], timeout_s: float) -> Group:
         excluded = excluded_ranks(self, exclude)
         if not self._changing.acquire(blocking=False):
             raise RuntimeError(f"group {self.name!r} is already being shrunk by another thread")
@@ -154,8 +147,35 @@ class NativeGroup(Group):
         finally:
             self._changing.release()
 
+    def _next(
+        self,
+        engine: _native.Engine,
+        rank: int,
+        store: Store | None,
+        members: tuple[int, ...],
+        hosts: tuple[str, ...],
+        machine: Calibration,
+        identity: Identity,
+        former: Former,
+    ) -> NativeGroup:
+        return NativeGroup(
+            engine,
+            rank,
+            len(members),
+            self.name,
+            self.timeout_s,
+            store,
+            None,
+            members,
+            self.reproducible,
+            hosts,
+            machine,
+            self._settings,
+            identity,
+            former,
+        )
+
     def _succeed(self) -> Rendezvous | None:
-        """End this group, whose next one is made; returns its rendezvous, which the next one keeps."""
         alive = self._finalizer.detach()
         self._close()
         self._planner.leave("")
@@ -284,95 +304,3 @@ def connect(
         settings=settings,
         identity=Identity(opened.membership, engine_settings),
     )
-
-
-def shrunk(group: NativeGroup, excluded: tuple[int, ...], deadline: float) -> NativeGroup:
-    """The next group, of the living ranks; this one is closed."""
-    if group._identity is None:
-        raise NotSupported("shrink: this group has no memory that a next one could continue in")
-    group._attempts += 1
-    try:
-        agreement = agree(group, excluded, deadline, group._attempts)
-    except Evicted:
-        engine = group._planner.engine
-        wires = engine.hand_over([False] * group.size, 0.0)  # no other rank waits for this one
-        Kept(fd for wire in wires for fd in wire if fd >= 0).close()
-        raise
-    left = departures(group, agreement, group.generation)
-    engine = group._planner.engine
-    made, identity, kept, rest = form(group, group._identity, agreement, deadline)
-    store = None if group._store is None else PrefixStore(f"generation/{identity.generation}", group._store)
-    following = NativeGroup(
-        made,
-        kept.index(group.rank),
-        len(kept),
-        group.name,
-        group.timeout_s,
-        store,
-        None,
-        tuple(group._members[former] for former in kept),
-        group.reproducible,
-        tuple(group._hosts[former] for former in kept),
-        group._planner.machine,
-        group._settings,
-        identity,
-        Former(left, tuple(kept)),
-    )
-    following._planner.rest.add(rest)
-    succeed(group, following)
-    following = begun(following, deadline)
-    engine.discard_region()
-    return following
-
-
-def succeed(group: NativeGroup, following: NativeGroup) -> None:
-    """Close a group whose next one is made, which takes over what both need."""
-    planner, after = group._planner, following._planner
-    after.rest.add(planner.rest)
-    after.listener, planner.listener = planner.listener, None
-    after.listening = planner.listening
-    after.ends, planner.ends = planner.ends + after.ends, []
-    following.elastic = group.elastic
-    following._loop = group._loop
-    meeting = group._succeed()
-    if meeting is not None:
-        after.ends.append(meeting.close)
-
-
-def begun(group: NativeGroup, deadline: float) -> NativeGroup:
-    """The group, once all its ranks have come. If one is lost before, the next group without it."""
-    try:
-        group.barrier(timeout=max(1.0, deadline - time.monotonic()))
-        return group
-    except GroupError:
-        if time.monotonic() > deadline:
-            raise
-    later = shrunk(group, (), deadline)
-    own = group.previous_ranks
-    ranks = tuple(None if each is None else own[each] for each in later.previous_ranks)
-    later._former = Former((*group.left, *later.left), ranks)
-    return later
-
-
-def admitted(group: NativeGroup, newcomers: Newcomers, deadline: float) -> NativeGroup:
-    """The next group, with the newcomers; this one is closed."""
-    opened, identity, base, keys, members = admit(group, newcomers, deadline)
-    following = NativeGroup(
-        opened.engine,
-        group.rank,
-        len(members),
-        group.name,
-        group.timeout_s,
-        PrefixStore("group", keys),
-        None,
-        members,
-        group.reproducible,
-        opened.hosts,
-        opened.machine,
-        group._settings,
-        identity,
-        Former((), (*range(group.size), *(None for _ in newcomers.taken))),
-    )
-    following._planner.ends.append(base.close)
-    succeed(group, following)
-    return begun(following, deadline)

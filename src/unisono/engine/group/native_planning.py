@@ -31,9 +31,9 @@ from unisono.plans import StepFunction, lower_rank
 from unisono.plans.lowering import lower_agreement
 
 if TYPE_CHECKING:
-    from unisono.engine.group.admission import Listener
     from unisono.engine.group.codec_arguments import CodedAs
     from unisono.engine.group.codec_planning import Codings
+    from unisono.engine.group.listening import Listener
 
 __all__ = ["NativePlanner", "Prepared"]
 

@@ -10,25 +10,21 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-import msgspec
 
 from unisono import _native
 from unisono._native import Fate, FaultKind
 from unisono.engine.bootstrap.forming import Identity, Kept, next_engine, next_identity
 from unisono.engine.diagnosis.read import last_seen
 from unisono.engine.diagnosis.render import signal_name
+from unisono.engine.group.departure import Departure
+from unisono.engine.group.membership import MembershipGroup
 from unisono.engine.membership.agreement import Agreement, Outcome
 from unisono.engine.membership.contact import GRACE_S, Contacts, overdue
 from unisono.engine.membership.eviction import eviction
 from unisono.engine.membership.proposal import Phase, Proposal, decode, encode, ranks_of
 from unisono.errors import Evicted, Timeout, message
 
-if TYPE_CHECKING:
-    from unisono.engine.group.native import NativeGroup
-
-__all__ = ["Departure", "agree", "departures", "excluded_ranks", "form"]
+__all__ = ["agree", "departures", "excluded_ranks", "form"]
 
 SLICE_S = 0.002
 """How long a rank sleeps between two looks at the others' processes; a proposal ends the sleep."""
@@ -37,26 +33,7 @@ OVERTIME_S = 5.0
 """After its deadline, in which ranks that are late are counted out, an agreement has this time to end."""
 
 
-class Departure(msgspec.Struct, frozen=True):
-    """A rank that is not in the next group.
-
-    Attributes:
-        rank, host, pid: as in the group that it left.
-        why: "ended by SIGKILL", "left because of ValueError: bad loss", "stopped", "late", "excluded",
-            "cut off: its host does not answer".
-        last_seen: its newest call: "in all_reduce #41", "after barrier #40".
-        generation: of the group that it left.
-    """
-
-    rank: int
-    host: str
-    pid: int
-    why: str
-    last_seen: str
-    generation: int
-
-
-def excluded_ranks(group: NativeGroup, exclude: Sequence[int]) -> tuple[int, ...]:
+def excluded_ranks(group: MembershipGroup, exclude: Sequence[int]) -> tuple[int, ...]:
     """The checked list of ranks to exclude.
 
     Raises:
@@ -76,7 +53,7 @@ class _Agreeing:
     """One call of shrink, up to the decision."""
 
     def __init__(
-        self, group: NativeGroup, excluded: tuple[int, ...], deadline: float, attempt: int, following: str
+        self, group: MembershipGroup, excluded: tuple[int, ...], deadline: float, attempt: int, following: str
     ) -> None:
         self._group = group
         self._engine = group._planner.engine
@@ -179,14 +156,14 @@ class _Agreeing:
 
 
 def agree(
-    group: NativeGroup, excluded: tuple[int, ...], deadline: float, attempt: int, following: str = ""
+    group: MembershipGroup, excluded: tuple[int, ...], deadline: float, attempt: int, following: str = ""
 ) -> Agreement:
     """Agree on the next membership; see `_Agreeing.decide`."""
     return _Agreeing(group, excluded, deadline, attempt, following).decide()
 
 
 def form(
-    group: NativeGroup, identity: Identity, agreement: Agreement, deadline: float
+    group: MembershipGroup, identity: Identity, agreement: Agreement, deadline: float
 ) -> tuple[_native.Engine, Identity, list[int], Kept]:
     """The next engine, its identity, its ranks as they were numbered, and connections to keep open."""
     engine = group._planner.engine
@@ -202,7 +179,7 @@ def form(
     return made, following, kept, rest
 
 
-def departures(group: NativeGroup, agreement: Agreement, generation: int) -> tuple[Departure, ...]:
+def departures(group: MembershipGroup, agreement: Agreement, generation: int) -> tuple[Departure, ...]:
     """The ranks of a group that are not in the next one."""
     engine = group._planner.engine
     fault = engine.read_fault(refresh=False)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, cast
 
 from unisono.engine.base.checking import whole
 from unisono.engine.environment import env
-from unisono.engine.group.admission import join_group
 from unisono.engine.group.group import Group
 from unisono.engine.group.init import init_process_group
+from unisono.engine.group.joining import join_group
 from unisono.errors import Aborted, GroupError, NotSupported, PeerLost, Timeout, message
 
 if TYPE_CHECKING:

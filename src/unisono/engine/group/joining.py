@@ -1,0 +1,149 @@
+"""`join`: a newcomer asks the members of a group to take it in. `listening` lists what both write."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from unisono.engine.base.checking import text
+from unisono.engine.bootstrap.engine import EngineSettings, open_engine
+from unisono.engine.bootstrap.forming import Identity
+from unisono.engine.bootstrap.membership import write_card
+from unisono.engine.diagnosis import uncaught
+from unisono.engine.environment import env
+from unisono.engine.group.admission import meeting
+from unisono.engine.group.listening import STORE_S, Invitation
+from unisono.engine.group.membership import Former
+from unisono.engine.group.native import NativeGroup
+from unisono.engine.group.parent import making
+from unisono.engine.group.work import seconds
+from unisono.engine.store import PrefixStore, TCPStore
+from unisono.engine.store.address import shown
+from unisono.errors import AuthenticationError, GroupError, RendezvousError, StoreError, StoreTimeout, message
+
+__all__ = ["join_group"]
+
+POLL_S = 0.5
+"""How often a newcomer looks whether its member is alive."""
+
+_decode_invitation = msgspec.msgpack.Decoder(Invitation).decode
+_decode_addresses = msgspec.msgpack.Decoder(list[str]).decode
+
+
+def join_group(address: str | Sequence[str], timeout: float | timedelta | None) -> NativeGroup:
+    """See `unisono.join`."""
+    settings = env.read(strict=False)
+    uncaught.install(settings)
+    timeout_s = seconds(timeout, settings.timeout_s)
+    deadline = time.monotonic() + timeout_s
+    known = _addresses(address)
+    while True:
+        invitation = _ask(known, settings, deadline)
+        engine_settings = EngineSettings.of(settings, invitation.host)
+        try:
+            with making(invitation.size):
+                base, keys = meeting(invitation, engine_settings, deadline)
+                left_s = max(0.1, deadline - time.monotonic())
+                opened = open_engine(
+                    keys, invitation.rank, invitation.size, timeout_s=left_s, settings=engine_settings
+                )
+        except (RendezvousError, StoreError):
+            if time.monotonic() >= deadline:
+                raise
+            continue  # the members keep their group, and may invite again
+        former = range(invitation.size)
+        group = NativeGroup(
+            opened.engine,
+            invitation.rank,
+            invitation.size,
+            invitation.name,
+            invitation.timeout_s,
+            PrefixStore("group", keys),
+            None,
+            invitation.members,
+            invitation.reproducible,
+            opened.hosts,
+            opened.machine,
+            settings,
+            Identity(opened.membership, engine_settings, invitation.generation),
+            Former((), tuple(None for _ in former)),
+        )
+        group._planner.ends.append(base.close)
+        group._planner.listening = True
+        group.elastic = invitation.elastic
+        try:
+            group.barrier(timeout=max(0.1, deadline - time.monotonic()))
+            return group
+        except GroupError:  # the members could not all make it
+            group.close()
+            if time.monotonic() >= deadline:
+                raise
+
+
+def _addresses(address: str | Sequence[str]) -> list[tuple[str, int]]:
+    given = [address] if isinstance(address, str) else list(address)
+    found = []
+    for each in given:
+        host, _, port = text(each, "address").rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ValueError(f"join: {each!r} is no address of a group, expected HOST:PORT")
+        found.append((host.strip("[]"), int(port)))
+    if not found:
+        raise ValueError("join: got no address, expected HOST:PORT")
+    return found
+
+
+def _ask(known: list[tuple[str, int]], settings: env.Settings, deadline: float) -> Invitation:
+    """Wait for an invitation at one of the addresses; `known` gets those that members tell."""
+    card = msgspec.msgpack.encode(write_card(0, 0))
+    failure: BaseException | None = None
+    while True:
+        for host, port in list(known):
+            left_s = min(STORE_S, max(0.1, deadline - time.monotonic()))
+            try:
+                options: Any = {"token": settings.token, "tls": settings.tls, "timeout_s": left_s}
+                store = TCPStore(host, port, retry=False, **options)
+            except AuthenticationError:
+                raise
+            except StoreError as error:
+                failure = error
+                continue
+            with contextlib.closing(store):
+                try:
+                    return _wait(store, card, known, deadline)
+                except StoreTimeout as error:
+                    failure = error
+                except StoreError as error:  # that member has ended
+                    failure = error
+        if time.monotonic() >= deadline:
+            tried = ", ".join(shown(*each) for each in known)
+            what = f"join: no group took this process in at {tried}"
+            remedy = "See whether the group runs, and calls admit(); or raise timeout=."
+            raise RendezvousError(message(what, observed=str(failure or ""), remedy=remedy)) from failure
+        time.sleep(0.05)
+
+
+def _wait(store: TCPStore, card: bytes, known: list[tuple[str, int]], deadline: float) -> Invitation:
+    for each in _addresses(_decode_addresses(store.get("addresses"))):
+        if each not in known:
+            known.append(each)
+    number = store.add("joiners", 1)
+    store.set(f"joiner/{number}", card)
+    while True:
+        left_s = deadline - time.monotonic()
+        try:
+            answer = store.get(f"answer/{number}", max(0.05, min(POLL_S, left_s)))
+            break
+        except StoreTimeout:
+            if left_s <= 0:
+                store.set(f"answer/{number}", msgspec.msgpack.encode(Invitation(refused="it has gone")))
+                raise
+    invitation = _decode_invitation(answer)
+    if invitation.refused:
+        raise RendezvousError(f"join: {invitation.refused}")
+    return invitation

@@ -1,0 +1,94 @@
+"""From a group to the next one: what the next one takes over, and the end of the former one."""
+
+from __future__ import annotations
+
+import time
+
+from unisono.engine.bootstrap.forming import Kept
+from unisono.engine.group.admission import Newcomers, admit
+from unisono.engine.group.membership import Former, MembershipGroup
+from unisono.engine.group.shrink import agree, departures, form
+from unisono.engine.store import PrefixStore
+from unisono.errors import Evicted, GroupError, NotSupported
+
+__all__ = ["admitted", "shrunk"]
+
+
+def shrunk(group: MembershipGroup, excluded: tuple[int, ...], deadline: float) -> MembershipGroup:
+    """The next group, of the living ranks; this one is closed."""
+    if group._identity is None:
+        raise NotSupported("shrink: this group has no memory that a next one could continue in")
+    group._attempts += 1
+    try:
+        agreement = agree(group, excluded, deadline, group._attempts)
+    except Evicted:
+        engine = group._planner.engine
+        wires = engine.hand_over([False] * group.size, 0.0)  # no other rank waits for this one
+        Kept(fd for wire in wires for fd in wire if fd >= 0).close()
+        raise
+    left = departures(group, agreement, group.generation)
+    engine = group._planner.engine
+    made, identity, kept, rest = form(group, group._identity, agreement, deadline)
+    store = None if group._store is None else PrefixStore(f"generation/{identity.generation}", group._store)
+    following = group._next(
+        made,
+        kept.index(group.rank),
+        store,
+        tuple(group._members[former] for former in kept),
+        tuple(group._hosts[former] for former in kept),
+        group._planner.machine,
+        identity,
+        Former(left, tuple(kept)),
+    )
+    following._planner.rest.add(rest)
+    succeed(group, following)
+    following = begun(following, deadline)
+    engine.discard_region()
+    return following
+
+
+def succeed(group: MembershipGroup, following: MembershipGroup) -> None:
+    """Close a group whose next one is made, which takes over what both need."""
+    planner, after = group._planner, following._planner
+    after.rest.add(planner.rest)
+    after.listener, planner.listener = planner.listener, None
+    after.listening = planner.listening
+    after.ends, planner.ends = planner.ends + after.ends, []
+    following.elastic = group.elastic
+    following._loop = group._loop
+    meeting = group._succeed()
+    if meeting is not None:
+        after.ends.append(meeting.close)
+
+
+def begun(group: MembershipGroup, deadline: float) -> MembershipGroup:
+    """The group, once all its ranks have come. If one is lost before, the next group without it."""
+    try:
+        group.barrier(timeout=max(1.0, deadline - time.monotonic()))
+        return group
+    except GroupError:
+        if time.monotonic() > deadline:
+            raise
+    later = shrunk(group, (), deadline)
+    own = group.previous_ranks
+    ranks = tuple(None if each is None else own[each] for each in later.previous_ranks)
+    later._former = Former((*group.left, *later.left), ranks)
+    return later
+
+
+def admitted(group: MembershipGroup, newcomers: Newcomers, deadline: float) -> MembershipGroup:
+    """The next group, with the newcomers; this one is closed."""
+    opened, identity, base, keys, members = admit(group, newcomers, deadline)
+    following = group._next(
+        opened.engine,
+        group.rank,
+        PrefixStore("group", keys),
+        members,
+        opened.hosts,
+        opened.machine,
+        identity,
+        Former((), (*range(group.size), *(None for _ in newcomers.taken))),
+    )
+    following._planner.ends.append(base.close)
+    succeed(group, following)
+    return begun(following, deadline)
