@@ -2,6 +2,9 @@
 
 check_models.py [MODEL ...]       without arguments: all; `make model` calls it
 
+`// ranks 2 3 4` in a model: these numbers instead of 2 and 3. `// pan 4 OPTIONS`: options of the compiler of its
+checker, with four ranks; `// pan OPTIONS` with any. -DBITSTATE: a search that may miss states, for those too many.
+
 Lines `// seed NAME: what is wrong` list the mistakes of a model. Spin gets the name as a macro, and has to
 find an error. `ranks 3` after the name: only with three ranks. An unchanged model must have no error. Needs
 `spin` and a C compiler, and installs nothing.
@@ -22,8 +25,10 @@ from typing import NamedTuple
 
 MODELS = Path(__file__).resolve().parent.parent / "model"
 SEED = re.compile(r"^// seed (\w+)(?: ranks (\d))?: (.+)$", re.MULTILINE)
+COUNTS = re.compile(r"^// ranks ([\d ]+)$", re.MULTILINE)
+OPTIONS = re.compile(r"^// pan (?:(\d) )?(-.+)$", re.MULTILINE)
 RANKS = (2, 3)
-LIMIT_S = 120
+LIMIT_S = 600
 DEPTH = 1_000_000  # steps of the longest run; a longer one would be an error of its own
 MEMORY_MB = 2048
 FOUND = {
@@ -53,8 +58,10 @@ class Outcome(NamedTuple):
 
 def cases(model: Path) -> list[Case]:
     """The unchanged model, then with each seed, for 2 and 3 ranks."""
-    seeds = SEED.findall(model.read_text(encoding="utf-8"))
-    right = [Case(model, ranks, "", "") for ranks in RANKS]
+    text = model.read_text(encoding="utf-8")
+    seeds = SEED.findall(text)
+    counts = COUNTS.search(text)
+    right = [Case(model, int(ranks), "", "") for ranks in (counts[1].split() if counts else RANKS)]
     wrong = [
         Case(model, ranks, name, meaning)
         for name, only, meaning in seeds
@@ -82,8 +89,11 @@ def run(case: Case) -> Outcome:
         seed = [f"-D{case.seed}"] if case.seed else []
         command(["spin", f"-DRANKS={case.ranks}", *seed, "-a", case.model.name], folder)
         limits = ["-DSAFETY", "-DNOFAIR", f"-DMEMLIM={MEMORY_MB}"]
-        command(["gcc", "-O0", "-w", *limits, "-o", "pan", "pan.c"], folder)
-        output = command(["./pan", f"-m{DEPTH}"], folder)
+        given = OPTIONS.findall(case.model.read_text(encoding="utf-8"))
+        options = [one for ranks, line in given if ranks in ("", str(case.ranks)) for one in line.split()]
+        command(["gcc", *(options or ["-O0"]), "-w", *limits, "-o", "pan", "pan.c"], folder)
+        depth = f"-m{DEPTH // 100 if '-DBITSTATE' in options else DEPTH}"
+        output = command(["./pan", depth, *(["-w30", "-Q5"] if "-DBITSTATE" in options else [])], folder)
     found = next((short for text, short in FOUND.items() if re.search(text, output, re.MULTILINE)), "")
     errors, states = re.search(r"errors: (\d+)", output), re.search(r"(\d+) states, stored", output)
     if errors is None or states is None:

@@ -1,0 +1,106 @@
+"""A rank of a group that loses ranks. The JSON line that it prints says what became of it.
+
+Arguments: what happens (a name below), the ranks that it happens to ("1,3"), a seed for the moment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+import unisono as un
+
+WHAT, WHOM, SEED = sys.argv[1], [int(each) for each in sys.argv[2].split(",")], int(sys.argv[3])
+SIZES = (1, 100, 5000, 300_000)
+
+
+def report(**facts: Any) -> None:
+    print(json.dumps({"rank": int(os.environ["RANK"]), **facts}), flush=True)
+
+
+def strike(number: int, after_s: float) -> None:
+    """Send this process a signal, from a thread."""
+    threading.Timer(after_s, os.kill, (os.getpid(), number)).start()
+
+
+def check(group: un.Group, step: int) -> None:
+    """A collective and a message, with results that are known."""
+    x = np.full(SIZES[step % len(SIZES)], float(group.rank + step))
+    group.all_reduce(x)
+    assert (x == sum(rank + step for rank in range(group.size))).all(), "a wrong sum"
+    got = np.empty(10)
+    group.sendrecv(np.full(10, float(group.rank)), (group.rank + 1) % group.size, got)
+    assert (got == (group.rank - 1) % group.size).all(), "a wrong message"
+
+
+def work(group: un.Group) -> None:
+    """Until a rank is lost."""
+    mine = group.rank in WHOM
+    after_s = random.Random(SEED + group.rank).random() * 0.05
+    if mine and WHAT in ("kill", "stop"):
+        strike(signal.SIGKILL if WHAT == "kill" else signal.SIGSTOP, after_s)
+    for step in range(1_000_000):
+        if mine and step == 20 and WHAT == "raise":
+            raise ValueError("bad loss")
+        if mine and step == 20 and WHAT == "slow":
+            time.sleep(3)
+        check(group, step)
+
+
+def follow(group: un.Group) -> un.Group:
+    began = time.monotonic()
+    if WHAT == "during" and group.rank in WHOM:
+        strike(signal.SIGKILL, random.Random(SEED + group.rank).random() * 0.02)
+        time.sleep(0.002)
+    following = group.shrink(exclude=WHOM if WHAT == "exclude" else ())
+    while WHAT == "during" and following.size > group.size - len(WHOM):
+        try:
+            while True:
+                check(following, 1)
+        except (un.PeerLost, un.Timeout):
+            following = following.shrink()
+    report(shrink_ms=1000 * (time.monotonic() - began))
+    return following
+
+
+def main() -> None:
+    group = un.init_process_group(init_method=os.environ["MEETING"], timeout=1 if WHAT == "slow" else 20)
+    group.elastic = WHAT == "stop"
+    for step in range(4):
+        check(group, step)
+    try:
+        if WHAT not in ("exclude", "during"):
+            work(group)
+    except un.Evicted as error:
+        report(evicted=error.why, text=str(error))
+        return
+    except (un.PeerLost, un.Timeout) as error:
+        report(fault=type(error).__name__)
+    try:
+        following = follow(group)
+    except un.Evicted as error:
+        report(evicted=error.why, text=str(error))
+        return
+    for step in range(8):
+        check(following, step)
+    left = {one.rank: one.why for one in following.left}
+    report(
+        size=following.size,
+        new_rank=following.rank,
+        generation=following.generation,
+        left=left,
+        previous=following.previous_ranks,
+    )
+    following.close()
+
+
+if __name__ == "__main__":
+    main()
