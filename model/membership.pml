@@ -7,8 +7,8 @@
 // complete, that is, decided by all their ranks; no two ranks decide sets without a common rank; and without a cut no
 // rank that was never stopped resigns.
 //
-// seed ONE_ROUND ranks 3: a rank decides when all propose its set, without the acknowledgement
-// seed NO_TAKE_OVER: a rank does not take over the decision of another one
+// seed SETS_NOT_COMPARED ranks 3: a rank decides when all have proposed, whatever they propose
+// seed NO_TAKE_OVER ranks 3: a rank does not take over the decision of another one
 // seed EVICTED_WITHOUT_EXCHANGE: a stopped rank is counted out, though it may decide when it continues
 // seed NO_QUORUM: each side of a cut goes on
 // seed HALF_IS_ENOUGH: half of the ranks go on, with or without the lowest one
@@ -153,6 +153,12 @@ inline has_quorum(yes) {
   rest_ = 0; have_ = 0; of_ = 0; lowest_ = 0; n_ = 0
 }
 
+#ifdef SETS_NOT_COMPARED
+#define SAME(q) 1
+#else
+#define SAME(q) (seen[me].alive[q] == alive[me] && seen[me].gone[q] == gone[me])
+#endif
+
 // Whether every rank of the set has published this set, and is as far.
 inline all_agree(far, yes) {
   yes = 1;
@@ -161,7 +167,7 @@ inline all_agree(far, yes) {
   :: q_ < RANKS ->
     if
     :: q_ != me && IN(alive[me], q_) &&
-       !(seen[me].any[q_] && seen[me].alive[q_] == alive[me] && seen[me].gone[q_] == gone[me] &&
+       !(seen[me].any[q_] && SAME(q_) &&
          seen[me].phase[q_] >= far && seen[me].phase[q_] != RESIGNED) -> yes = 0
     :: else
     fi;
@@ -242,9 +248,7 @@ inline advance() {
     :: phase[me] == PROPOSED && yes_ -> phase[me] = ACKNOWLEDGED
     :: else
     fi;
-#ifndef ONE_ROUND
     all_agree(ACKNOWLEDGED, yes_);
-#endif
     if
     :: phase[me] == ACKNOWLEDGED && yes_ ->
       has_quorum(yes_);

@@ -19,6 +19,7 @@ from typing import Any
 
 from unisono import _native
 from unisono.engine.bootstrap.engine import EngineSettings, open_engine
+from unisono.engine.bootstrap.forming import Identity
 from unisono.engine.costs.machine import DEFAULTS
 from unisono.engine.group import Group
 from unisono.engine.group.native import NativeGroup
@@ -55,8 +56,12 @@ def groups(
         settings = EngineSettings(staging_bytes, -1.0, -1, per_host, peer_timeout_s, None, socket_bytes)
 
         def opened(rank: int) -> Group:
-            engine, hosts, _ = open_engine(store, rank, size, timeout_s=timeout_s, settings=settings)
-            return NativeGroup(engine, rank, size, "test", timeout_s, store, hosts=hosts)
+            opened = open_engine(store, rank, size, timeout_s=timeout_s, settings=settings)
+            identity = Identity(opened.membership, settings)
+            hosts = opened.hosts
+            return NativeGroup(
+                opened.engine, rank, size, "test", timeout_s, store, hosts=hosts, identity=identity
+            )
 
         with ThreadPoolExecutor(size) as pool:
             return list(pool.map(opened, range(size)))
