@@ -9,12 +9,11 @@
 //
 // seed SETS_NOT_COMPARED ranks 3: a rank decides when all have proposed, whatever they propose
 // seed NO_TAKE_OVER ranks 3: a rank does not take over the decision of another one
-// seed EVICTED_WITHOUT_EXCHANGE: a stopped rank is counted out, though it may decide when it continues
+// seed EVICTED_WITHOUT_EXCHANGE ranks 3: a stopped rank is counted out, though it may decide when it continues
 // seed NO_QUORUM: each side of a cut goes on
 // seed HALF_IS_ENOUGH: half of the ranks go on, with or without the lowest one
 // seed CUT_IS_DEATH: a rank that is cut off counts as one that has ended
 // seed OWN_FATE_LATE ranks 3: an evicted rank looks whether it is before it reads the others' proposals
-// seed END_BEFORE_PROPOSAL: the end of a connection is seen before the proposals in it
 
 // ranks 2 3 4
 // pan 2 -O2
@@ -98,12 +97,10 @@ inline count_out(q) {
   :: else ->
     if
     :: killed[q] && !cut ->
-#ifndef END_BEFORE_PROPOSAL
       if
       :: begun[q] -> look(q)
       :: else
       fi;
-#endif
       if
       :: seen[me].any[q] && seen[me].phase[q] == DECIDED -> fresh = 1
       :: else -> remove(q, 1)

@@ -1,4 +1,4 @@
-"""Groups that change, with ranks that are threads: shrink, admit and join, and what the next groups reduce."""
+"""Groups that change, with ranks that are threads: shrink, admit and join; what their next groups reduce."""
 
 from __future__ import annotations
 

@@ -73,12 +73,12 @@ def test_a_rank_is_killed(net: hosts.Network, per_host: int, victim: int) -> Non
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_host_ends_also_that_of_rank_0_and_the_store(net: hosts.Network, number: int) -> None:
-    found = run(net, 2, lambda running: net[number].kill())  # noqa: ARG005
+    found = run(net, 2, lambda running: net[number].kill())
     goes_on(found, [2, 3] if number == 0 else [0, 1])
 
 
 def test_the_link_is_cut_and_one_side_goes_on(net: hosts.Network) -> None:
-    found = run(net, 2, lambda running: net[1].cut())  # noqa: ARG005
+    found = run(net, 2, lambda running: net[1].cut())
     goes_on(found, [0, 1])
     for rank in (2, 3):
         assert "neither more than half" in found[rank].get("evicted", ""), found[rank]["output"]
@@ -89,7 +89,7 @@ def test_the_link_is_cut_in_one_direction(net: hosts.Network, deaf: int) -> None
     """Packets of one host go to a machine that does not exist."""
     other = net[1 - deaf]
 
-    def strike(running: Ranks) -> None:  # noqa: ARG001
+    def strike(running: Ranks) -> None:
         other.must(
             "ip", "neigh", "replace", net[deaf].address, "lladdr", "02:00:00:00:00:99", "nud", "permanent",
             "dev", hosts.INTERFACE,
