@@ -3,8 +3,8 @@
     unisono run -n 4 examples/elastic.py            (kill one: kill -9 PID)
     UNISONO_JOIN=HOST:PORT python examples/elastic.py     (an address that it prints)
 
-Each rank multiplies its rows of a matrix by the current vector. The vector is the state: all ranks have it, and
-a newcomer gets it from one of them. After each change the rows are divided among the ranks that are there.
+Each rank multiplies its rows of a matrix by the current vector. The vector is the state: all have it, and a
+newcomer gets it from one of them. After each change the rows are divided among the ranks that are there.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 check_models.py [MODEL ...]       without arguments: all; `make model` calls it
 
-`// ranks 2 3 4` in a model: these numbers instead of 2 and 3. `// pan 4 OPTIONS`: options of the compiler of its
-checker, with four ranks; `// pan OPTIONS` with any. -DBITSTATE: a search that may miss states, for those too many.
+`// ranks 2 3 4` in a model: these numbers instead of 2 and 3. `// pan 4 OPTIONS`: options of the compiler of
+its checker, with four ranks; `// pan OPTIONS` with any. -DBITSTATE: a search that may miss states.
 
 Lines `// seed NAME: what is wrong` list the mistakes of a model. Spin gets the name as a macro, and has to
 find an error. `ranks 3` after the name: only with three ranks. An unchanged model must have no error. Needs

@@ -26,12 +26,11 @@ _HOMES = {
         "SendTo",
         "Status",
         "Work",
-        "elastic",
         "init_process_group",
-        "join",
         "wait_all",
         "wait_any",
     ),
+    "unisono.engine.group.turns": ("elastic", "join"),
     "unisono.engine.backends": ("is_available",),
     "unisono.engine.operations.reduction": ("ReduceOp", "premul_sum"),
     "unisono.engine.store": ("FileStore", "HashStore", "PrefixStore", "Store", "StoreServer", "TCPStore"),
@@ -67,12 +66,11 @@ if TYPE_CHECKING:
         SendTo,
         Status,
         Work,
-        elastic,
         init_process_group,
-        join,
         wait_all,
         wait_any,
     )
+    from unisono.engine.group.turns import elastic, join
     from unisono.engine.memory.arrays import empty
     from unisono.engine.operations.reduction import ReduceOp, premul_sum
     from unisono.engine.store import FileStore, HashStore, PrefixStore, Store, StoreServer, TCPStore

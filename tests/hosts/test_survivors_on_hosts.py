@@ -16,7 +16,7 @@ import hosts
 
 pytestmark = pytest.mark.hosts
 
-PROGRAM = str(Path(__file__).with_name("survivor_program.py"))
+PROGRAM = str(Path(__file__).with_name("hosts_survivor_program.py"))
 Ranks = list["subprocess.Popen[str]"]
 
 

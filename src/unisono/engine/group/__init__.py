@@ -29,7 +29,6 @@ from unisono.engine.group.group import Group
 from unisono.engine.group.init import init_process_group
 from unisono.engine.group.messages import ANY_TAG, RecvFrom, SendTo
 from unisono.engine.group.native import connect
-from unisono.engine.group.turns import elastic, join
 from unisono.engine.group.waiting import wait_all, wait_any
 from unisono.engine.group.work import DoneWork, MessageWork, Work
 
@@ -44,9 +43,7 @@ __all__ = [
     "Status",
     "Work",
     "connect",
-    "elastic",
     "init_process_group",
-    "join",
     "wait_all",
     "wait_any",
 ]

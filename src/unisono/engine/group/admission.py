@@ -17,13 +17,14 @@ from unisono.engine.bootstrap.engine import EngineSettings, Opened, open_engine
 from unisono.engine.bootstrap.forming import Identity
 from unisono.engine.bootstrap.interfaces import local_address
 from unisono.engine.group.listening import Invitation, Listener, Report
-from unisono.engine.group.membership import MembershipGroup
+from unisono.engine.group.membership import Former, MembershipGroup
 from unisono.engine.group.shrink import agree
+from unisono.engine.group.succession import begun, succeed
 from unisono.engine.store import PrefixStore, TCPStore
 from unisono.engine.store.address import shown
 from unisono.errors import RendezvousError, StoreError
 
-__all__ = ["Newcomers", "addresses_of", "admit", "look_for_newcomers", "meeting"]
+__all__ = ["addresses_of", "admitted", "look_for_newcomers", "meeting"]
 
 
 class Newcomers(msgspec.Struct, frozen=True):
@@ -148,3 +149,21 @@ def meeting(offer: Invitation, settings: EngineSettings, deadline: float) -> tup
     left_s = max(0.1, deadline - time.monotonic())
     base = TCPStore(offer.host, offer.port, token=network.token, tls=network.tls, timeout_s=left_s)
     return base, PrefixStore(f"admit/{offer.keys}", base)
+
+
+def admitted(group: MembershipGroup, newcomers: Newcomers, deadline: float) -> MembershipGroup:
+    """The next group, with the newcomers; this one is closed."""
+    opened, identity, base, keys, members = admit(group, newcomers, deadline)
+    following = group._next(
+        opened.engine,
+        group.rank,
+        PrefixStore("group", keys),
+        members,
+        opened.hosts,
+        opened.machine,
+        identity,
+        Former((), (*range(group.size), *(None for _ in newcomers.taken))),
+    )
+    following._planner.ends.append(base.close)
+    succeed(group, following)
+    return begun(following, deadline)

@@ -13,7 +13,7 @@ import msgspec
 
 from unisono.engine.bootstrap.membership import Build
 from unisono.engine.environment import env
-from unisono.engine.store import StoreServer, TCPStore
+from unisono.engine.store import TCPStore
 from unisono.errors import message
 
 __all__ = ["STORE_S", "Invitation", "Listener", "Report"]
@@ -54,6 +54,8 @@ class Listener:
     """The store that this rank serves for newcomers."""
 
     def __init__(self, host: str, port: int, settings: env.Settings, layout: int) -> None:
+        from unisono.engine.store import StoreServer  # a rank that does not listen needs no server
+
         self._server = StoreServer(host, port, token=settings.token, tls=settings.tls)
         self.address = self._server.host, self._server.port
         self._layout = layout

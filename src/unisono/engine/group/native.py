@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, SupportsIndex
 
 from unisono import _native
@@ -23,7 +23,6 @@ from unisono.engine.diagnosis.render import error
 from unisono.engine.diagnosis.site import site
 from unisono.engine.environment import env
 from unisono.engine.group import objects
-from unisono.engine.group.admission import addresses_of, look_for_newcomers
 from unisono.engine.group.departure import Departure
 from unisono.engine.group.group import Group, Seconds
 from unisono.engine.group.membership import Former, Loop, MembershipGroup
@@ -31,7 +30,7 @@ from unisono.engine.group.messages import ANY_RANK, addressed, begin, checked, r
 from unisono.engine.group.native_planning import NativePlanner
 from unisono.engine.group.parent import Parent, making, watching
 from unisono.engine.group.shrink import excluded_ranks
-from unisono.engine.group.succession import admitted, shrunk
+from unisono.engine.group.succession import shrunk
 from unisono.engine.group.work import MessageWork, seconds
 from unisono.engine.store import PrefixStore, Store
 from unisono.engine.store.base import close_in_children
@@ -104,24 +103,24 @@ class NativeGroup(MembershipGroup):
         self._planner.engine.elastic = flag(value, "elastic")
 
     def _listen(self, address: str, port: int) -> tuple[str, ...]:
-        self._check_identity("listen")
-        return addresses_of(self, address, port)
+        return self._admission("listen").addresses_of(self, address, port)
 
     def _waiting(self, maximum: int | None) -> int:
-        self._check_identity("waiting")
+        admission = self._admission("waiting")
         if self._loop is not None and maximum is None:
             maximum = self._loop.maximum
-        number = len(look_for_newcomers(self, maximum).taken)
+        number = len(admission.look_for_newcomers(self, maximum).taken)
         if self._loop is not None:
             self._loop.newcomers = number
         return number
 
     def _admit(self, maximum: int | None, timeout_s: float) -> Group:
-        self._check_identity("admit")
-        newcomers = look_for_newcomers(self, maximum)
+        admission = self._admission("admit")
+        newcomers = admission.look_for_newcomers(self, maximum)
         if not newcomers.taken:
             return self
-        return admitted(self, newcomers, time.monotonic() + timeout_s)
+        following: Group = admission.admitted(self, newcomers, time.monotonic() + timeout_s)
+        return following
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -134,9 +133,12 @@ class NativeGroup(MembershipGroup):
             super().__exit__(kind, error, trace)
         return taken
 
-    def _check_identity(self, operation: str) -> None:
+    def _admission(self, operation: str) -> ModuleType:
         if self._identity is None:
             raise NotSupported(f"{operation}: this group was made without a membership")
+        from unisono.engine.group import admission  # most programs admit nobody
+
+        return admission
 
     def _shrink(self, exclude: Sequence[int], timeout_s: float) -> Group:
         excluded = excluded_ranks(self, exclude)

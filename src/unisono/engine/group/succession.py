@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 
 from unisono.engine.bootstrap.forming import Kept
-from unisono.engine.group.admission import Newcomers, admit
 from unisono.engine.group.membership import Former, MembershipGroup
 from unisono.engine.group.shrink import agree, departures, form
 from unisono.engine.store import PrefixStore
 from unisono.errors import Evicted, GroupError, NotSupported
 
-__all__ = ["admitted", "shrunk"]
+__all__ = ["begun", "shrunk", "succeed"]
 
 
 def shrunk(group: MembershipGroup, excluded: tuple[int, ...], deadline: float) -> MembershipGroup:
@@ -74,21 +73,3 @@ def begun(group: MembershipGroup, deadline: float) -> MembershipGroup:
     ranks = tuple(None if each is None else own[each] for each in later.previous_ranks)
     later._former = Former((*group.left, *later.left), ranks)
     return later
-
-
-def admitted(group: MembershipGroup, newcomers: Newcomers, deadline: float) -> MembershipGroup:
-    """The next group, with the newcomers; this one is closed."""
-    opened, identity, base, keys, members = admit(group, newcomers, deadline)
-    following = group._next(
-        opened.engine,
-        group.rank,
-        PrefixStore("group", keys),
-        members,
-        opened.hosts,
-        opened.machine,
-        identity,
-        Former((), (*range(group.size), *(None for _ in newcomers.taken))),
-    )
-    following._planner.ends.append(base.close)
-    succeed(group, following)
-    return begun(following, deadline)

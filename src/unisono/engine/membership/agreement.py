@@ -211,9 +211,10 @@ class Agreement:
     def _no_quorum(self) -> str:
         may_decide = ranks_of(members(range(self.size)) & ~self.gone)
         own = ranks_of(self.alive)
+        out = [f"rank {rank} {why}" for rank, why in self.reasons.items() if not self.gone >> rank & 1]
         return (
             f"this side has the ranks {own} of {may_decide}: neither more than half of them, nor half with "
-            f"rank {may_decide[0]}"
+            f"rank {may_decide[0]} ({'; '.join(out[:4])})"
         )
 
 
