@@ -103,7 +103,8 @@ class NativeGroup(MembershipGroup):
         self._planner.engine.elastic = flag(value, "elastic")
 
     def _listen(self, address: str, port: int) -> tuple[str, ...]:
-        return self._admission("listen").addresses_of(self, address, port)
+        found: tuple[str, ...] = self._admission("listen").addresses_of(self, address, port)
+        return found
 
     def _waiting(self, maximum: int | None) -> int:
         admission = self._admission("waiting")

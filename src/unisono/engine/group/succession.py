@@ -21,6 +21,8 @@ def shrunk(group: MembershipGroup, excluded: tuple[int, ...], deadline: float) -
     try:
         agreement = agree(group, excluded, deadline, group._attempts)
     except Evicted:
+        if group.rank in excluded:  # the others may still be in an earlier call: this rank's close is orderly
+            raise
         engine = group._planner.engine
         wires = engine.hand_over([False] * group.size, 0.0)  # no other rank waits for this one
         Kept(fd for wire in wires for fd in wire if fd >= 0).close()
