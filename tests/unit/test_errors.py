@@ -35,6 +35,7 @@ def arrived() -> un.Status:
 
 
 VALUES = [
+    un.Departure(1, "a", 17, "stopped", "in barrier #2", 0),
     un.SUM,
     un.premul_sum(0.5),
     un.SendTo(b"abc", 1, 7),

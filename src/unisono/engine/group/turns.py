@@ -129,7 +129,7 @@ def elastic(
     Any other exception ends the program, as does `Evicted`. The program keeps its state outside the block.
 
     The first group meets like `init_process_group()`. A process that was started to join a running group
-    (`unisono run --join`, or UNISONO_JOIN=HOST:PORT) joins that. All groups are `elastic`, and listen.
+    (UNISONO_JOIN=HOST:PORT) joins that. All groups are `elastic`, and listen.
 
     Args:
         minimum: with fewer ranks left, all of them raise a GroupError.
