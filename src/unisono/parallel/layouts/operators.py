@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["Part", "Signature", "rule_of"]
+__all__ = ["Part", "Signature", "groups_of", "rule_of"]
 
 Shape = tuple[int, ...]
 
@@ -208,7 +208,7 @@ def _reshape(x: Shape, shape: Sequence[int]) -> Signature:
     output: list[str | None] = [None] * len(goal)
     whole: dict[str, str] = {}
     leads: dict[str, int] = {}
-    for number, (came, goes) in enumerate(_groups(x, goal)):
+    for number, (came, goes) in enumerate(groups_of(x, goal)):
         lead = f"g{number}"
         for at in came:
             inputs[at] = lead if at == came[0] else f"{lead}.{at}"
@@ -224,7 +224,7 @@ def _reshape(x: Shape, shape: Sequence[int]) -> Signature:
     return Signature((tuple(inputs),), tuple(output), local, whole, leads)
 
 
-def _groups(x: Shape, goal: Shape) -> list[tuple[list[int], list[int]]]:
+def groups_of(x: Shape, goal: Shape) -> list[tuple[list[int], list[int]]]:
     """Runs of dims with the same number of elements. Example: (2, 3, 4) -> (6, 4): ([0, 1], [0]), ([2],
     [1]).
     """

@@ -1,0 +1,1 @@
+"""A model as a graph: what it does, recorded once on shapes, and what follows from it for a plan."""

@@ -1,0 +1,427 @@
+"""Chooses a cut: which indices of the recorded program are cut, so that the model computes the same.
+
+| | |
+|---|---|
+| may be cut | an index that nothing blocks, whose sizes the parts divide, and that ends in layers that sum |
+| cut together | all its dims: weights, biases, bare parameters, buffers |
+| not together | two indices of one value: there is one axis; the one with more FLOPs is cut |
+| forward | a layer whose input features are cut sums its outputs |
+| backward | what is whole and meets a cut value gets a part of its gradient on each rank: it is summed |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from torch import nn
+
+from .cut import Cut
+from .indices import Dim, Index, block, block_all, roots
+from .layers import layer_of
+from .program import Graph, Node, Ref, refs
+from .rules import DRAWS, Rules
+
+__all__ = ["Choice", "Hints", "Refusal"]
+
+
+class Hints(NamedTuple):
+    """Where cuts pay: embeddings to cut by rows, and layers whose output is gathered."""
+
+    vocabulary: frozenset[str]
+    gathered: frozenset[str]
+
+
+class Refusal(Exception):
+    """An index cannot be cut after all. Args: the index, why."""
+
+    def __init__(self, index: Index, why: str) -> None:
+        super().__init__(why)
+        self.index, self.why = index, why
+
+
+class Choice:
+    """The cut of one graph.
+
+    Args:
+        graph: of `model`, whose modules tell which layers can sum.
+        banned: (parameter, dim) -> why it must not be cut.
+    Attributes:
+        chosen: the indices that are cut.
+        cut: what to do.
+    """
+
+    def __init__(
+        self, graph: Graph, model: nn.Module, parts: int, hints: Hints, banned: dict[tuple[str, int], str]
+    ) -> None:
+        self.graph, self._model, self.parts, self._hints = graph, model, parts, hints
+        self.rules = Rules(graph, set(hints.vocabulary), set(hints.gathered))
+        self.rules.all()
+        self._modules = dict(model.named_modules())
+        self._owners: dict[str, list[str]] = {}  # name of a parameter -> modules that have it
+        self._first: dict[int, str] = {}
+        named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+        for name, value in named:
+            path = name.rpartition(".")[0]
+            self._owners.setdefault(self._first.setdefault(id(value), name), []).append(path)
+        self._held = [  # (name, dim, index) of every dim of parameters and buffers
+            (name, dim, next(iter(found)))
+            for name, number in graph.names.items()
+            for dim, each in enumerate(self.rules.dims[number])
+            if (found := roots([each]))
+        ]
+        for (name, dim), why in banned.items():
+            block(self.rules.dims[graph.names[name]][dim], why)
+        for number in graph.outputs:
+            block_all(self.rules.dims[number], "the model returns it")
+        self._check_uses()
+        self._check_contractions()
+        self._check_sizes()
+        self.chosen: set[Index] = set()
+        self.cut = self._choose()
+
+    # ---- what blocks an index ----
+
+    def _check_uses(self) -> None:
+        """A parameter is a part only while the module that has it runs."""
+        uses: dict[int, list[Node]] = {}
+        for node in self.graph.nodes:
+            for ref in {*refs(node.args), *refs(node.named)}:
+                uses.setdefault(ref.value, []).append(node)
+        for name, number in self.graph.names.items():
+            owners = set(self._owners[name])
+            for node in uses.get(number, ()):
+                if not owners & {self.graph.frames[frame].path for frame in node.frames}:
+                    for dim in self.rules.dims[number]:
+                        block(dim, f'"{name}" is used outside its module, at {node.line}')
+
+    def _check_contractions(self) -> None:
+        """Only layers sum their outputs."""
+        for contraction in self.rules.contractions:
+            node = contraction.node
+            if not self._sums(node, contraction.dim):
+                block(contraction.dim, f"{node.name} sums over it and is not a layer, at {node.line}")
+
+    def _sums(self, node: Node, dim: Dim) -> bool:
+        path = self.graph.module_of(node)
+        layer = layer_of(self._modules[path])
+        number = self.graph.names.get(self._name(path, "weight"))
+        if layer is None or layer.came is None or number is None:
+            return False
+        return roots([self.rules.dims[number][layer.came]]) == roots([dim])
+
+    def _name(self, path: str, leaf: str) -> str:
+        """The name of a module's parameter; that of the first place where it is tied."""
+        return self._first.get(id(getattr(self._modules[path], leaf, None)), "")
+
+    def _check_sizes(self) -> None:
+        for name, dim, index in self._held:
+            unit = index.root().unit
+            if unit % self.parts and not index.root().why:
+                index.root().why = (
+                    f'{self.parts} does not divide {unit}, which dimension {dim} of "{name}" and what is made '
+                    "of it have in common"
+                )
+
+    # ---- the choice ----
+
+    def _choose(self) -> Cut:
+        work, together = self._work(), self._together()
+        held = {index.root() for _, _, index in self._held}
+        ends = {index for each in self.rules.contractions for index in roots([each.dim])} | self._hinted()
+        for index in sorted((index for index in held if not index.why), key=lambda index: -work.get(index, 0)):
+            if index not in ends:
+                index.why = "no layer sums over it afterwards"
+                continue
+            self._take(index, together)
+        while True:
+            try:
+                return self._made(work)
+            except Refusal as refusal:
+                self.chosen.discard(refusal.index)
+                refusal.index.why = refusal.why
+
+    def _hinted(self) -> set[Index]:
+        """Output features of layers that are gathered, and rows of embeddings."""
+        found: set[Index] = set()
+        for name, dim, index in self._held:
+            for path in self._owners[name]:
+                if (path in self._hints.vocabulary or path in self._hints.gathered) and dim == 0:
+                    found.add(index.root())
+        return found
+
+    def _take(self, index: Index, together: dict[Index, dict[Index, int]]) -> None:
+        for other, number in together.get(index, {}).items():
+            if other in self.chosen:
+                value = self.graph.values[number]
+                what = f'"{value.name}"' if value.name else "a value"
+                index.why = f"another dimension of {what} is cut already"
+                return
+        self.chosen.add(index)
+
+    def _together(self) -> dict[Index, dict[Index, int]]:
+        """Indices that some value has both of, with that value; parameters first."""
+        found: dict[Index, dict[Index, int]] = {}
+        for number, dims in self.rules.dims.items():
+            here = {index for index in roots(dims) if not index.why}
+            for index in here if len(here) > 1 else ():
+                for other in here - {index}:
+                    found.setdefault(index, {}).setdefault(other, number)
+        return found
+
+    def _work(self) -> dict[Index, int]:
+        """FLOPs of the operators that each index is in."""
+        found: dict[Index, int] = {}
+        contracted: dict[int, set[Index]] = {}
+        for each in self.rules.contractions:
+            contracted.setdefault(each.node.number, set()).update(roots([each.dim]))
+        for node in self.graph.nodes:
+            inside = set(contracted.get(node.number, ()))
+            for ref in {*refs(node.args), *refs(node.named)}:
+                inside |= roots(self.rules.dims[ref.value])
+            for index in inside:
+                found[index] = found.get(index, 0) + node.flops
+        return found
+
+    def runs(self, path: str) -> bool:
+        """Whether the module at `path` is called."""
+        return any(frame.path == path for frame in self.graph.frames)
+
+    def held(self, indices: set[Index]) -> list[tuple[str, int]]:
+        """The dims of parameters and buffers that have one of these indices."""
+        return [(name, dim) for name, dim, index in self._held if index.root() in indices]
+
+    def cuts(self, number: int) -> set[Index]:
+        """The chosen indices of a value."""
+        return roots(self.rules.dims[number]) & self.chosen
+
+    def local(self, number: int) -> tuple[int, ...]:
+        """The shape of a value on one rank."""
+        return tuple(
+            sum(
+                math.prod(
+                    factor.size // self.parts if factor.index.root() in self.chosen else factor.size
+                    for factor in segment
+                )
+                for segment in dim
+            )
+            for dim in self.rules.dims[number]
+        )
+
+    def _made(self, work: dict[Index, int]) -> Cut:
+        cut = Cut(self.parts)
+        for name, dim, index in self._held:
+            if index.root() in self.chosen:
+                cut.dims[name] = dim
+        for name, dim in cut.dims.items():
+            for path in self._owners[name]:
+                if kind := self._kind(path, name, dim):
+                    cut.modules[path] = kind
+        self._check_draws(cut)
+        Backward(self, cut).run()
+        values = self.graph.values
+        sizes = {n: math.prod(values[v].shape) for n, v in self.graph.names.items() if values[v].kind == "parameter"}
+        cut.parameters = sum(size for name, size in sizes.items() if name in cut.dims), sum(sizes.values())
+        cut.flops = self._cut_flops(), self.graph.flops
+        cut.whole = self._whole(cut, work)
+        return cut
+
+    def _kind(self, path: str, name: str, dim: int) -> str:
+        layer = layer_of(self._modules[path])
+        if layer is None or name != self._name(path, "weight"):
+            return ""
+        if path in self._hints.vocabulary and dim == 0:
+            return "vocabulary"
+        if dim == layer.came:
+            return "row"
+        return "column, gathered" if path in self._hints.gathered else "column"
+
+    def _cut_flops(self) -> int:
+        contracted = {
+            each.node.number for each in self.rules.contractions if roots([each.dim]) & self.chosen
+        }
+        return sum(
+            node.flops
+            for node in self.graph.nodes
+            if node.number in contracted
+            or any(self.cuts(number) for number in node.outputs if number is not None)
+            or any(self.cuts(ref.value) for ref in refs(node.args))
+        )
+
+    def _whole(self, cut: Cut, work: dict[Index, int]) -> list[tuple[str, str]]:
+        """Modules with matrices that are not cut; the reason is that of the dim with the most work."""
+        found: dict[str, str] = {}
+        for name, number in self.graph.names.items():
+            value = self.graph.values[number]
+            if value.kind != "parameter" or len(value.shape) < 2 or name in cut.dims:
+                continue
+            indices = sorted(roots(self.rules.dims[number]), key=lambda index: -work.get(index, 0))
+            reasons = [index.why for index in indices if index.why]
+            specific = [why for why in reasons if " needs all of it" not in why or "layer_norm" not in why]
+            found[name] = (specific or reasons or ["nothing uses it"])[0]
+        return list(found.items())
+
+    # ---- random numbers ----
+
+    def _check_draws(self, cut: Cut) -> None:
+        """Ranks draw numbers of their own only between a column cut and a row cut: see generators.py."""
+        events: dict[int, list[str]] = {}
+        for frame in self.graph.frames:
+            kind = cut.modules.get(frame.path)
+            if kind == "row":
+                events.setdefault(frame.first, []).append("end")
+            elif kind == "column":
+                events.setdefault(frame.last, []).append("begin")
+        own = False
+        for node in self.graph.nodes:
+            for event in events.get(node.number, ()):
+                own = event == "begin"
+            if node.name in DRAWS or _drops(node):
+                here = {index for number in node.outputs if number is not None for index in self.cuts(number)}
+                here |= {index for ref in refs(node.args) for index in self.cuts(ref.value)}
+                if bool(here) != own:
+                    index = next(iter(here or self.chosen))
+                    raise Refusal(index, f"random numbers are drawn for whole values beside cut ones, at {node.line}")
+
+    # ---- fused layers ----
+
+    def fused(self) -> dict[str, list[int]]:
+        """Layers that would have to be several: their output is split. Path -> output features of each."""
+        found: dict[str, list[int]] = {}
+        for path, module in self._modules.items():
+            layer = layer_of(module)
+            if layer is None or layer.came is None or not hasattr(module, "weight") or module.weight.dim() != 2:
+                continue
+            number = self.graph.names.get(self._name(path, "weight"))
+            if number is None or len(self._owners[self._name(path, "weight")]) > 1:
+                continue
+            size = module.weight.shape[layer.goes or 0]
+            for index in roots([self.rules.dims[number][layer.goes or 0]]):
+                bounds = sorted(size * above // below for above, below in index.marks if size * above % below == 0)
+                if index.why and bounds and len(bounds) == len(index.marks):
+                    edges = [0, *bounds, size]
+                    found[path] = [stop - first for first, stop in zip(edges, edges[1:], strict=False)]
+        return found
+
+
+def _drops(node: Node) -> bool:
+    """Whether it is attention with dropout."""
+    if not node.name.startswith("aten._scaled_dot_product"):
+        return False
+    return any(
+        given
+        for argument, given in zip(node.op._schema.arguments, node.args, strict=False)
+        if argument.name == "dropout_p"
+    )
+
+
+class Backward:
+    """Where gradients are parts: of what is whole, and is used with values that are cut.
+
+    A use gives a whole value its whole gradient, or this rank's part of it. Parts must be summed: at the
+    parameter, or where a module returned the value. A value with uses of both kinds cannot be summed.
+    """
+
+    def __init__(self, choice: Choice, cut: Cut) -> None:
+        self._choice, self._graph, self._cut = choice, choice.graph, cut
+        self._needs = self._trained()
+        self._uses: dict[int, set[bool]] = {}  # value -> whether uses give parts
+        self._why: dict[int, tuple[Index, str]] = {}
+        self._returned: dict[int, str] = {}  # value -> the innermost module with parameters that returned it
+        self._users: dict[int, list[int]] = {}
+        for node in self._graph.nodes:
+            for ref in _inputs(node):
+                self._users.setdefault(ref.value, []).append(node.number)
+        for frame in self._graph.frames:  # inner ones come later
+            for number in frame.outputs:
+                after = all(user >= frame.last for user in self._users.get(number, ()))
+                if frame.path and after and frame.first <= self._graph.values[number].node < frame.last:
+                    self._returned[number] = frame.path
+
+    def _trained(self) -> set[int]:
+        """Values with a gradient."""
+        found = {
+            value.number
+            for value in self._graph.values
+            if value.kind == "parameter" and value.requires_grad and value.dtype.is_floating_point
+        }
+        for node in self._graph.nodes:
+            if node.name != "aten.detach" and any(r.value in found for r in _inputs(node)):
+                found.update(
+                    number
+                    for number in node.outputs
+                    if number is not None and self._graph.values[number].dtype.is_floating_point
+                )
+        return found
+
+    def run(self) -> None:
+        """Fill `cut.sums` and `cut.enters`.
+
+        Raises:
+            Refusal: a value would need both kinds of gradient.
+        """
+        for number in self._graph.outputs:
+            self._uses.setdefault(number, set()).add(False)
+        for node in reversed(self._graph.nodes):
+            self._node(node)
+        for name, number in self._graph.names.items():
+            if name not in self._cut.dims and number in self._needs and self._settled(number):
+                self._cut.sums.append(name)
+        for frame in self._graph.frames:  # a module that runs more than once returns the same kind each time
+            if frame.path in self._cut.enters:
+                for number in frame.outputs:
+                    if False in self._uses.get(number, ()):
+                        index = next(index for index, _ in self._why.values())
+                        raise Refusal(index, f'"{frame.path}" runs more than once, for whole and for cut values')
+
+    def _node(self, node: Node) -> None:
+        choice = self._choice
+        produced = {index for number in node.outputs if number is not None for index in choice.cuts(number)}
+        summed = {
+            index
+            for each in choice.rules.contractions
+            if each.node is node
+            for index in roots([each.dim]) & choice.chosen
+        }
+        inside = choice.graph.module_of(node)
+        kind = self._cut.modules.get(inside, "")
+        parts = {self._settled(n) for n in node.outputs if n is not None and n in self._needs and self._uses.get(n)}
+        for ref in _inputs(node):
+            if ref.value not in self._needs or choice.cuts(ref.value):
+                continue
+            uses = self._uses.setdefault(ref.value, set())
+            if kind:  # the layer sums the gradient of its input; its bias is added once
+                uses.add(False)
+            elif produced or summed:
+                uses.add(True)
+                self._why.setdefault(ref.value, (next(iter(produced or summed)), node.line))
+            else:
+                for part in parts:
+                    uses.add(part)
+                    if part:
+                        outputs = [n for n in node.outputs if n in self._why]
+                        self._why.setdefault(ref.value, self._why[outputs[0]])
+
+    def _settled(self, number: int) -> bool:
+        """Whether the gradient that reaches this value from above it is a part."""
+        uses = self._uses.get(number, set())
+        if len(uses) == 2:
+            index, line = self._why[number]
+            raise Refusal(
+                index, f"a value is used both whole and with cut ones, at {line}, so its gradient is no sum"
+            )
+        if True not in uses:
+            return False
+        path = self._returned.get(number)
+        if path is not None:
+            if path not in self._cut.enters:
+                self._cut.enters.append(path)
+            return False
+        return True
+
+
+def _inputs(node: Node) -> Iterator[Ref]:
+    seen: Iterable[Ref] = {*refs(node.args), *refs(node.named)}
+    yield from seen
+

@@ -1,0 +1,73 @@
+"""A cut of a model on the tensor axis, as data: what is cut, where ranks sum, and what stays whole, and why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+__all__ = ["Cut", "Sizes"]
+
+
+class Sizes(NamedTuple):
+    """A call with sizes that the program has written down, such as `view(b, t, 12, -1)`.
+
+    Args:
+        function: its name.
+        numbers: place among the integers of its arguments -> (as written, on each rank).
+    """
+
+    function: str
+    numbers: dict[int, tuple[int, int]]
+
+
+@dataclass
+class Cut:
+    """How the ranks of a tensor axis share a model.
+
+    Args:
+        parts: the number of ranks.
+        dims: name of a parameter or buffer -> the dim that is cut.
+        modules: path -> how the module runs: column (its input's gradient is summed), "column, gathered" (its
+            output is gathered, too), row or vocabulary (its output is summed).
+        sums: parameters that are whole on every rank, whose gradients are sums over the ranks.
+        enters: modules whose output is whole and used by each rank for its part: its gradient is summed.
+        sizes: path -> (number of the call in the module's forward -> the sizes to change).
+        fused: path of a layer -> output features of the layers that stand for it.
+        whole: (what, why): what is not cut.
+        flops: (cut, all), of one forward.    parameters: (cut, all).
+        proved: the recorded program shows that the cut model computes the same; else a trial must.
+    """
+
+    parts: int
+    dims: dict[str, int] = field(default_factory=dict)
+    modules: dict[str, str] = field(default_factory=dict)
+    sums: list[str] = field(default_factory=list)
+    enters: list[str] = field(default_factory=list)
+    sizes: dict[str, dict[int, Sizes]] = field(default_factory=dict)
+    fused: dict[str, list[int]] = field(default_factory=dict)
+    whole: list[tuple[str, str]] = field(default_factory=list)
+    flops: tuple[int, int] = (0, 0)
+    parameters: tuple[int, int] = (0, 0)
+    proved: bool = False
+
+    def __str__(self) -> str:
+        shares = [f"{cut / max(total, 1):.0%}" for cut, total in (self.parameters, self.flops)]
+        lines = [
+            f"tensor={self.parts} cuts {shares[0]} of the parameters and {shares[1]} of the FLOPs"
+            + (", proved from the recorded program" if self.proved else "")
+        ]
+        for path, kind in _merged(self.modules.items()):
+            lines.append(f"  {path}: {kind}")
+        inside = tuple(f"{path}." for path in self.modules)
+        bare = {name: f"dim {dim}" for name, dim in self.dims.items() if not name.startswith(inside)}
+        lines += [f"  {name}: {text}" for name, text in _merged(bare.items())]
+        lines += [f"  {name}: whole, its gradient is summed" for name, _ in _merged((n, "") for n in self.sums)]
+        lines += [f"  {path}: whole, because {why}" for path, why in _merged(self.whole)]
+        return "\n".join(lines)
+
+
+def _merged(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Paths that differ in numbers only, with one text, are one line: layers.0.fc, layers.1.fc -> layers.*.fc."""
+    return list(dict.fromkeys((re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path), text) for path, text in pairs))

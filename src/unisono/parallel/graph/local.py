@@ -1,0 +1,284 @@
+"""Runs the cut program on shapes, and compares it with the whole one, operator by operator.
+
+The model's code runs again, with each rank's part of the parameters. Every operator must be the same, with
+the shapes that the cut says and the same other arguments. A size that the program has written down, such as
+the number of heads in a view, is noted and changed. Where the programs differ, the cut is refused there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .capture import CaptureError, Recorder, Shapes, numbers_of
+from .choice import Choice
+from .cut import Cut, Sizes
+from .program import Call, Graph, Node, Ref, refs
+
+__all__ = ["Mismatch", "changed", "compare", "narrow_"]
+
+SIZED = {
+    "aten.view", "aten._unsafe_view", "aten.reshape", "aten.expand", "aten.split", "aten.split_with_sizes",
+    "aten.zeros", "aten.ones", "aten.full", "aten.empty", "aten.new_zeros", "aten.new_ones", "aten.new_full",
+    "aten.new_empty", "aten.rand", "aten.randn", "aten._reshape_alias", "aten.empty_strided",
+}  # fmt: skip
+FIRST_SIZES = {"view", "reshape", "expand", "zeros", "ones", "empty", "rand", "randn", "full", "broadcast_to"}
+FIRST_SIZES |= {"new_zeros", "new_ones", "new_empty", "new_full"}
+
+
+class Mismatch(Exception):
+    """The cut program is another one. Args: the operator of the whole program where they differ, why."""
+
+    def __init__(self, node: Node, why: str) -> None:
+        super().__init__(why)
+        self.node, self.why = node, why
+
+
+def compare(choice: Choice, shapes: Shapes, sample: Any, forward: Callable[[Any], Any] | None) -> dict[str, dict[int, Sizes]]:
+    """Run `shapes.model`, not yet cut, as `choice.cut` says; return the written sizes that must change.
+
+    Raises:
+        Mismatch: the programs differ.
+    """
+    run = _Local(choice, shapes)
+    whole = choice.graph
+    try:
+        local = run.recorder.run(shapes.model, sample, forward)
+    except CaptureError as error:
+        at = min(len(run.recorder.graph.nodes), len(whole.nodes) - 1)
+        raise Mismatch(whole.nodes[at], f"its parts do not fit the program: {error}") from error
+    for node in whole.nodes:
+        if node.number >= len(local.nodes):
+            raise Mismatch(node, f"the program of the parts ends before {node.name}, at {node.line}")
+        _compare(choice, local, node, local.nodes[node.number])
+    if len(local.nodes) > len(whole.nodes):
+        raise Mismatch(whole.nodes[-1], "the program of the parts goes on where the whole one ends")
+    return run.sizes
+
+
+class _Local:
+    """The model's copy on one rank.
+
+    Attributes:
+        sizes: by module, the number of the call in its forward, what is to be changed.
+    """
+
+    def __init__(self, choice: Choice, shapes: Shapes) -> None:
+        self._choice, self._shapes = choice, shapes
+        self.sizes: dict[str, dict[int, Sizes]] = {}
+        self.recorder = Recorder(shapes, self._watch)
+        narrow_(shapes, choice.cut)
+        for path, kind in choice.cut.modules.items():
+            if kind == "column, gathered":
+                self._gather(shapes.model.get_submodule(path))
+        self._first: dict[int, list[Node]] = {}
+        for node in choice.graph.nodes:
+            self._first.setdefault(node.call, []).append(node)
+
+    def _gather(self, module: nn.Module) -> None:
+        run = module.forward
+        parts, recorder = self._choice.parts, self.recorder
+
+        def forward(*args: Any, **named: Any) -> Tensor:
+            output: Tensor = run(*args, **named)
+            recorder.paused += 1
+            whole = output.new_empty(*output.shape[:-1], output.shape[-1] * parts)
+            recorder.paused -= 1
+            recorder.stand_in(output, whole)
+            return whole
+
+        module.forward = forward  # type: ignore[method-assign]
+
+    def _watch(self, number: int, args: Any, named: Any) -> tuple[Any, Any]:
+        """Change the written sizes of one call, and note them."""
+        calls, here = self._choice.graph.calls, self.recorder.graph.calls[number]
+        if number >= len(calls) or not self._first.get(number):
+            return args, named
+        call, nodes = calls[number], self._first[number]
+        if (call.function, call.ordinal, call.frame) != (here.function, here.ordinal, here.frame):
+            raise Mismatch(nodes[0], f"the program of the parts calls {here.function} here, at {nodes[0].line}")
+        change = {
+            place: (written, wanted)
+            for place, (written, wanted) in _wanted(self._choice, call, nodes).items()
+            if place < len(here.numbers) and here.numbers[place] == written != wanted
+        }
+        if not change:
+            return args, named
+        path = self._choice.graph.frames[call.frame].path if call.frame >= 0 else ""
+        self._note(path, call.ordinal, Sizes(call.function, change), nodes[0])
+        return changed(args, named, {place: wanted for place, (_, wanted) in change.items()})
+
+    def _note(self, path: str, ordinal: int, sizes: Sizes, node: Node) -> None:
+        known = self.sizes.setdefault(path, {})
+        if known.setdefault(ordinal, sizes) != sizes:
+            raise Mismatch(node, f"two calls of one module need different sizes, at {node.line}")
+
+
+def _wanted(choice: Choice, call: Call, nodes: list[Node]) -> dict[int, tuple[int, int]]:
+    """Place among the integers of a call -> (size in the whole program, size on one rank)."""
+    output = next((number for number in reversed(nodes[-1].outputs) if number is not None), None)
+    if output is None:
+        return {}
+    whole, local = choice.graph.values[output].shape, choice.local(output)
+    if call.function in FIRST_SIZES:
+        return {place: sizes for place, sizes in enumerate(zip(whole, local, strict=True)) if place < len(call.numbers)}
+    if call.function == "unflatten":
+        first = call.numbers[0] % (len(whole) - len(call.numbers) + 2)
+        dims = range(first, first + len(call.numbers) - 1)
+        return {place + 1: (whole[dim], local[dim]) for place, dim in enumerate(dims)}
+    last = nodes[-1]
+    if last.name in ("aten.split", "aten.split_with_sizes") and call.function in ("split", "split_with_sizes"):
+        dim = last.args[2] if len(last.args) > 2 else last.named.get("dim", 0)
+        outputs = [number for number in last.outputs if number is not None]
+        sizes = [(choice.graph.values[n].shape[dim], choice.local(n)[dim]) for n in outputs]
+        listed = len(call.numbers) >= len(sizes) > 1 and last.name == "aten.split_with_sizes"
+        return dict(enumerate(sizes if listed else sizes[:1]))
+    if call.function in ("__getitem__", "narrow"):
+        return _bounds(choice, call, nodes)
+    return {}
+
+
+def _bounds(choice: Choice, call: Call, nodes: list[Node]) -> dict[int, tuple[int, int]]:
+    """The bounds of slices along cut dims."""
+    found: dict[int, tuple[int, int]] = {}
+    for node in nodes:
+        if node.name != "aten.slice":
+            continue
+        bounds = _slice(choice, node)
+        if bounds is None:
+            continue
+        whole, local = bounds
+        for place, number in enumerate(call.numbers):
+            if number == whole[1] - whole[0] and call.function == "narrow" and place == 2:
+                found[place] = (number, local[1] - local[0])
+            elif number in whole and not (call.function == "narrow" and place in (0, 2)):
+                found[place] = (number, local[whole.index(number)])
+    return found
+
+
+def _slice(choice: Choice, node: Node) -> tuple[list[int], list[int]] | None:
+    """(whole, local) bounds of a slice along a dim that is cut; None: of another one."""
+    _, dim, start, stop, _ = (*node.args, *(None,) * (5 - len(node.args)))
+    dims = choice.rules.of(node.args[0])
+    at = (dim or 0) % len(dims)
+    whole, local = choice.graph.values[node.args[0].value].shape[at], choice.local(node.args[0].value)[at]
+    if whole == local:
+        return None
+    first, last, _ = slice(start, stop).indices(whole)
+    before = 0
+    mine = 0
+    found: dict[int, int] = {0: 0}
+    for segment in dims[at]:
+        before, mine = before + _size((segment,), choice, whole=True), mine + _size((segment,), choice, whole=False)
+        found[before] = mine
+    return [first, last], [found.get(first, -1), found.get(last, -1)]
+
+
+def _size(dim: Any, choice: Choice, *, whole: bool) -> int:
+    import math
+
+    return sum(
+        math.prod(
+            factor.size if whole or factor.index.root() not in choice.chosen else factor.size // choice.parts
+            for factor in segment
+        )
+        for segment in dim
+    )
+
+
+def _compare(choice: Choice, local: Graph, node: Node, other: Node) -> None:
+    whole = choice.graph
+    if (node.name, whole.module_of(node)) != (other.name, local.module_of(other)):
+        raise Mismatch(node, f"the program of the parts does {other.name} in place of {node.name}, at {node.line}")
+    if [ref.value for ref in refs((node.args, node.named))] != [ref.value for ref in refs((other.args, other.named))]:
+        raise Mismatch(node, f"the program of the parts takes other values for {node.name}, at {node.line}")
+    for ref in refs((node.args, node.named)):
+        wanted, found = choice.local(ref.value), local.values[ref.value].shape
+        gathered = whole.values[ref.value].shape == wanted and _is_gathered(choice, ref.value)
+        if wanted != found and not gathered:
+            raise Mismatch(
+                node,
+                f"its part is {list(found)} where {list(wanted)} is expected, before {node.name}, at {node.line}",
+            )
+    if node.name == "aten.slice":
+        bounds = _slice(choice, node)
+        _, dim, start, stop, step = (*other.args, *(None,) * (5 - len(other.args)))
+        size = local.values[other.args[0].value].shape[dim or 0]
+        here = list(slice(start, stop, step).indices(size)[:2])
+        _, _, first, last, _ = (*node.args, *(None,) * (5 - len(node.args)))
+        wanted = list(slice(first, last).indices(size)[:2]) if bounds is None else bounds[1]
+        if here != wanted:
+            raise Mismatch(node, f"its part takes elements {here} where {wanted} are expected, at {node.line}")
+    elif node.name not in SIZED and _plain(node) != _plain(other):
+        raise Mismatch(node, f"{node.name} has other arguments in the program of the parts, at {node.line}")
+
+
+def _is_gathered(choice: Choice, number: int) -> bool:
+    return any(
+        number in frame.outputs and choice.cut.modules.get(frame.path) == "column, gathered"
+        for frame in choice.graph.frames
+    )
+
+
+def _plain(node: Node) -> str:
+    """The arguments that are no tensors."""
+    return repr(_without(node.args)) + repr(_without(node.named))
+
+
+def _without(thing: Any) -> Any:
+    if isinstance(thing, Ref):
+        return None
+    if isinstance(thing, (list, tuple)):
+        return [_without(part) for part in thing]
+    if isinstance(thing, dict):
+        return {key: _without(part) for key, part in thing.items()}
+    return thing
+
+
+def narrow_(shapes: Shapes, cut: Cut) -> None:
+    """Give a copy without values one rank's part of each parameter and buffer that is cut. Ties stay."""
+    made: dict[int, Tensor] = {}
+    model = shapes.model
+    for name, dim in cut.dims.items():
+        path, _, leaf = name.rpartition(".")
+        value = getattr(model.get_submodule(path), leaf)
+        sizes = list(value.shape)
+        sizes[dim] //= cut.parts
+        with shapes.mode, torch.no_grad():
+            part = torch.empty(sizes, dtype=value.dtype, device=value.device)
+        made[id(value)] = (
+            nn.Parameter(part, requires_grad=value.requires_grad) if isinstance(value, nn.Parameter) else part
+        )
+    for module in model.modules():
+        for table in (module._parameters, module._buffers):
+            for leaf, value in list(table.items()):
+                if value is not None and id(value) in made:
+                    table[leaf] = made[id(value)]
+
+
+def changed(args: Any, named: Any, numbers: dict[int, int]) -> tuple[Any, Any]:
+    """Arguments of a call with other integers at these places; places are those of `numbers_of`."""
+    place = -1
+
+    def walk(thing: Any) -> Any:
+        nonlocal place
+        if isinstance(thing, int) and not isinstance(thing, bool):
+            place += 1
+            return numbers.get(place, thing)
+        if isinstance(thing, dict):
+            return {key: walk(part) for key, part in thing.items()}
+        if isinstance(thing, slice):
+            return slice(walk(thing.start), walk(thing.stop), walk(thing.step))
+        if isinstance(thing, tuple) and not isinstance(thing, torch.Size):
+            return tuple(walk(part) for part in thing)
+        if isinstance(thing, (list, torch.Size)):
+            return [walk(part) for part in thing]
+        return thing
+
+    return walk(args), walk(named)
+
+
+_ = numbers_of

@@ -1,0 +1,201 @@
+"""The recorded program of a model, as data: values, operators, calls of modules and of functions.
+
+    %3 = aten.addmm(bias, %1, %2)     in "layers.0.fc1", at model.py:17
+
+An operator is PyTorch's (ATen's), after its own decompositions. A value is what an operator returned, a
+parameter, a buffer, an input, or a constant that the program found elsewhere. A call of a function is one
+line of the user's program, such as `x.view(b, t, 12, -1)`; operators know theirs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+__all__ = ["Call", "Frame", "Graph", "Node", "Ref", "Use", "Value", "refs"]
+
+
+class Ref(NamedTuple):
+    """Stands for a value among the arguments of an operator."""
+
+    value: int
+
+
+class Use(NamedTuple):
+    """One use of a parameter or buffer: the number of the operator, and the innermost module around it."""
+
+    node: int
+    module: str
+
+
+@dataclass(frozen=True)
+class Value:
+    """One tensor.
+
+    Args:
+        kind: parameter, buffer, input, constant or operator.
+        name: of a parameter or buffer, its first path in the model.
+        storage: equal for values that share memory.
+        node: the operator that made it; -1: none.
+    """
+
+    number: int
+    kind: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+    storage: int
+    node: int = -1
+    name: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator.
+
+    Args:
+        op: PyTorch's OpOverload.
+        args, named: as it was called, with a Ref in place of each tensor.
+        outputs: numbers of values; None: an output that is no tensor.
+        frames: the calls of modules around it, outermost first.
+        call: the function call that it belongs to, a number of Graph.calls; -1: none.
+        line: file and line of the program, outside PyTorch.
+    """
+
+    number: int
+    op: Any
+    args: tuple[Any, ...]
+    named: dict[str, Any]
+    outputs: tuple[int | None, ...]
+    frames: tuple[int, ...]
+    call: int
+    line: str
+    flops: int
+
+    @property
+    def name(self) -> str:
+        """The operator's name without its overload, such as "aten.addmm"."""
+        return str(self.op.overloadpacket)
+
+
+@dataclass
+class Frame:
+    """One call of a module: operators [first, last), and the tensors it took and returned."""
+
+    number: int
+    path: str
+    kind: str
+    first: int
+    last: int = -1
+    inputs: list[int] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a function or method of PyTorch by the program.
+
+    Args:
+        function: its name, such as "view".
+        frame: the innermost call of a module; -1: outside all.
+        ordinal: among the calls of functions in that frame that take sizes; -1: it is none of these.
+        numbers: the integers among its arguments, in order.
+    """
+
+    function: str
+    frame: int
+    ordinal: int
+    numbers: tuple[int, ...]
+
+
+@dataclass
+class Graph:
+    """What a model did on one sample. Made by `capture`; prints as a table by module."""
+
+    model: str
+    values: list[Value] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+    frames: list[Frame] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+    names: dict[str, int] = field(default_factory=dict)  # parameter or buffer -> its value
+
+    def uses(self, name: str) -> list[Use]:
+        """Every use of a parameter or buffer, in order. A parameter that nothing uses has none."""
+        number = self.names[name]
+        return [
+            Use(node.number, self.module_of(node)) for node in self.nodes if Ref(number) in refs(node.args)
+            or Ref(number) in refs(node.named)
+        ]  # fmt: skip
+
+    def module_of(self, node: Node) -> str:
+        """The path of the innermost module around an operator."""
+        return self.frames[node.frames[-1]].path if node.frames else ""
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of one forward; a product of n x k and k x m matrices has 2nkm."""
+        return sum(node.flops for node in self.nodes)
+
+    def table(self, depth: int | None = None) -> str:
+        """One line per module: its calls, operators, parameters, FLOPs, and the bytes its operators make.
+
+        Args:
+            depth: of the deepest modules that are shown; None: all.
+        """
+        rows = [("module", "type", "calls", "operators", "parameters", "GFLOP", "MB made", "output")]
+        seen: dict[str, list[Frame]] = {}
+        for frame in self.frames:
+            seen.setdefault(frame.path, []).append(frame)
+        sizes = {name: math.prod(self.values[number].shape) for name, number in self.names.items()}
+        for path in sorted(seen, key=lambda path: seen[path][0].number):
+            if depth is not None and path.count(".") >= depth and path:
+                continue
+            frames = seen[path]
+            inside = [node for frame in frames for node in self.nodes[frame.first : frame.last]]
+            prefix = f"{path}." if path else ""
+            held = sum(
+                size
+                for name, size in sizes.items()
+                if name.startswith(prefix) and self.values[self.names[name]].kind == "parameter"
+            )
+            shapes = [list(self.values[number].shape) for number in frames[0].outputs[:2]]
+            made = sum(self.values[out].nbytes for node in inside for out in node.outputs if out is not None)
+            rows.append(
+                (
+                    path or "(model)", frames[0].kind, str(len(frames)), str(len(inside)), f"{held:,}",
+                    f"{sum(node.flops for node in inside) / 1e9:.4g}", f"{made / 1e6:.4g}",
+                    ", ".join(map(str, shapes)),
+                )
+            )  # fmt: skip
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        return "\n".join(
+            "  ".join(
+                text.ljust(width) if column in (0, 1, 7) else text.rjust(width)
+                for column, (text, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        )
+
+    def __str__(self) -> str:
+        return f"{self.model}: {len(self.nodes)} operators, {self.flops / 1e9:.4g} GFLOP\n{self.table()}"
+
+
+def refs(arguments: Any) -> Iterator[Ref]:
+    """Yield every Ref in nested lists, tuples and dicts."""
+    if isinstance(arguments, Ref):
+        yield arguments
+    elif isinstance(arguments, dict):
+        yield from refs(list(arguments.values()))
+    elif isinstance(arguments, (list, tuple)):
+        for part in arguments:
+            yield from refs(part)

@@ -1,0 +1,152 @@
+"""From a model and a sample to a cut that is proved: record, choose, run the parts, until both agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from .capture import Recorder, Shapes
+from .choice import Choice, Hints
+from .cut import Cut
+from .fused import SplitColumns, split_
+from .layers import layer_of
+from .local import Mismatch, compare
+from .program import Node, refs
+
+__all__ = ["prove"]
+
+Forward = Callable[[nn.Module, Any, Any], Any]  # model, pieces, inputs -> output
+LARGE = 0.05  # of all parameters: a layer or table as large is cut although its output has to be gathered
+ROUNDS = 40
+
+
+def prove(
+    model: nn.Module, sample: Any, parts: int, *, pieces: Sequence[nn.Module] | None = None, forward: Forward | None = None
+) -> Cut:
+    """Choose the cut of `model` that the program on `sample` proves; at worst it cuts nothing.
+
+    Args:
+        pieces: what runs in place of the model, one after the other.
+        forward: runs a copy of the model and of its pieces on inputs; None: calls the model.
+    Raises:
+        CaptureError: the model cannot be recorded.
+    """
+    return _Search(model, sample, parts, pieces, forward).run()
+
+
+class _Search:
+    def __init__(self, model: nn.Module, sample: Any, parts: int, pieces: Any, forward: Forward | None) -> None:
+        self._model, self._sample, self._parts = model, sample, parts
+        self._pieces, self._forward = pieces, forward
+        self._fused: dict[str, list[int]] = {}
+        self._tried: set[str] = set()  # fused layers that gain nothing
+        self._banned: dict[tuple[str, int], str] = {}
+        self._gathered: set[str] = set()
+
+    def run(self) -> Cut:
+        choice = self._recorded()
+        for _ in range(ROUNDS):
+            fused = {path: sizes for path, sizes in choice.fused().items() if path not in self._tried}
+            if fused:
+                self._fused |= fused
+                self._tried |= set(fused)
+                choice = self._recorded()
+                continue
+            useless = [path for path in self._fused if not any(name.startswith(f"{path}.") for name in choice.cut.dims)]
+            if useless:
+                self._fused = {path: sizes for path, sizes in self._fused.items() if path not in useless}
+                choice = self._recorded()
+                continue
+            gathered = self._large(choice) - self._gathered
+            if gathered:
+                self._gathered |= gathered
+                choice = self._chosen(choice)
+                continue
+            try:
+                shapes = self._shapes()
+                choice.cut.sizes = compare(choice, shapes, self._sample, self._run(shapes))
+            except Mismatch as mismatch:
+                self._ban(choice, mismatch)
+                choice = self._chosen(choice)
+                continue
+            choice.cut.fused, choice.cut.proved = dict(self._fused), True
+            return choice.cut
+        return Cut(self._parts, whole=[("", "the search for a cut did not end")], proved=True)
+
+    def _shapes(self) -> Shapes:
+        shapes = Shapes(self._model, self._pieces)
+        with shapes.mode:
+            for path, sizes in self._fused.items():
+                split_(shapes.model, path, sizes)
+        return shapes
+
+    def _run(self, shapes: Shapes) -> Callable[[Any], Any] | None:
+        run = self._forward
+        return None if run is None else lambda inputs: run(shapes.model, shapes.also, inputs)
+
+    def _recorded(self) -> Choice:
+        shapes = self._shapes()
+        graph = Recorder(shapes).run(shapes.model, self._sample, self._run(shapes))
+        self._copy = shapes.model
+        return self._choose(graph)
+
+    def _chosen(self, choice: Choice) -> Choice:
+        """Choose again, for the same program."""
+        return self._choose(choice.graph)
+
+    def _choose(self, graph: Any) -> Choice:
+        return Choice(graph, self._copy, self._parts, self._hints(), self._banned)
+
+    def _hints(self) -> Hints:
+        total = sum(parameter.numel() for parameter in self._copy.parameters())
+        tables = {
+            path
+            for path, module in self._copy.named_modules()
+            if isinstance(module, nn.Embedding)
+            and layer_of(module) is not None
+            and module.weight.numel() >= LARGE * total
+            and module.weight.shape[0] % self._parts == 0
+        }
+        weights = {id(self._copy.get_submodule(path).weight) for path in tables}
+        tied = {
+            path
+            for path, module in self._copy.named_modules()
+            if isinstance(module, nn.Linear) and layer_of(module) is not None and id(module.weight) in weights
+        }
+        return Hints(frozenset(tables), frozenset(tied | self._gathered))
+
+    def _large(self, choice: Choice) -> set[str]:
+        """Whole layers with many of the parameters."""
+        total = sum(parameter.numel() for parameter in self._copy.parameters())
+        return {
+            path
+            for path, module in self._copy.named_modules()
+            if isinstance(module, nn.Linear)
+            and layer_of(module) is not None
+            and choice.runs(path)
+            and path not in choice.cut.modules
+            and module.weight.numel() >= LARGE * total
+            and module.weight.shape[0] % self._parts == 0
+            and (f"{path}.weight", 0) not in self._banned
+        }
+
+    def _ban(self, choice: Choice, mismatch: Mismatch) -> None:
+        """What is cut at this operator stays whole from now on."""
+        nodes: list[Node] = [*choice.graph.nodes[mismatch.node.number :: -1], *choice.graph.nodes]
+        for node in nodes:
+            numbers = [number for number in node.outputs if number is not None]
+            here = {
+                index
+                for number in [*numbers, *(ref.value for ref in refs((node.args, node.named)))]
+                for index in choice.cuts(number)
+            }
+            if here:
+                for key in choice.held(here):
+                    self._banned[key] = mismatch.why
+                return
+        raise AssertionError(f"nothing is cut, and yet {mismatch.why}")
+
+
+_ = SplitColumns
