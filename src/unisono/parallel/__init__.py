@@ -13,6 +13,9 @@ from .adam import CompressedAdam
 from .build import Parameters
 from .compression.choices import Compressed, PowerSGD
 from .compression.reducer import Compression
+from .graph.capture import CaptureError, capture
+from .graph.cut import Cut
+from .graph.program import Graph
 from .layouts.price import Link
 from .layouts.record import Record, record
 from .layouts.shard import Sharded, shard, whole
@@ -25,10 +28,13 @@ from .swapped import Swapped
 
 __all__ = [
     "Average",
+    "CaptureError",
     "Compressed",
     "CompressedAdam",
     "Compression",
+    "Cut",
     "Disk",
+    "Graph",
     "Host",
     "Link",
     "Parameters",
@@ -39,6 +45,7 @@ __all__ = [
     "Run",
     "Sharded",
     "Swapped",
+    "capture",
     "materialize",
     "parallelize",
     "record",

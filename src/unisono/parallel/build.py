@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from unisono.torch_internals.training import persistent
 
 from .families import Family, family_of
+from .graph.cut import Cut
+from .graph.fused import split_
 from .gradients import Tie
 from .materialize import Init, Initial
 from .mesh import Mesh
@@ -22,8 +24,9 @@ from .pipeline.runtime import Runtime
 from .pipeline.schedule import schedule
 from .pipeline.stages import Stages, balanced, forget, measured
 from .replicas import Replicas
+from .shared import Decision, decide
 from .statistics import Statistics
-from .tensor import cut_modules
+from .tensor import cut_model
 from .trial import Trial, wanted
 from .units import shard_units
 
@@ -64,6 +67,7 @@ class Built:
     seed: int = 0  # of what the model draws in steps, the same on all ranks
     trial: Trial | None = None  # of the cut on the tensor axis, before the first step
     region: Region | None = None  # where the tensor axis cuts
+    decision: Decision | None = None  # how it cuts
 
     @property
     def named(self) -> dict[str, nn.Parameter]:
@@ -113,15 +117,20 @@ def build(
     mesh = Mesh.of(plan, initial.device)
     family = family_of(model, pieces, cuts)
     _same_everywhere(model)
-    names = _names(model)
-    trial, region = None, None
+    trial, region, decision = None, None, None
     if plan.tensor > 1:
-        _check_cuts(model, family, plan)
-        if wanted(model, family, check):
+        decision = decide(model, family, plan, pieces=pieces, cuts=cuts, sample=sample)
+        _check_cut(model, decision, plan)
+        if wanted(model, family, decision.cut, check):
             fill = partial(_fill, seed=initial.seed, init=init) if initial else nothing
-            trial = Trial(model, pieces, cuts, fill)
-        region = cut_modules(model, family.cuts, mesh.part("tensor"))
-        family.localize(plan.tensor)
+            trial = Trial(model, pieces, cuts, decision.cut, fill)
+        for path, sizes in decision.cut.fused.items():
+            split_(model, path, sizes)
+    names = _names(model)
+    if decision is not None:
+        region = cut_model(model, decision.cut, mesh.part("tensor"))
+        if not decision.cut.proved:
+            family.localize(plan.tensor)
     if plan.pipeline == 1:
         units = shard_units(model, family.units, mesh, last=True, initial=initial)
         built = Built(
@@ -134,7 +143,9 @@ def build(
     if region is not None and plan.recompute:
         for unit in family.units:  # the last recomputation may have ended within a region
             unit.register_forward_pre_hook(lambda *_: region.forget())
-    built.seed, built.trial, built.region = drawn, trial, region
+    built.seed, built.trial, built.region, built.decision = drawn, trial, region, decision
+    if decision is not None:
+        built.ties += _sums(decision.cut, names, mesh)
     return built
 
 
@@ -189,8 +200,8 @@ def _names(model: nn.Module) -> dict[str, str]:
     return {path: first[value] for path, value in model.named_parameters(remove_duplicate=False)}
 
 
-def _check_cuts(model: nn.Module, family: Family, plan: Plan) -> None:
-    if not any(kind != "whole" for kind in family.cuts.values()):
+def _check_cut(model: nn.Module, decision: Decision, plan: Plan) -> None:
+    if not decision.cut.dims and not decision.cut.proved:
         kinds = sorted(
             {
                 type(module).__name__
@@ -200,9 +211,16 @@ def _check_cuts(model: nn.Module, family: Family, plan: Plan) -> None:
         )
         raise ValueError(
             f"tensor={plan.tensor}: no rule says how to cut {type(model).__name__}, whose parameters "
-            f"are in {', '.join(kinds)}. Write parallelize(..., "
+            f"are in {', '.join(kinds)}, and its program could not be recorded: {decision.error}. Write "
+            "parallelize(..., sample=inputs of a batch), or "
             'cuts={"path.of.module": "column", "path.of.next": "row"})'
         )
+
+
+def _sums(cut: Cut, names: dict[str, str], mesh: Mesh) -> list[Tie]:
+    """Whole parameters whose gradients add up over the tensor axis: each of its ranks holds a part."""
+    group = mesh.group("tensor")
+    return [Tie(names[name], group, 1, "up::sums") for name in cut.sums]
 
 
 def _staged(

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .tensor import KINDS, like
+from .graph.fused import SplitColumns
+from .tensor import KINDS
 
-__all__ = ["Family", "SplitColumns", "entries", "family_of"]
+__all__ = ["Family", "entries", "family_of"]
 
 ELEMENTWISE = (
     nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.Softplus, nn.Dropout, nn.Identity
@@ -126,7 +127,7 @@ def _is_chain(model: nn.Module) -> bool:
 
 def _has_only(model: nn.Module, names: str) -> bool:
     """Whether the modules are PyTorch's and Hugging Face's own, and no parameter has another name."""
-    known = ("torch.nn.modules.", "transformers.", __name__)
+    known = ("torch.nn.modules.", "transformers.", SplitColumns.__module__)
     return all(re.fullmatch(names, name) for name, _ in model.named_parameters()) and all(
         type(module).__module__.startswith(known) for module in model.modules()
     )
@@ -179,35 +180,6 @@ def _check_attention(model: Any) -> None:
         )
 
 
-class SplitColumns(nn.Module):
-    """A fused Conv1D [width, 3 width] as three linear layers, each of which can be cut by column."""
-
-    q: nn.Module
-    k: nn.Module
-    v: nn.Module
-
-    def __init__(self, fused: Any) -> None:
-        super().__init__()
-        width = fused.weight.shape[0]
-        for name in "qkv":
-            self.add_module(name, nn.Linear(width, width, device="meta"))
-        for path, value in self.parts("", fused.weight.data, fused.bias.data).items():
-            at, _, name = path.lstrip(".").partition(".")
-            setattr(self.get_submodule(at), name, like(getattr(fused, name), value))
-
-    @staticmethod
-    def parts(path: str, weight: Tensor, bias: Tensor) -> dict[str, Tensor]:
-        """Cut the parameters of the fused layer; return them by their paths, this module being at `path`."""
-        weights, biases = weight.chunk(3, dim=1), bias.chunk(3)
-        found = {
-            f"{path}.{name}.weight": part.t().contiguous() for name, part in zip("qkv", weights, strict=True)
-        }
-        return found | {f"{path}.{name}.bias": part.clone() for name, part in zip("qkv", biases, strict=True)}
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([self.q(x), self.k(x), self.v(x)], dim=-1)
-
-
 class GPT2Embed(nn.Module):
     """Tokens and positions of a GPT-2."""
 
@@ -256,7 +228,8 @@ def _gpt2(model: Any) -> Family:
     body = model.transformer
     for block in body.h:
         if _is_fused(block.attn.c_attn):
-            block.attn.c_attn = SplitColumns(block.attn.c_attn)
+            width = block.attn.c_attn.weight.shape[0]
+            block.attn.c_attn = SplitColumns(block.attn.c_attn, [width] * 3)
     cuts = {"transformer.wte": "vocabulary", "lm_head": "column, gathered"}
     for index in range(len(body.h)):
         at = f"transformer.h.{index}"

@@ -26,11 +26,17 @@ __all__ = ["Tie", "add_up", "copies", "gradient", "local", "scale_", "squared_no
 
 
 class Tie(NamedTuple):
-    """A parameter that stages on several ranks have, and the group of those ranks."""
+    """A parameter whose gradients on several ranks add up, and the group of those ranks.
+
+    Args:
+        ranks: how many of them count it as theirs: those of several stages do, those of a tensor group hold one.
+        label: of the sum in a trace.
+    """
 
     name: str
     group: dist.ProcessGroup
     ranks: int
+    label: str = "up::tied"
 
 
 def local(value: Tensor) -> Tensor:
@@ -71,7 +77,9 @@ def squared_norm(named: dict[str, nn.Parameter], ties: Iterable[Tie], mesh: Mesh
     """Return this rank's part of the squared norm, f64 []. The sum over all ranks is that of the whole
     gradient.
     """
-    shared = {tie.name: tie.ranks for tie in ties}
+    shared: dict[str, int] = {}
+    for tie in ties:
+        shared[tie.name] = shared.get(tie.name, 1) * tie.ranks
     total = torch.zeros((), dtype=torch.float64, device=mesh.axes.device_type)
     for name, parameter in named.items():
         if (grad := gradient(parameter)) is not None:
@@ -96,5 +104,5 @@ def add_up(named: dict[str, nn.Parameter], ties: Iterable[Tie]) -> None:
                 parameter.grad = torch.zeros_like(parameter)
             if isinstance(parameter.grad, DTensor) and isinstance(parameter, DTensor):  # not a partial sum
                 parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
-            with record_function(f"up::tied|{tie.name}"):
+            with record_function(f"{tie.label}|{tie.name}"):
                 dist.all_reduce(local(parameter.grad), group=tie.group)

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from .families import SplitColumns, entries
-from .tensor import like
+from .families import entries
+from .graph.fused import SplitColumns, like
 
 __all__ = ["Init", "Initial", "materialize"]
 
@@ -191,7 +191,8 @@ class Initial:
         for path, _ in group:
             now = self._model.get_submodule(path)
             if isinstance(now, SplitColumns):
-                values |= now.parts(path, values.pop(f"{path}.weight"), values.pop(f"{path}.bias"))
+                leaves = [leaf for leaf in ("weight", "bias") if f"{path}.{leaf}" in values]
+                values |= now.parts(path, {leaf: values.pop(f"{path}.{leaf}") for leaf in leaves})
         return values
 
     def _blank(self, meta: Tensor) -> Tensor:

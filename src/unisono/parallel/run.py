@@ -96,6 +96,7 @@ class Run:
         steps: batches trained on, over all runs that were saved and loaded.
         skipped: steps that overflowed under fp16 and changed nothing.
         swap: what swaps, under Plan(swap=...); its `waited_s` is of the last step.
+        cut: how the tensor axis cuts the model, and why not the rest; print it. None without that axis.
         compression: the buffers of `Plan(compression=...)`; None without, and on one data rank.
     """
 
@@ -120,6 +121,7 @@ class Run:
         self.optimizer = optimizer(Parameters(self._trained)) if self._trained else None
         check_optimizer(self.optimizer, self._trained)
         self._mixed = mixed(self._trained.values())
+        self.cut = None if built.decision is None else built.decision.cut
         self.steps = 0
         self._spans: list[Span] = []
         self._watched: Watched | None = None
@@ -303,6 +305,8 @@ class Run:
     def _work(self, batch: tuple[Any, Any], *, train: bool) -> tuple[Schedule, Work]:
         inputs, targets = two(batch)
         micros, weights = cut_batch((inputs, targets), self._weigh, self._ignored, self.mesh)
+        if self._built.decision is not None:
+            self._built.decision.confirm(inputs)
         if self._built.trial is not None:
             self._built.trial.run((inputs, targets), self._loss, self.mesh)
             self._built.trial = None

@@ -1,134 +1,313 @@
-"""Modules on the tensor axis: cut by column, by row or by vocabulary. Parameters become DTensors of that
-axis.
+"""The tensor axis at work: each rank runs the modules of the model on its part of the parameters.
 
-A column cut leaves its output cut by features; the row cut after it takes that and adds up. Between the two
-no byte moves, so one pair costs one all-reduce in forward and one in backward (Megatron-LM,
-arXiv:1909.08053).
+A parameter that is cut is a DTensor of this axis. While its module runs, the module sees this rank's part, a
+plain tensor; nothing else in the model changes. Where a cut begins, the gradient of the input is summed over
+ranks; where it ends, the output is (Megatron-LM, arXiv:1909.08053).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.profiler import record_function
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from unisono.torch_internals import renamed
 
 from .generators import Region
+from .graph.cut import Cut
+from .graph.fused import like, split_
+from .graph.layers import layer_of
+from .graph.written import Forward, Written
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import Placement
 
-__all__ = ["KINDS", "cut_modules", "like"]
+__all__ = ["KINDS", "cut_of", "cut_model", "like"]
 
-
-class Cut(NamedTuple):
-    """How a kind of cut places weight, bias, input and output."""
-
-    weight: Placement
-    bias: Placement
-    came: Placement
-    goes: Placement
+KINDS = ("column", "column, gathered", "row", "vocabulary", "whole")
 
 
-IN, OUT = Shard(0), Shard(1)  # of a weight [in, out], as Conv1D of transformers has it; Linear's is [out, in]
-CUTS = {
-    "column": Cut(OUT, Shard(0), Replicate(), Shard(-1)),
-    "column, gathered": Cut(OUT, Shard(0), Replicate(), Replicate()),
-    "row": Cut(IN, Replicate(), Shard(-1), Replicate()),
-    "vocabulary": Cut(IN, Replicate(), Replicate(), Replicate()),
-}
-KINDS = (*CUTS, "whole")
-
-
-def cut_modules(model: nn.Module, cuts: dict[str, str], mesh: DeviceMesh) -> Region:
-    """Cut the named modules of `model` in place; return its cut regions. Tied weights stay tied.
+def cut_of(model: nn.Module, kinds: dict[str, str], parts: int) -> Cut:
+    """The cut that a user or a rule by names wants. Nothing proves it.
 
     Args:
-        cuts: path of a module -> kind, one of KINDS.
-        mesh: the tensor axis.
+        kinds: path of a module -> how it is cut, one of KINDS.
     Raises:
         ValueError: a module cannot be cut so, or a weight is tied to a module that is not cut alike.
     """
-    ties, region = _ties(model), Region(mesh.get_local_rank(), mesh.device_type)
-    for path, kind in cuts.items():
+    cut = Cut(parts)
+    names = {id(value): name for name, value in reversed([*model.named_parameters()])}
+    for path, kind in kinds.items():
         if kind != "whole":
-            _cut(path, model.get_submodule(path), kind, mesh, region)
-    for places in ties:
-        _tie(model, places)
-    return region
+            module = model.get_submodule(path)
+            for leaf, dim in _dims(path, module, kind, parts).items():
+                name = names[id(getattr(module, leaf))]
+                if cut.dims.setdefault(name, dim) != dim:
+                    raise ValueError(
+                        f'"{name}" and "{path}.{leaf}" are one parameter, but are cut differently: cut them alike'
+                    )
+            cut.modules[path] = kind
+    _check_ties(model, cut)
+    total = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    cut.parameters = sum(size for name, size in total.items() if name in cut.dims), sum(total.values())
+    return cut
 
 
-def _cut(path: str, module: nn.Module, kind: str, mesh: DeviceMesh, region: Region) -> None:
-    if kind not in CUTS:
+def _dims(path: str, module: nn.Module, kind: str, parts: int) -> dict[str, int]:
+    """Parameter of a module -> the dim that this kind cuts."""
+    if kind not in KINDS:
         raise ValueError(
             f'"{path}" ({type(module).__name__}) is no layer that the rule can cut. Write cuts= with '
             f'"{path}" and the other modules of its block as "whole", or leave out tensor='
         )
-    how = CUTS[kind]
     weight = getattr(module, "weight", None)
-    if not isinstance(weight, nn.Parameter) or weight.dim() != 2:
+    if not isinstance(weight, nn.Parameter) or weight.dim() < 2:
         raise ValueError(f'"{path}" ({type(module).__name__}) has no matrix named weight; cut it "whole"')
-    turned, gathered = isinstance(module, nn.Linear), kind == "column, gathered"
-    placed = _turned(how.weight) if turned else how.weight
-    assert isinstance(placed, Shard)
-    if weight.shape[placed.dim] % mesh.size():
+    layer = layer_of(module)
+    fits = layer is not None and (kind == "vocabulary") <= isinstance(module, nn.Embedding)
+    dim = 0 if kind == "vocabulary" else None
+    if layer is not None and dim is None:
+        dim = layer.came if kind == "row" else layer.goes
+    if not fits or dim is None:
         raise ValueError(
-            f'"{path}" ({type(module).__name__}) cannot be cut by {kind}: dimension {placed.dim} of '
-            f"its weight is {weight.shape[placed.dim]}, which tensor={mesh.size()} does not divide"
+            f'"{path}" ({type(module).__name__}) is no layer that can be cut by {kind}; cut it "whole"'
         )
+    if weight.shape[dim] % parts:
+        raise ValueError(
+            f'"{path}" ({type(module).__name__}) cannot be cut by {kind}: dimension {dim} of '
+            f"its weight is {weight.shape[dim]}, which tensor={parts} does not divide"
+        )
+    bias = kind.startswith("column") and getattr(module, "bias", None) is not None
+    return {"weight": dim} | ({"bias": 0} if bias else {})
 
-    def partition(_name: str, part: nn.Module, mesh: DeviceMesh) -> None:
-        for name, parameter in part.named_parameters(recurse=False):
-            placement = placed if name == "weight" else how.bias
-            value = distribute_tensor(parameter.data, mesh, [placement], src_data_rank=None)
-            part.register_parameter(name, like(parameter, value))
 
-    def came(_module: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
-        if kind == "row":
-            region.end()
-        if isinstance(inputs[0], DTensor):  # recomputed: saved as it was after this hook
-            return inputs
-        return (DTensor.from_local(inputs[0], mesh, [how.came], run_check=False), *inputs[1:])
+def _check_ties(model: nn.Module, cut: Cut) -> None:
+    """A parameter with several places is cut at all of them."""
+    first: dict[int, str] = {}
+    inside = {model.get_submodule(path) for path in cut.modules}
+    for path, module in model.named_modules():
+        for leaf, parameter in module.named_parameters(recurse=False):
+            name = first.setdefault(id(parameter), f"{path}.{leaf}".lstrip("."))
+            if name in cut.dims and module not in inside:
+                raise ValueError(
+                    f'"{name}" and "{path}.{leaf}" are one parameter, but are cut differently: cut them alike'
+                )
 
-    def goes(_module: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
-        with record_function(f"up::tensor|{path}"):
-            value: Tensor = output.redistribute(mesh, [how.goes]).to_local()
+
+def cut_model(model: nn.Module, cut: Cut, mesh: DeviceMesh) -> Region:
+    """Cut `model` in place; return its cut regions. Tied weights stay tied.
+
+    Args:
+        mesh: the tensor axis.
+    """
+    for path, sizes in cut.fused.items():
+        if type(model.get_submodule(path)).__name__ != "SplitColumns":
+            split_(model, path, sizes)
+    region = Region(mesh.get_local_rank(), mesh.device_type)
+    values = dict([*model.named_parameters(), *model.named_buffers()])
+    owners = [
+        (path, module, leaf, value)
+        for path, module in model.named_modules()
+        for leaf, value in [*module._parameters.items(), *module._buffers.items()]
+        if value is not None
+    ]
+    made: dict[int, tuple[int, Tensor]] = {}
+    for name, dim in cut.dims.items():
+        value = values[name]
+        if isinstance(value, nn.Parameter):
+            part = distribute_tensor(value.data, mesh, [Shard(dim)], src_data_rank=None)
+            made[id(value)] = dim, like(value, part)
+        else:
+            made[id(value)] = dim, value
+    local: dict[str, dict[str, int]] = {}
+    for path, module, leaf, value in owners:
+        if id(value) in made:
+            dim, now = made[id(value)]
+            local.setdefault(path, {})[leaf] = dim
+            if isinstance(now, nn.Parameter):
+                module.register_parameter(leaf, now)
+    written = Written(model, cut.sizes)
+    written.wrap()
+    for path in {**local, **dict.fromkeys([*cut.modules, *cut.enters])}:
+        kind, enters = cut.modules.get(path, ""), path in cut.enters
+        _Local(path, model.get_submodule(path), local.get(path, {}), kind, enters, mesh, region)
+    written.wrap_others()
+    return region
+
+
+class _Local(Forward):
+    """The forward of one module on this rank.
+
+    Args:
+        dims: its parameters and buffers that are cut, and in which dim.
+        enters: each rank uses the whole output for its part.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        module: nn.Module,
+        dims: dict[str, int],
+        kind: str,
+        enters: bool,
+        mesh: DeviceMesh,
+        region: Region,
+    ) -> None:
+        super().__init__(module)
+        self._label, self._dims, self._kind, self._enters = f"up::tensor|{path}", dims, kind, enters
+        self._place, self._parts = mesh.get_local_rank(), mesh.size()
+        self._group, self._region = mesh.get_group(), region
+        self._padding: int | None = None
+        if kind == "vocabulary" and self._module.padding_idx is not None:
+            rows = self._module.weight.shape[0] // self._parts
+            here = self._module.padding_idx - self._place * rows
+            self._padding = here if 0 <= here < rows else None
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        kind = self._kind
+        if kind.startswith("column"):
+            args, named = self._first(args, named, self._enter)
+        elif kind == "row":
+            self._region.end()
+        if kind == "vocabulary":
+            output = self._vocabulary(*args, **named)
+        else:
+            with self._parts_of():
+                output = self._run(*args, **named)
         if kind == "column":
-            region.begin()
-        return value.clone() if gathered else value  # what a model returns is no view: see units
+            self._region.begin()
+        elif kind == "column, gathered":
+            output = _Gather.apply(output, self._group, self._place, self._parts, self._label)
+        elif kind in ("row", "vocabulary"):
+            output = _Leave.apply(output, self._group, self._label)
+        return _each(output, self._enter) if self._enters else output
 
-    hooks: Any = {"partition_fn": partition, "input_fn": came, "output_fn": goes}
-    distribute_module(module, mesh, **hooks)
+    def _enter(self, value: Tensor) -> Tensor:
+        if not (value.requires_grad and torch.is_grad_enabled()):
+            return value
+        entered: Tensor = _Enter.apply(value, self._group, self._label)
+        return entered
+
+    @staticmethod
+    def _first(args: Any, named: Any, change: Callable[[Tensor], Tensor]) -> tuple[Any, Any]:
+        """Change the first argument of a call."""
+        if args:
+            return (change(args[0]), *args[1:]), named
+        key = next(iter(named))
+        return args, named | {key: change(named[key])}
+
+    @contextmanager
+    def _parts_of(self) -> Iterator[None]:
+        """The module's attributes are this rank's parts."""
+        seen = self._module.__dict__
+        for leaf, dim in self._dims.items():
+            seen[leaf] = self._part(leaf, dim)
+        bias = self._module._parameters.get("bias") if self._kind == "row" else None
+        if bias is not None:
+            seen["bias"] = _Once.apply(bias, self._place == 0)
+        try:
+            yield
+        finally:
+            for leaf in self._dims:
+                seen.pop(leaf, None)
+            seen.pop("bias", None)
+
+    def _part(self, leaf: str, dim: int) -> Tensor:
+        value: Any = self._module._parameters.get(leaf)
+        if value is None:
+            value = self._module._buffers[leaf]
+            size = value.shape[dim] // self._parts
+            return value.narrow(dim, self._place * size, size)  # type: ignore[no-any-return]
+        assert isinstance(value, DTensor)
+        return value.to_local()
+
+    def _vocabulary(self, *args: Any, **named: Any) -> Tensor:
+        """Rows of other ranks give zeros, and the ranks add up."""
+        tokens = args[0] if args else next(iter(named.values()))
+        with self._parts_of():
+            seen: Any = self._module.__dict__
+            rows = seen["weight"].shape[0]
+            here = tokens - self._place * rows
+            mine = (here >= 0) & (here < rows)
+            kept = seen.get("padding_idx")
+            seen["padding_idx"] = self._padding
+            try:
+                output: Tensor = self._run(here * mine)
+            finally:
+                seen["padding_idx"] = kept
+        return output * mine.unsqueeze(-1)
 
 
-def like(old: nn.Parameter, value: Tensor) -> nn.Parameter:
-    """Make the parameter that stands for `old`: frozen where it is, with what the user noted on it."""
-    new = nn.Parameter(value, requires_grad=old.requires_grad)
-    new.__dict__.update(vars(old))
-    return new
+def _each(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(output, Tensor):
+        return change(output)
+    if isinstance(output, (tuple, list)):
+        return type(output)(_each(part, change) for part in output)
+    return output
 
 
-def _turned(placement: Placement) -> Placement:
-    return Shard(1 - placement.dim) if isinstance(placement, Shard) else placement
+def _sum(value: Tensor, group: Any, label: str) -> Tensor:
+    total = value.clone(memory_format=torch.contiguous_format)
+    with record_function(label):
+        dist.all_reduce(total, group=group)
+    return total
 
 
-def _ties(model: nn.Module) -> list[list[str]]:
-    """Paths of each parameter that has several."""
-    places: dict[int, list[str]] = {}
-    for path, parameter in model.named_parameters(remove_duplicate=False):
-        places.setdefault(id(parameter), []).append(path)
-    return [paths for paths in places.values() if len(paths) > 1]
+class _Enter(torch.autograd.Function):
+    """A whole value that each rank uses for its part: the gradients are summed."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, group: Any, label: str) -> Tensor:
+        ctx.how = group, label
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        return _sum(grad, *ctx.how), None, None
 
 
-def _tie(model: nn.Module, places: list[str]) -> None:
-    first = model.get_parameter(places[0])
-    for place in places[1:]:
-        other = model.get_parameter(place)
-        if getattr(other, "placements", None) != getattr(first, "placements", None):
-            raise ValueError(
-                f'"{places[0]}" and "{place}" are one parameter, but are cut differently: cut them alike'
-            )
-        path, _, name = place.rpartition(".")
-        model.get_submodule(path).register_parameter(name, first)
+class _Leave(torch.autograd.Function):
+    """Partial sums of all ranks, added up."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, group: Any, label: str) -> Tensor:
+        return _sum(value, group, label)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        return grad, None, None
+
+
+class _Once(torch.autograd.Function):
+    """A bias that one rank adds; all of them get its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, here: bool) -> Tensor:
+        return value.clone() if here else torch.zeros_like(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        return grad, None
+
+
+class _Gather(torch.autograd.Function):
+    """The features of all ranks, one after the other."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, group: Any, place: int, parts: int, label: str) -> Tensor:
+        ctx.how = place, parts
+        every = value.new_empty(parts, *value.shape)
+        with record_function(label):
+            renamed.all_gather_single(every, value.contiguous(), group=group)
+        return torch.cat(every.unbind(0), -1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        place, parts = ctx.how
+        return grad.chunk(parts, -1)[place].contiguous(), None, None, None, None

@@ -26,11 +26,13 @@ from torch.overrides import TorchFunctionMode
 from .batches import cut_rows, rows_of, tensors_of
 from .differences import Seen, apart, difference, text
 from .families import Family, family_of
+from .gradients import Tie, add_up
 from .generators import drawing, seed_of
-from .tensor import cut_modules
+from .tensor import cut_model
 from .units import own_memory
 
 if TYPE_CHECKING:
+    from .graph.cut import Cut
     from .mesh import Mesh
 
 __all__ = ["LIMIT_BYTES", "Trial", "wanted"]
@@ -47,13 +49,15 @@ class _Failed(Exception):
     """The cut copy raised."""
 
 
-def wanted(model: nn.Module, family: Family, check: bool | None) -> bool:
+def wanted(model: nn.Module, family: Family, cut: Cut, check: bool | None) -> bool:
     """Whether to try the cut.
 
     Raises:
         ValueError: nothing proves this cut, and the model is too large to be copied unasked.
     """
     nbytes = sum(parameter.nbytes for parameter in model.parameters())
+    if cut.proved:
+        return bool(check and cut.dims)
     if check is not None or nbytes < LIMIT_BYTES:
         return check is not False
     if family.proved:
@@ -79,6 +83,7 @@ class Trial:
         model: nn.Module,
         pieces: Sequence[nn.Module] | None,
         cuts: dict[str, str] | None,
+        cut: Cut,
         fill: Callable[[nn.Module], object],
     ) -> None:
         try:
@@ -90,7 +95,7 @@ class Trial:
             ) from error
         self._model.zero_grad()
         fill(self._model)
-        self._cuts = cuts
+        self._cuts, self._cut = cuts, cut
 
     def run(self, batch: tuple[Any, Any], loss: Loss, mesh: Mesh) -> None:
         """Try the cut on some rows of `batch`. All ranks call this.
@@ -110,21 +115,23 @@ class Trial:
             with drawing(SEED, device), Still():
                 alone, batch = _alone(whole, forward, batch, loss)
             family = family_of(model, pieces, self._cuts)
-            region = cut_modules(model, family.cuts, mesh.part("tensor"))
-            family.localize(mesh.plan.tensor)
+            region = cut_model(model, self._cut, mesh.part("tensor"))
+            if not self._cut.proved:
+                family.localize(mesh.plan.tensor)
+            sums = [Tie(name, mesh.group("tensor"), 1, "up::sums") for name in self._cut.sums]
             for module in [*family.units, model]:
                 module.register_forward_hook(own_memory)
             forward = _forward(model, family, mesh)
 
             def still() -> tuple[str, str] | None:
                 with drawing(SEED, device), Still():
-                    return difference(alone, _train(model, forward, batch, loss))
+                    return difference(alone, _train(model, forward, batch, loss, sums))
 
             def drawn() -> tuple[str, str] | None:
                 model.zero_grad()
                 region.forget()
                 with drawing(seed_of(SEED, mesh.row), device):
-                    return apart(_train(model, forward, batch, loss).parameters, mesh)
+                    return apart(_train(model, forward, batch, loss, sums).parameters, mesh)
 
             for attempt in (still, drawn):
                 _agree(attempt, mesh, partial(text, mesh.plan.tensor, model, family))
@@ -241,7 +248,9 @@ def _alone(
     )
 
 
-def _train(model: nn.Module, forward: Callable[[Any], Any], batch: Any, loss: Loss) -> Seen:
+def _train(
+    model: nn.Module, forward: Callable[[Any], Any], batch: Any, loss: Loss, sums: Sequence[Tie] = ()
+) -> Seen:
     """Forward and backward of one micro-batch.
 
     Raises:
@@ -263,6 +272,7 @@ def _train(model: nn.Module, forward: Callable[[Any], Any], batch: Any, loss: Lo
     try:
         value = loss(forward(batch[0]), batch[1])
         value.backward()
+        add_up(dict(model.named_parameters()), sums)
     except Exception as error:
         if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
             raise _Failed(active[-1] if active else "") from error

@@ -40,6 +40,7 @@ REASONS = (  # range -> axis of the mesh, why
     ("up::gradients", "replica", "gradients are averaged over replicas"),
     ("up::compressed", "replica", "gradients are averaged over replicas, compressed"),
     ("up::tensor", "tensor", "activations of a cut module"),
+    ("up::sums", "tensor", "gradients of a whole parameter in a cut region"),
     ("up::rows", "world", "how many rows each rank has"),
     ("up::buffers", "data", "buffers are averaged"),
     ("up::agree", "world", "loss, norm and overflow verdict of all ranks"),

@@ -6,9 +6,11 @@ Python runs as it is: loops, branches, dicts, dataclasses. Only what reads the v
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import linecache
+import logging
 import os
 import sys
 import traceback
@@ -134,7 +136,7 @@ class Recorder:
         for tensor in tensors_in(inputs):
             self._new(tensor, "input")
         try:
-            with self._shapes.mode, _Operators(self), _Functions(self):
+            with _quiet(), self._shapes.mode, _Operators(self), _Functions(self):
                 output = forward(inputs) if forward is not None else call(model, inputs)
         except Exception as error:
             raise self._error(error, model) from error
@@ -258,6 +260,17 @@ class _Functions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self._recorder.function(func, args, kwargs or {})
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """PyTorch logs what an operator raises on shapes; this package raises it."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def call(module: Any, inputs: Any) -> Any:

@@ -25,6 +25,8 @@ from .rules import DRAWS, Rules
 
 __all__ = ["Choice", "Hints", "Refusal"]
 
+SEGMENTS = 9  # a layer whose output is split further is no few things in one
+
 
 class Hints(NamedTuple):
     """Where cuts pay: embeddings to cut by rows, and layers whose output is gathered."""
@@ -89,10 +91,12 @@ class Choice:
         for node in self.graph.nodes:
             for ref in {*refs(node.args), *refs(node.named)}:
                 uses.setdefault(ref.value, []).append(node)
+        self._outside: set[str] = set()
         for name, number in self.graph.names.items():
             owners = set(self._owners[name])
             for node in uses.get(number, ()):
                 if not owners & {self.graph.frames[frame].path for frame in node.frames}:
+                    self._outside.add(name)
                     for dim in self.rules.dims[number]:
                         block(dim, f'"{name}" is used outside its module, at {node.line}')
 
@@ -293,13 +297,14 @@ class Choice:
             layer = layer_of(module)
             if layer is None or layer.came is None or not hasattr(module, "weight") or module.weight.dim() != 2:
                 continue
-            number = self.graph.names.get(self._name(path, "weight"))
-            if number is None or len(self._owners[self._name(path, "weight")]) > 1:
+            name = self._name(path, "weight")
+            number = self.graph.names.get(name)
+            if number is None or len(self._owners[name]) > 1 or name in self._outside or not self.runs(path):
                 continue
             size = module.weight.shape[layer.goes or 0]
             for index in roots([self.rules.dims[number][layer.goes or 0]]):
                 bounds = sorted(size * above // below for above, below in index.marks if size * above % below == 0)
-                if index.why and bounds and len(bounds) == len(index.marks):
+                if index.why and 0 < len(bounds) == len(index.marks) < SEGMENTS:
                     edges = [0, *bounds, size]
                     found[path] = [stop - first for first, stop in zip(edges, edges[1:], strict=False)]
         return found

@@ -52,6 +52,13 @@ class Cut:
     parameters: tuple[int, int] = (0, 0)
     proved: bool = False
 
+    def same(self, other: Cut) -> bool:
+        """Whether both do the same to a model."""
+        return all(
+            getattr(self, name) == getattr(other, name)
+            for name in ("parts", "dims", "modules", "sizes", "fused")
+        ) and (set(self.sums), set(self.enters)) == (set(other.sums), set(other.enters))
+
     def __str__(self) -> str:
         shares = [f"{cut / max(total, 1):.0%}" for cut, total in (self.parameters, self.flops)]
         lines = [

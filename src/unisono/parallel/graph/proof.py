@@ -23,17 +23,28 @@ ROUNDS = 40
 
 
 def prove(
-    model: nn.Module, sample: Any, parts: int, *, pieces: Sequence[nn.Module] | None = None, forward: Forward | None = None
+    model: nn.Module,
+    sample: Any,
+    parts: int,
+    *,
+    pieces: Sequence[nn.Module] | None = None,
+    forward: Forward | None = None,
+    whole: frozenset[str] = frozenset(),
 ) -> Cut:
     """Choose the cut of `model` that the program on `sample` proves; at worst it cuts nothing.
 
     Args:
         pieces: what runs in place of the model, one after the other.
         forward: runs a copy of the model and of its pieces on inputs; None: calls the model.
+        whole: modules (paths) that the user wants whole.
     Raises:
         CaptureError: the model cannot be recorded.
     """
-    return _Search(model, sample, parts, pieces, forward).run()
+    search = _Search(model, sample, parts, pieces, forward)
+    for name, value in [*model.named_parameters(), *model.named_buffers()]:
+        if name.rpartition(".")[0] in whole:
+            search.ban(name, value.dim(), "cuts= says so")
+    return search.run()
 
 
 class _Search:
@@ -44,6 +55,10 @@ class _Search:
         self._tried: set[str] = set()  # fused layers that gain nothing
         self._banned: dict[tuple[str, int], str] = {}
         self._gathered: set[str] = set()
+
+    def ban(self, name: str, dims: int, why: str) -> None:
+        """Leave a parameter whole."""
+        self._banned |= {(name, dim): why for dim in range(dims)}
 
     def run(self) -> Cut:
         choice = self._recorded()
@@ -108,6 +123,7 @@ class _Search:
             and layer_of(module) is not None
             and module.weight.numel() >= LARGE * total
             and module.weight.shape[0] % self._parts == 0
+            and (f"{path}.weight", 0) not in self._banned
         }
         weights = {id(self._copy.get_submodule(path).weight) for path in tables}
         tied = {

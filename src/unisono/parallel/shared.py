@@ -1,0 +1,159 @@
+"""How the tensor axis cuts a model: proved from its recorded program, or by names and then tried."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from .families import Family
+from .graph.capture import CaptureError, Shapes, call
+from .graph.cut import Cut
+from .graph.proof import prove
+from .tensor import cut_of
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+__all__ = ["Decision", "decide"]
+
+
+class Decision:
+    """A cut, and where it comes from.
+
+    Attributes:
+        cut: what to do.
+        error: why the program could not be recorded, if that is so.
+    """
+
+    def __init__(self, cut: Cut, confirm: Callable[[Any], None] | None, error: CaptureError | None) -> None:
+        self.cut, self.error = cut, error
+        self._confirm = confirm
+
+    def confirm(self, batch: Any) -> None:
+        """Prove the cut again, for the inputs of the first batch.
+
+        Raises:
+            ValueError: they run another program than the sample.
+        """
+        confirm, self._confirm = self._confirm, None
+        if confirm is not None:
+            confirm(batch)
+
+
+def decide(
+    model: nn.Module,
+    family: Family,
+    plan: Plan,
+    *,
+    pieces: Sequence[nn.Module] | None,
+    cuts: dict[str, str] | None,
+    sample: Any,
+) -> Decision:
+    """Choose the cut for a plan. All ranks get the same one.
+
+    Args:
+        cuts: the user's. Those that are all "whole" are exceptions from the automatic cut.
+        sample: inputs like those of a batch; None: what the model's first layer takes.
+
+    Raises:
+        ValueError: there is no cut; the text says what to write.
+    """
+    explicit = any(kind != "whole" for kind in (cuts or {}).values())
+    if explicit:
+        return Decision(cut_of(model, family.cuts, plan.tensor), None, None)
+    whole = frozenset(path for path, kind in family.cuts.items() if kind == "whole") if cuts else frozenset()
+    search = _Search(model, family, plan, whole)
+    given = sample if sample is not None else guess(model)
+    if given is None:
+        error: CaptureError | None = CaptureError("no sample= was given, and no inputs follow from its first layer")
+    else:
+        try:
+            return Decision(search.cut(given), search.confirm, None)
+        except CaptureError as found:
+            error = found
+    if sample is not None:
+        assert error is not None
+        raise error
+    return Decision(cut_of(model, family.cuts, plan.tensor), None, error)
+
+
+class _Search:
+    """Proves cuts of a copy of the model, which has no values and stays as it is."""
+
+    def __init__(self, model: nn.Module, family: Family, plan: Plan, whole: frozenset[str]) -> None:
+        self._pieces = family.pieces if plan.pipeline > 1 else None
+        self._parts, self._whole, self._name = plan.tensor, whole, type(model).__name__
+        self._shapes: Shapes | None = None
+        self._model = model
+        self._given: Any = None
+        self._found: Cut | None = None
+
+    def cut(self, sample: Any) -> Cut:
+        """Find the cut for a sample, and keep what is needed to find it again."""
+        self._shapes = Shapes(self._model, self._pieces)
+        self._found, self._given = self._prove(sample), _kinds(sample)
+        self._model = self._shapes.model
+        return self._found
+
+    def _prove(self, sample: Any) -> Cut:
+        assert self._shapes is not None
+        shapes = self._shapes
+        forward = None if self._pieces is None else _chain
+        return prove(
+            shapes.model, sample, self._parts, pieces=shapes.also, forward=forward, whole=self._whole
+        )
+
+    def confirm(self, batch: Any) -> None:
+        if _kinds(batch) == self._given:
+            return
+        try:
+            again = self._prove(batch)
+        except CaptureError as error:
+            raise CaptureError(f"{error}. The sample ran; write sample= with the inputs of a batch") from error
+        assert self._found is not None
+        if not again.same(self._found):
+            raise ValueError(
+                f"tensor={self._parts}: the first batch runs another program of {self._name} than the sample, so "
+                "the cut is not proved. Write parallelize(..., sample=inputs), with the inputs of a batch"
+            )
+
+
+def _chain(_model: nn.Module, pieces: Sequence[nn.Module], inputs: Any) -> Any:
+    for piece in pieces:
+        inputs = call(piece, inputs)
+    return inputs
+
+
+def _kinds(inputs: Any) -> Any:
+    """What tells one program of a model from another: names, shapes but for the rows, and types."""
+    if isinstance(inputs, torch.Tensor):
+        return tuple(inputs.shape[1:]), inputs.dtype, inputs.dim() and len(inputs) > 1
+    if isinstance(inputs, dict):
+        return {key: _kinds(value) for key, value in inputs.items()}
+    if isinstance(inputs, (tuple, list)):
+        return [_kinds(value) for value in inputs]
+    return copy.copy(inputs)
+
+
+def guess(model: nn.Module) -> Any:
+    """Inputs that fit the first layer: token ids, or rows of its features. None: nothing fits."""
+    main = getattr(model, "main_input_name", None)
+    if main is not None:
+        if main != "input_ids":
+            return None
+        ids = torch.zeros(2, 8, dtype=torch.long)
+        config: Any = getattr(model, "config", None)
+        more = {"decoder_input_ids": ids} if getattr(config, "is_encoder_decoder", False) else {}
+        return {"input_ids": ids, **more}
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            return torch.zeros(2, 8, dtype=torch.long)
+        if isinstance(module, nn.Linear):
+            return torch.zeros(2, module.in_features)
+        if next(module.parameters(recurse=False), None) is not None:
+            return None
+    return None
