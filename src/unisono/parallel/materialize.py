@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from .families import entries
-from .graph.fused import SplitColumns, like
+from .graph.fused import Split, like
 
 __all__ = ["Init", "Initial", "materialize"]
 
@@ -190,8 +190,8 @@ class Initial:
                 )
         for path, _ in group:
             now = self._model.get_submodule(path)
-            if isinstance(now, SplitColumns):
-                leaves = [leaf for leaf in ("weight", "bias") if f"{path}.{leaf}" in values]
+            if isinstance(now, Split):
+                leaves = [leaf for leaf in now.fused if f"{path}.{leaf}" in values]
                 values |= now.parts(path, {leaf: values.pop(f"{path}.{leaf}") for leaf in leaves})
         return values
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from .families import Family
@@ -68,15 +69,13 @@ def decide(
     whole = frozenset(path for path, kind in family.cuts.items() if kind == "whole") if cuts else frozenset()
     search = _Search(model, family, plan, whole)
     given = sample if sample is not None else guess(model)
-    if given is None:
-        error: CaptureError | None = CaptureError("no sample= was given, and no inputs follow from its first layer")
-    else:
-        try:
-            return Decision(search.cut(given), search.confirm, None)
-        except CaptureError as found:
-            error = found
+    error: CaptureError | None = CaptureError("no sample= was given, and no inputs follow from the first layer")
+    if given is not None:
+        found = search.cut(given)
+        if isinstance(found, Cut):
+            return Decision(found, search.confirm, None)
+        error = found
     if sample is not None:
-        assert error is not None
         raise error
     return Decision(cut_of(model, family.cuts, plan.tensor), None, error)
 
@@ -92,12 +91,19 @@ class _Search:
         self._given: Any = None
         self._found: Cut | None = None
 
-    def cut(self, sample: Any) -> Cut:
-        """Find the cut for a sample, and keep what is needed to find it again."""
-        self._shapes = Shapes(self._model, self._pieces)
-        self._found, self._given = self._prove(sample), _kinds(sample)
-        self._model = self._shapes.model
-        return self._found
+    def cut(self, sample: Any) -> Cut | CaptureError:
+        """Find the cut for a sample, and keep what is needed to find it again. Rank 0 finds it for all."""
+        told: list[Any] = [None]
+        try:
+            self._shapes = Shapes(self._model, self._pieces)
+            if dist.get_rank() == 0:
+                told = [self._prove(sample)]
+        except CaptureError as error:
+            told = [error]
+        dist.broadcast_object_list(told, src=0, device=torch.device("cpu"))
+        if isinstance(told[0], Cut):
+            self._found, self._given = told[0], _kinds(sample)
+        return told[0]  # type: ignore[no-any-return]
 
     def _prove(self, sample: Any) -> Cut:
         assert self._shapes is not None

@@ -107,8 +107,7 @@ def cut_model(model: nn.Module, cut: Cut, mesh: DeviceMesh) -> Region:
         mesh: the tensor axis.
     """
     for path, sizes in cut.fused.items():
-        if type(model.get_submodule(path)).__name__ != "SplitColumns":
-            split_(model, path, sizes)
+        split_(model, path, sizes)
     region = Region(mesh.get_local_rank(), mesh.device_type)
     values = dict([*model.named_parameters(), *model.named_buffers()])
     owners = [
@@ -138,7 +137,16 @@ def cut_model(model: nn.Module, cut: Cut, mesh: DeviceMesh) -> Region:
         kind, enters = cut.modules.get(path, ""), path in cut.enters
         _Local(path, model.get_submodule(path), local.get(path, {}), kind, enters, mesh, region)
     written.wrap_others()
+    for module in model.modules():  # their shortcuts in evaluation would take parameters as they are
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.register_forward_pre_hook(_nothing)
     return region
+
+
+def _nothing(_module: nn.Module, _args: Any) -> None:
+    """Do nothing."""
 
 
 class _Local(Forward):

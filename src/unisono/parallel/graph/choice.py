@@ -12,19 +12,26 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from .cut import Cut
+from .fused import can_split_heads
 from .indices import Dim, Index, block, block_all, roots
-from .layers import layer_of
+from .layers import Layer, layer_of
 from .program import Graph, Node, Ref, refs
 from .rules import DRAWS, Rules
 
 __all__ = ["Choice", "Hints", "Refusal"]
 
+# What a linear layer may do beside its product, which keeps a partial sum a partial sum; its bias is added once
+PRODUCT = {
+    "aten.mm", "aten.addmm", "aten.t", "aten.transpose", "aten.permute", "aten.view", "aten._unsafe_view",
+    "aten.add", "aten.detach", "aten.expand",
+}  # fmt: skip
 SEGMENTS = 9  # a layer whose output is split further is no few things in one
 
 
@@ -109,11 +116,22 @@ class Choice:
 
     def _sums(self, node: Node, dim: Dim) -> bool:
         path = self.graph.module_of(node)
-        layer = layer_of(self._modules[path])
+        layer = self.layer(path)
         number = self.graph.names.get(self._name(path, "weight"))
         if layer is None or layer.came is None or number is None:
             return False
-        return roots([self.rules.dims[number][layer.came]]) == roots([dim])
+        weight = roots([self.rules.dims[number][layer.came]])
+        return weight <= roots([dim]) and all(index.why for index in roots([dim]) - weight)
+
+    def layer(self, path: str) -> Layer | None:
+        """The dims of a layer. A subclass of Linear is one, too, if nothing but the product is in its program."""
+        module = self._modules[path]
+        known = layer_of(module)
+        if known is not None or not isinstance(module, nn.Linear):
+            return known
+        found = [frame for frame in self.graph.frames if frame.path == path]
+        names = {node.name for frame in found for node in self.graph.nodes[frame.first : frame.last]}
+        return Layer(0, 1) if found and names <= PRODUCT else None
 
     def _name(self, path: str, leaf: str) -> str:
         """The name of a module's parameter; that of the first place where it is tied."""
@@ -141,7 +159,7 @@ class Choice:
             self._take(index, together)
         while True:
             try:
-                return self._made(work)
+                return self._made()
             except Refusal as refusal:
                 self.chosen.discard(refusal.index)
                 refusal.index.why = refusal.why
@@ -213,7 +231,7 @@ class Choice:
             for dim in self.rules.dims[number]
         )
 
-    def _made(self, work: dict[Index, int]) -> Cut:
+    def _made(self) -> Cut:
         cut = Cut(self.parts)
         for name, dim, index in self._held:
             if index.root() in self.chosen:
@@ -228,11 +246,11 @@ class Choice:
         sizes = {n: math.prod(values[v].shape) for n, v in self.graph.names.items() if values[v].kind == "parameter"}
         cut.parameters = sum(size for name, size in sizes.items() if name in cut.dims), sum(sizes.values())
         cut.flops = self._cut_flops(), self.graph.flops
-        cut.whole = self._whole(cut, work)
+        cut.whole = self._whole(cut)
         return cut
 
     def _kind(self, path: str, name: str, dim: int) -> str:
-        layer = layer_of(self._modules[path])
+        layer = self.layer(path)
         if layer is None or name != self._name(path, "weight"):
             return ""
         if path in self._hints.vocabulary and dim == 0:
@@ -253,17 +271,15 @@ class Choice:
             or any(self.cuts(ref.value) for ref in refs(node.args))
         )
 
-    def _whole(self, cut: Cut, work: dict[Index, int]) -> list[tuple[str, str]]:
-        """Modules with matrices that are not cut; the reason is that of the dim with the most work."""
+    def _whole(self, cut: Cut) -> list[tuple[str, str]]:
+        """Parameters with several dims that are not cut; the reason is that of the dim that fewest others share."""
         found: dict[str, str] = {}
+        held = Counter(index.root() for _, _, index in self._held)
         for name, number in self.graph.names.items():
             value = self.graph.values[number]
-            if value.kind != "parameter" or len(value.shape) < 2 or name in cut.dims:
-                continue
-            indices = sorted(roots(self.rules.dims[number]), key=lambda index: -work.get(index, 0))
-            reasons = [index.why for index in indices if index.why]
-            specific = [why for why in reasons if " needs all of it" not in why or "layer_norm" not in why]
-            found[name] = (specific or reasons or ["nothing uses it"])[0]
+            if value.kind == "parameter" and len(value.shape) > 1 and name not in cut.dims:
+                indices = sorted(roots(self.rules.dims[number]), key=lambda index: held[index])
+                found[name] = next((index.why for index in indices if index.why), "nothing uses it")
         return list(found.items())
 
     # ---- random numbers ----
@@ -294,6 +310,8 @@ class Choice:
         """Layers that would have to be several: their output is split. Path -> output features of each."""
         found: dict[str, list[int]] = {}
         for path, module in self._modules.items():
+            if can_split_heads(module) and self.runs(path) and self._splits(module):
+                found[path] = []
             layer = layer_of(module)
             if layer is None or layer.came is None or not hasattr(module, "weight") or module.weight.dim() != 2:
                 continue
@@ -308,6 +326,12 @@ class Choice:
                     edges = [0, *bounds, size]
                     found[path] = [stop - first for first, stop in zip(edges, edges[1:], strict=False)]
         return found
+
+    def _splits(self, module: Any) -> bool:
+        """Whether the heads of an nn.MultiheadAttention divide, and its parameters are its own."""
+        names = [self._first[id(parameter)] for parameter in module.parameters()]
+        own = all(len(self._owners[name]) == 1 for name in names)
+        return bool(own and module.num_heads % self.parts == 0)
 
 
 def _drops(node: Node) -> bool:

@@ -1,4 +1,10 @@
-"""A layer whose output features are several things, such as query, key and value, as several layers."""
+"""Layers whose output features are several things, such as query, key and value, as several layers.
+
+| what the model has | what stands for it | names of its parameters |
+|---|---|---|
+| a Linear or Conv1D whose output is split | `SplitColumns` | q.weight, k.weight, v.weight; or 0.weight, 1.weight, ... |
+| `nn.MultiheadAttention` | `SplitHeads` | q.weight, k.weight, v.weight, out_proj.weight |
+"""
 
 from __future__ import annotations
 
@@ -7,8 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-__all__ = ["SplitColumns", "like", "split_"]
+__all__ = ["Split", "SplitColumns", "SplitHeads", "can_split_heads", "like", "split_"]
 
 
 def like(old: nn.Parameter, value: Tensor) -> nn.Parameter:
@@ -18,43 +25,148 @@ def like(old: nn.Parameter, value: Tensor) -> nn.Parameter:
     return new
 
 
-class SplitColumns(nn.Module):
+class Split(nn.Module):
+    """Several linear layers in place of one. Attributes: fused (the parameters of the one, by leaf)."""
+
+    fused: dict[str, str]  # parameter of the one -> of each of the several
+    _names: tuple[str, ...]
+    _sizes: tuple[int, ...]
+    _turned = False  # the one is [in, out]
+
+    def _fill(self, module: Any, width: int) -> None:
+        for name, size in zip(self._names, self._sizes, strict=True):
+            self.add_module(name, nn.Linear(width, size, bias="bias" in self.fused.values(), device="meta"))
+        given = {leaf: getattr(module, leaf).data for leaf in self.fused}
+        for path, value in self.parts("", given).items():
+            at, _, name = path.lstrip(".").partition(".")
+            leaf = next(leaf for leaf, short in self.fused.items() if short == name)
+            setattr(self.get_submodule(at), name, like(getattr(module, leaf), value))
+
+    def parts(self, path: str, given: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Cut the parameters of the one; return them by their paths, this module being at `path`."""
+        found = {}
+        for leaf, value in given.items():
+            for name, part in zip(self._names, value.split(self._sizes, -1 if self._turned else 0), strict=True):
+                part = part.t().contiguous() if self._turned and part.dim() == 2 else part.clone()
+                found[f"{path}.{name}.{self.fused[leaf]}"] = part
+        return found
+
+
+class SplitColumns(Split):
     """A fused Linear [out, in] or Conv1D [in, out] as several linear layers, each of which can be cut by column.
 
     Three of one size are called q, k and v; others 0, 1 and so on.
     """
 
-    def __init__(self, fused: Any, sizes: Sequence[int]) -> None:
+    def __init__(self, module: Any, sizes: Sequence[int]) -> None:
         super().__init__()
-        self._sizes = tuple(sizes)
-        self._turned = not isinstance(fused, nn.Linear)  # Conv1D
-        self.in_features = fused.weight.shape[0 if self._turned else 1]
-        self.out_features = sum(sizes)
+        self._sizes, self._turned = tuple(sizes), not isinstance(module, nn.Linear)
+        self.in_features, self.out_features = module.weight.shape[0 if self._turned else 1], sum(sizes)
         alike = len(sizes) == 3 and len(set(sizes)) == 1
         self._names = tuple("qkv") if alike else tuple(map(str, range(len(sizes))))
-        bias = getattr(fused, "bias", None)
-        for name, size in zip(self._names, sizes, strict=True):
-            layer = nn.Linear(self.in_features, size, bias=bias is not None, device="meta")
-            self.add_module(name, layer)
-        given = {"weight": fused.weight.data} | ({} if bias is None else {"bias": bias.data})
-        for path, value in self.parts("", given).items():
-            at, _, name = path.lstrip(".").partition(".")
-            setattr(self.get_submodule(at), name, like(getattr(fused, name), value))
-
-    def parts(self, path: str, given: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Cut the parameters of the fused layer; return them by their paths, this module being at `path`."""
-        found = {}
-        for leaf, value in given.items():
-            for name, part in zip(self._names, value.split(self._sizes, -1 if self._turned else 0), strict=True):
-                part = part.t().contiguous() if self._turned and part.dim() == 2 else part.clone()
-                found[f"{path}.{name}.{leaf}"] = part
-        return found
+        self.fused = {leaf: leaf for leaf in ("weight", "bias") if getattr(module, leaf, None) is not None}
+        self._fill(module, self.in_features)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([self.get_submodule(name)(x) for name in self._names], dim=-1)
 
 
+def can_split_heads(module: nn.Module) -> bool:
+    """Whether SplitHeads computes what `module` does."""
+    return (
+        type(module) is nn.MultiheadAttention
+        and module.in_proj_weight is not None
+        and module.bias_k is None
+        and not module.add_zero_attn
+    )
+
+
+class SplitHeads(Split):
+    """nn.MultiheadAttention with a layer for each of query, key and value; heads can be cut."""
+
+    def __init__(self, module: nn.MultiheadAttention) -> None:
+        super().__init__()
+        self.embed_dim, self.num_heads, self.head_dim = module.embed_dim, module.num_heads, module.head_dim
+        self.batch_first, self.dropout = module.batch_first, module.dropout
+        self.kdim = self.vdim = module.embed_dim
+        self._qkv_same_embed_dim = False  # nn.TransformerEncoderLayer then calls forward in evaluation, too
+        self._names, self._sizes = tuple("qkv"), (module.embed_dim,) * 3
+        self.fused = {"in_proj_weight": "weight"}
+        if module.in_proj_bias is not None:
+            self.fused["in_proj_bias"] = "bias"
+        self._fill(module, module.embed_dim)
+        self.out_proj = nn.Linear(module.embed_dim, module.embed_dim, bias=module.out_proj.bias is not None, device="meta")
+        self.out_proj.weight = module.out_proj.weight
+        self.out_proj.bias = module.out_proj.bias
+        self.train(module.training)
+
+    @property
+    def in_proj_bias(self) -> Tensor | None:
+        """What nn.TransformerEncoderLayer asks for."""
+        q: Any = self.q
+        return q.bias  # type: ignore[no-any-return]
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        alone = query.dim() == 2
+        if alone:
+            query, key, value = (x.unsqueeze(0) for x in (query, key, value))
+        elif not self.batch_first:
+            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        q, k, v = (
+            self.get_submodule(name)(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for name, x in zip("qkv", (query, key, value), strict=True)
+        )
+        causal = is_causal and key_padding_mask is None and not need_weights
+        mask = None if causal else self._mask(attn_mask, key_padding_mask, q)
+        dropped = self.dropout if self.training else 0.0
+        weights = None
+        if need_weights:
+            scores = (q * self.head_dim**-0.5) @ k.transpose(-2, -1)
+            weights = functional.softmax(scores if mask is None else scores + mask, dim=-1)
+            weights = functional.dropout(weights, dropped) if dropped else weights
+            mixed = weights @ v
+            weights = weights.mean(1) if average_attn_weights else weights
+        else:
+            mixed = functional.scaled_dot_product_attention(q, k, v, mask, dropped, causal)
+        output = self.out_proj(mixed.transpose(1, 2).flatten(2))
+        if alone:
+            return output.squeeze(0), weights if weights is None else weights.squeeze(0)
+        return output if self.batch_first else output.transpose(0, 1), weights
+
+    def _mask(self, mask: Tensor | None, padding: Tensor | None, q: Tensor) -> Tensor | None:
+        """What is added to the scores [rows, heads, query, key]."""
+        masks = []
+        if mask is not None:
+            if mask.dim() == 3:
+                mask = mask.unflatten(0, (q.shape[0], -1)) if mask.shape[0] > 1 else mask.unsqueeze(0)
+            masks.append(_added(mask, q.dtype))
+        if padding is not None:
+            padding = padding if padding.dim() == 2 else padding.unsqueeze(0)
+            masks.append(_added(padding[:, None, None], q.dtype))
+        return None if not masks else masks[0] if len(masks) == 1 else masks[0] + masks[1]
+
+
+def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask of booleans, True where nothing is seen, as one that is added."""
+    if mask.dtype != torch.bool:
+        return mask.to(dtype)
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, float("-inf"))
+
+
 def split_(model: nn.Module, path: str, sizes: Sequence[int]) -> None:
-    """Put several layers in place of the one at `path`."""
+    """Put several layers in place of the one at `path`. Attention has no sizes."""
     above, _, name = path.rpartition(".")
-    model.get_submodule(above).register_module(name, SplitColumns(model.get_submodule(path), sizes))
+    module = model.get_submodule(path)
+    if not isinstance(module, Split):
+        made: Any = SplitColumns(module, sizes) if sizes else SplitHeads(module)  # type: ignore[arg-type]
+        model.get_submodule(above).register_module(name, made)

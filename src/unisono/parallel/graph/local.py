@@ -7,13 +7,14 @@ the number of heads in a view, is noted and changed. Where the programs differ, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .capture import CaptureError, Recorder, Shapes, numbers_of
+from .capture import CaptureError, Recorder, Shapes
 from .choice import Choice
 from .cut import Cut, Sizes
 from .program import Call, Graph, Node, Ref, refs
@@ -85,7 +86,7 @@ class _Local:
         def forward(*args: Any, **named: Any) -> Tensor:
             output: Tensor = run(*args, **named)
             recorder.paused += 1
-            whole = output.new_empty(*output.shape[:-1], output.shape[-1] * parts)
+            whole = output.new_zeros(*output.shape[:-1], output.shape[-1] * parts) + output.sum()  # with its gradient
             recorder.paused -= 1
             recorder.stand_in(output, whole)
             return whole
@@ -178,8 +179,6 @@ def _slice(choice: Choice, node: Node) -> tuple[list[int], list[int]] | None:
 
 
 def _size(dim: Any, choice: Choice, *, whole: bool) -> int:
-    import math
-
     return sum(
         math.prod(
             factor.size if whole or factor.index.root() not in choice.chosen else factor.size // choice.parts
@@ -280,5 +279,3 @@ def changed(args: Any, named: Any, numbers: dict[int, int]) -> tuple[Any, Any]:
 
     return walk(args), walk(named)
 
-
-_ = numbers_of

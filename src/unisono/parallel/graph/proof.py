@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
 
-from .capture import Recorder, Shapes
+from .capture import CaptureError, Recorder, Shapes
 from .choice import Choice, Hints
 from .cut import Cut
-from .fused import SplitColumns, split_
+from .fused import split_
 from .layers import layer_of
 from .local import Mismatch, compare
 from .program import Node, refs
@@ -65,9 +66,7 @@ class _Search:
         for _ in range(ROUNDS):
             fused = {path: sizes for path, sizes in choice.fused().items() if path not in self._tried}
             if fused:
-                self._fused |= fused
-                self._tried |= set(fused)
-                choice = self._recorded()
+                choice = self._split(choice, fused)
                 continue
             useless = [path for path in self._fused if not any(name.startswith(f"{path}.") for name in choice.cut.dims)]
             if useless:
@@ -90,6 +89,21 @@ class _Search:
             return choice.cut
         return Cut(self._parts, whole=[("", "the search for a cut did not end")], proved=True)
 
+    def _split(self, choice: Choice, fused: dict[str, list[int]]) -> Choice:
+        """Split layers, those of one name at a time; the program may want them as they are."""
+        named: dict[str, dict[str, list[int]]] = {}
+        for path, sizes in fused.items():
+            named.setdefault(re.sub(r"\b\d+\b", "*", path), {})[path] = sizes
+        self._tried |= set(fused)
+        for group in named.values():
+            before = self._fused
+            self._fused = before | group
+            try:
+                choice = self._recorded()
+            except CaptureError:
+                self._fused = before
+        return choice if self._fused == self._of else self._recorded()
+
     def _shapes(self) -> Shapes:
         shapes = Shapes(self._model, self._pieces)
         with shapes.mode:
@@ -104,7 +118,7 @@ class _Search:
     def _recorded(self) -> Choice:
         shapes = self._shapes()
         graph = Recorder(shapes).run(shapes.model, self._sample, self._run(shapes))
-        self._copy = shapes.model
+        self._copy, self._of = shapes.model, dict(self._fused)
         return self._choose(graph)
 
     def _chosen(self, choice: Choice) -> Choice:
@@ -164,5 +178,3 @@ class _Search:
                 return
         raise AssertionError(f"nothing is cut, and yet {mismatch.why}")
 
-
-_ = SplitColumns
