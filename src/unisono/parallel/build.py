@@ -117,6 +117,8 @@ def build(
     mesh = Mesh.of(plan, initial.device)
     family = family_of(model, pieces, cuts)
     _same_everywhere(model)
+    if plan.recompute:
+        _forget_caches(model)
     trial, region, decision = None, None, None
     if plan.tensor > 1:
         decision = decide(model, family, plan, pieces=pieces, cuts=cuts, sample=sample)
@@ -177,6 +179,14 @@ def _agree(model: nn.Module, plan: Plan, seed: int) -> tuple[int, int]:
     return int(told[0][2][0]), int(told[0][2][1])
 
 
+def _forget_caches(model: nn.Module) -> None:
+    """Switch off Hugging Face's key-value caches: a layer that runs again would add to its cache again."""
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        if getattr(config, "use_cache", False):
+            config.use_cache = False
+
+
 def _description(model: nn.Module) -> dict[str, str]:
     """What every rank must have alike, by name."""
     found: dict[str, str] = {}
@@ -233,6 +243,8 @@ def _staged(
             f"modules. Make it an "
             "nn.Sequential, or write parallelize(..., pieces=[first, second, ...])"
         )
+    if family.no_pieces:
+        raise ValueError(family.no_pieces)
     starts = plan.cuts or _balance(family.pieces, plan.stages, sample)
     if starts and not 0 < starts[0] <= starts[-1] < len(family.pieces):
         raise ValueError(f"cuts={starts} do not fit a model of {len(family.pieces)} pieces")

@@ -58,6 +58,7 @@ class Family:
     output: Callable[[Any], Any] = as_it_is
     localize: Callable[[int], None] = nothing_to_tell  # tells attention how many heads are here
     proved: bool = False  # the cuts are right for this code, whatever the sizes: see trial.py
+    no_pieces: str = ""  # why the pieces do not compute what the model does
 
 
 def family_of(model: nn.Module, pieces: Sequence[nn.Module] | None, cuts: dict[str, str] | None) -> Family:
@@ -71,11 +72,12 @@ def family_of(model: nn.Module, pieces: Sequence[nn.Module] | None, cuts: dict[s
     if name == "GPT2LMHeadModel":
         family = _gpt2(model)
     elif name in LLAMA_LIKE:
-        family = _llama(model, name)
+        family = _llama(model)
     else:
         family = _by_names(model)
     family.proved = family.proved and not cuts and pieces is None
     if pieces is not None:
+        family.no_pieces = ""
         family.pieces = list(pieces)
         family.units = [piece for piece in pieces if any(True for _ in piece.parameters())]
     for pattern, kind in (cuts or {}).items():
@@ -170,14 +172,20 @@ def _first(output: Any) -> Tensor:
     return value
 
 
-def _check_attention(model: Any) -> None:
-    kind = getattr(model.config, "_attn_implementation", "sdpa")
+def _no_pieces(model: Any) -> str:
+    """Why pieces would compute something else; empty: they do not."""
+    kind, config = getattr(model.config, "_attn_implementation", "sdpa"), model.config
     if kind != "sdpa":
-        raise ValueError(
+        return (
             f"{type(model).__name__} computes attention by {kind!r}, which takes its causal mask from the "
-            f"model; pieces "
-            'have none. Make the model with attn_implementation="sdpa"'
+            'model; pieces have none. Make the model with attn_implementation="sdpa"'
         )
+    if getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None):
+        return (
+            f"{type(model).__name__} has a sliding window, which pieces cannot carry; set "
+            "config.sliding_window=None"
+        )
+    return ""
 
 
 class GPT2Embed(nn.Module):
@@ -224,7 +232,6 @@ def _is_fused(module: nn.Module) -> bool:
 
 
 def _gpt2(model: Any) -> Family:
-    _check_attention(model)
     body = model.transformer
     for block in body.h:
         if _is_fused(block.attn.c_attn):
@@ -245,16 +252,12 @@ def _gpt2(model: Any) -> Family:
             block.attn.split_size //= tensor
 
     pieces = [GPT2Embed(body), *map(Block, body.h), nn.Sequential(body.ln_f, model.lm_head)]
-    return Family("GPT-2", pieces, list(body.h), cuts, _logits, localize, _has_only(model, GPT2))
+    proved = _has_only(model, GPT2)
+    return Family("GPT-2", pieces, list(body.h), cuts, _logits, localize, proved, _no_pieces(model))
 
 
-def _llama(model: Any, name: str) -> Family:
-    _check_attention(model)
+def _llama(model: Any) -> Family:
     body, config = model.model, model.config
-    if getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None):
-        raise ValueError(
-            f"{name} has a sliding window, which pieces cannot carry; set config.sliding_window=None"
-        )
     cuts = {"model.embed_tokens": "vocabulary", "lm_head": "column, gathered"}
     for index in range(len(body.layers)):
         at = f"model.layers.{index}"
@@ -267,7 +270,8 @@ def _llama(model: Any, name: str) -> Family:
 
     blocks = [RotaryBlock(layer, body.rotary_emb) for layer in body.layers]
     pieces = [body.embed_tokens, *blocks, nn.Sequential(body.norm, model.lm_head)]
-    return Family("Llama", pieces, list(body.layers), cuts, _logits, localize, _has_only(model, LLAMA))
+    proved = _has_only(model, LLAMA)
+    return Family("Llama", pieces, list(body.layers), cuts, _logits, localize, proved, _no_pieces(model))
 
 
 def _check_heads(model: nn.Module, heads: int, tensor: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["Decision", "decide"]
 
 
+Confirm = Callable[[Any, nn.Module], None]
+
+
 class Decision:
     """A cut, and where it comes from.
 
@@ -30,19 +32,18 @@ class Decision:
         error: why the program could not be recorded, if that is so.
     """
 
-    def __init__(self, cut: Cut, confirm: Callable[[Any], None] | None, error: CaptureError | None) -> None:
+    def __init__(self, cut: Cut, confirm: Confirm | None, error: CaptureError | None) -> None:
         self.cut, self.error = cut, error
         self._confirm = confirm
 
-    def confirm(self, batch: Any) -> None:
-        """Prove the cut again, for the inputs of the first batch.
+    def confirm(self, batch: Any, model: nn.Module) -> None:
+        """Prove the cut for the inputs of a batch, and for the modes of the modules, if they are new.
 
         Raises:
             ValueError: they run another program than the sample.
         """
-        confirm, self._confirm = self._confirm, None
-        if confirm is not None:
-            confirm(batch)
+        if self._confirm is not None:
+            self._confirm(batch, model)
 
 
 def decide(
@@ -88,7 +89,7 @@ class _Search:
         self._parts, self._whole, self._name = plan.tensor, whole, type(model).__name__
         self._shapes: Shapes | None = None
         self._model = model
-        self._given: Any = None
+        self._proved: list[Any] = []  # inputs, modes of modules, gradients
         self._found: Cut | None = None
 
     def cut(self, sample: Any) -> Cut | CaptureError:
@@ -97,35 +98,51 @@ class _Search:
         try:
             self._shapes = Shapes(self._model, self._pieces)
             if dist.get_rank() == 0:
-                told = [self._prove(sample)]
+                with torch.enable_grad():
+                    told = [self._prove(sample)]
         except CaptureError as error:
             told = [error]
         dist.broadcast_object_list(told, src=0, device=torch.device("cpu"))
         if isinstance(told[0], Cut):
-            self._found, self._given = told[0], _kinds(sample)
+            self._found = told[0]
+            self._proved.append((_kinds(sample), _still(self._model), True))
         return told[0]  # type: ignore[no-any-return]
 
-    def _prove(self, sample: Any) -> Cut:
+    def _prove(self, sample: Any, only: Cut | None = None) -> Cut:
         assert self._shapes is not None
         shapes = self._shapes
         forward = None if self._pieces is None else _chain
         return prove(
-            shapes.model, sample, self._parts, pieces=shapes.also, forward=forward, whole=self._whole
+            shapes.model, sample, self._parts, pieces=shapes.also, forward=forward, whole=self._whole, only=only
         )
 
-    def confirm(self, batch: Any) -> None:
-        if _kinds(batch) == self._given:
+    def confirm(self, batch: Any, model: nn.Module) -> None:
+        assert self._shapes is not None
+        assert self._found is not None
+        training = {path: module.training for path, module in model.named_modules()}
+        kinds = _kinds(batch), _still(model), torch.is_grad_enabled()
+        if kinds in self._proved:
             return
+        for path, module in self._shapes.model.named_modules():
+            module.training = training.get(path, module.training)
         try:
-            again = self._prove(batch)
+            again = self._prove(batch, self._found)
         except CaptureError as error:
             raise CaptureError(f"{error}. The sample ran; write sample= with the inputs of a batch") from error
-        assert self._found is not None
-        if not again.same(self._found):
+        missing = [name for name in self._found.dims if name not in again.dims]
+        if not again.same(self._found, gradients=torch.is_grad_enabled()):
+            what = missing[0] if missing else next(iter({**self._found.sizes, **again.sizes}), "the model")
+            why = next((why for name, why in again.whole if name in missing), "other sizes or other layers")
             raise ValueError(
-                f"tensor={self._parts}: the first batch runs another program of {self._name} than the sample, so "
-                "the cut is not proved. Write parallelize(..., sample=inputs), with the inputs of a batch"
+                f"tensor={self._parts}: this batch runs another program of {self._name} than the sample, and cuts "
+                f'"{what}" otherwise: {why}. Write parallelize(..., sample=inputs), with the inputs of a batch'
             )
+        self._proved.append(kinds)
+
+
+def _still(model: nn.Module) -> frozenset[str]:
+    """Modules that are evaluated, not trained."""
+    return frozenset(path for path, module in model.named_modules() if not module.training)
 
 
 def _chain(_model: nn.Module, pieces: Sequence[nn.Module], inputs: Any) -> Any:
@@ -142,7 +159,7 @@ def _kinds(inputs: Any) -> Any:
         return {key: _kinds(value) for key, value in inputs.items()}
     if isinstance(inputs, (tuple, list)):
         return [_kinds(value) for value in inputs]
-    return copy.copy(inputs)
+    return inputs
 
 
 def guess(model: nn.Module) -> Any:

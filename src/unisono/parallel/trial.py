@@ -65,8 +65,8 @@ def wanted(model: nn.Module, family: Family, cut: Cut, check: bool | None) -> bo
     raise ValueError(
         f"nothing proves that {type(model).__name__} can be cut so: its modules are cut by name, and its "
         f"{nbytes / 1e6:.0f} MB of parameters are too many to copy unasked. Write parallelize(..., "
-        f"check=True): the first step then trains two copies on {ROWS} rows, both ways. Or check=False, if "
-        "you have compared losses and gradients"
+        "sample=inputs of a batch): its recorded program then decides. Or check=True: the first step trains "
+        f"two copies on {ROWS} rows, both ways. Or check=False, if you have compared losses and gradients"
     )
 
 

@@ -79,50 +79,68 @@ def refused(make: Any, batches: Any, loss: Any, says: str, **more: Any) -> None:
     print(caught.value, flush=True)
 
 
-def check_what_mixes_features_between_two_cut_layers_is_refused(folder: Path) -> None:
+def proved(make: Any, batches: Any, loss: Any, *cut: str, plan: up.Plan = TENSOR, **more: Any) -> up.Run:
+    """The recorded program proves a cut, these parameters are cut, and it trains as one process does."""
+    run = same(plan, make, batches, loss, sample=batches[0][0], **more)
+    assert run.cut.proved
+    for name in cut:
+        assert name in run.cut.dims, (name, str(run.cut))
+    return run
+
+
+def check_what_mixes_features_between_two_layers_is_not_cut(folder: Path) -> None:
     batches = models.vector_batches(4, 8)
+    pair = {"fc1": "column", "fc2": "row"}
     for between, says in (
         ("softmax", r'In "fc2" \(Linear\), its output differs'),
         ("parameter", "In Mlp, the gradient of scale differs"),
     ):
-        refused(lambda b=between: Mlp(b), batches, functional.cross_entropy, f"{says}.*Leave out tensor=2")
-    same(TENSOR, lambda: Mlp("nothing"), batches, functional.cross_entropy)
+        make = lambda b=between: Mlp(b)  # noqa: E731
+        refused(make, batches, functional.cross_entropy, f"{says}.*Leave out tensor=2", cuts=pair)
+        run = proved(make, batches, functional.cross_entropy)
+        if between == "softmax":
+            assert run.cut.modules["fc1"] == "column, gathered"
+            assert "_softmax needs all of it" in str(run.cut) or "gathered" in str(run.cut)
+    proved(lambda: Mlp("nothing"), batches, functional.cross_entropy, "fc1.weight", "fc1.bias", "fc2.weight")
 
 
-def check_heads_of_a_written_number_are_refused(folder: Path) -> None:
+def check_heads_of_a_written_number(folder: Path) -> None:
     batches = models.text_batches(4, 4)
-    refused(
-        lambda: text(Attention(fixed=True), models.Block()),
-        batches,
-        models.token_loss,
-        r'"1\.out_proj" .*cuts=\{"1\.\*": "whole"\}',
-    )
-    remedy = {"1.*": "whole"}
-    same(TENSOR, lambda: text(Attention(fixed=True), models.Block()), batches, models.token_loss, cuts=remedy)
-    same(TENSOR, lambda: text(Attention(), models.Block()), batches, models.token_loss)
+    by_hand = {"1.query": "column", "1.key": "column", "1.value": "column", "1.out_proj": "row"}
+    make = lambda: text(Attention(fixed=True), models.Block())  # noqa: E731
+    refused(make, batches, models.token_loss, r'"1\.out_proj" .*cuts=\{"1\.\*": "whole"\}', cuts=by_hand)
+    run = proved(make, batches, models.token_loss, "1.query.weight", "1.out_proj.weight", "2.fc1.weight")
+    assert run.cut.sizes["1"], "the number of heads is halved while the module runs"
+    whole = proved(make, batches, models.token_loss, "2.fc1.weight", cuts={"1.*": "whole"})
+    assert "1.query.weight" not in whole.cut.dims
+    proved(lambda: text(Attention(), models.Block()), batches, models.token_loss, "1.query.weight")
 
 
 def check_a_block_that_is_used_three_times(folder: Path) -> None:
     batches = models.text_batches(4, 4)
-    same(TENSOR, lambda: text(Thrice(models.Block())), batches, models.token_loss)
-    refused(lambda: text(Thrice(Attention(fixed=True))), batches, models.token_loss, '"1.block')
 
     def thrice(block: nn.Module) -> nn.Module:
         return text(block, block, block)
 
-    same(TENSOR, lambda: thrice(models.Block()), batches, models.token_loss)
-    refused(lambda: thrice(Attention(fixed=True)), batches, models.token_loss, '"1')
+    for make in (
+        lambda: text(Thrice(models.Block())),
+        lambda: text(Thrice(Attention(fixed=True))),
+        lambda: thrice(models.Block()),
+        lambda: thrice(Attention(fixed=True)),
+    ):
+        run = proved(make, batches, models.token_loss)
+        assert any("query" in name for name in run.cut.dims), str(run.cut)
 
     def around() -> nn.Module:
         layer = nn.Linear(16, 16)
         return nn.Sequential(layer, nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), layer)
 
-    refused(
-        around, models.vector_batches(4, 8), functional.cross_entropy, "tensor=2 does not train Sequential"
-    )
+    vectors = models.vector_batches(4, 8)
+    refused(around, vectors, functional.cross_entropy, "tensor=2 does not train", cuts={"0": "column", "2": "row"})
+    proved(around, vectors, functional.cross_entropy)
 
 
-def check_multi_query_attention_cut_by_hand_is_refused(folder: Path) -> None:
+def check_multi_query_attention(folder: Path) -> None:
     batches = models.text_batches(4, 4)
     by_hand = {"1.query": "column", "1.out_proj": "row", "1.key": "whole", "1.value": "whole"}
     refused(
@@ -132,6 +150,8 @@ def check_multi_query_attention_cut_by_hand_is_refused(folder: Path) -> None:
         r'In "1\.(key|value)"',
         cuts=by_hand,
     )
+    run = proved(lambda: text(Attention(one_key=True)), batches, models.token_loss, "1.query.weight")
+    assert set(run.cut.enters) == {"1.key", "1.value"}
 
 
 def hugging_face(name: str, **more: Any) -> Any:
@@ -157,20 +177,18 @@ class Logits(nn.Module):
         return self.inner(tokens, use_cache=False).logits
 
 
-def check_norms_of_single_heads_are_refused(folder: Path) -> None:
+def check_norms_of_single_heads(folder: Path) -> None:
     if not sweep.HAVE_TRANSFORMERS:
         return
     batches = models.text_batches(6, 4)
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
     for name, more in (("Qwen3", {}), ("Gemma3", {}), ("Qwen3Moe", experts)):
         make = hugging_face(name, head_dim=8, **more)
-        remedy = r'Write cuts=\{"inner\.model\.layers\.\*\.self_attn\.\*": "whole"\}'
-        if name == "Qwen3Moe":  # no name says how to cut its experts
-            refused(lambda m=make: Logits(m), batches, models.token_loss, "(q|k)_norm.*Leave out tensor=2")
-            continue
-        refused(lambda m=make: Logits(m), batches, models.token_loss, f"(q|k)_norm.*{remedy}")
-        whole = {"inner.model.layers.*.self_attn.*": "whole"}
-        same(TENSOR, lambda m=make: Logits(m), batches, models.token_loss, cuts=whole)
+        attention = "inner.model.layers.0.self_attn"
+        run = proved(lambda m=make: Logits(m), batches, models.token_loss, f"{attention}.q_proj.weight")
+        assert f"{attention}.q_norm.weight" in run.cut.sums
+        by_hand = {f"*.self_attn.{x}_proj": "column" for x in "qkv"} | {"*.self_attn.o_proj": "row"}
+        refused(lambda m=make: Logits(m), batches, models.token_loss, "(q|k)_norm", cuts=by_hand)
 
 
 def check_hugging_face_models_that_the_rules_know(folder: Path) -> None:
@@ -182,35 +200,89 @@ def check_hugging_face_models_that_the_rules_know(folder: Path) -> None:
         hugging_face("Mistral", sliding_window=None),
     ):  # fmt: skip
         for plan in (TENSOR, up.Plan(tensor=2, zero=1)):
-            same(plan, make, batches, models.token_loss)
+            assert same(plan, make, batches, models.token_loss).cut.proved
 
 
 def check_large_models_need_a_proof_or_a_word(folder: Path) -> None:
     batches, vectors = models.text_batches(2, 4), models.vector_batches(2, 8)
+    pairs = {"*.fc1": "column", "*.fc2": "row"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trial, "LIMIT_BYTES", 0)
-        with pytest.raises(ValueError, match=r"nothing proves that Sequential .*check=True.*check=False"):
-            under(TENSOR, models.gpt, batches, models.token_loss)
-        same(TENSOR, models.gpt, batches, models.token_loss, check=True)
-        same(TENSOR, models.gpt, batches, models.token_loss, check=False)
+        with pytest.raises(ValueError, match=r"nothing proves that Sequential .*sample=.*check=True.*check=False"):
+            under(TENSOR, models.gpt, batches, models.token_loss, cuts=pairs)
+        same(TENSOR, models.gpt, batches, models.token_loss, cuts=pairs, check=True)
+        same(TENSOR, models.gpt, batches, models.token_loss, cuts=pairs, check=False)
+        proved(models.gpt, batches, models.token_loss, check=True)
         patch.setattr(trial.Trial, "run", None)  # these are proved
+        proved(models.gpt, batches, models.token_loss)
         same(TENSOR, models.mlp, vectors, functional.cross_entropy)
         if sweep.HAVE_TRANSFORMERS:
             for make in (models.gpt2, models.llama, hugging_face("Qwen2")):
                 same(TENSOR, make, batches, models.token_loss)
-            for change in (_with_norm, _with_another_layer):
-                with pytest.raises(ValueError, match="nothing proves that LlamaForCausalLM"):
-                    under(TENSOR, lambda c=change: c(models.llama()), batches, models.token_loss)
 
 
-def _with_norm(model: Any) -> Any:
-    model.model.layers[0].self_attn.q_norm = nn.LayerNorm(8)
-    return model
+class Straight(torch.autograd.Function):
+    """A gradient that its forward does not tell."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.tanh()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad / (1.0 + grad.norm())
 
 
-def _with_another_layer(model: Any) -> Any:
-    model.model.layers[1].mlp.act_fn = Thrice(nn.Tanh())
-    return model
+class Own(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(16, 32), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(Straight.apply(self.fc1(x)))
+
+
+def check_a_backward_that_the_program_has_written(folder: Path) -> None:
+    run = proved(Own, models.vector_batches(3, 8), functional.cross_entropy)
+    assert run.cut.modules.get("fc2") != "row", str(run.cut)
+
+
+class Evaluated(nn.Module):
+    """Mixes features where it is evaluated, and only there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(16, 32), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.fc1(x)
+        return self.fc2(inner if self.training else inner.softmax(-1))
+
+
+def check_an_evaluation_that_runs_another_program(folder: Path) -> None:
+    batches = models.vector_batches(2, 8)
+    run = proved(Evaluated, batches, functional.cross_entropy, "fc1.weight", "fc2.weight")
+    run.model.eval()
+    with pytest.raises(ValueError, match=r"this batch runs another program of Evaluated .*_softmax needs all"):
+        run.evaluate(batches[0])
+    run.model.train()
+    run.step(batches[0])
+    run = proved(models.gpt, models.text_batches(2, 4), models.token_loss)
+    run.model.eval()
+    run.evaluate(models.text_batches(2, 4)[0])
+
+
+def check_a_program_that_depends_on_data(folder: Path) -> None:
+    class Data(Own):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.abs().sum() > 0:
+                x = x + 1
+            return self.fc2(self.fc1(x))
+
+    batches = models.vector_batches(2, 8)
+    says = r"Data does what depends on the values of a tensor, .* at .*foreign\.py:\d+: if x\.abs\(\)\.sum\(\) > 0:"
+    refused(Data, batches, functional.cross_entropy, says, sample=batches[0][0])
+    same(up.Plan(data=2, zero=1), Data, batches, functional.cross_entropy)
 
 
 def check_ranks_of_a_tensor_group_need_the_same_rows(folder: Path) -> None:
@@ -226,8 +298,11 @@ def check_a_model_that_cannot_be_copied(folder: Path) -> None:
         model.lock = threading.Lock()
         return model
 
+    batches = models.text_batches(2, 4)
     with pytest.raises(ValueError, match=r"Sequential cannot be copied .*check=False"):
-        under(TENSOR, make, models.text_batches(2, 4), models.token_loss)
+        under(TENSOR, make, batches, models.token_loss)
+    with pytest.raises(ValueError, match=r"Sequential cannot be copied .* cannot be recorded"):
+        under(TENSOR, make, batches, models.token_loss, sample=batches[0][0])
 
 
 def main(rank: int, size: int, folder: Path, name: str) -> None:

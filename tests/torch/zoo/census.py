@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import logging
@@ -27,6 +28,9 @@ import unisono.parallel as up
 from parallel.plain_training import apart
 
 from . import animals
+
+with contextlib.suppress(ImportError):  # once, not in every rank
+    import transformers.models.auto.modeling_auto  # noqa: F401
 
 STEPS = 4
 PLANS: dict[str, up.Plan] = {

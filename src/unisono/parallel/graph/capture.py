@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -153,7 +154,10 @@ class Recorder:
     def value(self, tensor: Tensor) -> int:
         """The number of a tensor; one that nothing made is a constant."""
         known = self._known.get(id(tensor))
-        return self._new(tensor, "constant") if known is None else known[1]
+        number = self._new(tensor, "constant") if known is None else known[1]
+        if isinstance(tensor.grad_fn, BackwardCFunction):
+            self.graph.own_backward.add(number)
+        return number
 
     def stand_in(self, tensor: Tensor, other: Tensor) -> None:
         """Take `other` for `tensor` from now on."""

@@ -32,6 +32,7 @@ PRODUCT = {
     "aten.mm", "aten.addmm", "aten.t", "aten.transpose", "aten.permute", "aten.view", "aten._unsafe_view",
     "aten.add", "aten.detach", "aten.expand",
 }  # fmt: skip
+GENERAL = ("it is a dimension of the model's input", "the cut leaves it whole")  # other reasons tell more
 SEGMENTS = 9  # a layer whose output is split further is no few things in one
 
 
@@ -84,6 +85,8 @@ class Choice:
             block(self.rules.dims[graph.names[name]][dim], why)
         for number in graph.outputs:
             block_all(self.rules.dims[number], "the model returns it")
+        for number in graph.own_backward:
+            block_all(self.rules.dims[number], "a torch.autograd.Function of the program's own returns it")
         self._check_uses()
         self._check_contractions()
         self._check_sizes()
@@ -278,8 +281,9 @@ class Choice:
         for name, number in self.graph.names.items():
             value = self.graph.values[number]
             if value.kind == "parameter" and len(value.shape) > 1 and name not in cut.dims:
-                indices = sorted(roots(self.rules.dims[number]), key=lambda index: held[index])
-                found[name] = next((index.why for index in indices if index.why), "nothing uses it")
+                reasons = [(held[index], index.why) for index in roots(self.rules.dims[number]) if index.why]
+                reasons.sort(key=lambda pair: (pair[1] in GENERAL, pair[0]))
+                found[name] = reasons[0][1] if reasons else "nothing uses it"
         return list(found.items())
 
     # ---- random numbers ----

@@ -52,12 +52,13 @@ class Cut:
     parameters: tuple[int, int] = (0, 0)
     proved: bool = False
 
-    def same(self, other: Cut) -> bool:
+    def same(self, other: Cut, *, gradients: bool = True) -> bool:
         """Whether both do the same to a model."""
-        return all(
-            getattr(self, name) == getattr(other, name)
-            for name in ("parts", "dims", "modules", "sizes", "fused")
-        ) and (set(self.sums), set(self.enters)) == (set(other.sums), set(other.enters))
+        names = ("parts", "dims", "modules", "sizes", "fused")
+        sums = [(set(cut.sums), set(cut.enters)) for cut in (self, other)]
+        return all(getattr(self, name) == getattr(other, name) for name in names) and (
+            not gradients or sums[0] == sums[1]
+        )
 
     def __str__(self) -> str:
         shares = [f"{cut / max(total, 1):.0%}" for cut, total in (self.parameters, self.flops)]

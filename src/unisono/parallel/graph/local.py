@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -51,12 +52,7 @@ def compare(choice: Choice, shapes: Shapes, sample: Any, forward: Callable[[Any]
     except CaptureError as error:
         at = min(len(run.recorder.graph.nodes), len(whole.nodes) - 1)
         raise Mismatch(whole.nodes[at], f"its parts do not fit the program: {error}") from error
-    for node in whole.nodes:
-        if node.number >= len(local.nodes):
-            raise Mismatch(node, f"the program of the parts ends before {node.name}, at {node.line}")
-        _compare(choice, local, node, local.nodes[node.number])
-    if len(local.nodes) > len(whole.nodes):
-        raise Mismatch(whole.nodes[-1], "the program of the parts goes on where the whole one ends")
+    _Comparison(choice, local).run()
     return run.sizes
 
 
@@ -188,38 +184,93 @@ def _size(dim: Any, choice: Choice, *, whole: bool) -> int:
     )
 
 
-def _compare(choice: Choice, local: Graph, node: Node, other: Node) -> None:
-    whole = choice.graph
-    if (node.name, whole.module_of(node)) != (other.name, local.module_of(other)):
-        raise Mismatch(node, f"the program of the parts does {other.name} in place of {node.name}, at {node.line}")
-    if [ref.value for ref in refs((node.args, node.named))] != [ref.value for ref in refs((other.args, other.named))]:
-        raise Mismatch(node, f"the program of the parts takes other values for {node.name}, at {node.line}")
-    for ref in refs((node.args, node.named)):
-        wanted, found = choice.local(ref.value), local.values[ref.value].shape
-        gathered = whole.values[ref.value].shape == wanted and _is_gathered(choice, ref.value)
-        if wanted != found and not gathered:
+class _Comparison:
+    """Two programs, operator by operator. Copies (clone) are left out: they depend on strides."""
+
+    def __init__(self, choice: Choice, local: Graph) -> None:
+        self._choice, self._whole, self._local = choice, choice.graph, local
+        self._same: dict[int, int] = {}  # value of the whole program, or copy of one -> that one
+        self._of: dict[int, int] = {}  # value of the local program -> that of the whole one
+        for value in local.values:
+            if value.kind in ("parameter", "buffer", "input"):
+                self._of[value.number] = value.number
+        self._gathered = {
+            number
+            for frame in self._whole.frames
+            if choice.cut.modules.get(frame.path) == "column, gathered"
+            for number in frame.outputs
+        }
+
+    def run(self) -> None:
+        nodes = self._without_copies(self._whole, self._same)
+        copies: dict[int, int] = {}
+        others = self._without_copies(self._local, copies)
+        for node, other in zip_longest(nodes, others):
+            if node is None or other is None:
+                at = node or nodes[-1]
+                raise Mismatch(at, f"the program of the parts is {'longer' if node is None else 'shorter'}, at {at.line}")
+            self._pair(node, other, copies)
+
+    @staticmethod
+    def _without_copies(graph: Graph, same: dict[int, int]) -> list[Node]:
+        kept = []
+        for node in graph.nodes:
+            if node.name == "aten.clone" and node.outputs[0] is not None:
+                source = node.args[0].value
+                same[node.outputs[0]] = same.get(source, source)
+            else:
+                kept.append(node)
+        return kept
+
+    def _pair(self, node: Node, other: Node, copies: dict[int, int]) -> None:
+        if (_kind(node), self._whole.module_of(node)) != (_kind(other), self._local.module_of(other)):
+            raise Mismatch(node, f"the program of the parts does {other.name} in place of {node.name}, at {node.line}")
+        mine = [ref.value for ref in refs((node.args, node.named))]
+        theirs = [ref.value for ref in refs((other.args, other.named))]
+        if len(mine) != len(theirs):
+            raise Mismatch(node, f"{node.name} takes other values in the program of the parts, at {node.line}")
+        for number, there in zip(mine, theirs, strict=True):
+            self._value(node, number, copies.get(there, there), self._local.values[there].shape)
+        self._arguments(node, other)
+        for number, there in zip(node.outputs, other.outputs, strict=True):
+            if number is not None and there is not None:
+                self._of[there] = number
+
+    def _value(self, node: Node, number: int, there: int, shape: tuple[int, ...]) -> None:
+        known = self._same.get(number, number)
+        if self._local.values[there].kind == "constant" and self._whole.values[known].kind == "constant":
+            self._of.setdefault(there, known)
+        found = self._of.get(there)
+        if found is None or self._same.get(found, found) != known:
+            raise Mismatch(node, f"{node.name} takes other values in the program of the parts, at {node.line}")
+        wanted = self._choice.local(number)
+        if shape != wanted and known not in self._gathered:
             raise Mismatch(
                 node,
-                f"its part is {list(found)} where {list(wanted)} is expected, before {node.name}, at {node.line}",
+                f"its part is {list(shape)} where {list(wanted)} is expected, before {node.name}, at {node.line}",
             )
-    if node.name == "aten.slice":
-        bounds = _slice(choice, node)
+
+    def _arguments(self, node: Node, other: Node) -> None:
+        if node.name == "aten.slice":
+            here, wanted = self._bounds(node, other)
+            if here != wanted:
+                raise Mismatch(node, f"its part takes elements {here} where {wanted} are expected, at {node.line}")
+        elif node.name not in SIZED and _plain(node) != _plain(other):
+            raise Mismatch(node, f"{node.name} has other arguments in the program of the parts, at {node.line}")
+
+    def _bounds(self, node: Node, other: Node) -> tuple[list[int], list[int]]:
+        """The elements that a slice takes, and those that it must take."""
+        bounds = _slice(self._choice, node)
         _, dim, start, stop, step = (*other.args, *(None,) * (5 - len(other.args)))
-        size = local.values[other.args[0].value].shape[dim or 0]
+        size = self._local.values[other.args[0].value].shape[dim or 0]
         here = list(slice(start, stop, step).indices(size)[:2])
         _, _, first, last, _ = (*node.args, *(None,) * (5 - len(node.args)))
-        wanted = list(slice(first, last).indices(size)[:2]) if bounds is None else bounds[1]
-        if here != wanted:
-            raise Mismatch(node, f"its part takes elements {here} where {wanted} are expected, at {node.line}")
-    elif node.name not in SIZED and _plain(node) != _plain(other):
-        raise Mismatch(node, f"{node.name} has other arguments in the program of the parts, at {node.line}")
+        return here, list(slice(first, last).indices(size)[:2]) if bounds is None else bounds[1]
 
 
-def _is_gathered(choice: Choice, number: int) -> bool:
-    return any(
-        number in frame.outputs and choice.cut.modules.get(frame.path) == "column, gathered"
-        for frame in choice.graph.frames
-    )
+def _kind(node: Node) -> str:
+    """The operator; views are one kind, however they are made."""
+    return "aten.view" if node.name in ("aten._unsafe_view", "aten._reshape_alias") else node.name
 
 
 def _plain(node: Node) -> str:

@@ -128,6 +128,7 @@ class Graph:
     calls: list[Call] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
     names: dict[str, int] = field(default_factory=dict)  # parameter or buffer -> its value
+    own_backward: set[int] = field(default_factory=set)  # values of a torch.autograd.Function of the program
 
     def uses(self, name: str) -> list[Use]:
         """Every use of a parameter or buffer, in order. A parameter that nothing uses has none."""

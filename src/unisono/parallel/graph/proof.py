@@ -31,6 +31,7 @@ def prove(
     pieces: Sequence[nn.Module] | None = None,
     forward: Forward | None = None,
     whole: frozenset[str] = frozenset(),
+    only: Cut | None = None,
 ) -> Cut:
     """Choose the cut of `model` that the program on `sample` proves; at worst it cuts nothing.
 
@@ -38,6 +39,7 @@ def prove(
         pieces: what runs in place of the model, one after the other.
         forward: runs a copy of the model and of its pieces on inputs; None: calls the model.
         whole: modules (paths) that the user wants whole.
+        only: nothing else than this cut does is cut.
     Raises:
         CaptureError: the model cannot be recorded.
     """
@@ -45,7 +47,7 @@ def prove(
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
         if name.rpartition(".")[0] in whole:
             search.ban(name, value.dim(), "cuts= says so")
-    return search.run()
+    return search.run() if only is None else search.again(only)
 
 
 class _Search:
@@ -56,10 +58,22 @@ class _Search:
         self._tried: set[str] = set()  # fused layers that gain nothing
         self._banned: dict[tuple[str, int], str] = {}
         self._gathered: set[str] = set()
+        self._kept: set[str] = set()  # split in the model already
 
     def ban(self, name: str, dims: int, why: str) -> None:
         """Leave a parameter whole."""
         self._banned |= {(name, dim): why for dim in range(dims)}
+
+    def again(self, cut: Cut) -> Cut:
+        """What of `cut` holds for this program."""
+        self._fused, self._kept = dict(cut.fused), set(cut.fused)
+        self._tried = {path for path, _ in self._model.named_modules()}
+        self._gathered = {path for path, kind in cut.modules.items() if kind == "column, gathered"}
+        for name, value in [*self._shapes().model.named_parameters(), *self._shapes().model.named_buffers()]:
+            for dim in range(value.dim()):
+                if cut.dims.get(name) != dim:
+                    self._banned[name, dim] = "the cut leaves it whole"
+        return self.run()
 
     def run(self) -> Cut:
         choice = self._recorded()
@@ -68,12 +82,16 @@ class _Search:
             if fused:
                 choice = self._split(choice, fused)
                 continue
-            useless = [path for path in self._fused if not any(name.startswith(f"{path}.") for name in choice.cut.dims)]
+            useless = [
+                path
+                for path in self._fused
+                if path not in self._kept and not any(name.startswith(f"{path}.") for name in choice.cut.dims)
+            ]
             if useless:
                 self._fused = {path: sizes for path, sizes in self._fused.items() if path not in useless}
                 choice = self._recorded()
                 continue
-            gathered = self._large(choice) - self._gathered
+            gathered = self._large(choice) - self._gathered - self._tried
             if gathered:
                 self._gathered |= gathered
                 choice = self._chosen(choice)
