@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from unisono.torch_internals.training import persistent
 
 from .families import Family, family_of
+from .gradients import Tie
 from .graph.cut import Cut
 from .graph.fused import split_
-from .gradients import Tie
 from .materialize import Init, Initial
 from .mesh import Mesh
 from .pipeline.runtime import Runtime

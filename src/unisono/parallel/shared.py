@@ -70,7 +70,9 @@ def decide(
     whole = frozenset(path for path, kind in family.cuts.items() if kind == "whole") if cuts else frozenset()
     search = _Search(model, family, plan, whole)
     given = sample if sample is not None else guess(model)
-    error: CaptureError | None = CaptureError("no sample= was given, and no inputs follow from the first layer")
+    error: CaptureError | None = CaptureError(
+        "no sample= was given, and no inputs follow from the first layer"
+    )
     if given is not None:
         found = search.cut(given)
         if isinstance(found, Cut):
@@ -113,7 +115,13 @@ class _Search:
         shapes = self._shapes
         forward = None if self._pieces is None else _chain
         return prove(
-            shapes.model, sample, self._parts, pieces=shapes.also, forward=forward, whole=self._whole, only=only
+            shapes.model,
+            sample,
+            self._parts,
+            pieces=shapes.also,
+            forward=forward,
+            whole=self._whole,
+            only=only,
         )
 
     def confirm(self, batch: Any, model: nn.Module) -> None:
@@ -128,7 +136,9 @@ class _Search:
         try:
             again = self._prove(batch, self._found)
         except CaptureError as error:
-            raise CaptureError(f"{error}. The sample ran; write sample= with the inputs of a batch") from error
+            raise CaptureError(
+                f"{error}. The sample ran; write sample= with the inputs of a batch"
+            ) from error
         missing = [name for name in self._found.dims if name not in again.dims]
         if not again.same(self._found, gradients=torch.is_grad_enabled()):
             what = missing[0] if missing else next(iter({**self._found.sizes, **again.sizes}), "the model")

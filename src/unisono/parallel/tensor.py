@@ -28,7 +28,7 @@ from .graph.written import Forward, Written
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["KINDS", "cut_of", "cut_model", "like"]
+__all__ = ["KINDS", "cut_model", "cut_of", "like"]
 
 KINDS = ("column", "column, gathered", "row", "vocabulary", "whole")
 

@@ -26,8 +26,8 @@ from torch.overrides import TorchFunctionMode
 from .batches import cut_rows, rows_of, tensors_of
 from .differences import Seen, apart, difference, text
 from .families import Family, family_of
-from .gradients import Tie, add_up
 from .generators import drawing, seed_of
+from .gradients import Tie, add_up
 from .tensor import cut_model
 from .units import own_memory
 

@@ -136,7 +136,9 @@ def check_a_block_that_is_used_three_times(folder: Path) -> None:
         return nn.Sequential(layer, nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), layer)
 
     vectors = models.vector_batches(4, 8)
-    refused(around, vectors, functional.cross_entropy, "tensor=2 does not train", cuts={"0": "column", "2": "row"})
+    refused(
+        around, vectors, functional.cross_entropy, "tensor=2 does not train", cuts={"0": "column", "2": "row"}
+    )
     proved(around, vectors, functional.cross_entropy)
 
 
@@ -208,7 +210,9 @@ def check_large_models_need_a_proof_or_a_word(folder: Path) -> None:
     pairs = {"*.fc1": "column", "*.fc2": "row"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trial, "LIMIT_BYTES", 0)
-        with pytest.raises(ValueError, match=r"nothing proves that Sequential .*sample=.*check=True.*check=False"):
+        with pytest.raises(
+            ValueError, match=r"nothing proves that Sequential .*sample=.*check=True.*check=False"
+        ):
             under(TENSOR, models.gpt, batches, models.token_loss, cuts=pairs)
         same(TENSOR, models.gpt, batches, models.token_loss, cuts=pairs, check=True)
         same(TENSOR, models.gpt, batches, models.token_loss, cuts=pairs, check=False)
@@ -263,7 +267,9 @@ def check_an_evaluation_that_runs_another_program(folder: Path) -> None:
     batches = models.vector_batches(2, 8)
     run = proved(Evaluated, batches, functional.cross_entropy, "fc1.weight", "fc2.weight")
     run.model.eval()
-    with pytest.raises(ValueError, match=r"this batch runs another program of Evaluated .*_softmax needs all"):
+    with pytest.raises(
+        ValueError, match=r"this batch runs another program of Evaluated .*_softmax needs all"
+    ):
         run.evaluate(batches[0])
     run.model.train()
     run.step(batches[0])

@@ -54,7 +54,9 @@ def seq2seq(generator: torch.Generator) -> Batch:
 
 
 def image(generator: torch.Generator, size: int = 8) -> Batch:
-    return torch.randn(ROWS, 3, size, size, generator=generator), torch.randint(4, (ROWS,), generator=generator)
+    return torch.randn(ROWS, 3, size, size, generator=generator), torch.randint(
+        4, (ROWS,), generator=generator
+    )
 
 
 def token_loss(output: Any, targets: Tensor) -> Tensor:
@@ -204,7 +206,12 @@ class _Clip(nn.Module):
         super().__init__()
         import transformers
 
-        heads = {"hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": HEADS}
+        heads = {
+            "hidden_size": WIDTH,
+            "intermediate_size": 48,
+            "num_hidden_layers": 1,
+            "num_attention_heads": HEADS,
+        }
         config = transformers.CLIPConfig(
             text_config={**heads, "vocab_size": WORDS, "max_position_embeddings": TIME, "eos_token_id": 1},
             vision_config={**heads, "image_size": 8, "patch_size": 4},

@@ -79,7 +79,13 @@ def alone(animal: animals.Animal) -> tuple[list[float], float]:
     optimizer = sgd([parameter for parameter in model.parameters() if parameter.requires_grad])
     for inputs, targets in batches(animal):
         optimizer.zero_grad()
-        output = model(**inputs) if isinstance(inputs, dict) else model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+        output = (
+            model(**inputs)
+            if isinstance(inputs, dict)
+            else model(*inputs)
+            if isinstance(inputs, tuple)
+            else model(inputs)
+        )
         loss = animal.loss(output, targets)
         loss.backward()
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9).item())
@@ -88,7 +94,9 @@ def alone(animal: animals.Animal) -> tuple[list[float], float]:
     return losses, norms[0]
 
 
-def under(name: str, animal: animals.Animal, plan: up.Plan, wanted: tuple[list[float], float]) -> tuple[str, str]:
+def under(
+    name: str, animal: animals.Animal, plan: up.Plan, wanted: tuple[list[float], float]
+) -> tuple[str, str]:
     """Train by a plan; return the word and its reason."""
     given = batches(animal)
     loss = animal.loss
@@ -137,5 +145,10 @@ def main(rank: int, size: int, folder: Path, names: str, plans: str) -> None:
         for plan in plans.split(","):
             found = cell(name, plan, wanted)
             if rank == 0:
-                print(f"{found.animal}\t{found.plan}\t{found.word}\t{found.seconds:.1f}\t{found.text}".replace("\n", " "), flush=True)
+                print(
+                    f"{found.animal}\t{found.plan}\t{found.word}\t{found.seconds:.1f}\t{found.text}".replace(
+                        "\n", " "
+                    ),
+                    flush=True,
+                )
     dist.destroy_process_group()

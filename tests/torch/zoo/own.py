@@ -136,7 +136,9 @@ class Dlrm(nn.Module):
         super().__init__()
         self.tables = nn.ModuleList(nn.Embedding(200, 16) for _ in range(4))
         self.bottom = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU())
-        self.top = nn.Sequential(nn.Linear(10 + 16, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 2))
+        self.top = nn.Sequential(
+            nn.Linear(10 + 16, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 2)
+        )
 
     def forward(self, dense: Tensor, categories: Tensor) -> Tensor:
         low = self.bottom(dense)
@@ -194,7 +196,9 @@ class TwoLosses(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, 64), nn.Tanh(), nn.Linear(64, WIDTH))
+        self.body = nn.Sequential(
+            nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, 64), nn.Tanh(), nn.Linear(64, WIDTH)
+        )
         self.words, self.kind = nn.Linear(WIDTH, WORDS), nn.Linear(WIDTH, 4)
 
     def forward(self, tokens: Tensor) -> dict[str, Tensor]:
@@ -228,7 +232,11 @@ class Between(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.fc1, self.fc2 = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, 48), nn.Linear(48, WORDS)
+        self.embed, self.fc1, self.fc2 = (
+            nn.Embedding(WORDS, WIDTH),
+            nn.Linear(WIDTH, 48),
+            nn.Linear(48, WORDS),
+        )
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.fc2(self.fc1(self.embed(tokens)).softmax(-1))
@@ -245,7 +253,9 @@ class Seq2Seq(nn.Module):
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1], device=target.device)
-        return self.head(self.body(self.source(source), self.target(target), tgt_mask=mask, tgt_is_causal=True))
+        return self.head(
+            self.body(self.source(source), self.target(target), tgt_mask=mask, tgt_is_causal=True)
+        )
 
 
 class Encoder(nn.Module):

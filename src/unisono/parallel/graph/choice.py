@@ -71,7 +71,10 @@ class Choice:
         self._modules = dict(model.named_modules())
         self._owners: dict[str, list[str]] = {}  # name of a parameter -> modules that have it
         self._first: dict[int, str] = {}
-        named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+        named = [
+            *model.named_parameters(remove_duplicate=False),
+            *model.named_buffers(remove_duplicate=False),
+        ]
         for name, value in named:
             path = name.rpartition(".")[0]
             self._owners.setdefault(self._first.setdefault(id(value), name), []).append(path)
@@ -155,7 +158,9 @@ class Choice:
         work, together = self._work(), self._together()
         held = {index.root() for _, _, index in self._held}
         ends = {index for each in self.rules.contractions for index in roots([each.dim])} | self._hinted()
-        for index in sorted((index for index in held if not index.why), key=lambda index: -work.get(index, 0)):
+        for index in sorted(
+            (index for index in held if not index.why), key=lambda index: -work.get(index, 0)
+        ):
             if index not in ends:
                 index.why = "no layer sums over it afterwards"
                 continue
@@ -246,7 +251,11 @@ class Choice:
         self._check_draws(cut)
         Backward(self, cut).run()
         values = self.graph.values
-        sizes = {n: math.prod(values[v].shape) for n, v in self.graph.names.items() if values[v].kind == "parameter"}
+        sizes = {
+            n: math.prod(values[v].shape)
+            for n, v in self.graph.names.items()
+            if values[v].kind == "parameter"
+        }
         cut.parameters = sum(size for name, size in sizes.items() if name in cut.dims), sum(sizes.values())
         cut.flops = self._cut_flops(), self.graph.flops
         cut.whole = self._whole(cut)
@@ -263,9 +272,7 @@ class Choice:
         return "column, gathered" if path in self._hints.gathered else "column"
 
     def _cut_flops(self) -> int:
-        contracted = {
-            each.node.number for each in self.rules.contractions if roots([each.dim]) & self.chosen
-        }
+        contracted = {each.node.number for each in self.rules.contractions if roots([each.dim]) & self.chosen}
         return sum(
             node.flops
             for node in self.graph.nodes
@@ -306,7 +313,9 @@ class Choice:
                 here |= {index for ref in refs(node.args) for index in self.cuts(ref.value)}
                 if bool(here) != own:
                     index = next(iter(here or self.chosen))
-                    raise Refusal(index, f"random numbers are drawn for whole values beside cut ones, at {node.line}")
+                    raise Refusal(
+                        index, f"random numbers are drawn for whole values beside cut ones, at {node.line}"
+                    )
 
     # ---- fused layers ----
 
@@ -317,7 +326,12 @@ class Choice:
             if can_split_heads(module) and self.runs(path) and self._splits(module):
                 found[path] = []
             layer = layer_of(module)
-            if layer is None or layer.came is None or not hasattr(module, "weight") or module.weight.dim() != 2:
+            if (
+                layer is None
+                or layer.came is None
+                or not hasattr(module, "weight")
+                or module.weight.dim() != 2
+            ):
                 continue
             name = self._name(path, "weight")
             number = self.graph.names.get(name)
@@ -325,7 +339,9 @@ class Choice:
                 continue
             size = module.weight.shape[layer.goes or 0]
             for index in roots([self.rules.dims[number][layer.goes or 0]]):
-                bounds = sorted(size * above // below for above, below in index.marks if size * above % below == 0)
+                bounds = sorted(
+                    size * above // below for above, below in index.marks if size * above % below == 0
+                )
                 if index.why and 0 < len(bounds) == len(index.marks) < SEGMENTS:
                     edges = [0, *bounds, size]
                     found[path] = [stop - first for first, stop in zip(edges, edges[1:], strict=False)]
@@ -406,7 +422,9 @@ class Backward:
                 for number in frame.outputs:
                     if False in self._uses.get(number, ()):
                         index = next(index for index, _ in self._why.values())
-                        raise Refusal(index, f'"{frame.path}" runs more than once, for whole and for cut values')
+                        raise Refusal(
+                            index, f'"{frame.path}" runs more than once, for whole and for cut values'
+                        )
 
     def _node(self, node: Node) -> None:
         choice = self._choice
@@ -419,7 +437,9 @@ class Backward:
         }
         inside = choice.graph.module_of(node)
         kind = self._cut.modules.get(inside, "")
-        parts = {self._settled(n) for n in node.outputs if n is not None and n in self._needs and self._uses.get(n)}
+        parts = {
+            self._settled(n) for n in node.outputs if n is not None and n in self._needs and self._uses.get(n)
+        }
         for ref in _inputs(node):
             if ref.value not in self._needs or choice.cuts(ref.value):
                 continue
@@ -457,4 +477,3 @@ class Backward:
 def _inputs(node: Node) -> Iterator[Ref]:
     seen: Iterable[Ref] = {*refs(node.args), *refs(node.named)}
     yield from seen
-

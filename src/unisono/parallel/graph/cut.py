@@ -71,7 +71,9 @@ class Cut:
         inside = tuple(f"{path}." for path in self.modules)
         bare = {name: f"dim {dim}" for name, dim in self.dims.items() if not name.startswith(inside)}
         lines += [f"  {name}: {text}" for name, text in _merged(bare.items())]
-        lines += [f"  {name}: whole, its gradient is summed" for name, _ in _merged((n, "") for n in self.sums)]
+        lines += [
+            f"  {name}: whole, its gradient is summed" for name, _ in _merged((n, "") for n in self.sums)
+        ]
         lines += [f"  {path}: whole, because {why}" for path, why in _merged(self.whole)]
         return "\n".join(lines)
 

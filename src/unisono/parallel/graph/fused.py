@@ -46,7 +46,9 @@ class Split(nn.Module):
         """Cut the parameters of the one; return them by their paths, this module being at `path`."""
         found = {}
         for leaf, value in given.items():
-            for name, part in zip(self._names, value.split(self._sizes, -1 if self._turned else 0), strict=True):
+            for name, part in zip(
+                self._names, value.split(self._sizes, -1 if self._turned else 0), strict=True
+            ):
                 part = part.t().contiguous() if self._turned and part.dim() == 2 else part.clone()
                 found[f"{path}.{name}.{self.fused[leaf]}"] = part
         return found
@@ -95,7 +97,9 @@ class SplitHeads(Split):
         if module.in_proj_bias is not None:
             self.fused["in_proj_bias"] = "bias"
         self._fill(module, module.embed_dim)
-        self.out_proj = nn.Linear(module.embed_dim, module.embed_dim, bias=module.out_proj.bias is not None, device="meta")
+        self.out_proj = nn.Linear(
+            module.embed_dim, module.embed_dim, bias=module.out_proj.bias is not None, device="meta"
+        )
         self.out_proj.weight = module.out_proj.weight
         self.out_proj.bias = module.out_proj.bias
         self.train(module.training)

@@ -39,7 +39,9 @@ class Mismatch(Exception):
         self.node, self.why = node, why
 
 
-def compare(choice: Choice, shapes: Shapes, sample: Any, forward: Callable[[Any], Any] | None) -> dict[str, dict[int, Sizes]]:
+def compare(
+    choice: Choice, shapes: Shapes, sample: Any, forward: Callable[[Any], Any] | None
+) -> dict[str, dict[int, Sizes]]:
     """Run `shapes.model`, not yet cut, as `choice.cut` says; return the written sizes that must change.
 
     Raises:
@@ -82,7 +84,9 @@ class _Local:
         def forward(*args: Any, **named: Any) -> Tensor:
             output: Tensor = run(*args, **named)
             recorder.paused += 1
-            whole = output.new_zeros(*output.shape[:-1], output.shape[-1] * parts) + output.sum()  # with its gradient
+            whole = (
+                output.new_zeros(*output.shape[:-1], output.shape[-1] * parts) + output.sum()
+            )  # with its gradient
             recorder.paused -= 1
             recorder.stand_in(output, whole)
             return whole
@@ -96,7 +100,9 @@ class _Local:
             return args, named
         call, nodes = calls[number], self._first[number]
         if (call.function, call.ordinal, call.frame) != (here.function, here.ordinal, here.frame):
-            raise Mismatch(nodes[0], f"the program of the parts calls {here.function} here, at {nodes[0].line}")
+            raise Mismatch(
+                nodes[0], f"the program of the parts calls {here.function} here, at {nodes[0].line}"
+            )
         change = {
             place: (written, wanted)
             for place, (written, wanted) in _wanted(self._choice, call, nodes).items()
@@ -121,13 +127,20 @@ def _wanted(choice: Choice, call: Call, nodes: list[Node]) -> dict[int, tuple[in
         return {}
     whole, local = choice.graph.values[output].shape, choice.local(output)
     if call.function in FIRST_SIZES:
-        return {place: sizes for place, sizes in enumerate(zip(whole, local, strict=True)) if place < len(call.numbers)}
+        return {
+            place: sizes
+            for place, sizes in enumerate(zip(whole, local, strict=True))
+            if place < len(call.numbers)
+        }
     if call.function == "unflatten":
         first = call.numbers[0] % (len(whole) - len(call.numbers) + 2)
         dims = range(first, first + len(call.numbers) - 1)
         return {place + 1: (whole[dim], local[dim]) for place, dim in enumerate(dims)}
     last = nodes[-1]
-    if last.name in ("aten.split", "aten.split_with_sizes") and call.function in ("split", "split_with_sizes"):
+    if last.name in ("aten.split", "aten.split_with_sizes") and call.function in (
+        "split",
+        "split_with_sizes",
+    ):
         dim = last.args[2] if len(last.args) > 2 else last.named.get("dim", 0)
         outputs = [number for number in last.outputs if number is not None]
         sizes = [(choice.graph.values[n].shape[dim], choice.local(n)[dim]) for n in outputs]
@@ -169,7 +182,10 @@ def _slice(choice: Choice, node: Node) -> tuple[list[int], list[int]] | None:
     mine = 0
     found: dict[int, int] = {0: 0}
     for segment in dims[at]:
-        before, mine = before + _size((segment,), choice, whole=True), mine + _size((segment,), choice, whole=False)
+        before, mine = (
+            before + _size((segment,), choice, whole=True),
+            mine + _size((segment,), choice, whole=False),
+        )
         found[before] = mine
     return [first, last], [found.get(first, -1), found.get(last, -1)]
 
@@ -208,7 +224,9 @@ class _Comparison:
         for node, other in zip_longest(nodes, others):
             if node is None or other is None:
                 at = node or nodes[-1]
-                raise Mismatch(at, f"the program of the parts is {'longer' if node is None else 'shorter'}, at {at.line}")
+                raise Mismatch(
+                    at, f"the program of the parts is {'longer' if node is None else 'shorter'}, at {at.line}"
+                )
             self._pair(node, other, copies)
 
     @staticmethod
@@ -224,11 +242,15 @@ class _Comparison:
 
     def _pair(self, node: Node, other: Node, copies: dict[int, int]) -> None:
         if (_kind(node), self._whole.module_of(node)) != (_kind(other), self._local.module_of(other)):
-            raise Mismatch(node, f"the program of the parts does {other.name} in place of {node.name}, at {node.line}")
+            raise Mismatch(
+                node, f"the program of the parts does {other.name} in place of {node.name}, at {node.line}"
+            )
         mine = [ref.value for ref in refs((node.args, node.named))]
         theirs = [ref.value for ref in refs((other.args, other.named))]
         if len(mine) != len(theirs):
-            raise Mismatch(node, f"{node.name} takes other values in the program of the parts, at {node.line}")
+            raise Mismatch(
+                node, f"{node.name} takes other values in the program of the parts, at {node.line}"
+            )
         for number, there in zip(mine, theirs, strict=True):
             self._value(node, number, copies.get(there, there), self._local.values[there].shape)
         self._arguments(node, other)
@@ -242,7 +264,9 @@ class _Comparison:
             self._of.setdefault(there, known)
         found = self._of.get(there)
         if found is None or self._same.get(found, found) != known:
-            raise Mismatch(node, f"{node.name} takes other values in the program of the parts, at {node.line}")
+            raise Mismatch(
+                node, f"{node.name} takes other values in the program of the parts, at {node.line}"
+            )
         wanted = self._choice.local(number)
         if shape != wanted and known not in self._gathered:
             raise Mismatch(
@@ -254,9 +278,13 @@ class _Comparison:
         if node.name == "aten.slice":
             here, wanted = self._bounds(node, other)
             if here != wanted:
-                raise Mismatch(node, f"its part takes elements {here} where {wanted} are expected, at {node.line}")
+                raise Mismatch(
+                    node, f"its part takes elements {here} where {wanted} are expected, at {node.line}"
+                )
         elif node.name not in SIZED and _plain(node) != _plain(other):
-            raise Mismatch(node, f"{node.name} has other arguments in the program of the parts, at {node.line}")
+            raise Mismatch(
+                node, f"{node.name} has other arguments in the program of the parts, at {node.line}"
+            )
 
     def _bounds(self, node: Node, other: Node) -> tuple[list[int], list[int]]:
         """The elements that a slice takes, and those that it must take."""
@@ -329,4 +357,3 @@ def changed(args: Any, named: Any, numbers: dict[int, int]) -> tuple[Any, Any]:
         return thing
 
     return walk(args), walk(named)
-

@@ -51,7 +51,9 @@ def prove(
 
 
 class _Search:
-    def __init__(self, model: nn.Module, sample: Any, parts: int, pieces: Any, forward: Forward | None) -> None:
+    def __init__(
+        self, model: nn.Module, sample: Any, parts: int, pieces: Any, forward: Forward | None
+    ) -> None:
         self._model, self._sample, self._parts = model, sample, parts
         self._pieces, self._forward = pieces, forward
         self._fused: dict[str, list[int]] = {}
@@ -195,4 +197,3 @@ class _Search:
                     self._banned[key] = mismatch.why
                 return
         raise AssertionError(f"nothing is cut, and yet {mismatch.why}")
-

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -198,7 +197,12 @@ def _new(rules: Rules, node: Node, why: str) -> list[Dims | None]:
 
 
 def _positions(rules: Rules, node: Node, why: str) -> list[Dims | None]:
-    return [[one(size, f"{node.name} makes values by their positions, at {node.line}") for size in _out(rules, node)]]
+    return [
+        [
+            one(size, f"{node.name} makes values by their positions, at {node.line}")
+            for size in _out(rules, node)
+        ]
+    ]
 
 
 def _view(rules: Rules, node: Node, why: str) -> list[Dims | None]:
