@@ -121,7 +121,7 @@ def build(
         _forget_caches(model)
     trial, region, decision = None, None, None
     if plan.tensor > 1:
-        decision = decide(model, family, plan, pieces=pieces, cuts=cuts, sample=sample)
+        decision = decide(model, family, plan, cuts=cuts, sample=sample)
         _check_cut(model, decision, plan)
         if wanted(model, family, decision.cut, check):
             fill = partial(_fill, seed=initial.seed, init=init) if initial else nothing

@@ -29,7 +29,7 @@ class Tie(NamedTuple):
     """A parameter whose gradients on several ranks add up, and the group of those ranks.
 
     Args:
-        ranks: how many of them count it as theirs: those of several stages do, those of a tensor group hold one.
+        ranks: how many of them count it as theirs: those of several stages do, a tensor group counts once.
         label: of the sum in a trace.
     """
 

@@ -51,7 +51,6 @@ def decide(
     family: Family,
     plan: Plan,
     *,
-    pieces: Sequence[nn.Module] | None,
     cuts: dict[str, str] | None,
     sample: Any,
 ) -> Decision:
@@ -70,9 +69,7 @@ def decide(
     whole = frozenset(path for path, kind in family.cuts.items() if kind == "whole") if cuts else frozenset()
     search = _Search(model, family, plan, whole)
     given = sample if sample is not None else guess(model)
-    error: CaptureError | None = CaptureError(
-        "no sample= was given, and no inputs follow from the first layer"
-    )
+    error = CaptureError("no sample= was given, and no inputs follow from the first layer")
     if given is not None:
         found = search.cut(given)
         if isinstance(found, Cut):
@@ -144,8 +141,9 @@ class _Search:
             what = missing[0] if missing else next(iter({**self._found.sizes, **again.sizes}), "the model")
             why = next((why for name, why in again.whole if name in missing), "other sizes or other layers")
             raise ValueError(
-                f"tensor={self._parts}: this batch runs another program of {self._name} than the sample, and cuts "
-                f'"{what}" otherwise: {why}. Write parallelize(..., sample=inputs), with the inputs of a batch'
+                f"tensor={self._parts}: this batch runs another program of {self._name} than the sample, and "
+                f'cuts "{what}" otherwise: {why}. Write parallelize(..., sample=inputs), with the inputs of a '
+                "batch"
             )
         self._proved.append(kinds)
 

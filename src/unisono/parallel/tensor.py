@@ -50,7 +50,8 @@ def cut_of(model: nn.Module, kinds: dict[str, str], parts: int) -> Cut:
                 name = names[id(getattr(module, leaf))]
                 if cut.dims.setdefault(name, dim) != dim:
                     raise ValueError(
-                        f'"{name}" and "{path}.{leaf}" are one parameter, but are cut differently: cut them alike'
+                        f'"{name}" and "{path}.{leaf}" are one parameter, but are cut differently: '
+                        "cut them alike"
                     )
             cut.modules[path] = kind
     _check_ties(model, cut)
@@ -246,10 +247,11 @@ class _Local(Forward):
             kept = seen.get("padding_idx")
             seen["padding_idx"] = self._padding
             try:
-                output: Tensor = self._run(here * mine)
+                output: Any = self._run(here * mine)
             finally:
                 seen["padding_idx"] = kept
-        return output * mine.unsqueeze(-1)
+        masked: Tensor = output * mine.unsqueeze(-1)
+        return masked
 
 
 def _each(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -284,11 +286,11 @@ class _Leave(torch.autograd.Function):
     """Partial sums of all ranks, added up."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, group: Any, label: str) -> Tensor:
+    def forward(_ctx: Any, value: Tensor, group: Any, label: str) -> Tensor:
         return _sum(value, group, label)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(_ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
         return grad, None, None
 
 
@@ -296,11 +298,11 @@ class _Once(torch.autograd.Function):
     """A bias that one rank adds; all of them get its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, here: bool) -> Tensor:
+    def forward(_ctx: Any, value: Tensor, here: bool) -> Tensor:
         return value.clone() if here else torch.zeros_like(value)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(_ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
         return grad, None
 
 

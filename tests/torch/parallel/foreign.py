@@ -286,7 +286,7 @@ def check_a_program_that_depends_on_data(folder: Path) -> None:
             return self.fc2(self.fc1(x))
 
     batches = models.vector_batches(2, 8)
-    says = r"Data does what depends on the values of a tensor, .* at .*foreign\.py:\d+: if x\.abs\(\)\.sum\(\) > 0:"
+    says = r"Data does what depends on the values of a tensor, .* at .*foreign\.py:\d+: if x\.abs\(\)"
     refused(Data, batches, functional.cross_entropy, says, sample=batches[0][0])
     same(up.Plan(data=2, zero=1), Data, batches, functional.cross_entropy)
 

@@ -115,10 +115,16 @@ class Parallel(nn.Module):
 
 
 def check_masks_for_whole_values_in_a_cut_region_are_refused(folder: Path) -> None:
-    run = up.parallelize(seeded(Parallel), up.Plan(tensor=2), optimizer=adamw, loss=functional.cross_entropy)
+    loss = functional.cross_entropy
+    pair = {"fc1": "column", "fc2": "row"}
+    run = up.parallelize(seeded(Parallel), up.Plan(tensor=2), optimizer=adamw, loss=loss, cuts=pair)
     (batch,) = run.shard(models.vector_batches(1, 8))
     with pytest.raises(ValueError, match=r'In "side" .*with dropout, ranks give weight different gradients'):
         run.step(batch)
+    run = up.parallelize(seeded(Parallel), up.Plan(tensor=2), optimizer=adamw, loss=loss)
+    assert "random numbers are drawn for whole values beside cut ones" in str(run.cut)
+    run.step(batch)
+    assert apart(run) == 0
     same(up.Plan(tensor=2), lambda: Parallel().eval(), models.vector_batches(3, 8), functional.cross_entropy)
 
 

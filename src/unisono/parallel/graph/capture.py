@@ -153,10 +153,13 @@ class Recorder:
 
     def value(self, tensor: Tensor) -> int:
         """The number of a tensor; one that nothing made is a constant."""
+        self.paused += 1  # what is asked of a tensor here is no call of the program
         known = self._known.get(id(tensor))
         number = self._new(tensor, "constant") if known is None else known[1]
-        if isinstance(tensor.grad_fn, BackwardCFunction):
+        made_by: Any = tensor.grad_fn
+        if isinstance(made_by, BackwardCFunction):
             self.graph.own_backward.add(number)
+        self.paused -= 1
         return number
 
     def stand_in(self, tensor: Tensor, other: Tensor) -> None:

@@ -11,23 +11,24 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from torch import nn
 
+from .backward import Backward, Refusal
 from .cut import Cut
 from .fused import can_split_heads
 from .indices import Dim, Index, block, block_all, roots
 from .layers import Layer, layer_of
-from .program import Graph, Node, Ref, refs
+from .program import Graph, Node, refs
 from .rules import DRAWS, Rules
 
-__all__ = ["Choice", "Hints", "Refusal"]
+__all__ = ["Choice", "Hints"]
 
-# What a linear layer may do beside its product, which keeps a partial sum a partial sum; its bias is added once
+# What a linear layer may do beside its product, so that a partial sum stays one; its bias is added once
 PRODUCT = {
     "aten.mm", "aten.addmm", "aten.t", "aten.transpose", "aten.permute", "aten.view", "aten._unsafe_view",
     "aten.add", "aten.detach", "aten.expand",
@@ -41,14 +42,6 @@ class Hints(NamedTuple):
 
     vocabulary: frozenset[str]
     gathered: frozenset[str]
-
-
-class Refusal(Exception):
-    """An index cannot be cut after all. Args: the index, why."""
-
-    def __init__(self, index: Index, why: str) -> None:
-        super().__init__(why)
-        self.index, self.why = index, why
 
 
 class Choice:
@@ -130,7 +123,7 @@ class Choice:
         return weight <= roots([dim]) and all(index.why for index in roots([dim]) - weight)
 
     def layer(self, path: str) -> Layer | None:
-        """The dims of a layer. A subclass of Linear is one, too, if nothing but the product is in its program."""
+        """The dims of a layer. A subclass of Linear is one, too, if its program has nothing but the product."""
         module = self._modules[path]
         known = layer_of(module)
         if known is not None or not isinstance(module, nn.Linear):
@@ -148,8 +141,8 @@ class Choice:
             unit = index.root().unit
             if unit % self.parts and not index.root().why:
                 index.root().why = (
-                    f'{self.parts} does not divide {unit}, which dimension {dim} of "{name}" and what is made '
-                    "of it have in common"
+                    f'{self.parts} does not divide {unit}, which dimension {dim} of "{name}" and what is '
+                    "made of it have in common"
                 )
 
     # ---- the choice ----
@@ -282,7 +275,7 @@ class Choice:
         )
 
     def _whole(self, cut: Cut) -> list[tuple[str, str]]:
-        """Parameters with several dims that are not cut; the reason is that of the dim that fewest others share."""
+        """Matrices that are not cut; the reason is that of the dim that fewest others share."""
         found: dict[str, str] = {}
         held = Counter(index.root() for _, _, index in self._held)
         for name, number in self.graph.names.items():
@@ -344,7 +337,7 @@ class Choice:
                 )
                 if index.why and 0 < len(bounds) == len(index.marks) < SEGMENTS:
                     edges = [0, *bounds, size]
-                    found[path] = [stop - first for first, stop in zip(edges, edges[1:], strict=False)]
+                    found[path] = [stop - first for first, stop in itertools.pairwise(edges)]
         return found
 
     def _splits(self, module: Any) -> bool:
@@ -363,117 +356,3 @@ def _drops(node: Node) -> bool:
         for argument, given in zip(node.op._schema.arguments, node.args, strict=False)
         if argument.name == "dropout_p"
     )
-
-
-class Backward:
-    """Where gradients are parts: of what is whole, and is used with values that are cut.
-
-    A use gives a whole value its whole gradient, or this rank's part of it. Parts must be summed: at the
-    parameter, or where a module returned the value. A value with uses of both kinds cannot be summed.
-    """
-
-    def __init__(self, choice: Choice, cut: Cut) -> None:
-        self._choice, self._graph, self._cut = choice, choice.graph, cut
-        self._needs = self._trained()
-        self._uses: dict[int, set[bool]] = {}  # value -> whether uses give parts
-        self._why: dict[int, tuple[Index, str]] = {}
-        self._returned: dict[int, str] = {}  # value -> the innermost module with parameters that returned it
-        self._users: dict[int, list[int]] = {}
-        for node in self._graph.nodes:
-            for ref in _inputs(node):
-                self._users.setdefault(ref.value, []).append(node.number)
-        for frame in self._graph.frames:  # inner ones come later
-            for number in frame.outputs:
-                after = all(user >= frame.last for user in self._users.get(number, ()))
-                if frame.path and after and frame.first <= self._graph.values[number].node < frame.last:
-                    self._returned[number] = frame.path
-
-    def _trained(self) -> set[int]:
-        """Values with a gradient."""
-        found = {
-            value.number
-            for value in self._graph.values
-            if value.kind == "parameter" and value.requires_grad and value.dtype.is_floating_point
-        }
-        for node in self._graph.nodes:
-            if node.name != "aten.detach" and any(r.value in found for r in _inputs(node)):
-                found.update(
-                    number
-                    for number in node.outputs
-                    if number is not None and self._graph.values[number].dtype.is_floating_point
-                )
-        return found
-
-    def run(self) -> None:
-        """Fill `cut.sums` and `cut.enters`.
-
-        Raises:
-            Refusal: a value would need both kinds of gradient.
-        """
-        for number in self._graph.outputs:
-            self._uses.setdefault(number, set()).add(False)
-        for node in reversed(self._graph.nodes):
-            self._node(node)
-        for name, number in self._graph.names.items():
-            if name not in self._cut.dims and number in self._needs and self._settled(number):
-                self._cut.sums.append(name)
-        for frame in self._graph.frames:  # a module that runs more than once returns the same kind each time
-            if frame.path in self._cut.enters:
-                for number in frame.outputs:
-                    if False in self._uses.get(number, ()):
-                        index = next(index for index, _ in self._why.values())
-                        raise Refusal(
-                            index, f'"{frame.path}" runs more than once, for whole and for cut values'
-                        )
-
-    def _node(self, node: Node) -> None:
-        choice = self._choice
-        produced = {index for number in node.outputs if number is not None for index in choice.cuts(number)}
-        summed = {
-            index
-            for each in choice.rules.contractions
-            if each.node is node
-            for index in roots([each.dim]) & choice.chosen
-        }
-        inside = choice.graph.module_of(node)
-        kind = self._cut.modules.get(inside, "")
-        parts = {
-            self._settled(n) for n in node.outputs if n is not None and n in self._needs and self._uses.get(n)
-        }
-        for ref in _inputs(node):
-            if ref.value not in self._needs or choice.cuts(ref.value):
-                continue
-            uses = self._uses.setdefault(ref.value, set())
-            if kind:  # the layer sums the gradient of its input; its bias is added once
-                uses.add(False)
-            elif produced or summed:
-                uses.add(True)
-                self._why.setdefault(ref.value, (next(iter(produced or summed)), node.line))
-            else:
-                for part in parts:
-                    uses.add(part)
-                    if part:
-                        outputs = [n for n in node.outputs if n in self._why]
-                        self._why.setdefault(ref.value, self._why[outputs[0]])
-
-    def _settled(self, number: int) -> bool:
-        """Whether the gradient that reaches this value from above it is a part."""
-        uses = self._uses.get(number, set())
-        if len(uses) == 2:
-            index, line = self._why[number]
-            raise Refusal(
-                index, f"a value is used both whole and with cut ones, at {line}, so its gradient is no sum"
-            )
-        if True not in uses:
-            return False
-        path = self._returned.get(number)
-        if path is not None:
-            if path not in self._cut.enters:
-                self._cut.enters.append(path)
-            return False
-        return True
-
-
-def _inputs(node: Node) -> Iterator[Ref]:
-    seen: Iterable[Ref] = {*refs(node.args), *refs(node.named)}
-    yield from seen

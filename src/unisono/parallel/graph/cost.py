@@ -1,4 +1,4 @@
-"""Floating-point operations of an operator, from its shapes. One multiplication with one addition counts 2."""
+"""Floating-point operations of an operator, from its shapes. A multiplication with an addition counts 2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cut of a model on the tensor axis, as data: what is cut, where ranks sum, and what stays whole, and why."""
+"""A cut of a model on the tensor axis, as data: what is cut, where ranks sum, what stays whole and why."""
 
 from __future__ import annotations
 
@@ -79,5 +79,5 @@ class Cut:
 
 
 def _merged(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Paths that differ in numbers only, with one text, are one line: layers.0.fc, layers.1.fc -> layers.*.fc."""
+    """Paths that differ in numbers only, with one text, are one: layers.0.fc, layers.1.fc -> layers.*.fc."""
     return list(dict.fromkeys((re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path), text) for path, text in pairs))

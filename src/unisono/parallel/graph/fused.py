@@ -1,8 +1,8 @@
 """Layers whose output features are several things, such as query, key and value, as several layers.
 
-| what the model has | what stands for it | names of its parameters |
+| what the model has | what stands for it | its parameters |
 |---|---|---|
-| a Linear or Conv1D whose output is split | `SplitColumns` | q.weight, k.weight, v.weight; or 0.weight, 1.weight, ... |
+| a Linear or Conv1D whose output is split | `SplitColumns` | q.weight, k.weight, v.weight; or 0.weight, ... |
 | `nn.MultiheadAttention` | `SplitHeads` | q.weight, k.weight, v.weight, out_proj.weight |
 """
 
@@ -55,7 +55,7 @@ class Split(nn.Module):
 
 
 class SplitColumns(Split):
-    """A fused Linear [out, in] or Conv1D [in, out] as several linear layers, each of which can be cut by column.
+    """A fused Linear [out, in] or Conv1D [in, out] as several linear layers, each cut by column.
 
     Three of one size are called q, k and v; others 0, 1 and so on.
     """
@@ -73,14 +73,11 @@ class SplitColumns(Split):
         return torch.cat([self.get_submodule(name)(x) for name in self._names], dim=-1)
 
 
-def can_split_heads(module: nn.Module) -> bool:
+def can_split_heads(module: Any) -> bool:
     """Whether SplitHeads computes what `module` does."""
-    return (
-        type(module) is nn.MultiheadAttention
-        and module.in_proj_weight is not None
-        and module.bias_k is None
-        and not module.add_zero_attn
-    )
+    if type(module) is not nn.MultiheadAttention:
+        return False
+    return bool(module.in_proj_weight is not None and module.bias_k is None and not module.add_zero_attn)
 
 
 class SplitHeads(Split):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 __all__ = ["Dim", "Dims", "Factor", "Index", "block", "block_all", "inner", "join", "one", "roots", "size_of"]
 
@@ -53,7 +53,8 @@ class Index:
         return first
 
 
-class Factor(NamedTuple):
+@dataclass(frozen=True)
+class Factor:
     """An index within a dim, and the size it has there."""
 
     index: Index
@@ -100,7 +101,7 @@ def inner(size: int) -> list[Factor]:
 
 
 def join(first: Dim, second: Dim, why: str) -> Dim:
-    """Make two dims of one size equal; `why`: the reason where they cannot be cut alike. Returns one of them."""
+    """Make two dims of one size equal; `why`: the reason where they cannot be cut alike."""
     if len(first) == len(second):
         sizes = [size_of((segment,)) for segment in first]
         if sizes == [size_of((segment,)) for segment in second]:
@@ -190,6 +191,6 @@ def _segments(dim: Dim, goes: Sequence[int], why: str) -> Dims:
         return _failed([dim], goes, why)
     for segment in dim[1:]:
         join((dim[0],), (segment,), why)
-    rest = regrouped([(dim[0],)], [size for size in goes[goes.index(real[0]) + 1 :]], why)
+    rest = regrouped([(dim[0],)], list(goes[goes.index(real[0]) + 1 :]), why)
     before = [one(1) for _ in goes[: goes.index(real[0])]]
     return [*before, one(len(dim), "it counts segments"), *rest]

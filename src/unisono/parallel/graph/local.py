@@ -19,6 +19,7 @@ from .capture import CaptureError, Recorder, Shapes
 from .choice import Choice
 from .cut import Cut, Sizes
 from .program import Call, Graph, Node, Ref, refs
+from .rules import slice_of
 
 __all__ = ["Mismatch", "changed", "compare", "narrow_"]
 
@@ -52,6 +53,8 @@ def compare(
     try:
         local = run.recorder.run(shapes.model, sample, forward)
     except CaptureError as error:
+        if isinstance(error.__cause__, Mismatch):
+            raise error.__cause__ from None
         at = min(len(run.recorder.graph.nodes), len(whole.nodes) - 1)
         raise Mismatch(whole.nodes[at], f"its parts do not fit the program: {error}") from error
     _Comparison(choice, local).run()
@@ -171,7 +174,7 @@ def _bounds(choice: Choice, call: Call, nodes: list[Node]) -> dict[int, tuple[in
 
 def _slice(choice: Choice, node: Node) -> tuple[list[int], list[int]] | None:
     """(whole, local) bounds of a slice along a dim that is cut; None: of another one."""
-    _, dim, start, stop, _ = (*node.args, *(None,) * (5 - len(node.args)))
+    _, dim, start, stop, _ = slice_of(node)
     dims = choice.rules.of(node.args[0])
     at = (dim or 0) % len(dims)
     whole, local = choice.graph.values[node.args[0].value].shape[at], choice.local(node.args[0].value)[at]
@@ -254,9 +257,9 @@ class _Comparison:
         for number, there in zip(mine, theirs, strict=True):
             self._value(node, number, copies.get(there, there), self._local.values[there].shape)
         self._arguments(node, other)
-        for number, there in zip(node.outputs, other.outputs, strict=True):
-            if number is not None and there is not None:
-                self._of[there] = number
+        for mine_out, their_out in zip(node.outputs, other.outputs, strict=True):
+            if mine_out is not None and their_out is not None:
+                self._of[their_out] = mine_out
 
     def _value(self, node: Node, number: int, there: int, shape: tuple[int, ...]) -> None:
         known = self._same.get(number, number)
@@ -271,7 +274,8 @@ class _Comparison:
         if shape != wanted and known not in self._gathered:
             raise Mismatch(
                 node,
-                f"its part is {list(shape)} where {list(wanted)} is expected, before {node.name}, at {node.line}",
+                f"its part is {list(shape)} where {list(wanted)} is expected, before {node.name}, at "
+                f"{node.line}",
             )
 
     def _arguments(self, node: Node, other: Node) -> None:
@@ -289,10 +293,10 @@ class _Comparison:
     def _bounds(self, node: Node, other: Node) -> tuple[list[int], list[int]]:
         """The elements that a slice takes, and those that it must take."""
         bounds = _slice(self._choice, node)
-        _, dim, start, stop, step = (*other.args, *(None,) * (5 - len(other.args)))
+        _, dim, start, stop, step = slice_of(other)
         size = self._local.values[other.args[0].value].shape[dim or 0]
         here = list(slice(start, stop, step).indices(size)[:2])
-        _, _, first, last, _ = (*node.args, *(None,) * (5 - len(node.args)))
+        _, _, first, last, _ = slice_of(node)
         return here, list(slice(first, last).indices(size)[:2]) if bounds is None else bounds[1]
 
 
@@ -331,7 +335,8 @@ def narrow_(shapes: Shapes, cut: Cut) -> None:
             nn.Parameter(part, requires_grad=value.requires_grad) if isinstance(value, nn.Parameter) else part
         )
     for module in model.modules():
-        for table in (module._parameters, module._buffers):
+        tables: list[dict[str, Any]] = [module._parameters, module._buffers]
+        for table in tables:
             for leaf, value in list(table.items()):
                 if value is not None and id(value) in made:
                     table[leaf] = made[id(value)]

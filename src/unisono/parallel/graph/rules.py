@@ -1,4 +1,4 @@
-"""What each operator does with indices: a rule joins the dims that are one index, and blocks what must be whole.
+"""What each operator does with indices: a rule joins dims that are one index, and blocks what must be whole.
 
 A rule gets the operator's call with the dims of each tensor, and returns the dims of its outputs. An operator
 without a rule blocks all dims of its inputs: nothing that reaches it is cut.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -16,7 +17,7 @@ from unisono.parallel.layouts.operators import groups_of
 from .indices import Dim, Dims, block, block_all, join, mark, one, regrouped, size_of
 from .program import Graph, Node, Ref, Value
 
-__all__ = ["DRAWS", "Contraction", "Rules"]
+__all__ = ["DRAWS", "Contraction", "Rules", "slice_of"]
 
 # Operators that draw random numbers
 DRAWS = {
@@ -26,9 +27,10 @@ DRAWS = {
     "aten.rrelu_with_noise", "aten.poisson", "aten.randint_like",
 }  # fmt: skip
 LIKE = (
-    "aten.clone", "aten.detach", "aten.alias", "aten._to_copy", "aten.copy_", "aten.copy", "aten.native_dropout",
-    "aten.bernoulli", "aten.bernoulli_", "aten.empty_like", "aten.zeros_like", "aten.ones_like", "aten.full_like",
-    "aten.rand_like", "aten.randn_like", "aten.normal_", "aten.uniform_", "aten.fill_", "aten.zero_", "aten.fill",
+    "aten.clone", "aten.detach", "aten.alias", "aten._to_copy", "aten.copy_", "aten.copy", "aten.fill",
+    "aten.bernoulli", "aten.bernoulli_", "aten.empty_like", "aten.zeros_like", "aten.ones_like",
+    "aten.rand_like", "aten.randn_like", "aten.normal_", "aten.uniform_", "aten.fill_", "aten.zero_",
+    "aten.native_dropout", "aten.full_like",
     "aten.contiguous", "aten.lift_fresh", "aten.lift_fresh_copy", "aten.masked_fill", "aten.masked_fill_",
     "aten.where", "aten.view_as", "aten.exponential_", "aten._conj", "aten.conj", "aten.isnan", "aten.glu_",
     "aten.threshold", "aten.hardtanh", "aten.leaky_relu", "aten.elu", "aten.softplus", "aten.prelu",
@@ -105,7 +107,7 @@ class Rules:
     def run(self, node: Node) -> None:
         """Give the outputs of an operator their dims."""
         why = f"{node.name} needs all of it, at {node.line}"
-        came = [ref for ref in _refs(node)]
+        came = list(_refs(node))
         self._check_writes(node, came)
         rule = RULES.get(node.name)
         if rule is None and node.name.startswith("aten._scaled_dot_product"):
@@ -192,11 +194,11 @@ def _pointwise(rules: Rules, node: Node, why: str) -> list[Dims | None]:
     return [dims if shape == shapes[0] else None for shape in shapes]
 
 
-def _new(rules: Rules, node: Node, why: str) -> list[Dims | None]:
+def _new(rules: Rules, node: Node, _why: str) -> list[Dims | None]:
     return [[one(size) for size in _out(rules, node)]]
 
 
-def _positions(rules: Rules, node: Node, why: str) -> list[Dims | None]:
+def _positions(rules: Rules, node: Node, _why: str) -> list[Dims | None]:
     return [
         [
             one(size, f"{node.name} makes values by their positions, at {node.line}")
@@ -216,7 +218,7 @@ def _view(rules: Rules, node: Node, why: str) -> list[Dims | None]:
     return [found]
 
 
-def _expand(rules: Rules, node: Node, why: str) -> list[Dims | None]:
+def _expand(rules: Rules, node: Node, _why: str) -> list[Dims | None]:
     came, goal = rules.of(node.args[0]), _out(rules, node)
     more = len(goal) - len(came)
     found = []
@@ -226,7 +228,7 @@ def _expand(rules: Rules, node: Node, why: str) -> list[Dims | None]:
     return [found]
 
 
-def _permute(rules: Rules, node: Node, why: str) -> list[Dims | None]:
+def _permute(rules: Rules, node: Node, _why: str) -> list[Dims | None]:
     came = rules.of(node.args[0])
     order = list(range(len(came)))
     if node.name == "aten.permute":
@@ -255,7 +257,7 @@ def _unbind(rules: Rules, node: Node, why: str) -> list[Dims | None]:
     return [dims for _ in node.outputs]
 
 
-def _part(rules: Rules, dim: Dim, first: int, stop: int, why: str) -> Dim:
+def _part(dim: Dim, first: int, stop: int, why: str) -> Dim:
     """Elements [first, stop) of a dim: all, whole segments, or what blocks it."""
     size = size_of(dim)
     if (first, stop) == (0, size):
@@ -274,9 +276,15 @@ def _part(rules: Rules, dim: Dim, first: int, stop: int, why: str) -> Dim:
     return one(stop - first, why)
 
 
+def slice_of(node: Node) -> tuple[Any, ...]:
+    """The arguments of aten.slice: tensor, dim, start, stop, step."""
+    more: tuple[Any, ...] = (None,) * (5 - len(node.args))
+    return node.args + more
+
+
 def _slice(rules: Rules, node: Node, why: str) -> list[Dims | None]:
     came = list(rules.of(node.args[0]))
-    _, dim, start, stop, step = (*node.args, *(None,) * (5 - len(node.args)))
+    _, dim, start, stop, step = slice_of(node)
     at = (dim or 0) % len(came)
     size = size_of(came[at])
     first, last, stride = slice(start, stop, step or 1).indices(size)
@@ -284,7 +292,7 @@ def _slice(rules: Rules, node: Node, why: str) -> list[Dims | None]:
         block(came[at], why)
         came[at] = one(_out(rules, node)[at], why)
     else:
-        came[at] = _part(rules, came[at], first, max(first, last), why)
+        came[at] = _part(came[at], first, max(first, last), why)
     return [came]
 
 
@@ -296,7 +304,7 @@ def _split(rules: Rules, node: Node, why: str) -> list[Dims | None]:
     for place in range(len(node.outputs)):
         size = _out(rules, node, place)[at]
         dims = list(came)
-        dims[at] = _part(rules, came[at], begin, begin + size, why)
+        dims[at] = _part(came[at], begin, begin + size, why)
         begin += size
         found.append(dims)
     return found
@@ -514,10 +522,10 @@ def _spatial(rules: Rules, node: Node, why: str) -> list[Dims | None]:
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(NEW, _new),
-    **dict.fromkeys(("aten.arange", "aten.eye", "aten.linspace", "aten.randperm", "aten.tril_indices"), _positions),
-    **dict.fromkeys(("aten.triu_indices", "aten.one_hot", "aten.randint"), _positions),
-    **dict.fromkeys(("aten.view", "aten._unsafe_view", "aten.reshape", "aten.unsqueeze", "aten.squeeze"), _view),
-    **dict.fromkeys(("aten._reshape_alias", "aten.unsqueeze_", "aten.squeeze_", "aten._reshape_copy"), _view),
+    **dict.fromkeys(("aten.arange", "aten.eye", "aten.linspace", "aten.randperm"), _positions),
+    **dict.fromkeys(("aten.triu_indices", "aten.tril_indices", "aten.one_hot", "aten.randint"), _positions),
+    **dict.fromkeys(("aten.view", "aten._unsafe_view", "aten.reshape", "aten.unsqueeze"), _view),
+    **dict.fromkeys(("aten._reshape_alias", "aten.unsqueeze_", "aten.squeeze_", "aten.squeeze"), _view),
     "aten.expand": _expand,
     **dict.fromkeys(("aten.permute", "aten.transpose", "aten.t", "aten.transpose_", "aten.t_"), _permute),
     "aten.select": _select,
@@ -538,7 +546,8 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(
         (
             "aten.sum", "aten.mean", "aten.amax", "aten.amin", "aten.max", "aten.min", "aten.any", "aten.all",
-            "aten.prod", "aten.var", "aten.std", "aten.argmax", "aten.argmin", "aten.logsumexp", "aten.var_mean",
+            "aten.prod", "aten.var", "aten.std", "aten.argmax", "aten.argmin", "aten.logsumexp",
+            "aten.var_mean",
         ),
         _along(1, keeps=False),
     ),

@@ -77,8 +77,8 @@ class _Counting(TorchFunctionMode):
         for place, (written, local) in sizes.numbers.items():
             if place >= len(found) or found[place] not in (written, local):
                 raise RuntimeError(
-                    f'"{self._path}" calls {sizes.function} with {found}, and number {place} was {written} when '
-                    f"it was recorded: its sizes depend on the batch. {self._remedy()}"
+                    f'"{self._path}" calls {sizes.function} with {found}, and number {place} was {written} '
+                    f"when it was recorded: its sizes depend on the batch. {self._remedy()}"
                 )
             wanted[place] = local
         return wanted
