@@ -33,7 +33,7 @@ say = @if [ -t 1 ] && [ "$${TERM:-dumb}" != dumb ]; then printf '\033[1m==> %s\0
 install_torch = @$(BIN)/python tools/install_torch.py $(PYTORCH) $(1) $(TORCH_PIP)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-long test-torch test-torch-versions test-backends test-parallel test-clients test-launchers test-fresh check gate coverage format bench bench-report bench-peers sanitize sanitize-calls sanitize-virtual model fuzz wheel test-wheel sdist docs figures clean
+.PHONY: help demo test test-fast test-long test-torch test-torch-versions test-backends test-parallel test-zoo test-clients test-launchers test-fresh check gate coverage format bench bench-report bench-peers sanitize sanitize-calls sanitize-virtual model fuzz wheel test-wheel sdist docs figures clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -87,6 +87,10 @@ test-torch-versions: $(VENV)/.installed  ## all tests, and PyTorch's own, with t
 test-parallel: $(VENV)/.installed  ## tests of parallel training, with all plans of the sweep (half an hour)
 	$(call install_torch,--required)
 	UNISONO_TEST_SWEEP=1 $(BIN)/python -m pytest tests/torch -k parallel $(ARGS)
+
+test-zoo: $(VENV)/.installed  ## 40 foreign models under 12 plans of 2 ranks, with a table (half an hour; needs `pip install transformers`; ARGS="--plans tensor gpt2 t5")
+	$(call install_torch,--required)
+	$(BIN)/python tests/torch/zoo/zoo_table.py $(ARGS)
 
 # Frameworks and PyTorch beside them, 2 GB. CLIENTS=folder: an environment that has them already.
 CLIENTS ?= .venv-clients

@@ -62,14 +62,15 @@ def parallelize(
         optimizer: makes the optimizer from this rank's parameters, a list with the attribute `named`.
         loss: (output, targets) -> the mean over rows of a micro-batch. Hugging Face models give their logits.
         pieces: for pipelines without a rule, the modules in order. Each takes the output of the one before.
-        cuts: for the tensor axis, pattern of paths -> "column", "column, gathered", "row", "vocabulary".
-        sample: inputs of one micro-batch; the pieces' cost is measured on them, to balance stages.
+        cuts: for the tensor axis, pattern of paths -> "column", "column, gathered", "row", "vocabulary", in
+            place of the cut that follows from the model's program; or -> "whole", exceptions from it.
+        sample: inputs of one micro-batch. The cut of the tensor axis is proved on their shapes, and the
+            pieces' cost is measured on them, to balance stages.
         seed: of a model on the meta device; None: one that rank 0's generator draws.
         init: fills one module's own parameters and buffers, on the meta device so far. It is called after
             the module's own initialisation, and may be all there is.
         check: try a tensor cut in the first step: copies of the model train on a few rows, both ways. None:
-            if the model has less than 100 MB of parameters. A larger one must be a model whose cut is proved,
-            such as GPT-2 or Llama. False: never.
+            if nothing proves it, and the model has less than 100 MB of parameters. False: never.
         weigh: targets of a micro-batch -> the number of labels over which its loss is a mean. "rows": it is a
             mean over rows. None: likewise, and ignored labels that are unevenly spread are an error.
     Raises:

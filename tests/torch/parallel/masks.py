@@ -119,7 +119,9 @@ def check_masks_for_whole_values_in_a_cut_region_are_refused(folder: Path) -> No
     pair = {"fc1": "column", "fc2": "row"}
     run = up.parallelize(seeded(Parallel), up.Plan(tensor=2), optimizer=adamw, loss=loss, cuts=pair)
     (batch,) = run.shard(models.vector_batches(1, 8))
-    with pytest.raises(ValueError, match=r'In "side" .*with dropout, ranks give weight different gradients'):
+    with pytest.raises(
+        ValueError, match=r'In "(side|fc2)" .*with dropout, ranks give (weight|bias) different'
+    ):
         run.step(batch)
     run = up.parallelize(seeded(Parallel), up.Plan(tensor=2), optimizer=adamw, loss=loss)
     assert "random numbers are drawn for whole values beside cut ones" in str(run.cut)

@@ -174,11 +174,10 @@ class Recorder:
         output = run()
         number = len(self.graph.nodes)
         flat = output if isinstance(output, (tuple, list)) else (output,)
-        name = str(op.overloadpacket)
         self.graph.nodes.append(
             Node(
                 number, op, *came, (), tuple(self.frames), self._call, _line(),
-                flops_of(name, args, output),
+                flops_of(op, args, output),
             )
         )  # fmt: skip
         outputs = tuple(

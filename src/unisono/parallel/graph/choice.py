@@ -123,7 +123,7 @@ class Choice:
         return weight <= roots([dim]) and all(index.why for index in roots([dim]) - weight)
 
     def layer(self, path: str) -> Layer | None:
-        """The dims of a layer. A subclass of Linear is one, too, if its program has nothing but the product."""
+        """The dims of a layer. A subclass of Linear is one, if its program has nothing but the product."""
         module = self._modules[path]
         known = layer_of(module)
         if known is not None or not isinstance(module, nn.Linear):

@@ -6,22 +6,24 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 __all__ = ["flops_of"]
 
 
-def flops_of(name: str, args: tuple[Any, ...], output: Any) -> int:
-    """Count those of matrix products, convolutions and attention; other operators have one per element.
+def flops_of(op: Any, args: tuple[Any, ...], output: Any) -> int:
+    """Count those of products, convolutions and attention, and one per element of an elementwise function.
 
     Example: aten.mm of [2, 3] and [3, 4]: 48.
     """
+    name = str(op.overloadpacket)
     known = FORMULAS.get(name)
     if known is None and name.startswith("aten._scaled_dot_product"):
         known = _attention
     if known is not None:
         return known([arg for arg in args if isinstance(arg, Tensor)], output)
-    return output.numel() if isinstance(output, Tensor) and output.is_floating_point() else 0
+    return output.numel() if torch.Tag.pointwise in op.tags and isinstance(output, Tensor) else 0
 
 
 def _product(tensors: list[Tensor], output: Any) -> int:

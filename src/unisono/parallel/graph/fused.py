@@ -73,11 +73,12 @@ class SplitColumns(Split):
         return torch.cat([self.get_submodule(name)(x) for name in self._names], dim=-1)
 
 
-def can_split_heads(module: Any) -> bool:
+def can_split_heads(module: nn.Module) -> bool:
     """Whether SplitHeads computes what `module` does."""
-    if type(module) is not nn.MultiheadAttention:
+    given: Any = module
+    if type(module) is not nn.MultiheadAttention or given.in_proj_weight is None:
         return False
-    return bool(module.in_proj_weight is not None and module.bias_k is None and not module.add_zero_attn)
+    return given.bias_k is None and not given.add_zero_attn
 
 
 class SplitHeads(Split):

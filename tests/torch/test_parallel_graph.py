@@ -1,0 +1,208 @@
+"""What is recorded of a model, and the cut that follows from it. The fast part of the zoo, on two ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import suite
+import unisono.parallel as up
+from loops import each
+from unisono.parallel.graph.proof import prove
+from zoo.own import Encoder, Lstm, Mixer, MultiQuery, Nano, UNet
+
+MATRIX = torch.ones(8, 8)
+IDS = torch.zeros(4, 8, dtype=torch.long)
+
+
+def test_a_linear_layer_is_recorded_with_its_cost_and_uses() -> None:
+    layer = nn.Linear(4, 2)
+    graph = up.capture(layer, torch.ones(3, 4))
+    assert graph.flops == 2 * 3 * 4 * 2
+    assert [node.name for node in graph.nodes] == ["aten.t", "aten.addmm"]
+    assert [use.node for use in graph.uses("weight")] == [0]
+    assert [use.node for use in graph.uses("bias")] == [1]
+    assert graph.values[graph.outputs[0]].shape == (3, 2)
+    assert "test_parallel_graph.py" in graph.nodes[0].line
+
+
+def test_a_module_that_runs_twice_is_one_line_of_the_table() -> None:
+    block = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    lines = str(up.capture(nn.Sequential(block, block), torch.ones(2, 4))).splitlines()
+    (row,) = (line for line in lines if line.startswith("0.0"))
+    assert row.split()[:4] == ["0.0", "Linear", "2", "4"]
+
+
+@dataclass
+class Given:
+    x: Tensor
+    scale: float
+
+
+class Containers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(4, 4), []
+
+    def forward(self, given: Given, more: dict[str, Tensor]) -> dict[str, Any]:
+        self.calls.append(1)
+        hidden = self.layer(given.x) * given.scale
+        for _ in range(3):
+            hidden = hidden + more["y"] if hidden.shape[0] > 1 else hidden
+        return {"hidden": hidden, "pair": (hidden, hidden.sum())}
+
+
+def test_containers_and_python_run_and_the_model_stays_as_it_is() -> None:
+    model = Containers()
+    graph = up.capture(model, (Given(torch.ones(2, 4), 0.5), {"y": torch.ones(4)}))
+    assert [node.name for node in graph.nodes].count("aten.add") == 3
+    assert len(graph.outputs) == 3
+    assert model.calls == []
+    assert model.layer.weight.grad is None
+    assert type(model.layer.weight) is nn.Parameter
+
+
+def test_a_model_on_the_meta_device() -> None:
+    with torch.device("meta"):
+        model = Nano()
+    assert up.capture(model, IDS).flops == up.capture(Nano(), IDS).flops
+
+
+class ReadsValues(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x[x > 0].view(-1, 4))
+
+
+class Raises(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ torch.ones(3, 3)
+
+
+@each(
+    ("model", "says"),
+    [
+        (
+            ReadsValues(),
+            r"ReadsValues does what depends on the values .*_graph.py:\d+: return self.layer\(x\[x",
+        ),
+        (
+            Raises(),
+            r"Raises raises RuntimeError on the sample: .*_graph.py:\d+: return x @ torch.ones\(3, 3\)",
+        ),
+    ],
+)
+def test_what_cannot_be_recorded_names_the_line(model: nn.Module, says: str) -> None:
+    with pytest.raises(up.CaptureError, match=says):
+        up.capture(model, torch.ones(2, 4))
+
+
+def test_a_wrong_argument_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="model is a int, expected an nn.Module"):
+        up.capture(3, torch.ones(2))
+
+
+# ---- cuts ----
+
+
+@each(
+    ("make", "sample", "share", "cut"),
+    [
+        (Nano, IDS, 0.95, {"h.0.attn.c_attn.q.weight": 0, "h.0.attn.c_proj.weight": 1, "wte.weight": 0}),
+        (MultiQuery, IDS, 0.85, {"q.weight": 0, "scale": 0, "o.weight": 1}),
+        (Encoder, IDS, 0.95, {"body.layers.0.self_attn.q.weight": 0, "body.layers.1.linear2.weight": 1}),
+        (Mixer, IDS, 0.9, {"tokens.0.weight": 0, "tokens.2.weight": 1}),
+        (UNet, torch.ones(2, 3, 8, 8), 0.9, {"down2.weight": 0, "mid1.weight": 1}),
+        (Lstm, IDS, 0.1, {}),
+    ],
+)
+def test_what_is_cut(make: Any, sample: Tensor, share: float, cut: dict[str, int]) -> None:
+    found = prove(make(), sample, 2)
+    assert found.proved
+    assert found.parameters[0] >= share * found.parameters[1], str(found)
+    assert cut.items() <= found.dims.items(), str(found)
+
+
+def test_gradients_that_are_sums() -> None:
+    found = prove(MultiQuery(), IDS, 2)
+    assert set(found.sums) == {"q_norm.weight", "q_norm.bias"}
+    assert set(found.enters) == {"k_norm", "v"}
+
+
+class Chain(nn.Module):
+    """Two layers with something between them."""
+
+    def __init__(self, between: Any, width: int = 8) -> None:
+        super().__init__()
+        self.first, self.second, self.between = nn.Linear(4, width), nn.Linear(width, 4), between
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.between(self.first(x)))
+
+
+def written_through_a_view(x: Tensor) -> Tensor:
+    x = x.clone()
+    x.view(-1, 2, 4)[:, 1].copy_(x.view(-1, 2, 4)[:, 0])
+    return x
+
+
+def by_its_size(x: Tensor) -> Tensor:
+    return x / x.shape[-1]
+
+
+def by_its_shape(x: Tensor) -> Tensor:
+    return torch.relu(x) if x.shape[-1] == 8 else torch.tanh(x)
+
+
+@each(
+    ("between", "pair"),
+    [
+        (torch.tanh, True),
+        (lambda x: functional.gelu(x) * 2.0 + 1.0, True),
+        (lambda x: x.view(-1, 2, 4).transpose(1, 2).transpose(1, 2).reshape(-1, 8), True),
+        (lambda x: x.relu_(), True),
+        (lambda x: torch.cat([x, x], 0)[: len(x)], True),
+        (lambda x: x.softmax(-1), False),
+        (lambda x: x - x.mean(-1, keepdim=True), False),
+        (lambda x: x.cumsum(-1), False),
+        (lambda x: x.flip(-1), False),
+        (lambda x: x.roll(1, -1), False),
+        (lambda x: x.view(-1, 4, 2).transpose(1, 2).reshape(-1, 8), False),
+        (lambda x: x * torch.arange(8.0), False),
+        (lambda x: x @ MATRIX, False),
+        (lambda x: x @ torch.ones(8, 8), True),  # ones of another size are ones
+        (lambda x: x + x.sort(-1)[0], False),
+        (lambda x: functional.normalize(x, dim=-1), False),
+        (lambda x: functional.layer_norm(x, (8,)), False),
+        (by_its_size, False),
+        (by_its_shape, False),
+        (written_through_a_view, False),
+    ],
+)
+def test_a_pair_is_cut_where_nothing_between_mixes_features(between: Any, pair: bool) -> None:
+    found = prove(Chain(between), torch.ones(3, 4), 2)
+    assert (found.modules.get("second") == "row") == pair, str(found)
+    assert found.proved
+
+
+def test_what_the_ranks_do_not_divide_is_whole() -> None:
+    assert "first.weight" not in prove(Chain(torch.tanh, width=9), torch.ones(3, 4), 2).dims
+    assert "2 does not divide 9" in str(prove(Chain(torch.tanh, width=9), torch.ones(3, 4), 2))
+
+
+@pytest.mark.timeout(500)
+def test_the_fast_part_of_the_zoo(forks: suite.Forks, tmp_path: Path) -> None:
+    names, plans = "nano,multi-query,encoder,two-losses,dlrm", "tensor,tensor zero=3"
+    for name in names.split(","):
+        (printed, *_) = forks.run(tmp_path, {name: ("zoo.census", 2, [name, plans])}, limit_s=200)[name]
+        words = [line.split("\t")[2] for line in printed.splitlines() if "\t" in line]
+        assert words == ["same", "same"], printed
