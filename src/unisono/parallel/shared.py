@@ -142,8 +142,8 @@ class _Search:
             why = next((why for name, why in again.whole if name in missing), "other sizes or other layers")
             raise ValueError(
                 f"tensor={self._parts}: this batch runs another program of {self._name} than the sample, "
-                f'and cuts "{what}" otherwise: {why}. Write parallelize(..., sample=inputs), with the inputs of '
-                "a batch"
+                f'and cuts "{what}" otherwise: {why}. Write parallelize(..., sample=inputs), with the inputs '
+                "of a batch"
             )
         self._proved.append(kinds)
 
