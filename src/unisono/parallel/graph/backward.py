@@ -32,6 +32,10 @@ class Chosen(Protocol):
         """The chosen indices of a value."""
         ...
 
+    def first(self, indices: set[Index]) -> Index:
+        """Of some chosen indices, that of the first parameter."""
+        ...
+
 
 class Backward:
     """Where gradients are parts: of what is whole, and is used with values that are cut.
@@ -116,7 +120,7 @@ class Backward:
                 uses.add(False)
             elif produced or summed:
                 uses.add(True)
-                self._why.setdefault(ref.value, (next(iter(produced or summed)), node.line))
+                self._why.setdefault(ref.value, (choice.first(produced or summed), node.line))
             else:
                 for part in parts:
                     uses.add(part)

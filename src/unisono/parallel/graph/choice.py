@@ -149,7 +149,8 @@ class Choice:
 
     def _choose(self) -> Cut:
         work, together = self._work(), self._together()
-        held = {index.root() for _, _, index in self._held}
+        held = dict.fromkeys(index.root() for _, _, index in self._held)  # in the order of the parameters
+        self._order = {index: place for place, index in enumerate(held)}
         ends = {index for each in self.rules.contractions for index in roots([each.dim])} | self._hinted()
         for index in sorted(
             (index for index in held if not index.why), key=lambda index: -work.get(index, 0)
@@ -206,6 +207,10 @@ class Choice:
             for index in inside:
                 found[index] = found.get(index, 0) + node.flops
         return found
+
+    def first(self, indices: set[Index]) -> Index:
+        """Of some chosen indices, that of the first parameter."""
+        return min(indices, key=lambda index: self._order[index])
 
     def runs(self, path: str) -> bool:
         """Whether the module at `path` is called."""
@@ -305,7 +310,7 @@ class Choice:
                 here = {index for number in node.outputs if number is not None for index in self.cuts(number)}
                 here |= {index for ref in refs(node.args) for index in self.cuts(ref.value)}
                 if bool(here) != own:
-                    index = next(iter(here or self.chosen))
+                    index = self.first(here or self.chosen)
                     raise Refusal(
                         index, f"random numbers are drawn for whole values beside cut ones, at {node.line}"
                     )
