@@ -219,7 +219,7 @@ class _Local(Forward):
             seen[leaf] = self._part(leaf, dim)
         bias = self._module._parameters.get("bias") if self._kind == "row" else None
         if bias is not None:
-            seen["bias"] = _Once.apply(bias, self._place == 0)
+            seen["bias"] = _Share.apply(bias, self._parts)
         try:
             yield
         finally:
@@ -294,12 +294,12 @@ class _Leave(torch.autograd.Function):
         return grad, None, None
 
 
-class _Once(torch.autograd.Function):
-    """A bias that one rank adds; all of them get its gradient."""
+class _Share(torch.autograd.Function):
+    """A rank's share of a bias, which all of them add; each gets its whole gradient."""
 
     @staticmethod
-    def forward(_ctx: Any, value: Tensor, here: bool) -> Tensor:
-        return value.clone() if here else torch.zeros_like(value)
+    def forward(_ctx: Any, value: Tensor, parts: int) -> Tensor:
+        return value / parts
 
     @staticmethod
     def backward(_ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
