@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from unisono.torch_internals.fake import arguments_of
+
 from .backward import Backward, Refusal
 from .cut import Cut
 from .fused import can_split_heads
@@ -358,6 +360,6 @@ def _drops(node: Node) -> bool:
         return False
     return any(
         given
-        for argument, given in zip(node.op._schema.arguments, node.args, strict=False)
+        for argument, given in zip(arguments_of(node.op), node.args, strict=False)
         if argument.name == "dropout_p"
     )
