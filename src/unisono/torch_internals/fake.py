@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode as OperatorMode
+
 from .probe import PrivateName, find, need
 
-__all__ = ["NAMES", "fake_mode", "is_about_data"]
+__all__ = ["NAMES", "OperatorMode", "arguments_of", "fake_mode", "is_about_data", "memory_of"]
 
 NAMES = {
     "mode": PrivateName(
@@ -30,6 +33,17 @@ NAMES = {
 def fake_mode() -> Any:
     """Make a mode under which every new tensor has a shape and no values."""
     return need(NAMES["mode"])(allow_non_fake_inputs=True)
+
+
+def arguments_of(op: Any) -> Any:
+    """The arguments of an operator, with what it writes into."""
+    return op._schema.arguments
+
+
+def memory_of(tensor: Tensor) -> tuple[Any, int]:
+    """The storage of a tensor, and a number that is equal for tensors that share it."""
+    storage: Any = tensor.untyped_storage()
+    return storage, storage._cdata
 
 
 def is_about_data(error: BaseException) -> bool:

@@ -122,7 +122,7 @@ def check_masks_for_whole_values_in_a_cut_region_are_refused(folder: Path) -> No
     ):
         run.step(batch)
     run = up.parallelize(seeded(Parallel), up.Plan(tensor=2), optimizer=adamw, loss=loss)
-    assert "random numbers are drawn for whole values beside cut ones" in str(run.cut)
+    assert run.cut.modules.get("fc2") != "row", str(run.cut)
     run.step(batch)
     assert apart(run) == 0
     same(up.Plan(tensor=2), lambda: Parallel().eval(), models.vector_batches(3, 8), functional.cross_entropy)

@@ -21,9 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from unisono.torch_internals.fake import fake_mode, is_about_data
+from unisono.torch_internals.fake import OperatorMode, fake_mode, is_about_data, memory_of
 
 from .cost import flops_of
 from .program import Call, Frame, Graph, Node, Ref, Value
@@ -206,8 +205,8 @@ class Recorder:
 
     def _new(self, tensor: Tensor, kind: str, *, node: int = -1, name: str = "") -> int:
         number = len(self.graph.values)
-        storage = tensor.untyped_storage()
-        shared = self._storages.setdefault(storage._cdata, (storage, number))[1]
+        storage, key = memory_of(tensor)
+        shared = self._storages.setdefault(key, (storage, number))[1]
         self.graph.values.append(
             Value(
                 number, kind, tuple(tensor.shape), tensor.dtype, tensor.requires_grad, shared, node, name
@@ -249,7 +248,7 @@ class Recorder:
         )
 
 
-class _Operators(TorchDispatchMode):
+class _Operators(OperatorMode):
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self._recorder = recorder

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from unisono.torch_internals.fake import arguments_of
+
 from .backward import Backward, Refusal
 from .cut import Cut
 from .fused import can_split_heads
@@ -64,13 +66,14 @@ class Choice:
         self._modules = dict(model.named_modules())
         self._owners: dict[str, list[str]] = {}  # name of a parameter -> modules that have it
         self._first: dict[int, str] = {}
-        named = [
-            *model.named_parameters(remove_duplicate=False),
-            *model.named_buffers(remove_duplicate=False),
-        ]
-        for name, value in named:
-            path = name.rpartition(".")[0]
-            self._owners.setdefault(self._first.setdefault(id(value), name), []).append(path)
+        for path, module in self._modules.items():
+            own = [
+                *module.named_parameters(recurse=False, remove_duplicate=False),
+                *module.named_buffers(recurse=False, remove_duplicate=False),
+            ]
+            for leaf, value in own:
+                name = self._first.setdefault(id(value), f"{path}.{leaf}".lstrip("."))
+                self._owners.setdefault(name, []).append(path)
         self._held = [  # (name, dim, index) of every dim of parameters and buffers
             (name, dim, next(iter(found)))
             for name, number in graph.names.items()
@@ -358,6 +361,6 @@ def _drops(node: Node) -> bool:
         return False
     return any(
         given
-        for argument, given in zip(node.op._schema.arguments, node.args, strict=False)
+        for argument, given in zip(arguments_of(node.op), node.args, strict=False)
         if argument.name == "dropout_p"
     )

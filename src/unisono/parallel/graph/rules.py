@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from unisono.parallel.layouts.operators import groups_of
+from unisono.torch_internals.fake import arguments_of
 
 from .indices import Dim, Dims, block, block_all, join, mark, one, regrouped, size_of
 from .program import Graph, Node, Ref, Value
@@ -141,7 +142,7 @@ class Rules:
                     block_all([*self.dims[value.number], *self.dims[written]], why)
 
     def _note_writes(self, node: Node) -> None:
-        for argument, given in zip(node.op._schema.arguments, node.args, strict=False):
+        for argument, given in zip(arguments_of(node.op), node.args, strict=False):
             if argument.alias_info is not None and argument.alias_info.is_write and isinstance(given, Ref):
                 written = next((number for number in node.outputs if number is not None), given.value)
                 value = self.graph.values[given.value]
