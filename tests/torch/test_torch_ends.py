@@ -1,0 +1,33 @@
+"""Every way to end a process in every state of a process group, as tests/conformance/test_process_ends.py."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import ranks
+import suite
+from effort import times
+
+PROGRAM = suite.HERE / "programs" / "ends_with_a_group.py"
+ROUNDS = times(usual=1, long=100)
+LIMIT_S = 110 + 15 * ROUNDS
+
+
+@pytest.mark.timeout(LIMIT_S + 10)
+@pytest.mark.parametrize("backend", ["unisono", "gloo"])
+def test_a_process_with_a_process_group_ends_as_python_ends_it(backend: str) -> None:
+    """PyTorch's frames on a daemon thread met Python's end: SIGABRT."""
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), str(ROUNDS), backend],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ranks.HERE), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("0 of "), done.stdout
