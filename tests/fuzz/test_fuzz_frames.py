@@ -82,10 +82,12 @@ def test_a_bad_frame_ends_the_group_and_its_sender_is_named(kind: str, frame: by
 def test_large_unexpected_messages_wait_in_their_sender(per_host: int | None, lending: bool) -> None:
     """Forty megabytes fit, two hundred do not; all arrive once they are asked for."""
     count, numel = 20, 10 << 17  # 10 MiB each
+    # Before the group: no rank waits while the kernel finds this memory, which took 15 s on a busy machine.
+    messages = [np.full(numel, float(number)) for number in range(count)]
 
     def work(group: un.Group) -> int:
         if group.rank == 0:
-            sends = [group.isend(np.full(numel, float(number)), 1) for number in range(count)]
+            sends = [group.isend(message, 1) for message in messages]
             group.barrier()
             waiting = sum(not one.done() for one in sends)
             group.barrier()
