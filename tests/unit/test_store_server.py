@@ -6,8 +6,10 @@ import contextlib
 import os
 import resource
 import socket
+import sys
 import threading
 import time
+import types
 from collections.abc import Iterator
 
 import pytest
@@ -16,7 +18,9 @@ from hypothesis import strategies as st
 
 import inside
 from ports import reserved
+from unisono.engine.group.external_init import meeting_over_mpi
 from unisono.engine.store import StoreServer, TCPStore, ops, wire
+from unisono.engine.store.address import listen, reserve
 from unisono.errors import StoreError
 
 HELLO = wire.Hello(wire.MAGIC, wire.VERSION, "", "me")
@@ -271,3 +275,29 @@ def test_alarms_of_finished_waits_are_forgotten(server: StoreServer, client: TCP
     alarms, waiters = inside.waits_of(server)
     assert alarms < 100
     assert waiters == 0
+
+
+def test_a_reserved_port_is_given_to_nobody_by_chance_and_can_be_listened_on() -> None:
+    with reserve("127.0.0.1") as held:
+        port = held.getsockname()[1]
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        with listen("127.0.0.1", port) as listening:
+            assert listening.getsockname()[1] == port
+
+
+def test_rank_0_keeps_the_port_that_mpi_hands_out_until_all_have_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was closed before: another program could get it."""
+    alone = types.SimpleNamespace(
+        allgather=lambda host: [host], bcast=lambda offer: offer, Get_rank=lambda: 0, Get_size=lambda: 1
+    )
+    module = types.ModuleType("mpi4py.MPI")
+    module.COMM_WORLD = alone  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mpi4py", types.ModuleType("mpi4py"))
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", module)
+    with meeting_over_mpi() as (url, _), socket.socket() as other:
+        port = int(url.partition("?")[0].rpartition(":")[2])
+        with pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
