@@ -209,9 +209,10 @@ def ended(running: Running) -> Iterator[str]:
 def main() -> None:
     rounds, *backends = sys.argv[1:]
     cases = list(itertools.product(backends or BACKENDS, STATES, ENDINGS, range(int(rounds))))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     gc.freeze()  # at their end processes need not look through all that PyTorch has made
     running: Running = {}
-    waiting, wrong = iter(cases), list[str]()
+    waiting, wrong = iter(cases), 0
     left = len(cases)
     while left:
         case = started(waiting, running)
@@ -221,9 +222,11 @@ def main() -> None:
             end(ending)
             return
         before = len(running)
-        wrong.extend(ended(running))
+        for text in ended(running):
+            wrong += 1
+            print(text, flush=True)
         left -= before - len(running)
-    print(f"{len(wrong)} of {len(cases)} ended otherwise", *wrong[:5], sep="\n")
+    print(f"{wrong} of {len(cases)} ended otherwise")
 
 
 main()
