@@ -38,6 +38,7 @@ __all__ = ["join", "run"]
 
 GRACE_S = 1.0
 """Time for the other ranks to end by themselves after the first failure."""
+ASK_S = 10.0  # for an answer to who is missing: on a busy machine Ray may still be starting the actor
 AGAIN_S = 0.02
 """The pause between two checks of a name that an earlier rendezvous still uses."""
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
@@ -79,9 +80,8 @@ def run(
     arguments = (tuple(listed(args, "args")), _mapping(kwargs, "kwargs"))
     need = _needs(num_cpus, num_gpus, resources)
     if text(placement_strategy, "placement_strategy") not in STRATEGIES:
-        raise ValueError(
-            f"placement_strategy is {placement_strategy!r}, expected one of {', '.join(STRATEGIES)}"
-        )
+        known = ", ".join(STRATEGIES)
+        raise ValueError(f"placement_strategy is {placement_strategy!r}, expected one of {known}")
     options = {"runtime_env": _mapping(runtime_env, "runtime_env") or None}
     timeout_s = seconds(timeout, env.read(strict=False).timeout_s)
     flag(reproducible, "reproducible")
@@ -225,28 +225,28 @@ def _meet(
         except gone:  # its maker has left: it had finished an earlier meeting, or given up
             pass
         except ray.exceptions.GetTimeoutError:
-            missing = [other for other in _missing(ray, board) if other != rank]
-            raise _too_few(name, rank, size, timeout_s, missing) from None
+            raise _too_few(name, rank, size, timeout_s, _missing(ray, board)) from None
         if time.monotonic() >= deadline:
             raise _too_few(name, rank, size, timeout_s, [])
         time.sleep(AGAIN_S)
 
 
-def _missing(ray: Any, board: Any) -> list[int]:
+def _missing(ray: Any, board: Any) -> list[int] | None:
     try:
-        return list(ray.get(board.missing.remote(), timeout=GRACE_S))
-    except ray.exceptions.RayError:
-        return []
+        return list(ray.get(board.missing.remote(), timeout=ASK_S))
+    except ray.exceptions.RayError as error:
+        return None if isinstance(error, ray.exceptions.GetTimeoutError) else []  # []: it has ended
 
 
-def _too_few(name: str, rank: int, size: int, timeout_s: float, missing: list[int]) -> RendezvousError:
+def _too_few(name: str, rank: int, size: int, timeout_s: float, absent: list[int] | None) -> RendezvousError:
+    missing = [other for other in absent or () if other != rank]
     some = ", ".join(map(str, missing[:16])) + (", ..." if len(missing) > 16 else "")
-    absent = f"missing rank{'s' if len(missing) > 1 else ''} {some}" if missing else "others gave up earlier"
+    why = "others gave up earlier" if absent is not None else "Ray has not started the actor where they meet"
     return RendezvousError(
         message(
             f"the {size} ranks of the group {name!r} did not come together within {timeout_s:g} s",
             where=f"as seen by rank {rank}",
-            observed=absent,
+            observed=f"missing rank{'s' if len(missing) > 1 else ''} {some}" if missing else why,
             remedy="See whether their actors run and call join with this name, or raise the timeout.",
         ),
         missing=tuple(missing),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -107,3 +108,33 @@ def test_a_cluster_that_is_too_small_is_told_at_once(removed: list[str]) -> None
     ):
         unisono.ray.run(train, 4, timeout=300)
     assert removed == ["ours", "ours"]
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        ("GetTimeoutError", "Ray has not started the actor where they meet"),
+        ("RayError", "others gave up earlier"),
+    ],
+)
+def test_without_an_answer_no_rank_is_called_missing(
+    monkeypatch: pytest.MonkeyPatch, error: str, text: str
+) -> None:
+    """The actor where ranks meet had not begun, and the text said that others had given up."""
+    exceptions = SimpleNamespace(RayError=type("RayError", (Exception,), {}))
+    for name in ("GetTimeoutError", "ActorDiedError", "ActorUnavailableError"):
+        setattr(exceptions, name, type(name, (exceptions.RayError,), {}))
+    answers = iter([exceptions.GetTimeoutError(), getattr(exceptions, error)()])
+
+    def get(*_: object, **__: object) -> None:
+        raise next(answers)
+
+    board = MagicMock()
+    ray = SimpleNamespace(
+        remote=lambda _: board, get=get, exceptions=exceptions, is_initialized=lambda: True, util=MagicMock()
+    )
+    for name, module in (("ray", ray), ("ray.util", ray.util), ("ray.util.scheduling_strategies", ray.util)):
+        monkeypatch.setitem(sys.modules, name, module)
+    with pytest.raises(RendezvousError, match=text) as raised:
+        unisono.ray.join("learners", rank=1, world_size=2, timeout=0.01)
+    assert raised.value.missing == ()
