@@ -70,7 +70,7 @@ class Learner:
     """An actor of a user, who makes the group."""
 
     def join(self, name: str, rank: int, size: int) -> None:
-        self.world = unisono.ray.join(name, rank=rank, world_size=size, timeout=30)
+        self.world = unisono.ray.join(name, rank=rank, world_size=size, timeout=120)
 
     def ring(self) -> np.ndarray[Any, Any]:
         x = np.full((3, 4), self.world.rank + 1.0, np.float32)
