@@ -60,6 +60,13 @@ struct TerminateHandler {
   }
 };
 
+// Nanobind catches everything that leaves a bound function. The unwinding of pthread_exit is no exception of
+// C++, and nanobind would rethrow nothing: SIGSEGV.
+void stop_at_no_exception(const std::exception_ptr& caught, void*) {
+  while (!caught) pause();
+  std::rethrow_exception(caught);
+}
+
 SetTerminate of_process() {
   void* const library = dlopen("libstdc++.so.6", RTLD_LAZY | RTLD_NOLOAD);
   return library == nullptr ? nullptr
@@ -69,6 +76,8 @@ SetTerminate of_process() {
 }  // namespace
 
 void stop_threads_at_the_end() {
+  static const bool registered = (nanobind::register_exception_translator(stop_at_no_exception), true);
+  (void)registered;
   TerminateHandler<0>::install(std::set_terminate);
   if (const SetTerminate set = of_process()) TerminateHandler<1>::install(set);
 }
